@@ -1,0 +1,83 @@
+"""The single entrypoint: `python -m dflash_mcmc`, or `dflash-mcmc`.
+
+Exit codes: 0 done; 2 something to mend in the command, the configuration or the files; 130 stopped with Ctrl-C.
+DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise told in one line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from dflash_mcmc.cli import check_command, config_folder, prepare
+from dflash_mcmc.config import to_config
+from dflash_mcmc.errors import UserError
+
+_HINT = "nothing recorded is lost: run the same command again and it goes on from there"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    sys.exit(guarded(lambda: _main(arguments)))
+
+
+def guarded(program) -> int:
+    """Exit code of a program whose user errors are one line each."""
+    try:
+        program()
+        return 0
+    except UserError as error:
+        if os.environ.get("DFLASH_MCMC_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nstopped; {_HINT}", file=sys.stderr)
+        return 130
+
+
+def _main(arguments: list[str]) -> None:
+    # Tokenizers warns once the grader has forked helpers; the threads it would use are of no use here.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    prepare()
+    check_command(arguments)
+    folders: list[Path] = []
+
+    def task(composed: DictConfig) -> float | None:
+        from dflash_mcmc.run import execute
+
+        result = execute(to_config(composed))
+        drawn = f"{result.num_new} new samples" if result.num_new else "complete before, nothing drawn"
+        print(f"{result.folder}: {drawn}")
+        folders.append(result.folder)
+        return result.summary.get("accuracy")
+
+    sys.argv = [sys.argv[0], *arguments]
+    wrapped = hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(_reraised(task))
+    wrapped()
+    if folders:
+        from dflash_mcmc.report.table import overall
+
+        print("\n" + overall(list(dict.fromkeys(folders))))
+
+
+def _reraised(task):
+    """Hydra would print a traceback for an Exception; a SystemExit passes through it."""
+    def wrapper(composed: DictConfig) -> float | None:
+        try:
+            return task(composed)
+        except UserError as error:
+            if os.environ.get("DFLASH_MCMC_TRACEBACK"):
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+    return wrapper
+
+
+if __name__ == "__main__":
+    main()

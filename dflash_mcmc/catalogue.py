@@ -1,0 +1,74 @@
+"""`python -m dflash_mcmc.catalogue`: every option of every group, with its meaning and its file; with a group, its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from pathlib import Path
+
+from dflash_mcmc.cli import config_folder
+from dflash_mcmc.errors import UserError, did_you_mean
+from dflash_mcmc.fields import spec_of
+from dflash_mcmc.registry import components
+
+
+def options() -> dict[str, dict[str, tuple[str, Path]]]:
+    """Group -> option -> (meaning, file): the first comment line of each file of `conf/`."""
+    listed: dict[str, dict[str, tuple[str, Path]]] = {}
+    for file in sorted(config_folder().glob("*/*.yaml")):
+        comments = [line.lstrip("# ").strip() for line in file.read_text().splitlines()
+                    if line.startswith("#") and "@package" not in line]
+        listed.setdefault(file.parent.name, {})[file.stem] = (comments[0] if comments else "", file)
+    return listed
+
+
+def print_options() -> None:
+    """All groups and options."""
+    for group, entries in options().items():
+        print(f"{group}")
+        width = max(map(len, entries))
+        for name, (meaning, file) in entries.items():
+            print(f"  {name:<{width}}  {meaning}  [{_short(file)}]")
+    print("\nfields of a group: python -m dflash_mcmc.catalogue GROUP")
+
+
+def print_fields(group: str) -> None:
+    """The fields of every component of a group."""
+    found = components(group)
+    for component in found.values():
+        print(f"{group}/{component.name}: {component.summary}  [{_short(Path(component.file))}:{component.line}]")
+        types = typing.get_type_hints(component.cls)
+        for field in dataclasses.fields(component.cls):
+            spec = spec_of(field)
+            print(f"  {field.name:<20} {spec.role:<9} {spec.describe(types[field.name])}: {spec.help}")
+
+
+def main() -> None:
+    """Prints what is asked for."""
+    from dflash_mcmc.__main__ import guarded
+
+    sys.exit(guarded(_main))
+
+
+def _main() -> None:
+    if len(sys.argv) == 1:
+        print_options()
+        return
+    from dflash_mcmc.registry import GROUPS
+
+    for group in sys.argv[1:]:
+        if group not in GROUPS:
+            raise UserError(f"unknown group {group!r}{did_you_mean(group, GROUPS)}; allowed: {', '.join(GROUPS)}")
+        print_fields(group)
+
+
+def _short(file: Path) -> str:
+    try:
+        return str(file.relative_to(Path.cwd()))
+    except ValueError:
+        return str(file)
+
+
+if __name__ == "__main__":
+    main()

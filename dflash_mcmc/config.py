@@ -1,0 +1,165 @@
+"""The typed configuration of a run, its checks and its identity. Nothing here touches a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.fields import check_bounds, identity, runtime, spec_of, walk
+from dflash_mcmc.registry import GROUPS, load_all, name_of
+
+Root = TypeVar("Root")
+PACKAGE = Path(__file__).resolve().parent
+IDENTITY_VERSION = 1
+"""Raised when the meaning of a field changes, so that old records are not continued under the new one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Paths:
+    """Where things lie."""
+
+    outputs: str = runtime("folder that the run folders are made in")
+    assets: str = runtime("folder of what ships with the package: the embedded model")
+
+
+@dataclass(slots=True, kw_only=True)
+class Condition:
+    """A named pair of sampler and blend: a row of the published tables."""
+
+    name: str | None = runtime("label of the run in tables and folders; null names it by its sampler and blend")
+    sampler: str | None = runtime("sampler that the condition stands for")
+    blend: str | None = runtime("blend that the condition stands for")
+
+
+@dataclass(slots=True, kw_only=True)
+class Config:
+    """One run: a condition on a dataset with a model."""
+
+    experiment: str = runtime("name of the folder of runs, and the group in the tracker")
+    condition: Condition = dataclasses.field(default_factory=Condition)
+    seed: int = identity("of all randomness")
+    num_chains: int = runtime("samples of each problem; may be raised later", ge=1)
+    model: Any = MISSING
+    sampler: Any = MISSING
+    blend: Any = MISSING
+    dataset: Any = MISSING
+    grader: Any = MISSING
+    hardware: Any = MISSING
+    tracker: Any = MISSING
+    paths: Paths = dataclasses.field(default_factory=Paths)
+
+    def label(self) -> str:
+        """The run's name in tables: its condition, or what it is made of."""
+        if self.condition.name:
+            return self.condition.name
+        blend = name_of(self.blend)
+        return name_of(self.sampler) if blend == "none" else f"{blend}_{name_of(self.sampler)}"
+
+
+def store_schemas() -> None:
+    """Registers the schemas of all components and of the root with Hydra."""
+    load_all()
+    ConfigStore.instance().store(group="schema", name="config", node=Config, provider="dflash_mcmc")
+
+
+def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
+    """The typed object of a composed configuration, each field within its bounds. Raises UserError, of one line."""
+    _refuse_unknown_and_missing(composed, cls, "")
+    try:
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise UserError(" ".join(str(error).split())) from error
+    check_bounds(config)
+    return config
+
+
+def to_config(composed: DictConfig) -> Config:
+    """The typed configuration of a run, checked as a whole. Raises UserError, of one line."""
+    config = to_typed(composed, Config)
+    _check_condition(config)
+    for group in GROUPS:
+        component = getattr(config, group)
+        if hasattr(component, "check"):
+            component.check(config)
+    return config
+
+
+def field_of(name: str, composed: DictConfig) -> tuple[dataclasses.Field, object] | None:
+    """The field that a dotted name stands for in a composed configuration, and its declared type."""
+    parent, _, last = name.rpartition(".")
+    node = OmegaConf.select(composed, parent) if parent else composed
+    cls = OmegaConf.get_type(node) if node is not None else None
+    if not dataclasses.is_dataclass(cls):
+        return None
+    types = typing.get_type_hints(cls)
+    return next(((field, types[last]) for field in dataclasses.fields(cls) if field.name == last), None)
+
+
+def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> None:
+    known = [field.name for field in dataclasses.fields(cls)]
+    for key in node:
+        if key not in known:
+            raise unknown_field(f"{prefix}{key}", known)
+    types = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        spec = spec_of(field)
+        if OmegaConf.is_missing(node, field.name):
+            allowed = spec.describe(types[field.name]) if spec else f"an option of the group, {field.name}=..."
+            raise UserError(f"{prefix}{field.name}: not given; allowed: {allowed}")
+        child = OmegaConf.select(node, field.name)
+        if isinstance(child, DictConfig):
+            _refuse_unknown_and_missing(child, OmegaConf.get_type(child), f"{prefix}{field.name}.")
+
+
+def unknown_field(name: str, known: list[str]) -> UserError:
+    """The error for a key that no schema has."""
+    parent, _, last = name.rpartition(".")
+    fields = ", ".join(known) or "none"
+    return UserError(f"{name}: unknown field{did_you_mean(last, known)}; allowed{' in ' + parent if parent else ''}: {fields}")
+
+
+def _check_condition(config: Config) -> None:
+    for group in ("sampler", "blend"):
+        stands_for, chosen = getattr(config.condition, group), name_of(getattr(config, group))
+        if stands_for is not None and stands_for != chosen:
+            raise ConfigError(group, chosen, f"{stands_for!r}, which condition={config.condition.name} stands for; or leave "
+                              "the condition out")
+
+
+def identity_of(config: Config) -> dict[str, object]:
+    """What can change an output: every identity field, the component names, and the content of model and dataset."""
+    values: dict[str, object] = {"version": IDENTITY_VERSION}
+    values.update({group: name_of(getattr(config, group)) for group in GROUPS if group not in ("hardware", "tracker")})
+    values.update({name: value for name, field, _, value in walk(config) if spec_of(field).role == "identity"})
+    values["model.content"] = config.model.fingerprint()
+    values["dataset.content"] = config.dataset.fingerprint()
+    return values
+
+
+def identity_hash(config: Config) -> str:
+    """Twelve hexadecimal digits of the identity."""
+    text = json.dumps(identity_of(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def run_folder(config: Config) -> Path:
+    """`outputs/<experiment>/<label>-<identity>`."""
+    return Path(config.paths.outputs) / config.experiment / f"{config.label()}-{identity_hash(config)}"
+
+
+def plain(config: Config) -> dict[str, object]:
+    """Nested dictionaries of the configuration's values, with the name of each component."""
+    values = dataclasses.asdict(config)
+    for group in GROUPS:
+        values[group] = {"name": name_of(getattr(config, group)), **values[group]}
+    return values

@@ -1,0 +1,228 @@
+"""`dataset=arith`: generated multi-step word problems with worked solutions; what `model=tiny` is trained on.
+
+A problem is a start count and a few events on it; its level is the number of arithmetic operations, 1 to 5. The same
+problem has many correct solutions: an operation can be worked in full (`7*24=140+28=168`), done at once (`7*24=168`) or
+merged with the next one (`47+7*24=215`), products can be worked first or as they come, and the answer can be given
+without any work. A small model does these with very different reliability, which is what makes the choice between
+them worth sampling over: the power distribution p^alpha weighs a whole solution, a low temperature only the next token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from dflash_mcmc.dataset import check_prompt, content_hash
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key, Stream
+from dflash_mcmc.types import Problem
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+
+LEVELS = (1, 2, 3, 4, 5)
+NUM_TEST_BUCKETS = 16
+"""One in so many problems belongs to the test split, by a hash of its numbers and operations."""
+
+NUM_TEST_PROBLEMS = 300
+_TEST_SEED = 2026
+_LARGEST = 9999
+# How often a solution takes each way. None of them dominates, and the one that a greedy decoder prefers (a product at
+# once) is not the reliable one (a product in full): so accuracy is decided by how one samples.
+_WITHOUT_WORK = 0.30
+_MERGED_PRODUCT = 0.25
+_MERGED_SUM = 0.30
+_WORKED_IN_FULL = 0.36
+_PEOPLE = ("Ann", "Ben", "Cara", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ida", "Jon", "Kim", "Leo")
+_THINGS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps", "stones", "tickets")
+_OPENERS = ("First ", "We have ", "Start with ", "")
+_LINKS = (" Then ", " Next ", " Now ", " So ")
+_CLOSERS = (" The answer is ", " Answer: ")
+
+
+@register("dataset", "arith")
+@dataclass(slots=True, kw_only=True)
+class Arith:
+    """300 generated word problems of five levels, disjoint from the embedded model's training problems."""
+
+    limit: int | None = runtime("first so many problems, the levels in turn; null takes all 300", ge=1)
+    max_new_tokens: int = identity("longest answer in tokens", ge=1)
+    prompt: str = identity("what is asked; {question} stands for the problem")
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError."""
+        check_prompt(self.prompt)
+
+    def problems(self) -> list[Problem]:
+        """The test problems up to the limit."""
+        return _test_problems()[: self.limit]
+
+    def fingerprint(self) -> str:
+        """Hash of all test problems, whatever the limit."""
+        return content_hash(_test_problems())
+
+
+def _test_problems() -> list[Problem]:
+    problems = []
+    for index in range(NUM_TEST_PROBLEMS):
+        level = LEVELS[index % len(LEVELS)]
+        made = make_problem(Key(_TEST_SEED).fold_in("test", index), level, "test")
+        problems.append(Problem(f"arith-{index:03d}", made.question, str(made.answer), level, "arithmetic"))
+    return problems
+
+
+class Event(NamedTuple):
+    """One change of the running count: `count = count sign (times * number)`, or a scaling, or a final split."""
+
+    kind: str
+    """`plain` (count + or - number), `boxes` (count + or - times * number), `scale` (count * number), `split` (/ number)."""
+    sign: str
+    times: int
+    number: int
+
+    @property
+    def num_operations(self) -> int:
+        return 2 if self.kind == "boxes" else 1
+
+    def apply(self, count: int) -> int:
+        amount = self.times * self.number if self.kind == "boxes" else self.number
+        return {"+": count + amount, "-": count - amount, "*": count * amount, "/": count // amount}[self.sign]
+
+
+class WordProblem(NamedTuple):
+    """A generated problem: its text, its answer and what is needed to write solutions of it."""
+
+    question: str
+    answer: int
+    level: int
+    start: int
+    events: tuple[Event, ...]
+
+    @property
+    def split(self) -> str:
+        """`test` or `train`, by a hash of the numbers and operations: the wording cannot move a problem over."""
+        numbers = repr((self.start, [tuple(event) for event in self.events])).encode()
+        return "test" if hashlib.blake2b(numbers, digest_size=8).digest()[0] % NUM_TEST_BUCKETS == 0 else "train"
+
+
+def make_problem(key: Key, level: int, split: str) -> WordProblem:
+    """The problem of this key, level (1 to 5) and split (`train` or `test`): redrawn until it falls into the split."""
+    for attempt in range(10_000):
+        stream = Stream(key.fold_in("problem", level, attempt))
+        problem = _draw_problem(stream, level)
+        if problem is not None and problem.split == split:
+            return problem
+    raise ValueError(f"no problem of level {level} found for the split {split!r}")
+
+
+def make_solution(key: Key, problem: WordProblem) -> str:
+    """One of the many correct solutions of the problem, its style drawn from the key. Ends in `\\boxed{answer}.`"""
+    stream = Stream(key.fold_in("solution"))
+    closing = stream.choice(_CLOSERS) + f"\\boxed{{{problem.answer}}}."
+    if stream.uniform() < _WITHOUT_WORK / problem.level:
+        return closing.strip()
+    sentences = _work(stream, problem)
+    text = stream.choice(_OPENERS) + sentences[0]
+    for sentence in sentences[1:]:
+        text += stream.choice(_LINKS) + sentence
+    return text + closing
+
+
+def _draw_problem(stream: Stream, level: int) -> WordProblem | None:
+    person, thing = stream.choice(_PEOPLE), stream.choice(_THINGS)
+    start = stream.integer(12, 99)
+    count, events = start, []
+    while (left := level - sum(event.num_operations for event in events)) > 0:
+        event = _draw_event(stream, count, left)
+        if event is None:
+            return None
+        events.append(event)
+        count = event.apply(count)
+        if not 0 < count <= _LARGEST:
+            return None
+    return WordProblem(_tell(stream, person, thing, start, events), count, level, start, tuple(events))
+
+
+def _draw_event(stream: Stream, count: int, operations_left: int) -> Event | None:
+    kinds = {"plain": 0.35, "scale": 0.15, "boxes": 0.40 if operations_left >= 2 else 0.0,
+             "split": 0.25 if operations_left == 1 else 0.0}
+    kind = stream.choice(list(kinds), list(kinds.values()))
+    if kind == "plain":
+        return Event(kind, stream.choice("+-"), 1, stream.integer(11, 99))
+    if kind == "boxes":
+        return Event(kind, stream.choice("+-", (0.65, 0.35)), stream.integer(3, 19), stream.integer(12, 98))
+    if kind == "scale":
+        return Event(kind, "*", 1, stream.integer(2, 9))
+    divisors = [d for d in range(2, 13) if count % d == 0]
+    return Event(kind, "/", 1, stream.choice(divisors)) if divisors else None
+
+
+def _tell(stream: Stream, person: str, thing: str, start: int, events: list[Event]) -> str:
+    told = [f"{person} has {start} {thing}."]
+    for event in events:
+        number, times = event.number, event.times
+        told.append(stream.choice({
+            "plain+": (f"{person} buys {number} more.", f"{person} finds {number} more."),
+            "plain-": (f"{person} gives away {number}.", f"{person} loses {number}."),
+            "boxes+": (f"{person} buys {times} boxes of {number}.", f"{person} gets {times} bags of {number}."),
+            "boxes-": (f"{person} sells {times} boxes of {number}.", f"{person} gives away {times} bags of {number}."),
+            "scale*": (f"The number grows to {number} times as many.", f"It becomes {number} times as much."),
+            "split/": (f"They are shared equally by {number} friends.", f"They go equally into {number} jars."),
+        }[event.kind + event.sign]))
+    who = "each get" if events[-1].kind == "split" else f"{person} have"
+    told.append(f"How many {thing} does {who}?")
+    return " ".join(told)
+
+
+def _work(stream: Stream, problem: WordProblem) -> list[str]:
+    """The sentences of a worked solution, without opener, links and closing."""
+    sentences: list[str] = []
+    products_first = stream.uniform() < 0.3 and sum(event.kind == "boxes" for event in problem.events) > 0
+    if products_first:
+        sentences += [_product(stream, event) for event in problem.events if event.kind == "boxes"]
+    count, merged = problem.start, ""
+    for index, event in enumerate(problem.events):
+        left = merged or str(count)
+        count, merged = event.apply(count), ""
+        amount = event.number
+        if event.kind == "boxes":
+            amount = event.times * event.number
+            merge_product = not products_first and stream.uniform() < _MERGED_PRODUCT
+            if merge_product:
+                sentences.append(f"{left}{event.sign}{event.times}*{event.number}={count}.")
+                continue
+            if not products_first:
+                sentences.append(_product(stream, event))
+        follower = problem.events[index + 1] if index + 1 < len(problem.events) else None
+        if event.sign in "+-" and follower is not None and follower.kind == "plain" and stream.uniform() < _MERGED_SUM:
+            merged = f"{left}{event.sign}{amount}"
+            continue
+        sentences.append(_change(stream, left, event.sign, amount, count))
+    return sentences
+
+
+def _product(stream: Stream, event: Event) -> str:
+    """`7*24=168.` or the same in full, split over the tens and ones of one factor."""
+    times, number = event.times, event.number
+    if stream.uniform() < _WORKED_IN_FULL and (times if times > 10 else number) % 10:
+        return _in_full(times, number)
+    return f"{times}*{number}={times * number}."
+
+
+def _change(stream: Stream, left: str, sign: str, amount: int, count: int) -> str:
+    if sign == "*" and left.isdigit() and int(left) % 10 and int(left) > 10 and stream.uniform() < _WORKED_IN_FULL:
+        return _in_full(amount, int(left))
+    return f"{left}{sign}{amount}={count}."
+
+
+def _in_full(times: int, number: int) -> str:
+    """`17*24=240+168=408.`: by the tens and ones of the factor that has both, the first one first."""
+    if times > 10:
+        tens, ones = times - times % 10, times % 10
+        parts = (tens * number, ones * number)
+    else:
+        tens, ones = number - number % 10, number % 10
+        parts = (times * tens, times * ones)
+    return f"{times}*{number}={parts[0]}+{parts[1]}={times * number}."

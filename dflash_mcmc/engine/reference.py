@@ -1,0 +1,77 @@
+"""The obviously right engine: one chain, one plain forward of the whole sequence for every token, no cache.
+
+It shares nothing with the batched engine but the model: logits come from the model's own `output_hidden_states`, a blend
+is made of two head products, and laws are applied by `exact_law` in float64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dflash_mcmc.engine import exact_law
+from dflash_mcmc.model.language_model import LanguageModel
+from dflash_mcmc.ops import Chain, Law, Operation, Score
+from dflash_mcmc.types import ChainResult, Path
+
+
+class ReferenceEngine:
+    """Runs chains one after another.
+
+    Args:
+        model: the transformers model itself.
+        parts: the same model as the engines see it: its stop ids and forbidden rows are used, nothing else.
+        blend: as in the configuration.
+    """
+
+    def __init__(self, model: torch.nn.Module, parts: LanguageModel, blend: object):
+        self.model, self.parts, self.blend = model, parts, blend
+
+    def run(self, chain: Chain) -> ChainResult:
+        """The result of a chain, as its generator returns it."""
+        try:
+            operation = next(chain)
+            while True:
+                operation = chain.send(self.answer(operation))
+        except StopIteration as stop:
+            return stop.value
+
+    def answer(self, operation: Operation) -> Path:
+        """The path that a Draw or a Score asks for."""
+        path = operation.path
+        if isinstance(operation, Score):
+            for token in operation.tokens:
+                blended, source = self._logits(path, operation.source)
+                path = self._append(path, int(token), blended, self._law(path, operation.law, source))
+            return path
+        while path.length < operation.horizon and not path.ended:
+            blended, source = self._logits(path, operation.source)
+            log_q = self._law(path, operation.law, source)
+            uniform = operation.key.uniforms(path.length, path.length + 1)[0]
+            path = self._append(path, exact_law.draw(log_q, float(uniform)), blended, log_q)
+        return path
+
+    def _append(self, path: Path, token: int, blended: np.ndarray, log_q: np.ndarray) -> Path:
+        log_p = exact_law.log_softmax(blended)[token]
+        return path.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1],
+                             token in self.parts.stop_ids)
+
+    def _law(self, path: Path, law: Law, logits: np.ndarray) -> np.ndarray:
+        return exact_law.process(logits, law, np.concatenate([path.prompt, path.tokens]))
+
+    def _logits(self, path: Path, source: str) -> tuple[np.ndarray, np.ndarray]:
+        """(blended, those of the source) after `path`, float64 (vocabulary,)."""
+        tokens = torch.from_numpy(np.concatenate([path.prompt, path.tokens]))[None].to(self.parts.device)
+        with torch.inference_mode():
+            output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+            head, norm = self.model.get_output_embeddings(), self.parts.final_norm
+            states = [output.hidden_states[layer + 1][0, -1] for layer in self.blend.tapped_layers(len(self.parts.layers))]
+            # A head product for each term: mixing logits, where the batched engine mixes hidden states.
+            logits = self.blend.mix(
+                output.logits[0, -1].double(), [head(state).double() for state in states],
+                lambda _: head(norm(states[0])).double(),
+            )
+            base = output.logits[0, -1].double()
+        values = (logits if source == "blended" else base, logits)
+        source_logits, blended = (v.masked_fill(self.parts.forbidden, -torch.inf).cpu().numpy() for v in values)
+        return blended, source_logits

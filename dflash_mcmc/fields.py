@@ -1,0 +1,94 @@
+"""How a configuration field says what it means: its role, its meaning and what is allowed. Values live in `conf/`.
+
+Every field of every component is either `identity` (it can change an output, so it is part of the run's identity) or
+`runtime` (how, where or how much: the same outputs come out). A test fails on a field that is neither.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from omegaconf import MISSING
+
+from dflash_mcmc.errors import ConfigError
+
+ROLES = ("identity", "runtime")
+
+
+class Spec(NamedTuple):
+    """What a field's metadata holds. Bounds are for numbers; `choices` for strings."""
+
+    role: str
+    help: str
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+    choices: tuple[str, ...] | None = None
+
+    def describe(self, field_type: object) -> str:
+        """What is allowed, in words: `a number > 0`, `one of 'A', 'B'`, `a whole number or null`."""
+        if self.choices:
+            return "one of " + ", ".join(repr(choice) for choice in self.choices)
+        inner, optional = _strip_optional(field_type)
+        words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}.get(inner, "a list")
+        bounds = [f"{sign} {bound:g}" for sign, bound in
+                  ((">", self.gt), (">=", self.ge), ("<", self.lt), ("<=", self.le)) if bound is not None]
+        return words + (" " + " and ".join(bounds) if bounds else "") + (" or null" if optional else "")
+
+    def admits(self, value: object) -> bool:
+        if value is None:
+            return True
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return True
+        return not (
+            (isinstance(value, float) and not math.isfinite(value))
+            or (self.gt is not None and not value > self.gt) or (self.ge is not None and not value >= self.ge)
+            or (self.lt is not None and not value < self.lt) or (self.le is not None and not value <= self.le)
+        )
+
+
+def identity(help: str, **bounds: Any) -> Any:
+    """A field that can change an output."""
+    return dataclasses.field(default=MISSING, metadata={"spec": Spec("identity", help, **bounds)})
+
+
+def runtime(help: str, **bounds: Any) -> Any:
+    """A field that cannot change any output: only where, how fast or how many."""
+    return dataclasses.field(default=MISSING, metadata={"spec": Spec("runtime", help, **bounds)})
+
+
+def spec_of(field: dataclasses.Field) -> Spec | None:
+    return field.metadata.get("spec")
+
+
+def walk(node: object, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, object, object]]:
+    """(dotted name, field, declared type, value) of every leaf field below a component or the whole Config."""
+    types = typing.get_type_hints(type(node))
+    for field in dataclasses.fields(node):
+        value, name = getattr(node, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            yield from walk(value, name + ".")
+        else:
+            yield name, field, types[field.name], value
+
+
+def check_bounds(node: object, prefix: str = "") -> None:
+    """Raises ConfigError for the first field out of its bounds."""
+    for name, field, field_type, value in walk(node, prefix):
+        spec = spec_of(field)
+        if spec is not None and not spec.admits(value):
+            raise ConfigError(name, value, spec.describe(field_type))
+
+
+def _strip_optional(field_type: object) -> tuple[object, bool]:
+    arguments = typing.get_args(field_type)
+    if type(None) in arguments:
+        return next(a for a in arguments if a is not type(None)), True
+    return field_type, False

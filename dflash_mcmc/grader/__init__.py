@@ -1,0 +1,1 @@
+"""Graders: text and gold answer to a verdict."""

@@ -1,0 +1,28 @@
+"""Whether the model hub can be reached: asked once, briefly, so that a machine without network is told so in one line."""
+
+from __future__ import annotations
+
+from functools import cache
+
+_SECONDS = 5.0
+
+
+@cache
+def reachable() -> bool:
+    """One request to the hub. Where it fails, the hub's libraries are set to use what they have on this machine.
+
+    Left to themselves they would ask five times, with growing pauses and a line for each.
+    """
+    import huggingface_hub.constants as hub
+
+    if not hub.HF_HUB_OFFLINE:
+        import httpx
+
+        try:
+            httpx.head(hub.ENDPOINT, timeout=_SECONDS)
+            return True
+        except httpx.HTTPError:
+            import datasets.config
+
+            hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    return False

@@ -1,0 +1,1 @@
+"""Targets: any transformers causal language model, and the embedded one."""

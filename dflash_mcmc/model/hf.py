@@ -1,0 +1,114 @@
+"""Any transformers causal language model, from a folder or by its hub name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc import hub
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+    from dflash_mcmc.model.language_model import LanguageModel
+
+_IDENTIFYING_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                      "chat_template.jinja")
+_SAMPLE_BYTES = 1 << 20
+
+
+@register("model", "hf")
+@dataclass(slots=True, kw_only=True)
+class HFModel:
+    """Any transformers causal language model with full attention: a folder, or a name on the hub."""
+
+    path: str = runtime("folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; what is in it is part of the "
+                        "identity, where it lies is not")
+    revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
+    dtype: str = identity("precision of weights and activations; auto = the checkpoint's own",
+                          choices=("auto", "float32", "bfloat16", "float16"))
+    chat: bool = identity("ask through the tokenizer's chat template; false gives the bare text")
+    enable_thinking: bool = identity("passed to the chat template; false closes the think block of Qwen3")
+
+    def check(self, config: Config) -> None:
+        """A path that looks like a folder must be one. Raises ConfigError."""
+        folder = Path(self.path).expanduser()
+        if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise ConfigError("model.path", self.path, "a folder with config.json, weights and tokenizer")
+        elif self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1:
+            raise ConfigError("model.path", self.path, "a folder that exists, or a hub name such as Qwen/Qwen3-4B")
+
+    def num_layers(self) -> int | None:
+        """Of the checkpoint's config.json; None where that is not at hand yet (a hub name)."""
+        config = Path(self.path).expanduser() / "config.json"
+        if not config.is_file():
+            return None
+        values = json.loads(config.read_text())
+        return values.get("num_hidden_layers") or values.get("n_layer")
+
+    def fingerprint(self) -> str:
+        """Hash of the checkpoint's configuration, tokenizer and weights; of name and revision for a hub name.
+
+        Of a weight file its size, its header and two megabytes of its content count: reading all of a large
+        checkpoint would take minutes at every start.
+        """
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir():
+            return f"hub:{self.path}@{self.revision or 'newest'}"
+        digest = hashlib.sha256()
+        for name in _IDENTIFYING_FILES:
+            if (folder / name).is_file():
+                digest.update(name.encode() + (folder / name).read_bytes())
+        for weights in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+            size = weights.stat().st_size
+            with weights.open("rb") as file:
+                head = file.read(_SAMPLE_BYTES)
+                file.seek(max(0, size - _SAMPLE_BYTES))
+                digest.update(f"{weights.name}:{size}".encode() + head + file.read())
+        return digest.hexdigest()[:32]
+
+    def load(self, device: str) -> LanguageModel:
+        """The model on a device, in eval mode. Kept: the jobs of a sweep share it. Raises UserError."""
+        return _load(self.path, self.revision, self.dtype, device)
+
+    def prompt(self, tokenizer: object, text: str) -> str:
+        """The text that the model is given for a question."""
+        if not self.chat:
+            return text
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(f"model.chat: the tokenizer of {self.path} has no chat template; allowed: false")
+        return tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False,
+                                             add_generation_prompt=True, enable_thinking=self.enable_thinking)
+
+
+@lru_cache(maxsize=1)
+def _load(path: str, revision: str | None, dtype: str, device: str) -> LanguageModel:
+    import torch
+    import transformers
+
+    from dflash_mcmc.model.language_model import LanguageModel
+
+    transformers.utils.logging.disable_progress_bar()
+    folder = Path(path).expanduser()
+    offline = not folder.is_dir() and not hub.reachable()
+    source = str(folder) if folder.is_dir() else path
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, revision=revision, local_files_only=offline)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            source, revision=revision, dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            attn_implementation="sdpa", use_safetensors=True, local_files_only=offline,
+        )
+    except Exception as error:  # transformers raises a dozen types here; all mean that this checkpoint cannot be used
+        if offline:
+            raise UserError(f"model.path: given {path!r}, which is no folder here and not in the cache, and the hub cannot be "
+                            "reached; allowed: the folder of a downloaded checkpoint, model.path=/path/to/folder") from error
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"model.path: cannot load {path!r}: {type(error).__name__}: {reason}") from error
+    return LanguageModel(model.to(device).eval(), tokenizer)

@@ -1,0 +1,106 @@
+"""A loaded target: the parts of a transformers causal language model that the engines use, found and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from dflash_mcmc.errors import UserError
+
+_LAYER_NAMES = ("layers", "h")
+_NORM_NAMES = ("norm", "final_layernorm", "ln_f")
+_FULL_ATTENTION = {"full_attention", "attention"}
+
+
+class LanguageModel:
+    """A causal language model with its tokenizer.
+
+    Attributes:
+        decoder: maps token ids to the hidden state behind the final norm.
+        head: linear, hidden state to logits.
+        layers: the decoder layers; `tapped` reads their outputs.
+        vocab_size: rows of the head.
+        forbidden: bool (vocab_size,), ids without a token (padding rows): they can never be drawn.
+        stop_ids: every id that ends a generation, by generation_config, config and tokenizer together.
+        max_positions: longest sequence, prompt included.
+    """
+
+    def __init__(self, model: torch.nn.Module, tokenizer: object | None = None, stop_ids: Iterable[int] = ()):
+        self.decoder, self.head = model.base_model, model.get_output_embeddings()
+        self.config, self.tokenizer = model.config, tokenizer
+        self.device, self.dtype = self.head.weight.device, self.head.weight.dtype
+        self.layers = _find(self.decoder, _LAYER_NAMES)
+        self.final_norm = _find(self.decoder, _NORM_NAMES)
+        self.vocab_size = self.head.weight.shape[0]
+        self.max_positions = getattr(self.config, "max_position_embeddings", None)
+        self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
+        self.forbidden = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.device)
+        if tokenizer is not None:
+            self.forbidden[:] = True
+            known = torch.tensor(sorted(tokenizer.get_vocab().values()), device=self.device)
+            self.forbidden[known[known < self.vocab_size]] = False
+        self._refuse_unsupported(model)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits (..., vocab_size) of hidden states behind the final norm; -inf where no token is."""
+        logits = self.head(hidden.to(self.dtype)).float()
+        return logits.masked_fill(self.forbidden, -torch.inf)
+
+    @contextmanager
+    def tapped(self, layers: tuple[int, ...]):
+        """Yields a list that each forward inside fills with the outputs of these decoder layers, in this order."""
+        outputs: list[torch.Tensor] = [torch.empty(0)] * len(layers)
+
+        def keep(slot: int):
+            def hook(module, arguments, output):
+                outputs[slot] = output[0] if isinstance(output, tuple) else output
+            return hook
+
+        handles = [self.layers[layer].register_forward_hook(keep(slot)) for slot, layer in enumerate(layers)]
+        try:
+            yield outputs
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids of a rendered prompt, int64; no special token is added."""
+        return np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Text of generated tokens without special tokens; think tags stay, since answers are looked for behind them."""
+        return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+
+    def _refuse_unsupported(self, model: torch.nn.Module) -> None:
+        kinds = set(getattr(self.config, "layer_types", None) or _FULL_ATTENTION) - _FULL_ATTENTION
+        if kinds or getattr(model, "_is_stateful", False):
+            kind = ", ".join(sorted(kinds)) or "recurrent"
+            raise UserError(f"model.path: {type(model).__name__} has layers of kind {kind}; allowed: full attention in every "
+                            "layer (a cache that can be rolled back)")
+        probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]
+        with torch.inference_mode():
+            ours = self.head(self.decoder(input_ids=probe, use_cache=False).last_hidden_state)
+            theirs = model(input_ids=probe, use_cache=False).logits
+        if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
+            raise UserError(f"model.path: {type(model).__name__} does more to its logits than a linear head (a soft-cap or a "
+                            "scale); allowed: a plain linear head")
+
+
+def _find(decoder: torch.nn.Module, names: tuple[str, ...]) -> torch.nn.Module:
+    for name in names:
+        if hasattr(decoder, name):
+            return getattr(decoder, name)
+    raise UserError(f"model.path: {type(decoder).__name__} has none of {', '.join(names)}; allowed: a decoder-only model "
+                    "laid out as Qwen, Llama or GPT-2")
+
+
+def _stop_ids(model: torch.nn.Module, tokenizer: object | None) -> set[int]:
+    sources = (getattr(model, "generation_config", None), model.config, tokenizer)
+    found: set[int] = set()
+    for source in sources:
+        ids = getattr(source, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return found

@@ -1,0 +1,65 @@
+"""What a sampler may ask an engine for: `Draw` and `Score`. A sampler is a generator that yields these and gets answers.
+
+    def chain(self, prompt, horizon, key):
+        path = yield Draw(Path.start(prompt), horizon, Law(temperature=0.5), key)
+        return ChainResult(path)
+
+Engines: `engine/batched.py` runs many chains at once, `engine/reference.py` one forward a token without a cache,
+`engine/tabular.py` a toy model whose random choices are enumerated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Path
+
+
+class Law(NamedTuple):
+    """How a token is drawn from logits, in this order: repetition penalty, temperature, top-k, top-p, min-p.
+
+    Nothing is inherited from a model's generation_config. Ties at a cut-off are kept in the order of token ids.
+    """
+
+    temperature: float = 1.0
+    """0 takes the most likely token (the smallest id among equals)."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens with at least this mass (Holtzman et al. 2020)."""
+    min_p: float = 0.0
+    """Keep tokens with at least this share of the most likely token's probability (Nguyen et al. 2024)."""
+    repetition_penalty: float = 1.0
+    """Divide positive and multiply negative logits of tokens in prompt or generation (Keskar et al. 2019)."""
+
+
+class Draw(NamedTuple):
+    """Continue `path` token by token until a stop id or until it has `horizon` generated tokens. Answer: the longer Path.
+
+    Token number t (counted from the start of the generation) is drawn with uniform number t of `key`, by inverse
+    transform over token ids.
+    """
+
+    path: Path
+    horizon: int
+    law: Law
+    key: Key
+    source: str = "blended"
+    """The logits that the token is drawn from: `blended` (those of the target) or `base` (without the blend)."""
+
+
+class Score(NamedTuple):
+    """Teacher-force `tokens` after `path`. Answer: the longer Path, with `log_q` under the law and source."""
+
+    path: Path
+    tokens: np.ndarray
+    law: Law
+    source: str = "blended"
+
+
+Operation: TypeAlias = Draw | Score
+Chain: TypeAlias = Generator[Operation, Path, ChainResult]

@@ -1,0 +1,1 @@
+"""Reports: tables of any set of runs, from their records alone."""

@@ -1,0 +1,49 @@
+"""The table of the guided-power-sampling document (section 4.1), one row a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from dflash_mcmc.errors import UserError
+
+_HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
+            "moved", "no answer", "token-forwards")
+
+
+def overall(folders: Sequence[Path]) -> str:
+    """Rows in the order of the folders; what tells runs of one condition apart stands behind its name."""
+    summaries = [_read(folder / "summary.json") for folder in folders]
+    labels = _labels([s["condition"] for s in summaries], [_read(folder / "run.json")["identity"] for folder in folders])
+    rows = [_row(label, summary) for label, summary in zip(labels, summaries, strict=True) if summary["num_samples"]]
+    align = ("left", *["right"] * (len(_HEADERS) - 1))
+    return tabulate(rows, headers=_HEADERS, tablefmt="github", colalign=align, disable_numparse=True)
+
+
+def _row(label: str, summary: dict) -> list[str]:
+    share = f"{100 * summary['accuracy']:.1f} %"
+    interval = f"{100 * summary['accuracy_low']:.1f} - {100 * summary['accuracy_high']:.1f}"
+    rates = ["-" if summary[name] is None else f"{100 * summary[name]:.1f} %" for name in ("acceptance", "moved_rate")]
+    return [label, str(summary["correct"]), str(summary["num_samples"]), share, interval, f"{summary['mean_tokens']:.1f}",
+            f"{summary['mean_seconds']:.2f}", *rates, str(summary["unparsed"]), f"{summary['token_forwards']:,}"]
+
+
+def _labels(conditions: list[str], identities: list[dict]) -> list[str]:
+    labels = []
+    for condition, identity in zip(conditions, identities, strict=True):
+        same = [other for name, other in zip(conditions, identities, strict=True) if name == condition]
+        varying = [key for key in identity if len({json.dumps(other.get(key)) for other in same}) > 1]
+        labels.append(" ".join([condition, *(f"{key.rpartition('.')[2]}={identity[key]}" for key in varying)]))
+    return labels
+
+
+def _read(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path.parent}: no finished run here: {path.name} cannot be read") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON: {error}") from error

@@ -1,0 +1,194 @@
+"""One run: open the folder, find what is pending, draw, grade, record, track, summarise."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from omegaconf import OmegaConf
+
+from dflash_mcmc import stats
+from dflash_mcmc.config import PACKAGE, Config, identity_hash, identity_of, plain, run_folder
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.rng import Key
+from dflash_mcmc.store import RunStore
+from dflash_mcmc.tracker import Guarded, RunInfo
+from dflash_mcmc.types import Grade, Problem
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.batched import Finished
+    from dflash_mcmc.model.language_model import LanguageModel
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "math-verify", "latex2sympy2_extended",
+             "sympy", "hydra-core", "omegaconf", "wandb", "accelerate")
+
+
+class RunResult(NamedTuple):
+    """A finished run."""
+
+    folder: Path
+    summary: dict
+    num_new: int
+    """Samples drawn by this start."""
+
+
+class _Pending(NamedTuple):
+    problem: Problem
+    chain: int
+    prompt: object
+    """Token ids, int64."""
+
+
+def execute(config: Config) -> RunResult:
+    """Draws what the run lacks and summarises it. A run that lacks nothing loads no model. Raises UserError."""
+    folder = run_folder(config)
+    problems = config.dataset.problems()
+    with RunStore.open(folder) as store:
+        recorded = store.recorded()
+        todo = [(p, c) for c in range(config.num_chains) for p in problems if (p.id, c) not in recorded]
+        if todo:
+            device = config.hardware.resolve()
+            model = config.model.load(device)
+            pending = _encode(config, model, todo)
+            _describe(store, config, device)
+            _sample(store, config, model, pending)
+        summary = stats.summarise(config.label(), store.records)
+        store.write_summary(summary)
+    return RunResult(folder, summary, len(todo))
+
+
+def _describe(store: RunStore, config: Config, device: str) -> None:
+    store.write_config(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+    store.write_session(identity_of(config), {
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": [sys.executable, *sys.orig_argv[1:]],
+        **_commit(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "host": socket.gethostname(),
+        "device": _device_name(device),
+    })
+
+
+def _sample(store: RunStore, config: Config, model: LanguageModel, pending: list[_Pending]) -> None:
+    """Draws, grades and records the pending samples. What is under way when it is stopped is given up, not recorded."""
+    from tqdm import tqdm
+
+    info = RunInfo(identity_hash(config), config.experiment, config.label(), store.folder.name, plain(config), store.folder,
+                   len(store.records))
+    tracker, exit_code = Guarded(config.tracker, info), 1
+    pool = config.grader.start()
+    # 0.5 s between redraws: where the output is no terminal each one is a line.
+    bar = tqdm(total=len(pending), unit="sample", desc=config.label(), smoothing=0.1, mininterval=0.5, dynamic_ncols=True)
+    try:
+        for grade, done in _graded(config, model, pool, pending):
+            store.append(_record(pending[done.tag], grade, done, model))
+            tracker.log(_metrics(store.records[-1]), len(store.records))
+            _show(bar, store.records)
+        tracker.summary(stats.summarise(config.label(), store.records), store.records)
+        exit_code = 0
+    finally:
+        bar.close()
+        pool.close()
+        tracker.finish(exit_code)
+
+
+def _encode(config: Config, model: LanguageModel, todo: list[tuple[Problem, int]]) -> list[_Pending]:
+    """Pending samples with their prompts. A prompt that leaves no room is refused before anything is drawn."""
+    prompts = {}
+    for problem, _ in todo:
+        if problem.id not in prompts:
+            text = config.dataset.prompt.replace("{question}", problem.question)
+            prompts[problem.id] = model.encode(config.model.prompt(model.tokenizer, text))
+            needed = len(prompts[problem.id]) + config.dataset.max_new_tokens
+            if model.max_positions is not None and needed > model.max_positions:
+                raise UserError(f"dataset.max_new_tokens: given {config.dataset.max_new_tokens}; allowed: at most "
+                                f"{model.max_positions - len(prompts[problem.id])} (problem {problem.id} takes "
+                                f"{len(prompts[problem.id])} of the model's {model.max_positions} positions)")
+    return [_Pending(problem, chain, prompts[problem.id]) for problem, chain in todo]
+
+
+def _graded(config: Config, model: LanguageModel, pool, pending: list[_Pending]) -> Iterator[tuple[Grade, Finished]]:
+    """Samples as they are drawn and graded. Grading goes on beside the drawing."""
+    from dflash_mcmc.engine.batched import BatchedEngine
+
+    longest = max(len(entry.prompt) for entry in pending) + config.dataset.max_new_tokens
+    engine = BatchedEngine(model, config.blend, min(config.hardware.num_slots, len(pending)), longest,
+                           config.hardware.prefill_chunk)
+    drawn: dict[int, Finished] = {}
+    for done in engine.run((number, _chain(config, entry)) for number, entry in enumerate(pending)):
+        drawn[done.tag] = done
+        pool.submit(done.tag, model.decode(done.result.path.tokens), pending[done.tag].problem.answer)
+        for tag, grade in pool.finished():
+            yield grade, drawn.pop(tag)
+    for tag, grade in pool.finished(wait=True):
+        yield grade, drawn.pop(tag)
+
+
+def _chain(config: Config, entry: _Pending):
+    key = Key(config.seed).fold_in(entry.problem.id, entry.chain)
+    return config.sampler.chain(entry.prompt, config.dataset.max_new_tokens, key)
+
+
+def _record(entry: _Pending, grade: Grade, done: Finished, model: LanguageModel) -> dict:
+    problem, path, result, cost = entry.problem, done.result.path, done.result, done.cost
+    return {
+        "problem": problem.id, "chain": entry.chain, "level": problem.level, "subject": problem.subject,
+        "verdict": grade.verdict, "answer": grade.answer, "gold": problem.answer, "reason": grade.reason,
+        "text": model.decode(path.tokens), "num_tokens": path.length, "ended": path.ended,
+        "log_p": float(path.log_p.sum()), "proposals": result.proposals, "accepted": result.accepted,
+        "moved": result.moved, "tokens_drawn": cost.tokens_drawn, "target_forwards": cost.target_forwards,
+        "token_forwards": cost.token_forwards, "seconds": round(done.seconds, 6),
+        "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(), "trace": list(result.trace),
+    }
+
+
+def _metrics(record: dict) -> dict[str, float]:
+    metrics = {"sample/correct": float(record["verdict"] == "correct"), "sample/num_tokens": record["num_tokens"],
+               "sample/log_p": record["log_p"], "sample/seconds": record["seconds"],
+               "sample/token_forwards": record["token_forwards"]}
+    if record["proposals"]:
+        metrics["sample/acceptance"] = record["accepted"] / record["proposals"]
+        metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
+    return metrics
+
+
+def _show(bar, records: list[dict]) -> None:
+    correct = sum(record["verdict"] == "correct" for record in records)
+    bar.set_postfix_str(f"correct {100 * correct / len(records):.1f} % of {len(records)}", refresh=False)
+    bar.update()
+
+
+def _commit() -> dict[str, object]:
+    """Commit of the code, and whether it was changed since; null outside a checkout."""
+    def git(*arguments: str) -> str | None:
+        done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--", str(PACKAGE))) if commit else None}
+    except OSError:  # no git on this machine
+        return {"commit": None, "dirty": None}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _device_name(device: str) -> str:
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

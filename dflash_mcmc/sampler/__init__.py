@@ -1,0 +1,1 @@
+"""Samplers: generators of `Draw` and `Score` for one chain. Each states the law it samples."""

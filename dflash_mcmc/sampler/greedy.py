@@ -1,0 +1,27 @@
+"""Greedy decoding: the most likely token of the (blended) target, every time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_mcmc.fields import runtime
+from dflash_mcmc.ops import Chain, Draw, Law
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Path
+
+
+@register("sampler", "greedy")
+@dataclass(slots=True, kw_only=True)
+class Greedy:
+    """The most likely token, every time: a point mass, the same for every power alpha."""
+
+    alpha: float = runtime("has no effect: the argmax is the same at every power; here so that a sweep over alpha may "
+                           "include this baseline, which then runs once", gt=0)
+
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """One generation of at most `horizon` tokens. Uses no randomness."""
+        path = yield Draw(Path.start(prompt), horizon, Law(temperature=0.0), key)
+        return ChainResult(path)

@@ -1,0 +1,137 @@
+"""Metropolis-Hastings sampling from the power distribution p^alpha of whole sequences, block by block.
+
+Karan & Du 2025, "Reasoning with Sampling: Your Base Model is Smarter Than You Think" (arXiv 2510.14901), with the length
+of sequences made part of the state: the published kernel can only shorten them and does not leave p^alpha invariant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.ops import Chain, Draw, Law
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Path
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+
+
+class Step(NamedTuple):
+    """Outcome of one Metropolis-Hastings step."""
+
+    path: Path
+    """The next state."""
+    cut: int
+    proposal_length: int
+    log_ratio: float
+    accepted: bool
+    moved: bool
+    """Accepted, and the new state differs from the old one."""
+
+
+@register("sampler", "power_mh")
+@dataclass(slots=True, kw_only=True)
+class PowerMH:
+    """Metropolis-Hastings on p^alpha: regenerate a random suffix, accept by the weight of the whole suffix.
+
+    Target at stage k, with horizon L_k = k * length / num_blocks: pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
+    over the sequences that end in a stop id or are L_k tokens long (restricted to the tokens that the proposal's top-k,
+    top-p and min-p keep, where those are set; p is not renormalised on them). Each stage extends the state to L_k by
+    the proposal law q and makes `num_steps` steps, each of which leaves pi_k invariant: choose a cut, redraw the
+    suffix from q up to L_k, accept with probability min(1, exp(W(y) - W(x) + g)), where W sums
+    alpha * log p - log q over the whole suffix and g = log |x| - log |y| where the cut was chosen among |x| places.
+    """
+
+    alpha: float = identity("power of the target p^alpha", gt=0)
+    proposal_temperature: float | None = identity("temperature of the proposal q; null takes 1/alpha", gt=0)
+    num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
+    num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
+    cut: str = identity("where a suffix may start: current = any place of the current sequence, with the length term "
+                        "(law B); horizon = any place up to the horizon, places past the end change nothing (law A)",
+                        choices=("current", "horizon"))
+    proposal: str = identity("logits that proposals are drawn from under a blend: base = without it, as published; "
+                             "matched = with it", choices=("base", "matched"))
+    rule: str = identity("exact = the kernel above; published = that of arXiv 2510.14901's code, for comparison: capped "
+                         "at the current length, overlap only, no length term, ends at the first stop id",
+                         choices=("exact", "published"))
+    after_eos: str = identity("when a stage ends in a finished sequence: continue = make the steps of all later stages "
+                              "too; return = end the chain there, as published (rule=published always returns)",
+                              choices=("continue", "return"))
+    top_k: int = identity("proposal keeps the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity("proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+    min_p: float = identity("proposal keeps tokens with this share of the top probability; 0 keeps all", ge=0, le=1)
+    repetition_penalty: float = identity("of the proposal only: it never changes the target; 1 is off", gt=0)
+
+    def check(self, config: Config) -> None:
+        """Conditions that span fields. Raises ConfigError."""
+        length = config.dataset.max_new_tokens
+        if length % self.num_blocks:
+            near = [n for n in range(1, length + 1) if length % n == 0]
+            raise ConfigError("sampler.num_blocks", self.num_blocks, f"a divisor of dataset.max_new_tokens={length}: "
+                              + ", ".join(map(str, near)))
+        if self.rule == "published" and self.cut != "current":
+            raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
+
+    def law(self) -> Law:
+        """The proposal law q."""
+        temperature = 1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature
+        return Law(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+
+    def source(self) -> str:
+        """The logits that q is made from."""
+        return "base" if self.proposal == "base" else "blended"
+
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """One chain through all stages; `horizon` is the full length in tokens."""
+        block_length = horizon // self.num_blocks
+        path, steps, trace = Path.start(prompt), [], []
+        for block in range(1, self.num_blocks + 1):
+            block_key = key.fold_in("block", block)
+            stage = path.length + block_length if self.rule == "published" else block * block_length
+            if not path.ended:
+                path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"), self.source())
+            for number in range(1, self.num_steps + 1):
+                length = path.length
+                step = yield from self.step(path, stage, block_key.fold_in("step", number))
+                path = step.path
+                steps.append(step)
+                trace.append({"block": block, "step": number, "cut": step.cut, "length": length,
+                              "proposal_length": step.proposal_length, "log_ratio": step.log_ratio,
+                              "accepted": int(step.accepted), "moved": int(step.moved)})
+            if path.ended and (self.rule == "published" or self.after_eos == "return"):
+                break
+        return ChainResult(path, len(steps), sum(s.accepted for s in steps), sum(s.moved for s in steps), tuple(trace))
+
+    def step(self, path: Path, horizon: int, key: Key) -> Generator[Draw, Path, Step]:
+        """One step from a complete state of horizon `horizon`. The uniforms of cut, acceptance and tokens are apart."""
+        if self.rule == "published":
+            horizon = path.length
+        cut = key.fold_in("cut").integer(horizon if self.cut == "horizon" else path.length)
+        if cut >= path.length:
+            return Step(path, cut, path.length, 0.0, True, False)
+        log_uniform = key.fold_in("accept").log_uniform()
+        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source())
+        log_ratio = self.log_ratio(path, proposal, cut)
+        accepted = bool(log_uniform < log_ratio)
+        moved = accepted and not np.array_equal(proposal.tokens, path.tokens)
+        return Step(proposal if accepted else path, cut, proposal.length, log_ratio, accepted, moved)
+
+    def log_ratio(self, path: Path, proposal: Path, cut: int) -> float:
+        """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
+        if self.rule == "published":
+            overlap = min(path.length, proposal.length)
+            return self.log_weight(proposal, cut, overlap) - self.log_weight(path, cut, overlap)
+        length_term = math.log(path.length / proposal.length) if self.cut == "current" else 0.0
+        return self.log_weight(proposal, cut, None) - self.log_weight(path, cut, None) + length_term
+
+    def log_weight(self, path: Path, start: int, stop: int | None) -> float:
+        """W: sum of alpha * log p - log q over tokens `start` to `stop`, in float64."""
+        return float(np.sum(self.alpha * path.log_p[start:stop] - path.log_q[start:stop]))

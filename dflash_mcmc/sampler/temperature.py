@@ -1,0 +1,39 @@
+"""Token-by-token sampling at a temperature, with the usual truncations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_mcmc.fields import identity
+from dflash_mcmc.ops import Chain, Draw, Law
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Path
+
+
+@register("sampler", "temperature")
+@dataclass(slots=True, kw_only=True)
+class Temperature:
+    """Each token from softmax(logits / temperature), truncated by top-k, top-p and min-p.
+
+    Law: prod_t q(x_t | x_<t), where q is what `dflash_mcmc.ops.Law` describes. At temperature 1/alpha every token's
+    conditional is sharpened by alpha; that is not the power distribution p^alpha of whole sequences.
+    """
+
+    alpha: float = identity("temperature is 1/alpha unless given: the token-level counterpart of p^alpha", gt=0)
+    temperature: float | None = identity("temperature; null takes 1/alpha", gt=0)
+    top_k: int = identity("keep the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity("keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+    min_p: float = identity("keep tokens with this share of the top probability; 0 keeps all", ge=0, le=1)
+    repetition_penalty: float = identity("divide the logits of tokens already present; 1 is off", gt=0)
+
+    def law(self) -> Law:
+        temperature = 1.0 / self.alpha if self.temperature is None else self.temperature
+        return Law(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """One generation of at most `horizon` tokens."""
+        path = yield Draw(Path.start(prompt), horizon, self.law(), key.fold_in("token"))
+        return ChainResult(path)

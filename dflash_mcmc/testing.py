@@ -1,0 +1,189 @@
+"""Exact laws: run a sampler with every random choice enumerated, and compare with the law it states.
+
+Public, for samplers outside this package too:
+
+    engine = TabularEngine(TabularModel(vocab_size=3, stop_ids=(0,)))
+    law = law_of(lambda key: engine.run(sampler.chain(prompt, horizon, key)).path)
+    matrix = transition_matrix(engine, sampler, horizon)
+
+Enumeration replays the program once for every combination of choices, depth first, and multiplies probabilities: no
+seed, no tolerance beyond rounding. The idea is genlm-control's (`tests/conftest.py`, `TraceSWOR`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.engine import exact_law
+from dflash_mcmc.engine.tabular import TabularEngine
+from dflash_mcmc.ops import Law, Score
+from dflash_mcmc.types import Path
+
+
+class Enumerator:
+    """Walks the tree of choices: `choose` answers from the current branch, `next_branch` moves on."""
+
+    def __init__(self) -> None:
+        self._trail: list[list] = []
+        self._depth, self.probability, self._used = 0, 1.0, set()
+
+    def choose(self, probabilities: Sequence[float]) -> int:
+        """An index with positive probability; every such index is taken in some branch."""
+        if self._depth == len(self._trail):
+            options = [index for index, p in enumerate(probabilities) if p > 0.0]
+            self._trail.append(options)
+        index = self._trail[self._depth][0]
+        self._depth += 1
+        self.probability *= float(probabilities[index])
+        return index
+
+    def claim(self, name: tuple) -> None:
+        """Each key may be used once in a branch: using one twice would make two choices equal in a real run."""
+        if name in self._used:
+            raise AssertionError(f"the random key {name} is used twice")
+        self._used.add(name)
+
+    def next_branch(self) -> bool:
+        """Moves to the next unexplored branch; False when there is none."""
+        while self._trail:
+            self._trail[-1].pop(0)
+            if self._trail[-1]:
+                break
+            self._trail.pop()
+        self._depth, self.probability, self._used = 0, 1.0, set()
+        return bool(self._trail)
+
+
+class EnumeratedKey:
+    """Stands in for `dflash_mcmc.rng.Key`: its draws are choices of an Enumerator."""
+
+    def __init__(self, enumerator: Enumerator, name: tuple = ()):
+        self._enumerator, self._name = enumerator, name
+
+    def fold_in(self, *parts: str | int) -> EnumeratedKey:
+        return EnumeratedKey(self._enumerator, (*self._name, *parts))
+
+    def integer(self, bound: int) -> int:
+        self._enumerator.claim(self._name)
+        return self._enumerator.choose([1.0 / bound] * bound)
+
+    def categorical(self, probabilities: np.ndarray) -> int:
+        self._enumerator.claim(self._name)
+        return self._enumerator.choose(probabilities)
+
+    def log_uniform(self) -> UnknownLogUniform:
+        self._enumerator.claim(self._name)
+        return UnknownLogUniform(self._enumerator)
+
+
+class UnknownLogUniform:
+    """The logarithm of a uniform of which only the comparisons made so far are known."""
+
+    def __init__(self, enumerator: Enumerator):
+        self._enumerator, self._low, self._high = enumerator, 0.0, 1.0
+
+    def __lt__(self, threshold: float) -> bool:
+        point = min(max(math.exp(min(threshold, 0.0)), self._low), self._high)
+        below = (point - self._low) / (self._high - self._low)
+        answer = self._enumerator.choose([below, 1.0 - below]) == 0
+        if answer:
+            self._high = point
+        else:
+            self._low = point
+        return answer
+
+
+def law_of(program: Callable[[EnumeratedKey], Path]) -> dict[tuple[int, ...], float]:
+    """Exact law of the tokens of the path that `program(key)` returns."""
+    enumerator, law = Enumerator(), {}
+    while True:
+        tokens = tuple(program(EnumeratedKey(enumerator)).tokens.tolist())
+        law[tokens] = law.get(tokens, 0.0) + enumerator.probability
+        if not enumerator.next_branch():
+            return law
+
+
+class Target(NamedTuple):
+    """A law over complete sequences of a horizon. `states`: token tuples; `probability`: float64, sums to 1."""
+
+    states: list[tuple[int, ...]]
+    probability: np.ndarray
+
+
+PROMPT = np.array([0], dtype=np.int64)
+
+
+def power_target(engine: TabularEngine, horizon: int, alpha: float, law: Law, source: str) -> Target:
+    """p^alpha over the sequences that end in a stop id or are `horizon` long, on the support of `law`."""
+    states, weights = [], []
+    for tokens in _sequences(engine, horizon):
+        path = score(engine, tokens, law, source)
+        if np.isfinite(path.log_q).all():
+            states.append(tokens)
+            weights.append(alpha * path.log_p.sum())
+    return Target(states, np.exp(exact_law.log_softmax(np.array(weights))))
+
+
+def product_target(engine: TabularEngine, horizon: int, law: Law, source: str = "blended") -> dict[tuple[int, ...], float]:
+    """The law of drawing token by token: prod_t q(x_t | x_<t)."""
+    probabilities = {}
+    for tokens in _sequences(engine, horizon):
+        probability = math.exp(score(engine, tokens, law, source).log_q.sum())
+        if probability > 0.0:
+            probabilities[tokens] = probability
+    return probabilities
+
+
+def score(engine: TabularEngine, tokens: Sequence[int], law: Law, source: str) -> Path:
+    """The path of given tokens after the test prompt."""
+    with np.errstate(divide="ignore"):
+        return engine.answer(Score(Path.start(PROMPT), np.array(tokens, dtype=np.int64), law, source))
+
+
+def transition_matrix(engine: TabularEngine, sampler: object, horizon: int, target: Target) -> np.ndarray:
+    """K[i, j]: probability that `sampler.step` takes state i to state j, float64, rows sum to 1.
+
+    The sampler has `step(path, horizon, key)`, a generator that returns an object with a `path`, and `law`, `source`.
+    """
+    index = {tokens: number for number, tokens in enumerate(target.states)}
+    matrix = np.zeros((len(index), len(index)))
+    for tokens, row in index.items():
+        path = score(engine, tokens, sampler.law(), sampler.source())
+        law = law_of(lambda key, path=path: engine.run(sampler.step(path, horizon, key)).path)
+        for reached, probability in law.items():
+            if reached not in index:
+                raise AssertionError(f"a step leads from {tokens} to {reached}, which is no complete sequence")
+            matrix[row, index[reached]] += probability
+    return matrix
+
+
+def invariance_error(matrix: np.ndarray, target: Target) -> float:
+    """Total variation between pi K and pi."""
+    return 0.5 * float(np.abs(target.probability @ matrix - target.probability).sum())
+
+
+def balance_error(matrix: np.ndarray, target: Target) -> float:
+    """Largest violation of detailed balance, |pi_i K_ij - pi_j K_ji|."""
+    flow = target.probability[:, None] * matrix
+    return float(np.abs(flow - flow.T).max())
+
+
+def total_variation(law: dict, other: dict) -> float:
+    """Half the sum of absolute differences of two laws."""
+    return 0.5 * sum(abs(law.get(key, 0.0) - other.get(key, 0.0)) for key in law.keys() | other.keys())
+
+
+def _sequences(engine: TabularEngine, horizon: int) -> list[tuple[int, ...]]:
+    """All complete sequences: those with a stop id at the end and only there, and full-length ones without."""
+    stops, vocabulary = set(engine.model.stop_ids), range(engine.model.vocab_size)
+    return [
+        tokens
+        for length in range(1, horizon + 1)
+        for tokens in itertools.product(vocabulary, repeat=length)
+        if not stops & set(tokens[:-1]) and (tokens[-1] in stops or length == horizon)
+    ]

@@ -1,0 +1,42 @@
+"""Metrics as JSON lines in the run folder, for users without a tracking service."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_mcmc.fields import runtime
+from dflash_mcmc.registry import register
+from dflash_mcmc.tracker import RunInfo
+
+
+@register("tracker", "jsonl")
+@dataclass(slots=True, kw_only=True)
+class JsonlTracker:
+    """One JSON line for every finished sample, and one for the summary, in the run folder."""
+
+    file: str = runtime("name of the file in the run folder")
+
+    def start(self, info: RunInfo) -> JsonlWriter:
+        return JsonlWriter(info.folder / self.file)
+
+
+class JsonlWriter:
+    """Appends to the file."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, metrics: dict, step: int) -> None:
+        self._write({"step": step, **metrics})
+
+    def summary(self, metrics: dict, records: list[dict]) -> None:
+        self._write({"summary": metrics})
+
+    def finish(self, exit_code: int) -> None:
+        self._file.close()
+
+    def _write(self, entry: dict) -> None:
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()

@@ -1,0 +1,26 @@
+"""No tracking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_mcmc.registry import register
+from dflash_mcmc.tracker import RunInfo
+
+
+@register("tracker", "none")
+@dataclass(slots=True, kw_only=True)
+class NoTracker:
+    """Tracks nothing: the run folder has everything."""
+
+    def start(self, info: RunInfo) -> NoTracker:
+        return self
+
+    def log(self, metrics: dict, step: int) -> None:
+        """Takes no notice."""
+
+    def summary(self, metrics: dict, records: list[dict]) -> None:
+        """Takes no notice."""
+
+    def finish(self, exit_code: int) -> None:
+        """Takes no notice."""

@@ -1,0 +1,88 @@
+"""The values that travel between the parts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Problem(NamedTuple):
+    """A problem of a dataset. `id` is stable: it keys the randomness and the records."""
+
+    id: str
+    question: str
+    answer: str
+    """The gold answer, as the dataset writes it."""
+    level: int | None = None
+    subject: str | None = None
+
+
+class Path(NamedTuple):
+    """A generated sequence: a persistent value, never changed in place. Taking a prefix is free.
+
+    `tokens` int64, `log_p` and `log_q` float64, all of shape (length,): the generated part only, without the prompt.
+    `log_p[t]` is log p_g(x_t | prompt, x_<t) of the (blended) target at temperature 1; `log_q[t]` is that of the law
+    the token was drawn from. Both in nats. `ended`: the last token is a stop id.
+    """
+
+    prompt: np.ndarray
+    tokens: np.ndarray
+    log_p: np.ndarray
+    log_q: np.ndarray
+    ended: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def prefix(self, length: int) -> Path:
+        """The first `length` generated tokens."""
+        ended = self.ended and length >= self.length
+        return Path(self.prompt, self.tokens[:length], self.log_p[:length], self.log_q[:length], ended)
+
+    def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, ended: bool) -> Path:
+        """This path with tokens after it."""
+        return Path(
+            self.prompt, np.concatenate([self.tokens, tokens]),
+            np.concatenate([self.log_p, log_p]), np.concatenate([self.log_q, log_q]), ended,
+        )
+
+    @staticmethod
+    def start(prompt: np.ndarray) -> Path:
+        """The empty path after a prompt (int64 token ids)."""
+        return Path(np.asarray(prompt, dtype=np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
+
+
+class ChainResult(NamedTuple):
+    """What a sampler's generator returns for one chain."""
+
+    path: Path
+    proposals: int = 0
+    """Metropolis-Hastings proposals made; 0 for a sampler without them."""
+    accepted: int = 0
+    moved: int = 0
+    """Accepted proposals that differ from the state they replace."""
+    trace: tuple[dict[str, float | int | str], ...] = ()
+    """One entry a proposal, for diagnostics: block, step, cut, lengths, log ratio, decision."""
+
+
+class Cost(NamedTuple):
+    """What a chain has used. Added up by the engine."""
+
+    tokens_drawn: int = 0
+    """Tokens drawn from a law, those of rejected proposals included."""
+    target_forwards: int = 0
+    """Forward passes of the target that this chain took part in: its sequential depth."""
+    token_forwards: int = 0
+    """Positions the target was evaluated at for this chain: prompt, re-read prefixes and drawn tokens."""
+
+
+class Grade(NamedTuple):
+    """`correct`, `wrong`, or `unparsed` where no final answer was found."""
+
+    verdict: str
+    answer: str | None
+    """The extracted final answer."""
+    reason: str = ""
+    """Why a wrong or unparsed verdict is no plain inequality: `no_box`, `timeout`, `error`, ..."""

@@ -1,0 +1,196 @@
+"""The batched engine against the reference engine, and against itself under other batches, orders and slot counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.reference import ReferenceEngine
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.model.language_model import LanguageModel
+from dflash_mcmc.ops import Draw, Law, Score
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.greedy import Greedy
+from dflash_mcmc.sampler.power_mh import PowerMH
+from dflash_mcmc.sampler.temperature import Temperature
+from dflash_mcmc.types import ChainResult, Path
+from tests.targets import FAMILIES, random_model
+
+STOPS = (3, 7, 20, 33, 44, 50)
+HORIZON = 12
+TOLERANCE = 1e-4
+
+
+def power_mh(**changes) -> PowerMH:
+    values = dict(alpha=2.0, proposal_temperature=None, num_blocks=3, num_steps=2, cut="current", proposal="base",
+                  rule="exact", after_eos="continue", top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+    return PowerMH(**{**values, **changes})
+
+
+def temperature(**changes) -> Temperature:
+    values = dict(alpha=1.0, temperature=None, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+    return Temperature(**{**values, **changes})
+
+
+SAMPLERS = {
+    "greedy": Greedy(alpha=1.0),
+    "temperature": temperature(),
+    "truncated": temperature(top_k=9, top_p=0.9, min_p=0.02, repetition_penalty=1.3),
+    "power_mh": power_mh(),
+    "power_mh_horizon": power_mh(cut="horizon", proposal_temperature=0.8),
+    "power_mh_matched": power_mh(proposal="matched", repetition_penalty=1.2),
+    "power_mh_published": power_mh(rule="published"),
+}
+BLENDS = {"none": NoBlend(), "layer": LayerBlend(beta=0.2, layer=-2, norm="none"),
+          "layer_final": LayerBlend(beta=0.4, layer=0, norm="final")}
+PROMPTS = [np.array([11, 5, 23, 9]), np.array([40]), np.arange(8, 8 + 45), np.array([3, 7, 3])]
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+def chains(sampler):
+    for index in range(len(PROMPTS) * 2):
+        prompt = PROMPTS[index % len(PROMPTS)]
+        yield index, sampler.chain(prompt, HORIZON, Key(7).fold_in(index))
+
+
+def run_batched(model, sampler, blend, slots=8, order=None, **options):
+    parts = LanguageModel(model, stop_ids=STOPS)
+    engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, **options)
+    todo = list(chains(sampler))
+    return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
+
+
+def same(a: ChainResult, b: ChainResult) -> None:
+    assert a.path.tokens.tolist() == b.path.tokens.tolist()
+    np.testing.assert_allclose(a.path.log_p, b.path.log_p, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(a.path.log_q, b.path.log_q, atol=TOLERANCE, rtol=0)
+    assert (a.proposals, a.accepted, a.moved, a.path.ended) == (b.proposals, b.accepted, b.moved, b.path.ended)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
+@pytest.mark.parametrize("blend", BLENDS.values(), ids=BLENDS.keys())
+def test_batched_is_reference(qwen3, sampler, blend):
+    reference = ReferenceEngine(qwen3, LanguageModel(qwen3, stop_ids=STOPS), blend)
+    batched = run_batched(qwen3, sampler, blend)
+    assert len(batched) == len(PROMPTS) * 2
+    for tag, chain in chains(sampler):
+        same(batched[tag].result, reference.run(chain))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family):
+    model, sampler, blend = random_model(family), SAMPLERS["power_mh"], BLENDS["layer"]
+    reference = ReferenceEngine(model, LanguageModel(model, stop_ids=STOPS), blend)
+    batched = run_batched(model, sampler, blend)
+    for tag, chain in chains(sampler):
+        same(batched[tag].result, reference.run(chain))
+
+
+def test_results_are_varied_enough_to_tell_errors_apart(qwen3):
+    results = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend())
+    tokens = {tuple(done.result.path.tokens.tolist()) for done in results.values()}
+    assert len(tokens) >= 6
+    assert any(done.result.path.ended for done in results.values())
+    assert 0 < sum(done.result.moved for done in results.values()) < sum(done.result.proposals for done in results.values())
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 16])
+@pytest.mark.parametrize("name", ["power_mh", "truncated"])
+def test_number_of_slots_and_order_change_nothing(qwen3, slots, name):
+    expected = run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], slots=8)
+    order = [5, 2, 7, 0, 3, 6, 1, 4]
+    other = run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], slots=slots, order=order)
+    for tag, done in expected.items():
+        same(other[tag].result, done.result)
+        assert other[tag].cost == done.cost
+
+
+@pytest.mark.parametrize("chunk", [8, 16, 64])
+def test_prefix_reuse_and_chunks_change_nothing_but_the_cost(qwen3, chunk):
+    kept = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), prefill_chunk=chunk)
+    fresh = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), reuse_prefix=False)
+    for tag, done in kept.items():
+        same(fresh[tag].result, done.result)
+        assert done.cost.token_forwards < fresh[tag].cost.token_forwards
+        assert done.cost.tokens_drawn == fresh[tag].cost.tokens_drawn
+
+
+def test_draw_in_pieces_and_after_a_rollback_is_draw_in_one(qwen3):
+    def whole(prompt, key):
+        path = yield Draw(Path.start(prompt), HORIZON, Law(), key)
+        return ChainResult(path)
+
+    def pieces(prompt, key):
+        path = yield Draw(Path.start(prompt), 5, Law(), key)
+        astray = yield Draw(path.prefix(2), HORIZON, Law(), key.fold_in("other"))
+        assert astray.tokens[:2].tolist() == path.tokens[:2].tolist()
+        path = yield Draw(path, HORIZON, Law(), key)
+        return ChainResult(path)
+
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 80)
+    for prompt in PROMPTS:
+        one, many = (next(iter(engine.run([(0, f(prompt, Key(5)))]))).result for f in (whole, pieces))
+        same(one, many)
+
+
+@pytest.mark.parametrize("law", [Law(), Law(0.7, top_k=5), Law(0.9, repetition_penalty=1.4), Law(0.0)])
+@pytest.mark.parametrize("source", ["blended", "base"])
+def test_score_is_reference_and_is_what_draw_says(qwen3, law, source):
+    parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
+    given = np.arange(10, 40)
+
+    def scored(prompt):
+        path = yield Score(Path.start(prompt), given, law, source)
+        return ChainResult(path)
+
+    def drawn(prompt):
+        path = yield Draw(Path.start(prompt), HORIZON, law, Key(1), source)
+        again = yield Score(Path.start(prompt), path.tokens, law, source)
+        assert np.allclose(path.log_p, again.log_p, atol=TOLERANCE)
+        assert np.allclose(path.log_q, again.log_q, atol=TOLERANCE)
+        return ChainResult(again)
+
+    for prompt in PROMPTS:
+        engine = BatchedEngine(parts, blend, 2, 120)
+        with np.errstate(invalid="ignore"):
+            fast = next(iter(engine.run([(0, scored(prompt))]))).result
+            slow = ReferenceEngine(qwen3, parts, blend).run(scored(prompt))
+            same(fast, slow)
+        next(iter(engine.run([(0, drawn(prompt))])))
+
+
+def test_stop_ids_in_the_prompt_do_not_end_a_chain(qwen3):
+    done = run_batched(qwen3, SAMPLERS["greedy"], NoBlend())[3]
+    assert done.result.path.length > 0
+    assert not set(done.result.path.tokens[:-1].tolist()) & set(STOPS)
+
+
+def test_forbidden_ids_are_never_drawn():
+    model = random_model("qwen3")
+    parts = LanguageModel(model, stop_ids=STOPS)
+    parts.forbidden[20:] = True
+    engine = BatchedEngine(parts, NoBlend(), 8, 80)
+    for done in engine.run(chains(temperature(temperature=3.0))):
+        assert done.result.path.tokens.max() < 20
+
+
+def test_a_model_that_gives_no_numbers_is_refused():
+    model = random_model("qwen3")
+    parts = LanguageModel(model, stop_ids=STOPS)
+    with torch.no_grad():
+        model.lm_head.weight[5] = torch.nan
+    with pytest.raises(UserError, match="not numbers"):
+        list(BatchedEngine(parts, NoBlend(), 4, 80).run(chains(SAMPLERS["temperature"])))
+
+
+def test_more_positions_than_the_model_has_are_refused(qwen3):
+    with pytest.raises(UserError, match="256"):
+        BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 257)
