@@ -41,6 +41,7 @@ class Spec(NamedTuple):
         return words + (" " + " and ".join(bounds) if bounds else "") + (" or null" if optional else "")
 
     def admits(self, value: object) -> bool:
+        """Whether a value of the right type is within the bounds or among the choices."""
         if value is None:
             return True
         if self.choices:
@@ -65,6 +66,7 @@ def runtime(help: str, **bounds: Any) -> Any:
 
 
 def spec_of(field: dataclasses.Field) -> Spec | None:
+    """The Spec of a field; None for one that was declared without `identity` or `runtime`."""
     return field.metadata.get("spec")
 
 

@@ -24,7 +24,7 @@ from dflash_mcmc.types import Grade, Problem
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batched import Finished
-    from dflash_mcmc.model.language_model import LanguageModel
+    from dflash_mcmc.engine.language_model import LanguageModel
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "math-verify", "latex2sympy2_extended",
              "sympy", "hydra-core", "omegaconf", "wandb", "accelerate")

@@ -109,12 +109,14 @@ class WordProblem(NamedTuple):
 
 def make_problem(key: Key, level: int, split: str) -> WordProblem:
     """The problem of this key, level (1 to 5) and split (`train` or `test`): redrawn until it falls into the split."""
+    if level not in LEVELS or split not in ("train", "test"):
+        raise ValueError(f"make_problem: level {level}, split {split!r}; allowed: levels 1 to 5, 'train' or 'test'")
     for attempt in range(10_000):
         stream = Stream(key.fold_in("problem", level, attempt))
         problem = _draw_problem(stream, level)
         if problem is not None and problem.split == split:
             return problem
-    raise ValueError(f"no problem of level {level} found for the split {split!r}")
+    raise RuntimeError(f"no problem of level {level} fell into the split {split!r} in 10,000 attempts")
 
 
 def make_solution(key: Key, problem: WordProblem) -> str:

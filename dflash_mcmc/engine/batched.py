@@ -21,8 +21,8 @@ import torch
 
 from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.model.language_model import LanguageModel
 from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score
 from dflash_mcmc.types import ChainResult, Cost, Path
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine import exact_law
-from dflash_mcmc.model.language_model import LanguageModel
+from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.ops import Chain, Law, Operation, Score
 from dflash_mcmc.types import ChainResult, Path
 

@@ -16,7 +16,7 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config import Config
-    from dflash_mcmc.model.language_model import LanguageModel
+    from dflash_mcmc.engine.language_model import LanguageModel
 
 _IDENTIFYING_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                       "chat_template.jinja")
@@ -93,7 +93,7 @@ def _load(path: str, revision: str | None, dtype: str, device: str) -> LanguageM
     import torch
     import transformers
 
-    from dflash_mcmc.model.language_model import LanguageModel
+    from dflash_mcmc.engine.language_model import LanguageModel
 
     transformers.utils.logging.disable_progress_bar()
     folder = Path(path).expanduser()

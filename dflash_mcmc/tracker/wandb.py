@@ -34,7 +34,10 @@ class WandbTracker:
         import wandb
 
         mode, why = self._mode(wandb)
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        folder = Path(self.folder).resolve()
+        (folder / "wandb").mkdir(parents=True, exist_ok=True)
+        # Beside the run instead of in the home folder: an offline run can then be synced from another machine.
+        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
         try:
             return WandbRun(self._init(wandb, info, mode), info, mode, why)
         except wandb.errors.CommError as error:

@@ -9,9 +9,9 @@ import torch
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.reference import ReferenceEngine
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.model.language_model import LanguageModel
 from dflash_mcmc.ops import Draw, Law, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.greedy import Greedy

@@ -1,0 +1,57 @@
+"""Shared fixtures. Nothing here reaches a network; every run writes below a temporary folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import initialize_config_dir
+
+os.environ.update({
+    "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
+    "WANDB__DISABLE_STATS": "true", "TOKENIZERS_PARALLELISM": "false",
+})
+
+from dflash_mcmc import cli
+from dflash_mcmc.config import Config, to_config
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "data"
+"""Real data beside the checkout; tests that need it are skipped where it is absent."""
+
+
+@pytest.fixture
+def make_config(tmp_path):
+    """The typed configuration of overrides, with outputs below the test's folder and no tracker unless given."""
+    cli.prepare()
+
+    def make(*overrides: str) -> Config:
+        defaults = [f"paths.outputs={tmp_path}"]
+        if not any(text.startswith("tracker=") for text in overrides):
+            defaults.append("tracker=none")
+        with initialize_config_dir(str(cli.config_folder()), version_base="1.3"):
+            return to_config(cli.compose_checked("config", [*defaults, *overrides]))
+
+    return make
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Runs `python -m dflash_mcmc...` in a process of its own: command("dflash_mcmc", "sampler=greedy")."""
+
+    def run(module: str, *arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, "-m", module, *arguments], cwd=tmp_path, capture_output=True, text=True,
+                              timeout=timeout, env={**os.environ, "WANDB_DIR": str(tmp_path), **environment})
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of the real data."""
+    if not SHARED.is_dir():
+        pytest.skip(f"real data not found at {SHARED}")
+    return SHARED

@@ -1,0 +1,81 @@
+"""`dataset=arith`: right answers, disjoint splits, and many correct solutions of every problem."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dflash_mcmc.dataset.arith import LEVELS, NUM_TEST_PROBLEMS, make_problem, make_solution
+from dflash_mcmc.rng import Key
+from dflash_mcmc.train import training_pairs
+
+
+def test_problems_are_the_same_for_ever(make_config):
+    """Golden: a change of the generator would silently change what records are about."""
+    problems = make_config().dataset.problems()
+    assert len(problems) == NUM_TEST_PROBLEMS >= 200
+    assert make_config().dataset.fingerprint() == GOLDEN
+    assert len({p.question for p in problems}) == len(problems)
+    assert len({p.id for p in problems}) == len(problems)
+    assert {p.level for p in problems} == set(LEVELS)
+
+
+GOLDEN = "c55cbad04cacd247f25fa94b3870d595"
+
+
+def test_limit_takes_the_first_and_leaves_the_fingerprint(make_config):
+    some, every = make_config("dataset.limit=7").dataset, make_config().dataset
+    assert some.problems() == every.problems()[:7]
+    assert some.fingerprint() == every.fingerprint()
+
+
+def test_splits_are_disjoint(make_config):
+    asked = {re.sub(r"[A-Z][a-z]+", "", p.question) for p in make_config().dataset.problems()}
+    trained = {re.sub(r"[A-Z][a-z]+", "", question) for question, _ in training_pairs(0, 0, 20_000)}
+    assert not asked & trained
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_equation_of_every_solution_is_true(level):
+    styles = set()
+    for number in range(60):
+        problem = make_problem(Key(3).fold_in(number), level, "train")
+        assert sum(event.num_operations for event in problem.events) == problem.level == level
+        for style in range(10):
+            text = make_solution(Key(style).fold_in(number), problem)
+            styles.add(re.sub(r"\d+", "", text))
+            assert text.endswith(f"\\boxed{{{problem.answer}}}.")
+            for chain in re.findall(r"[\d+\-*/=]*=[\d+\-*/=]*", text):
+                values = {_value(side) for side in chain.split("=")}
+                assert len(values) == 1, text
+    assert len(styles) > 20
+
+
+def test_answers_are_whole_numbers_in_range():
+    for number in range(300):
+        problem = make_problem(Key(8).fold_in(number), number % 5 + 1, "test")
+        count = problem.start
+        for event in problem.events:
+            assert event.sign != "/" or count % event.number == 0
+            count = event.apply(count)
+            assert 0 < count <= 9999
+        assert count == problem.answer
+
+
+def test_a_level_that_is_not_is_refused():
+    for level, split in ((0, "train"), (6, "train"), (1, "validation")):
+        with pytest.raises(ValueError, match="allowed: levels 1 to 5"):
+            make_problem(Key(0), level, split)
+
+
+def _value(expression: str) -> int:
+    """Sums of products and quotients of whole numbers, without eval."""
+    total = 0
+    for sign, term in re.findall(r"([+-]?)([\d*/]+)", expression):
+        factors = re.split(r"([*/])", term)
+        value = int(factors[0])
+        for operator, factor in zip(factors[1::2], factors[2::2], strict=True):
+            value = value * int(factor) if operator == "*" else value // int(factor)
+        total += -value if sign == "-" else value
+    return total

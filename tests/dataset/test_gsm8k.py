@@ -1,0 +1,28 @@
+"""`dataset=gsm8k` from a file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflash_mcmc.errors import UserError
+
+
+def test_gold_is_behind_the_mark_without_separators(make_config, tmp_path):
+    rows = [{"question": "q", "answer": "Work 1+1=<<1+1=2>>2\n#### 1,234"}, {"question": "r", "answer": "#### -5"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = make_config("dataset=gsm8k", f"dataset.path={tmp_path}/rows.jsonl").dataset.problems()
+    assert [(p.id, p.answer) for p in problems] == [("gsm8k-0000", "1234"), ("gsm8k-0001", "-5")]
+
+
+def test_a_row_without_a_final_answer_is_refused(make_config, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "q", "answer": "2"}) + "\n")
+    with pytest.raises(UserError, match="row 0 has no final answer"):
+        make_config("dataset=gsm8k", f"dataset.path={tmp_path}/rows.jsonl").dataset.problems()
+
+
+def test_all_real_problems(make_config, shared_data):
+    problems = make_config("dataset=gsm8k", f"dataset.path={shared_data}/gsm8k/test.jsonl").dataset.problems()
+    assert len(problems) == 1319
+    assert all(p.answer.lstrip("-").isdigit() for p in problems)

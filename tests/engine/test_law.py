@@ -1,0 +1,98 @@
+"""The batched laws against the float64 ones and against transformers' own logits processors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from dflash_mcmc.engine import exact_law
+from dflash_mcmc.engine import law as laws
+from dflash_mcmc.ops import Law
+
+VOCAB = 40
+
+random_laws = st.builds(
+    Law, temperature=st.sampled_from([0.25, 0.7, 1.0, 2.5]), top_k=st.sampled_from([0, 1, 3, 20, 40, 99]),
+    top_p=st.sampled_from([1.0, 0.95, 0.6, 0.05]), min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+)
+
+
+def example(seed: int) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+    generator = np.random.Generator(np.random.Philox(seed))
+    logits = torch.tensor(generator.normal(size=(3, VOCAB)) * 3, dtype=torch.float32)
+    logits[1, 7:] = -torch.inf
+    history = generator.integers(0, VOCAB, size=(3, 5))
+    seen = torch.zeros(3, VOCAB, dtype=torch.bool)
+    for row in range(3):
+        seen[row, history[row]] = True
+    return logits, seen, history
+
+
+@settings(deadline=None, max_examples=80, derandomize=True)
+@given(law=random_laws, seed=st.integers(0, 1000))
+def test_batched_is_exact(law, seed):
+    logits, seen, history = example(seed)
+    batched = laws.process(logits, law, seen).numpy()
+    for row in range(3):
+        expected = exact_law.process(logits[row].numpy(), law, history[row])
+        assert np.array_equal(np.isfinite(batched[row]), np.isfinite(expected))
+        kept = np.isfinite(expected)
+        np.testing.assert_allclose(batched[row][kept], expected[kept], atol=2e-5)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_exact_is_transformers(seed):
+    logits, _, history = example(seed)
+    ids = torch.from_numpy(history)
+    for law, processors in [
+        (Law(0.7), [TemperatureLogitsWarper(0.7)]),
+        (Law(1.0, top_k=5), [TopKLogitsWarper(5)]),
+        (Law(1.0, top_p=0.8), [TopPLogitsWarper(0.8)]),
+        (Law(1.0, min_p=0.1), [MinPLogitsWarper(0.1)]),
+        (Law(1.0, repetition_penalty=1.4), [RepetitionPenaltyLogitsProcessor(1.4)]),
+        (Law(0.6, 8, 0.9, 0.05, 1.2), [RepetitionPenaltyLogitsProcessor(1.2), TemperatureLogitsWarper(0.6),
+                                       TopKLogitsWarper(8), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)]),
+    ]:
+        theirs = logits.clone()
+        for processor in processors:
+            theirs = processor(ids, theirs)
+        theirs = torch.log_softmax(theirs, dim=-1).numpy()
+        for row in range(3):
+            ours = exact_law.process(logits[row].numpy(), law, history[row])
+            np.testing.assert_allclose(np.exp(ours), np.exp(theirs[row]), atol=1e-6)
+
+
+@settings(deadline=None, max_examples=50, derandomize=True)
+@given(uniform=st.floats(1e-300, 1.0, exclude_max=True), seed=st.integers(0, 100))
+def test_draws_agree_and_never_take_an_impossible_token(uniform, seed):
+    logits, _, _ = example(seed)
+    log_q = laws.process(logits, Law(top_k=4), None)
+    tokens = laws.draw(log_q, torch.full((3,), uniform, dtype=torch.float64))
+    for row in range(3):
+        assert torch.isfinite(log_q[row, tokens[row]])
+        cumulative = np.cumsum(np.exp(log_q[row].double().numpy()))
+        if np.abs(cumulative - uniform * cumulative[-1]).min() > 1e-6:
+            assert int(tokens[row]) == exact_law.draw(log_q[row].double().numpy(), uniform)
+
+
+@pytest.mark.parametrize("uniform", [2.0**-54, 1 - 2.0**-53])
+def test_draw_at_the_ends_of_the_interval(uniform):
+    log_q = torch.full((1, 6), -torch.inf)
+    log_q[0, 2] = log_q[0, 4] = np.log(0.5)
+    assert int(laws.draw(log_q, torch.tensor([uniform], dtype=torch.float64))) == (2 if uniform < 0.5 else 4)
+
+
+def test_argmax_takes_the_smallest_id_among_equals():
+    logits = torch.tensor([[0.0, 3.0, 3.0], [1.0, 1.0, 1.0]])
+    assert laws.argmax(logits).tolist() == [1, 0]

@@ -1,0 +1,27 @@
+"""`hardware=local`: what a device is called, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dflash_mcmc.errors import ConfigError
+
+
+def test_auto_is_the_first_gpu_or_the_cpu(make_config):
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert make_config("hardware.device=auto").hardware.resolve() == expected
+
+
+def test_threads_are_set(make_config):
+    before = torch.get_num_threads()
+    try:
+        assert make_config("hardware.num_threads=1", "hardware.device=cpu").hardware.resolve() == "cpu"
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_gpu_that_is_not_there_is_refused(make_config):
+    with pytest.raises(ConfigError, match="GPUs that PyTorch finds here"):
+        make_config("hardware.device=cuda:99").hardware.resolve()

@@ -1,0 +1,159 @@
+"""`model=hf`: any checkpoint folder, its stop ids, its prompt; nothing of its generation_config but those."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from dflash_mcmc.config import PACKAGE, identity_of
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.model.tiny import build_config
+from dflash_mcmc.run import execute
+
+TINY = PACKAGE / "assets" / "tiny"
+INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A copy of the embedded checkpoint to be changed."""
+    return shutil.copytree(TINY, tmp_path / "checkpoint")
+
+
+def greedy_texts(config) -> list[str]:
+    result = execute(config)
+    return [json.loads(line)["text"] for line in (result.folder / "records.jsonl").read_text().splitlines()]
+
+
+def test_generation_config_is_neutralised_but_for_stop_ids(make_config, checkpoint):
+    path = checkpoint / "generation_config.json"
+    settings = {**json.loads(path.read_text()), "do_sample": True, "temperature": 0.01, "top_k": 1, "top_p": 0.1,
+                "repetition_penalty": 5.0, "max_new_tokens": 3}
+    options = ("sampler=temperature", "dataset.limit=4")
+    before = greedy_texts(make_config(*options))
+    path.write_text(json.dumps(settings))
+    assert sorted(greedy_texts(make_config(*options, f"model.path={checkpoint}"))) == sorted(before)
+
+
+def test_greedy_is_transformers_greedy(make_config):
+    config = make_config("sampler=greedy", "dataset.limit=6")
+    texts = greedy_texts(config)
+    tokenizer, model = AutoTokenizer.from_pretrained(TINY), AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    parts = config.model.load("cpu")
+    expected = []
+    for problem in config.dataset.problems():
+        ids = torch.from_numpy(parts.encode(config.model.prompt(tokenizer, problem.question)))[None]
+        with torch.inference_mode():
+            output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=128,
+                                    pad_token_id=tokenizer.pad_token_id)
+        expected.append(tokenizer.decode(output[0, ids.shape[1]:], skip_special_tokens=True))
+    assert sorted(texts) == sorted(expected)
+
+
+def test_content_is_the_identity_and_the_place_is_not(make_config, checkpoint):
+    here, there = (identity_of(make_config(f"model.path={p}"))["model.content"] for p in (TINY, checkpoint))
+    assert here == there
+    weights = checkpoint / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    assert identity_of(make_config(f"model.path={checkpoint}"))["model.content"] != here
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda folder: (folder / "model.safetensors").unlink(), "cannot load"),
+    (lambda folder: os.truncate(folder / "model.safetensors", 1000), "cannot load"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "cannot load"),
+    (lambda folder: (folder / "config.json").unlink(), "a folder with config.json"),
+    (lambda folder: (folder / "config.json").write_text("{}"), "cannot load"),
+], ids=["no weights", "truncated weights", "no tokenizer", "no config", "empty config"])
+def test_damaged_checkpoints_are_one_line_and_leave_nothing(make_config, checkpoint, tmp_path, damage, message):
+    damage(checkpoint)
+    with pytest.raises(UserError, match=message) as caught:
+        execute(make_config(f"model.path={checkpoint}", "dataset.limit=1"))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("default/*"))
+
+
+def test_hub_name_without_network_and_cache_is_one_line(make_config):
+    with pytest.raises(UserError, match="hub cannot be reached; allowed: the folder of a downloaded checkpoint"):
+        make_config("model=qwen3_4b", "model.path=nobody/nothing-of-this-name").model.load("cpu")
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(make_config, checkpoint):
+    (checkpoint / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match=r"model.chat: .* has no chat template"):
+        execute(make_config(f"model.path={checkpoint}", "dataset.limit=1"))
+    assert execute(make_config(f"model.path={checkpoint}", "dataset.limit=1", "model.chat=false")).summary["num_samples"] == 1
+
+
+def test_an_answer_longer_than_the_positions_is_refused(make_config):
+    with pytest.raises(UserError, match=r"dataset.max_new_tokens: given 1024; allowed: at most \d+"):
+        execute(make_config("dataset.max_new_tokens=1024", "dataset.limit=2"))
+
+
+def test_models_that_do_more_to_their_logits_are_refused():
+    config = Gemma2Config(vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+                          num_key_value_heads=2, head_dim=8, layer_types=["full_attention"] * 2, final_logit_softcapping=0.1,
+                          pad_token_id=None, bos_token_id=None, eos_token_id=None)
+    with pytest.raises(UserError, match="more to its logits than a linear head"):
+        LanguageModel(Gemma2ForCausalLM(config).eval())
+
+
+def test_models_with_sliding_layers_are_refused():
+    config = Qwen3Config(vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, head_dim=8, use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    with pytest.raises(UserError, match="sliding_attention; allowed: full attention"):
+        LanguageModel(Qwen3ForCausalLM(config).eval())
+
+
+@pytest.mark.parametrize("condition", ["greedy", "temp", "ps", "blend_greedy", "blend_ps"])
+def test_real_problems_through_the_real_tokenizer(make_config, shared_data, tmp_path, condition):
+    """MATH-500 prompts, Qwen3's tokenizer, chat template and stop ids, on a small random Qwen3 in bfloat16."""
+    folder = random_qwen3(tmp_path / "random_qwen3", shared_data)
+    config = make_config(f"condition={condition}", "dataset=math500", f"dataset.path={shared_data}/math500/test.jsonl",
+                         f"model.path={folder}", "dataset.max_new_tokens=16", "dataset.limit=6")
+    result = execute(config)
+    assert result.summary["num_samples"] == 6
+    model = config.model.load("cpu")
+    assert model.stop_ids == (151643, 151645)
+    assert model.dtype == torch.bfloat16
+    assert int(model.forbidden.sum()) == 151936 - 151669
+    for line in (result.folder / "records.jsonl").read_text().splitlines():
+        assert max(json.loads(line)["tokens"]) < 151669
+
+
+def test_all_500_prompts_are_what_the_document_asks(make_config, shared_data):
+    config = make_config("dataset=math500", f"dataset.path={shared_data}/math500/test.jsonl")
+    tokenizer = AutoTokenizer.from_pretrained(shared_data / "qwen3_tokenizer")
+    lengths = []
+    for problem in config.dataset.problems():
+        text = config.model.prompt(tokenizer, config.dataset.prompt.replace("{question}", problem.question))
+        assert text.startswith("<|im_start|>user\nCan you solve the following math problem? ")
+        assert text.endswith(INSTRUCTION + "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        assert problem.question in text
+        ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"])
+        assert ids[-4:].tolist() == [151667, 271, 151668, 271]
+        lengths.append(len(ids))
+    assert len(lengths) == 500
+    assert max(lengths) < 1024
+
+
+def random_qwen3(folder, shared_data):
+    """A checkpoint folder: one-layer-wide random Qwen3 under the real vocabulary, tokenizer and generation_config."""
+    config = build_config()
+    config.update({"vocab_size": 151936, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4,
+                   "layer_types": ["full_attention"] * 4, "max_position_embeddings": 4096})
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(shared_data / "qwen3_tokenizer" / name, folder)
+    shutil.copy(shared_data / "model_configs/Qwen3-4B/generation_config.json", folder)
+    return folder

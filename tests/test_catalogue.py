@@ -1,0 +1,36 @@
+"""The catalogue lists every option with its meaning and file, and every field of a group."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_mcmc.catalogue import options
+from dflash_mcmc.registry import GROUPS
+from tests.conftest import ROOT
+
+
+def test_every_option_has_a_meaning():
+    for group, entries in options().items():
+        for name, (meaning, _) in entries.items():
+            assert meaning.endswith("."), f"conf/{group}/{name}.yaml does not begin with a comment that says what it is"
+
+
+def test_prints_every_option_of_every_group(command):
+    done = command("dflash_mcmc.catalogue")
+    assert done.returncode == 0
+    for file in (ROOT / "conf").glob("*/*.yaml"):
+        assert f"conf/{file.parent.name}/{file.name}" in done.stdout
+        assert file.stem in done.stdout
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_prints_the_fields_of_a_group(command, group):
+    done = command("dflash_mcmc.catalogue", group)
+    assert done.returncode == 0
+    assert f"{group}/" in done.stdout
+
+
+def test_unknown_group_is_one_line(command):
+    done = command("dflash_mcmc.catalogue", "samplers")
+    assert done.returncode == 2
+    assert "did you mean 'sampler'" in done.stderr

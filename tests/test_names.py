@@ -1,0 +1,73 @@
+"""One word, four places; leaves import only the trunk; light modules import no heavy library."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.registry import GROUPS, components
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "dflash_mcmc"
+HEAVY = {"torch", "transformers", "wandb", "datasets", "accelerate", "sympy", "math_verify", "scipy"}
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+COMPONENTS = [component for group in GROUPS for component in components(group).values()]
+
+
+@pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: f"{c.group}={c.name}")
+def test_one_word_four_places(component):
+    assert (ROOT / "conf" / component.group / f"{component.name}.yaml").is_file()
+    assert Path(component.file) == PACKAGE / component.group / f"{component.name}.py"
+    assert (ROOT / "tests" / component.group / f"test_{component.name}.py").is_file()
+    assert component.summary.endswith(".")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_leaves_import_only_the_trunk(path):
+    group = path.parent.name
+    if group not in GROUPS or path.name == "__init__.py":
+        return
+    for imported in _imports(ast.parse(path.read_text())):
+        parts = imported.split(".")
+        is_leaf = parts[0] == "dflash_mcmc" and len(parts) > 2 and parts[1] in GROUPS
+        own_parts = ("dflash_mcmc.engine.language_model",)
+        assert not is_leaf or imported in own_parts, f"{path.name} imports the leaf {imported}"
+
+
+@pytest.mark.parametrize("path", [*PACKAGE.glob("sampler/*.py"), *(PACKAGE / f"{n}.py" for n in ("rng", "ops", "types",
+                                                                                              "stats", "registry"))],
+                         ids=lambda p: p.name)
+def test_samplers_and_trunk_import_no_model_library(path):
+    tree = ast.parse(path.read_text())
+    top_level = {name.split(".")[0] for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))
+                 for name in _imports(node)}
+    assert not top_level & HEAVY
+
+
+def test_command_line_starts_without_heavy_libraries():
+    code = "import sys, dflash_mcmc.__main__, dflash_mcmc.cli as c; c.prepare(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not set(done.stdout.split()) & HEAVY
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_public_things_say_what_they_are(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{path.name} has no docstring"
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
+
+
+def _imports(node: ast.AST) -> list[str]:
+    names = []
+    for child in ast.walk(node):
+        if isinstance(child, ast.Import):
+            names += [alias.name for alias in child.names]
+        elif isinstance(child, ast.ImportFrom) and child.module:
+            names.append(child.module)
+    return names

@@ -1,0 +1,69 @@
+"""Keys: equal parts give equal numbers, different parts independent ones, and positions are addresses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dflash_mcmc.rng import Key, Stream
+
+
+def test_numbers_are_fixed_for_ever():
+    """Golden values: records made with one release must be continued by the next."""
+    uniforms = Key(0).fold_in("problem", 3, "block", 1).uniforms(0, 3)
+    assert uniforms.tolist() == GOLDEN
+
+
+GOLDEN = [0.25810242550693535, 0.2982254808815699, 0.2304852841284099]
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 4, 5, 63, 64, 1000])
+def test_any_slice_is_a_slice_of_the_whole(start):
+    key = Key(5).fold_in("x")
+    assert np.array_equal(key.uniforms(0, 1100)[start:], key.uniforms(start, 1100))
+    assert np.array_equal(key.uniforms(0, 1100)[start : start + 7], key.uniforms(start, start + 7))
+
+
+def test_parts_are_typed_and_ordered_and_cannot_run_together():
+    keys = [Key(0).fold_in(1, 2), Key(0).fold_in(2, 1), Key(0).fold_in("1", 2), Key(0).fold_in("12"), Key(0).fold_in(12),
+            Key(0).fold_in("1", "2"), Key(1).fold_in(1, 2), Key(0)]
+    assert len({key.uniform() for key in keys}) == len(keys)
+    assert Key(0).fold_in(1).fold_in(2).uniform() == Key(0).fold_in(1, 2).uniform()
+
+
+def test_uniforms_are_uniform_and_keys_uncorrelated():
+    """Fixed seeds: these p-values are constants, not chances."""
+    columns = np.array([Key(9).fold_in("chain", n).uniforms(0, 50) for n in range(400)])
+    assert stats.kstest(columns.ravel(), "uniform").pvalue > 0.01
+    assert np.abs(np.corrcoef(columns[:, :10].T) - np.eye(10)).max() < 0.2
+    assert 0.0 < columns.min() < columns.max() < 1.0
+
+
+def test_integer_covers_its_range():
+    drawn = {Key(1).fold_in(n).integer(5) for n in range(200)}
+    assert drawn == {0, 1, 2, 3, 4}
+    with pytest.raises(ValueError, match="at least 1"):
+        Key(1).integer(0)
+
+
+def test_log_uniform_is_the_logarithm_of_uniform():
+    assert Key(3).log_uniform() == pytest.approx(np.log(Key(3).uniform()))
+
+
+def test_bad_slice_is_refused():
+    with pytest.raises(ValueError, match="start <= stop"):
+        Key(0).uniforms(3, 2)
+
+
+def test_stream_is_its_keys_numbers_in_turn():
+    key = Key(4)
+    stream = Stream(key)
+    assert [stream.uniform() for _ in range(130)] == key.uniforms(0, 130).tolist()
+
+
+def test_stream_choices():
+    stream = Stream(Key(4))
+    assert {stream.integer(2, 4) for _ in range(100)} == {2, 3, 4}
+    assert {stream.choice("ab", (1.0, 0.0)) for _ in range(50)} == {"a"}
+    assert sorted(stream.shuffle(list(range(10)))) == list(range(10))

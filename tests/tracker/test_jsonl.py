@@ -1,0 +1,68 @@
+"""`tracker=jsonl` writes a line a sample and one for the summary; a tracker that fails is told once and forgotten."""
+
+from __future__ import annotations
+
+import json
+
+from dflash_mcmc.run import execute
+from dflash_mcmc.tracker import Guarded
+
+
+def test_lines_of_a_run(make_config):
+    result = execute(make_config("tracker=jsonl", "sampler=greedy", "dataset.limit=3"))
+    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines[:-1]] == [1, 2, 3]
+    assert lines[-1]["summary"] == result.summary
+    execute(make_config("tracker=jsonl", "sampler=greedy", "dataset.limit=4"))
+    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "step" in line] == [1, 2, 3, 4]
+
+
+class Failing:
+    """Fails at the call that it is told to fail at."""
+
+    def __init__(self, at: str):
+        self.at, self.calls = at, []
+
+    def start(self, info):
+        self._call("start")
+        return self
+
+    def log(self, metrics, step):
+        self._call("log")
+
+    def summary(self, metrics, records):
+        self._call("summary")
+
+    def finish(self, exit_code):
+        self._call("finish")
+
+    def _call(self, name):
+        self.calls.append(name)
+        if name == self.at:
+            raise OSError("no space\nleft")
+
+
+def test_a_failing_tracker_is_told_once_and_forgotten(capsys):
+    for at in ("start", "log", "summary", "finish"):
+        tracker = Failing(at)
+        guarded = Guarded(tracker, None)
+        guarded.log({}, 1)
+        guarded.log({}, 2)
+        guarded.summary({}, [])
+        guarded.finish(0)
+        assert tracker.calls.index(at) == len(tracker.calls) - 1
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert "no space left" in told
+
+
+def test_a_run_goes_on_without_its_tracker(make_config, monkeypatch, capsys):
+    from dflash_mcmc.tracker.jsonl import JsonlWriter
+
+    def fail(self, *arguments):
+        raise OSError("quota")
+
+    monkeypatch.setattr(JsonlWriter, "log", fail)
+    assert execute(make_config("tracker=jsonl", "sampler=greedy", "dataset.limit=3")).summary["num_samples"] == 3
+    assert "JsonlWriter failed and is off for the rest of this run: OSError: quota" in capsys.readouterr().err

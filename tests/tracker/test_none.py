@@ -1,0 +1,12 @@
+"""`tracker=none` takes every call and does nothing."""
+
+from __future__ import annotations
+
+from dflash_mcmc.tracker.none import NoTracker
+
+
+def test_takes_every_call():
+    run = NoTracker().start(None)
+    run.log({"a": 1}, 1)
+    run.summary({}, [])
+    run.finish(0)
