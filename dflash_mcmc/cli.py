@@ -29,7 +29,16 @@ def config_folder() -> Path:
 def prepare() -> None:
     """Registers schemas and resolvers with Hydra."""
     OmegaConf.register_new_resolver("dflash_assets", lambda: str(PACKAGE / "assets"), replace=True)
+    OmegaConf.register_new_resolver("dflash_options", _list_options, replace=True)
     store_schemas()
+
+
+def _list_options() -> str:
+    """A line for each group: what `--help` shows."""
+    groups: dict[str, list[str]] = {}
+    for file in sorted(config_folder().glob("*/*.yaml")):
+        groups.setdefault(file.parent.name, []).append(file.stem)
+    return "\n".join(f"  {group:<11} {'  '.join(names)}" for group, names in groups.items())
 
 
 def check_command(arguments: list[str]) -> None:

@@ -17,6 +17,8 @@ from typing import NamedTuple, TypeVar
 
 from hydra.core.config_store import ConfigStore
 
+from dflash_mcmc.errors import UserError
+
 T = TypeVar("T", bound=type)
 
 GROUPS = ("model", "sampler", "blend", "dataset", "grader", "hardware", "tracker")
@@ -68,10 +70,17 @@ def name_of(component: object) -> str:
 
 
 def load_all() -> None:
-    """Imports every leaf and plugin, which registers it. Leaves import heavy libraries only where they use them."""
+    """Imports every leaf and plugin, which registers it. Raises UserError for a plugin that cannot be imported.
+
+    Leaves import heavy libraries only where they use them.
+    """
     for group in GROUPS:
         package = importlib.import_module(f"dflash_mcmc.{group}")
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"dflash_mcmc.{group}.{module.name}")
     for entry_point in importlib.metadata.entry_points(group="dflash_mcmc.plugins"):
-        entry_point.load()
+        try:
+            entry_point.load()
+        except Exception as error:  # another package's code: whatever it raises, its name is what helps
+            raise UserError(f"the plugin {entry_point.name!r} ({entry_point.value}) cannot be loaded: "
+                            f"{type(error).__name__}: {error}") from error

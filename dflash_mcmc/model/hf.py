@@ -103,7 +103,7 @@ def _load(path: str, revision: str | None, dtype: str, device: str) -> LanguageM
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, revision=revision, local_files_only=offline)
         model = transformers.AutoModelForCausalLM.from_pretrained(
             source, revision=revision, dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            attn_implementation="sdpa", use_safetensors=True, local_files_only=offline,
+            attn_implementation="sdpa", local_files_only=offline,
         )
     except Exception as error:  # transformers raises a dozen types here; all mean that this checkpoint cannot be used
         if offline:

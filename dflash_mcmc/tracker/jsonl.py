@@ -23,20 +23,22 @@ class JsonlTracker:
 
 
 class JsonlWriter:
-    """Appends to the file."""
+    """Appends to the file, which is open only while a line is written."""
 
     def __init__(self, path: Path):
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
 
     def log(self, metrics: dict, step: int) -> None:
+        """One line for a sample."""
         self._write({"step": step, **metrics})
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
+        """One line for the summary."""
         self._write({"summary": metrics})
 
     def finish(self, exit_code: int) -> None:
-        self._file.close()
+        """Has nothing to close."""
 
     def _write(self, entry: dict) -> None:
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")

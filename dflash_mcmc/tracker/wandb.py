@@ -28,6 +28,7 @@ class WandbTracker:
     entity: str | None = runtime("user or team; null takes the user's default")
     mode: str = runtime("auto = online when logged in, otherwise offline", choices=("auto", "online", "offline"))
     folder: str = runtime("folder below which wandb/ is made")
+    connect_seconds: float = runtime("longest wait for the server before going on offline", gt=0)
 
     def start(self, info: RunInfo) -> WandbRun:
         """Opens the run, or continues it: its id is the identity."""
@@ -40,10 +41,11 @@ class WandbTracker:
         os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
         try:
             return WandbRun(self._init(wandb, info, mode), info, mode, why)
-        except wandb.errors.CommError as error:
-            if self.mode == "online":
+        except wandb.Error as error:
+            if mode == "offline":
                 raise
-            return WandbRun(self._init(wandb, info, "offline"), info, "offline", f"no connection ({error})")
+            reason = " ".join(str(error).split())[:120]
+            return WandbRun(self._init(wandb, info, "offline"), info, "offline", f"no connection: {reason}")
 
     def _mode(self, wandb) -> tuple[str, str]:
         if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
@@ -55,7 +57,7 @@ class WandbTracker:
 
     def _init(self, wandb, info: RunInfo, mode: str) -> wandb.Run:
         settings = wandb.Settings(
-            init_timeout=30, finish_timeout=120, silent=True, console="off",
+            init_timeout=self.connect_seconds, finish_timeout=120, silent=True, console="off",
             # The default keeps 15 s of data in memory, which a kill would lose.
             x_transaction_log_flush_interval=1, x_file_stream_transmit_interval=2,
         )
@@ -77,10 +79,11 @@ class WandbRun:
             print(f"W&B is offline ({why}); to upload this run: wandb sync {Path(run.dir).parent}", file=sys.stderr)
 
     def log(self, metrics: dict, step: int) -> None:
-        """`step`, the number of samples recorded in this run, is the x axis: it goes on where an earlier start stopped."""
+        """Logs a sample. `step`, the number of samples recorded in this run, is the x axis: it goes on where an earlier start stopped."""
         self._run.log({**metrics, "finished": step})
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
+        """Sets the summary and logs the table of all samples."""
         import wandb
 
         rows = [[record.get(column) for column in TABLE_COLUMNS] for record in records]
@@ -88,4 +91,5 @@ class WandbRun:
         self._run.summary.update(metrics)
 
     def finish(self, exit_code: int) -> None:
+        """Writes what is left and closes the run."""
         self._run.finish(exit_code=exit_code)

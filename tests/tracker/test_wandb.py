@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +101,9 @@ for step in range(1, 6):
 time.sleep(4)
 os.kill(os.getpid(), signal.SIGKILL)
 """)
-    subprocess.run([sys.executable, script], cwd=tmp_path, check=False)
+    # Without the service of the test process, which W&B hands on to children and which would outlive the kill.
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=False, env=environment)
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     assert [entry["item"]["finished"] for entry in entries(folder, "history")] == [1, 2, 3, 4, 5]
 
@@ -114,3 +117,13 @@ def test_without_login_it_is_offline_and_asks_nobody(tracked, monkeypatch, tmp_p
     assert result.summary["num_samples"] == 2
     assert "W&B is offline (not logged in)" in capsys.readouterr().err
     assert folder.is_dir()
+
+
+def test_an_unreachable_server_is_waited_for_briefly_and_then_done_without(tracked, monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_API_KEY", "f" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    result, folder = tracked("condition=greedy", "dataset.limit=2", "tracker.connect_seconds=3")
+    assert result.summary["num_samples"] == 2
+    assert "W&B is offline (no connection" in capsys.readouterr().err
+    assert json.loads(inspect(folder, "--summary"))["exit_code"] == 0

@@ -1,0 +1,44 @@
+"""The table: one row a run, what varies behind its name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.report.table import overall
+from dflash_mcmc.stats import summarise
+from tests.test_stats import record
+
+
+def folder(path, condition: str, identity: dict, **rest):
+    path.mkdir()
+    summary = summarise(condition, [record("a", "correct", **rest), record("b", "unparsed", **rest)])
+    (path / "summary.json").write_text(json.dumps(summary))
+    (path / "run.json").write_text(json.dumps({"identity": identity, "sessions": []}))
+    return path
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_rows(tmp_path):
+    runs = [folder(tmp_path / "a", "greedy", {"sampler": "greedy"}, proposals=0, accepted=0, moved=0),
+            folder(tmp_path / "b", "ps", {"sampler.alpha": 2.0, "seed": 0}),
+            folder(tmp_path / "c", "ps", {"sampler.alpha": 4.0, "seed": 0})]
+    header, _, *rows = overall(runs).splitlines()
+    assert cells(header)[:5] == ["condition", "correct", "total", "accuracy", "95 % interval"]
+    assert cells(rows[0]) == ["greedy", "1", "2", "50.0 %", "9.5 - 90.5", "10.0", "1.00", "-", "-", "1", "100"]
+    assert cells(rows[1])[0] == "ps alpha=2.0"
+    assert cells(rows[2])[0] == "ps alpha=4.0"
+    assert cells(rows[2])[7:9] == ["50.0 %", "25.0 %"]
+
+
+def test_a_folder_without_a_run_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="no finished run here"):
+        overall([tmp_path])
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(UserError, match="is not JSON"):
+        overall([tmp_path])

@@ -1,0 +1,101 @@
+"""Every command of the README is run as it stands there, in an empty folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.config import PACKAGE
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+BY_CI = ("make demo", "make test")
+ADDED = "  # with the three files above"
+NEEDS_GPU = "  # needs a GPU"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if line]
+PLAIN = [line for line in COMMANDS if line not in BY_CI and not line.endswith((ADDED, NEEDS_GPU))]
+
+
+def shell(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=600,
+                          env={**os.environ, "PATH": path, **environment})
+
+
+@pytest.fixture
+def real_data(tmp_path) -> dict[str, str]:
+    """What a reader has: a checkpoint and two files. Here: the embedded checkpoint and a few rows."""
+    row = {"problem": "What is 2+3?", "answer": "5", "level": 1, "subject": "Algebra", "unique_id": "x", "solution": ""}
+    (tmp_path / "math.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "gsm.jsonl").write_text(json.dumps({"question": "What is 2+3?", "answer": "#### 5"}) + "\n")
+    return {"CHECKPOINT": str(PACKAGE / "assets/tiny"), "MATH500": str(tmp_path / "math.jsonl"),
+            "GSM8K": str(tmp_path / "gsm.jsonl")}
+
+
+def test_the_two_commands_stand_first_and_ci_runs_them():
+    assert COMMANDS[:2] == list(BY_CI)
+    ci = (ROOT / ".ci/run").read_text().splitlines()
+    assert all(command in ci for command in BY_CI)
+
+
+@pytest.mark.parametrize("command", PLAIN)
+def test_command(command, tmp_path, real_data):
+    done = shell(command, tmp_path, **real_data)
+    assert done.returncode == 0, done.stderr[-2000:]
+    if ".catalogue" not in command and " --" not in command:
+        assert "| condition" in done.stdout
+
+
+@pytest.mark.parametrize("command", [line.removesuffix(NEEDS_GPU) for line in COMMANDS if line.endswith(NEEDS_GPU)])
+def test_command_for_a_gpu_composes(command, tmp_path):
+    command = command.replace(" -m dflash_mcmc -m ", " -m dflash_mcmc --cfg job ").replace(
+        "condition=greedy,temp,ps,blend_greedy,blend_ps", "condition=blend_ps")
+    done = shell(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for expected in ("Qwen/Qwen3-4B", "max_new_tokens: 1024", "num_blocks: 16", "num_steps: 2", "alpha: 4.0", "beta: 0.05",
+                     "layer: -3", "bfloat16"):
+        assert expected in done.stdout
+
+
+def test_adding_a_sampler(tmp_path):
+    """The three files, put where they say they belong, in a copy of the project."""
+    for name in ("dflash_mcmc", "conf", "tests", "pyproject.toml", "README.md"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tmp_path)
+    written = []
+    for block in blocks("python") + blocks("yaml"):
+        place, _, text = block.partition("\n")
+        (tmp_path / place.removeprefix("# ")).write_text(text)
+        written.append(place)
+    assert len(written) == 3
+    environment = {"PYTHONPATH": str(tmp_path)}
+    (command,) = [line.removesuffix(ADDED) for line in COMMANDS if line.endswith(ADDED)]
+    done = shell(command, tmp_path, **environment)
+    assert done.returncode == 0, done.stderr
+    assert "likelier_of_two" in done.stdout
+    tests = shell("python -m pytest tests/sampler/test_likelier_of_two.py tests/test_names.py", tmp_path, **environment)
+    assert tests.returncode == 0, tests.stdout
+    listed = shell("python -m dflash_mcmc.catalogue sampler", tmp_path, **environment)
+    assert "Two independent draws" in listed.stdout
+
+
+def test_the_file_tree_names_what_is_there():
+    tree = next(block for block in re.findall(r"```\n(conf/.*?)```", README, flags=re.DOTALL))
+    for name in re.findall(r"[\w/]+\.py", tree):
+        assert (PACKAGE / name).is_file(), name

@@ -1,0 +1,215 @@
+"""A run: resumed, extended, killed and shared ones end in the same records as an uninterrupted one, but for times."""
+
+from __future__ import annotations
+
+import json
+import os
+import random  # noqa: TID251  (moments to kill at are no part of an experiment)
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.errors import RunBusy
+from dflash_mcmc.run import execute
+from dflash_mcmc.store import RECORDS, RunStore
+from tests.conftest import ROOT
+
+TIMES = ("seconds", "share_seconds")
+QUICK = ("condition=ps", "sampler.num_blocks=8", "sampler.num_steps=1")
+
+
+def records_of(folder: Path) -> dict[tuple[str, int], dict]:
+    """Records by problem and chain, without times. Fails on a repeated one."""
+    found = {}
+    for line in (folder / RECORDS).read_text().splitlines():
+        record = json.loads(line)
+        key = (record["problem"], record["chain"])
+        assert key not in found
+        found[key] = {name: value for name, value in record.items() if name not in TIMES}
+    return found
+
+
+def same(a: dict, b: dict) -> None:
+    """Everything equal, numbers to rounding: a row's arithmetic does not depend on its batch (see engine/batched.py)."""
+    assert a.keys() == b.keys()
+    for key in a:
+        for name, value in a[key].items():
+            if isinstance(value, float):
+                assert b[key][name] == pytest.approx(value, abs=1e-4), (key, name)
+            elif name == "trace":
+                assert [_whole(step) for step in b[key][name]] == [_whole(step) for step in value], key
+            else:
+                assert b[key][name] == value, (key, name)
+
+
+def _whole(step: dict) -> dict:
+    return {name: value for name, value in step.items() if name != "log_ratio"}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Records of one run in one go, over 12 problems with 2 chains."""
+    folder = tmp_path_factory.mktemp("whole")
+    _finish(folder)
+    (made,) = (folder / "outputs/demo").glob("ps-*")
+    return records_of(made)
+
+
+def _finish(folder: Path) -> None:
+    with _start(folder, "dataset.limit=12", "num_chains=2") as run:
+        _, told = run.communicate(timeout=300)
+        assert run.returncode == 0, told
+
+
+def _start(folder: Path, *overrides: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "dflash_mcmc", "experiment=demo", *QUICK, *overrides], cwd=folder,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                            # A test run in the background hands on an ignored SIGINT; a user's shell does not.
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+
+
+def test_folder_holds_what_it_should(make_config, tmp_path):
+    result = execute(make_config(*QUICK, "dataset.limit=3"))
+    assert {p.name for p in result.folder.iterdir()} == {"config.yaml", "run.json", RECORDS, "summary.json", "lock"}
+    run = json.loads((result.folder / "run.json").read_text())
+    session = run["sessions"][0]
+    assert run["identity"]["sampler.alpha"] == 4.0
+    assert session["packages"]["torch"]
+    assert session["device"]
+    assert session["command"]
+    if (ROOT / ".git").exists():
+        assert len(session["commit"]) == 40
+        assert session["dirty"] in (True, False)
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert summary == result.summary
+    for name in ("condition", "num_problems", "correct", "accuracy", "accuracy_low", "accuracy_high", "mean_tokens",
+                 "mean_seconds", "acceptance", "moved_rate", "token_forwards"):
+        assert name in summary
+    record = json.loads((result.folder / RECORDS).read_text().splitlines()[0])
+    assert record["verdict"] in ("correct", "wrong", "unparsed")
+    assert len(record["tokens"]) == record["num_tokens"]
+    assert record["tokens_drawn"] >= record["num_tokens"]
+    assert record["token_forwards"] >= record["tokens_drawn"]
+    assert len(record["trace"]) == record["proposals"] == 8
+    assert "num_steps: 1" in (result.folder / "config.yaml").read_text()
+
+
+def test_complete_run_draws_nothing_and_loads_no_model(make_config, monkeypatch):
+    first = execute(make_config(*QUICK, "dataset.limit=3"))
+    monkeypatch.setattr("dflash_mcmc.model.hf.HFModel.load", lambda *_: pytest.fail("loaded a model"))
+    second = execute(make_config(*QUICK, "dataset.limit=3"))
+    assert (first.num_new, second.num_new) == (3, 0)
+    assert first.summary == second.summary
+
+
+def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupted):
+    first = execute(make_config(*QUICK, "dataset.limit=5"))
+    second = execute(make_config(*QUICK, "dataset.limit=12"))
+    third = execute(make_config(*QUICK, "dataset.limit=12", "num_chains=2"))
+    assert first.folder == second.folder == third.folder
+    assert (first.num_new, second.num_new, third.num_new) == (5, 7, 12)
+    same(records_of(third.folder), uninterrupted)
+    run = json.loads((third.folder / "run.json").read_text())
+    assert len(run["sessions"]) == 3
+
+
+@pytest.mark.parametrize("slots", [1, 5, 64])
+def test_number_of_slots_changes_nothing(make_config, uninterrupted, slots):
+    result = execute(make_config(*QUICK, "dataset.limit=12", "num_chains=2", f"hardware.num_slots={slots}"))
+    same(records_of(result.folder), uninterrupted)
+
+
+def test_chains_of_a_problem_differ_and_seeds_differ(make_config, uninterrupted):
+    pairs = [(uninterrupted[problem, 0]["tokens"], uninterrupted[problem, 1]["tokens"])
+             for problem, chain in uninterrupted if chain == 0]
+    assert sum(a != b for a, b in pairs) > len(pairs) / 2
+    other = execute(make_config(*QUICK, "dataset.limit=12", "seed=1"))
+    tokens = [record["tokens"] for record in records_of(other.folder).values()]
+    assert sum(tokens[n] != pairs[n][0] for n in range(12)) > 6
+
+
+def test_torn_last_line_is_drawn_again(make_config, uninterrupted):
+    result = execute(make_config(*QUICK, "dataset.limit=12", "num_chains=2"))
+    path = result.folder / RECORDS
+    whole = path.read_bytes()
+    for cut in (1, 100):
+        path.write_bytes(whole[:-cut])
+        again = execute(make_config(*QUICK, "dataset.limit=12", "num_chains=2"))
+        assert again.num_new == 1
+        same(records_of(result.folder), uninterrupted)
+
+
+def test_a_run_that_is_being_written_is_refused(make_config):
+    config = make_config(*QUICK, "dataset.limit=2")
+    folder = execute(config).folder
+    with RunStore.open(folder), pytest.raises(RunBusy, match="being written by process"):
+        execute(make_config(*QUICK, "dataset.limit=3"))
+    assert execute(make_config(*QUICK, "dataset.limit=3")).num_new == 1
+
+
+def test_store_failure_stops_the_run(make_config, monkeypatch):
+    def full(self, record):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(RunStore, "append", full)
+    with pytest.raises(OSError, match="disk full"):
+        execute(make_config(*QUICK, "dataset.limit=2"))
+
+
+def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterrupted):
+    with _start(tmp_path, "dataset.limit=12", "num_chains=2", "hardware.num_slots=4") as run:
+        _wait_for_records(tmp_path, 2, run)
+        os.kill(run.pid, signal.SIGINT)
+        try:
+            _, told = run.communicate(timeout=120)
+        finally:
+            run.kill()
+    assert run.returncode == 130
+    assert "run the same command again" in told
+    assert "Traceback" not in told
+    (folder,) = (tmp_path / "outputs/demo").glob("ps-*")
+    assert 2 <= len(records_of(folder)) < 24
+    _finish(tmp_path)
+    same(records_of(folder), uninterrupted)
+
+
+def kill_and_continue(tmp_path: Path, uninterrupted: dict, moments: list[float]) -> int:
+    """Kills a run at each moment (seconds after its start) and lets it end. Returns the number of starts."""
+    starts = 0
+    for moment in moments:
+        with _start(tmp_path, "dataset.limit=12", "num_chains=2", "hardware.num_slots=4") as run:
+            try:
+                run.communicate(timeout=moment)
+            except subprocess.TimeoutExpired:
+                os.killpg(run.pid, signal.SIGKILL)
+            starts += 1
+    _finish(tmp_path)
+    (folder,) = (tmp_path / "outputs/demo").glob("ps-*")
+    same(records_of(folder), uninterrupted)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["num_samples"] == 24
+    return starts
+
+
+def test_killed_at_some_moments_it_ends_in_the_same_records(tmp_path, uninterrupted):
+    assert kill_and_continue(tmp_path, uninterrupted, [3.0, 5.0, 6.0]) == 3
+
+
+@pytest.mark.slow
+def test_killed_at_20_random_moments_it_ends_in_the_same_records(tmp_path, uninterrupted):
+    chances = random.Random(0)
+    assert kill_and_continue(tmp_path, uninterrupted, [chances.uniform(0.5, 7.0) for _ in range(20)]) == 20
+
+
+def _wait_for_records(folder: Path, count: int, run: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and run.poll() is None:
+        found = list((folder / "outputs/demo").glob(f"ps-*/{RECORDS}"))
+        if found and len(found[0].read_bytes().splitlines()) >= count:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"the run did not record {count} samples: exit code {run.poll()}")

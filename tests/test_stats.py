@@ -1,0 +1,58 @@
+"""Summaries: intervals equal published values, rates are over proposals."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_mcmc.stats import accuracy, summarise
+
+
+def record(problem: str, verdict: str, chain: int = 0, **rest) -> dict:
+    return {"problem": problem, "chain": chain, "verdict": verdict, "num_tokens": 10, "log_p": -2.0, "seconds": 1.0,
+            "share_seconds": 0.5, "proposals": 4, "accepted": 2, "moved": 1, "tokens_drawn": 30, "token_forwards": 50,
+            "target_forwards": 40, **rest}
+
+
+@pytest.mark.parametrize(("correct", "total", "low", "high"), [
+    (74, 104, 0.618, 0.789),  # the guided-power-sampling document's greedy row
+    (81, 104, 0.690, 0.848),
+    (0, 10, 0.0, 0.278),
+    (10, 10, 0.722, 1.0),
+    (1, 2, 0.095, 0.905),
+])
+def test_wilson_interval(correct, total, low, high):
+    records = [record(str(n), "correct" if n < correct else "wrong") for n in range(total)]
+    share = accuracy(records)
+    assert share.value == correct / total
+    assert (share.low, share.high) == pytest.approx((low, high), abs=5e-4)
+
+
+def test_several_chains_of_a_problem_are_not_independent():
+    """Ten problems, all chains alike: the interval is that of ten, not of a hundred samples."""
+    records = [record(str(n), "correct" if n < 5 else "wrong", chain) for n in range(10) for chain in range(10)]
+    share = accuracy(records)
+    assert share.value == 0.5
+    assert share.high - share.low > 0.5
+    assert share == accuracy(list(reversed(records)))
+
+
+def test_one_problem_says_nothing_about_others():
+    assert accuracy([record("a", "correct", 0), record("a", "correct", 1)])[1:] == (0.0, 1.0)
+
+
+def test_summary():
+    records = [record("a", "correct"), record("b", "wrong", proposals=0, accepted=0, moved=0), record("c", "unparsed")]
+    summary = summarise("ps", records)
+    assert summary["condition"] == "ps"
+    assert (summary["correct"], summary["wrong"], summary["unparsed"]) == (1, 1, 1)
+    assert summary["acceptance"] == 4 / 8
+    assert summary["moved_rate"] == 2 / 8
+    assert summary["token_forwards"] == 150
+    assert summary["mean_tokens"] == 10
+
+
+def test_no_proposals_give_no_rate_and_no_records_no_accuracy():
+    summary = summarise("greedy", [record("a", "correct", proposals=0, accepted=0, moved=0)])
+    assert summary["acceptance"] is None
+    assert summary["moved_rate"] is None
+    assert summarise("greedy", []) == {"condition": "greedy", "num_problems": 0, "num_samples": 0}

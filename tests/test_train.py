@@ -1,0 +1,116 @@
+"""Training: a run stopped anywhere ends in the same weights, and what it writes is a checkpoint like any other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dflash_mcmc import cli, train
+from dflash_mcmc.config import PACKAGE
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.run import execute
+from tests.conftest import ROOT
+
+SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "problems_per_level=1", "warmup_steps=2", "num_threads=1")
+
+
+@pytest.fixture(autouse=True)
+def keep_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """A plan of six small steps; further overrides may be given."""
+    def make(*overrides: str) -> train.Plan:
+        cli.prepare()
+        train.ConfigStore.instance().store(group="schema", name="train", node=train.Plan, provider="dflash_mcmc")
+        made, choices = cli.compose_once("train", [*SMALL, f"paths.outputs={tmp_path}", *overrides], train.Plan)
+        made.check(choices["model"])
+        return made
+    return make
+
+
+def weights(folder) -> dict:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_stopped_and_continued_ends_in_the_same_weights(plan, tmp_path, monkeypatch):
+    whole = weights(train.train(plan(f"paths.outputs={tmp_path / 'whole'}")))
+    stopped = plan(f"paths.outputs={tmp_path / 'stopped'}")
+    optimise, calls = train._optimise, []
+
+    def stop_at_fifth(*arguments):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return optimise(*arguments)
+
+    monkeypatch.setattr(train, "_optimise", stop_at_fifth)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(stopped)
+    continued = weights(train.train(stopped))
+    assert len(calls) == 7  # four, the one that was stopped and its repetition, the last
+    assert whole.keys() == continued.keys()
+    assert all(torch.equal(whole[name], continued[name]) for name in whole)
+
+
+def test_model_learns_and_what_is_written_is_loaded_by_model_path(plan, make_config):
+    folder = train.train(plan("steps=30", "batch_size=16"))
+    lines = [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(2, 31, 2))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 1.0
+    assert execute(make_config(f"model.path={folder}", "sampler=greedy", "dataset.limit=2")).summary["num_samples"] == 2
+
+
+def test_export_goes_where_it_is_told(plan, tmp_path):
+    assert train.train(plan(f"export={tmp_path / 'there'}", "steps=2")) == tmp_path / "there"
+    assert (tmp_path / "there" / "model.safetensors").is_file()
+
+
+def test_learning_rate_warms_up_stays_and_falls_to_zero(plan):
+    made = plan("steps=100", "warmup_steps=10", "decay_fraction=0.3", "learning_rate=2.0")
+    rates = [train.learning_rate(made, step) for step in range(101)]
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[9:71] == [2.0] * 62
+    assert rates[85] == pytest.approx(1.0)
+    assert rates[100] == 0.0
+    assert sorted(rates[70:], reverse=True) == rates[70:]
+
+
+def test_recipe_of_the_shipped_tokenizer_gives_the_shipped_tokenizer():
+    pairs = train.training_pairs(0, 0, 10_000)
+    built = train_tokenizer(pairs)
+    shipped = json.loads((PACKAGE / "assets/tiny/tokenizer.json").read_text())
+    assert json.loads(built)["model"]["vocab"] == shipped["model"]["vocab"]
+
+
+def train_tokenizer(pairs) -> str:
+    from dflash_mcmc.model import tiny
+
+    return tiny.build_tokenizer(text for pair in pairs for text in pair).backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("model=qwen3_4b", "model: given 'qwen3_4b'; allowed: 'tiny'"),
+    ("steps=0", "steps: given 0; allowed: a whole number >= 1"),
+    ("stpes=3", "did you mean 'steps'"),
+    ("learning_rate=fast", "learning_rate: given 'fast'; allowed: a number > 0"),
+])
+def test_mistakes_are_one_line(plan, override, message):
+    with pytest.raises(UserError) as caught:
+        plan(override)
+    assert message in str(caught.value)
+
+
+def test_command_trains(command):
+    done = command("dflash_mcmc.train", "model=tiny", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "model written to outputs/train/tiny-" in done.stdout
+    assert (ROOT / "conf/train.yaml").is_file()
