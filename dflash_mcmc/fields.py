@@ -61,7 +61,7 @@ def identity(help: str, **bounds: Any) -> Any:
 
 
 def runtime(help: str, **bounds: Any) -> Any:
-    """A field that cannot change any output: only where, how fast or how many."""
+    """A field that cannot change any output, but for rounding: only where, how fast or how many."""
     return dataclasses.field(default=MISSING, metadata={"spec": Spec("runtime", help, **bounds)})
 
 

@@ -10,7 +10,7 @@ Engines: `engine/batched.py` runs many chains at once, `engine/reference.py` one
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -63,3 +63,13 @@ class Score(NamedTuple):
 
 Operation: TypeAlias = Draw | Score
 Chain: TypeAlias = Generator[Operation, Path, ChainResult]
+
+
+def drive(chain: Chain, answer: Callable[[Operation], Path]) -> ChainResult:
+    """Runs one chain to its end, each operation answered at once: what engines without a batch do."""
+    try:
+        operation = next(chain)
+        while True:
+            operation = chain.send(answer(operation))
+    except StopIteration as stop:
+        return stop.value

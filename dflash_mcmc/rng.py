@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -44,7 +45,7 @@ class Key:
         if skipped:
             generator.advance(skipped)
         words = generator.random_raw(offset + stop - start)[offset:]
-        return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def uniform(self) -> float:
         """Uniform number 0 of this key."""
@@ -55,7 +56,7 @@ class Key:
         return math.log(self.uniform())
 
     def integer(self, bound: int) -> int:
-        """Uniform on {0 .. bound - 1} from uniform number 0 of this key (bias below bound * 2**-53)."""
+        """Uniform on {0 .. bound - 1} from uniform number 0 of this key (bias below bound * 2**-52)."""
         if bound < 1:
             raise ValueError(f"integer({bound}): the bound must be at least 1")
         return int(self.uniform() * bound)
@@ -102,5 +103,6 @@ class Stream:
 
 
 def _digest(parent: bytes, part: str | int) -> bytes:
-    tag = b"i" if isinstance(part, int) else b"s"
-    return hashlib.blake2b(parent + tag + str(part).encode(), digest_size=16).digest()
+    # operator.index takes every kind of whole number, numpy's too, and refuses the rest.
+    text = b"s" + part.encode() if isinstance(part, str) else b"i" + str(operator.index(part)).encode()
+    return hashlib.blake2b(parent + text, digest_size=16).digest()

@@ -106,7 +106,9 @@ def _encode(config: Config, model: LanguageModel, todo: list[tuple[Problem, int]
     for problem, _ in todo:
         if problem.id not in prompts:
             text = config.dataset.prompt.replace("{question}", problem.question)
-            prompts[problem.id] = model.encode(config.model.prompt(model.tokenizer, text))
+            prompts[problem.id] = model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat)
+            if not len(prompts[problem.id]):
+                raise UserError(f"dataset.prompt: problem {problem.id} gives an empty prompt; allowed: at least one token")
             needed = len(prompts[problem.id]) + config.dataset.max_new_tokens
             if model.max_positions is not None and needed > model.max_positions:
                 raise UserError(f"dataset.max_new_tokens: given {config.dataset.max_new_tokens}; allowed: at most "
@@ -120,8 +122,9 @@ def _graded(config: Config, model: LanguageModel, pool, pending: list[_Pending])
     from dflash_mcmc.engine.batched import BatchedEngine
 
     longest = max(len(entry.prompt) for entry in pending) + config.dataset.max_new_tokens
-    engine = BatchedEngine(model, config.blend, min(config.hardware.num_slots, len(pending)), longest,
-                           config.hardware.prefill_chunk)
+    hardware = config.hardware
+    engine = BatchedEngine(model, config.blend, min(hardware.num_slots, len(pending)), longest, hardware.prefill_chunk,
+                           hardware.reuse_prefix)
     drawn: dict[int, Finished] = {}
     for done in engine.run((number, _chain(config, entry)) for number, entry in enumerate(pending)):
         drawn[done.tag] = done

@@ -3,8 +3,9 @@
 Public, for samplers outside this package too:
 
     engine = TabularEngine(TabularModel(vocab_size=3, stop_ids=(0,)))
-    law = law_of(lambda key: engine.run(sampler.chain(prompt, horizon, key)).path)
-    matrix = transition_matrix(engine, sampler, horizon)
+    law = law_of(lambda key: engine.run(sampler.chain(PROMPT, horizon, key)).path)
+    target = power_target(engine, horizon, alpha, sampler.law(), sampler.source())
+    error = invariance_error(transition_matrix(engine, sampler, horizon, target), target)
 
 Enumeration replays the program once for every combination of choices, depth first, and multiplies probabilities: no
 seed, no tolerance beyond rounding. The idea is genlm-control's (`tests/conftest.py`, `TraceSWOR`).
@@ -75,6 +76,15 @@ class EnumeratedKey:
     def categorical(self, probabilities: np.ndarray) -> int:
         self._enumerator.claim(self._name)
         return self._enumerator.choose(probabilities)
+
+    def uniform(self) -> float:
+        """Cannot be enumerated: a number has too many values."""
+        raise TypeError("uniform() and uniforms() have no finite set of outcomes: a sampler that is to be enumerated draws "
+                        "with integer() and log_uniform(), and compares the latter with `<`")
+
+    def uniforms(self, start: int, stop: int) -> np.ndarray:
+        """Cannot be enumerated either."""
+        return np.array([self.uniform()])
 
     def log_uniform(self) -> UnknownLogUniform:
         self._enumerator.claim(self._name)

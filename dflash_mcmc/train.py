@@ -3,7 +3,7 @@
 The texts of step n are a function of (seed, n), and a checkpoint holds the optimiser's state, so that a run stopped
 anywhere and started again ends in the same weights. The learning rate is constant after a warm-up and falls linearly to
 zero over the last part of the run (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed
-training durations"), so that a checkpoint from the constant part can be finished at any number of steps.
+training durations").
 """
 
 from __future__ import annotations
@@ -164,10 +164,10 @@ def train(plan: Plan) -> Path:
 
     if plan.num_threads:
         torch.set_num_threads(plan.num_threads)
-    folder = run_folder(plan)
-    folder.mkdir(parents=True, exist_ok=True)
     pairs = training_pairs(plan.seed, 0, _TOKENIZER_PAIRS)
     tokenizer = tiny.build_tokenizer(text for pair in pairs for text in pair)
+    folder = run_folder(plan, tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
     model = tiny.build_model(plan.seed)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=True)
     start = _restore(folder, model, optimizer)
@@ -187,11 +187,15 @@ def train(plan: Plan) -> Path:
     return target
 
 
-def run_folder(plan: Plan) -> Path:
-    """`outputs/train/tiny-<hash of what decides the weights>`. The number of steps is left out: a run can be prolonged."""
+def run_folder(plan: Plan, tokenizer) -> Path:
+    """`outputs/train/tiny-<hash of all that decides the weights>`: plan, architecture, tokenizer and texts."""
+    from dflash_mcmc.model import tiny
+
     values = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)
-              if (spec := spec_of(f)) and spec.role == "identity" and f.name != "steps"}
-    return Path(plan.paths.outputs) / "train" / ("tiny-" + hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12])
+              if (spec := spec_of(f)) and spec.role == "identity"}
+    recipe = (values, tiny.build_config().to_dict(), tokenizer.backend_tokenizer.to_str(), training_pairs(plan.seed, 0, 1000))
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return Path(plan.paths.outputs) / "train" / f"tiny-{digest}"
 
 
 def export(model, tokenizer, stop_ids: list[int], folder: Path) -> None:

@@ -86,3 +86,10 @@ class Grade(NamedTuple):
     """The extracted final answer."""
     reason: str = ""
     """Why a wrong or unparsed verdict is no plain inequality: `no_box`, `timeout`, `error`, ..."""
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Length of the longest common prefix of two sequences of token ids."""
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length

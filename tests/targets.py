@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from functools import cache
 
-_SHAPE = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-              num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, eos_token_id=3,
-              bos_token_id=None, pad_token_id=None)
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+_IDS = dict(vocab_size=61, eos_token_id=3, bos_token_id=None, pad_token_id=None)
+_SHAPE = dict(**_IDS, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+              max_position_embeddings=192, tie_word_embeddings=False)
 _FAMILIES = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=8)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_IDS, n_embd=32, n_layer=3, n_head=4, n_positions=192,
+                                               tie_word_embeddings=False)),
 }
 FAMILIES = tuple(_FAMILIES)
 
 
 def random_model(family: str = "qwen3", sharpness: float = 4.0) -> torch.nn.Module:
-    """Float32, in eval mode; `sharpness` scales the head so that laws are neither flat nor certain."""
+    """Float32, in eval mode; `sharpness` scales the head so that laws are neither flat nor certain.
+
+    Norm weights are random as well: with ones, a norm that is left out or applied twice would hardly show.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = _FAMILIES[family]().eval()
         with torch.no_grad():
-            for layer in model.model.layers:
-                for parameter in layer.parameters():
-                    if parameter.ndim == 2:
-                        parameter.mul_(8.0)
+            for name, parameter in model.named_parameters():
+                if "norm" in name or "ln_" in name:
+                    parameter.add_(torch.rand_like(parameter) - 0.5)
+                elif ".layers." in name or ".h." in name:
+                    parameter.mul_(8.0)
             model.lm_head.weight.mul_(8.0 * sharpness)
     return model
+
+
+@cache
+def rows_do_not_depend_on_the_batch() -> bool:
+    """Whether this machine's arithmetic gives a row the same bits in batches of 8 and 32, as the engine's shapes rely on."""
+    generator = torch.Generator().manual_seed(0)
+    weight, rows = torch.randn(48, 32, generator=generator), torch.randn(32, 32, generator=generator)
+    whole = torch.nn.functional.linear(rows, weight)
+    return all(torch.equal(torch.nn.functional.linear(rows[n : n + 8], weight), whole[n : n + 8]) for n in range(0, 32, 8))

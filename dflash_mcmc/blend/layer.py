@@ -31,14 +31,16 @@ class LayerBlend:
                          "final norm", choices=("none", "final"))
 
     def check(self, config: Config) -> None:
-        """The layer must exist. Raises ConfigError."""
+        """The layer must exist, as far as the model's configuration is at hand. Raises ConfigError."""
         num_layers = config.model.num_layers()
-        if num_layers is not None and not -num_layers <= self.layer < num_layers:
-            raise ConfigError("blend.layer", self.layer, f"-{num_layers} to {num_layers - 1} (model.path has {num_layers} "
-                              "layers)")
+        if num_layers is not None:
+            self.tapped_layers(num_layers)
 
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
-        """The decoder layers whose outputs `mix` takes, 0-based."""
+        """The decoder layers whose outputs `mix` takes, 0-based. Raises ConfigError for one that the model lacks."""
+        if not -num_layers <= self.layer < num_layers:
+            raise ConfigError("blend.layer", self.layer, f"-{num_layers} to {num_layers - 1} (the model has {num_layers} "
+                              "layers)")
         return (self.layer % num_layers,)
 
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:

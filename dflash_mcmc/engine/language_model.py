@@ -12,7 +12,9 @@ from dflash_mcmc.errors import UserError
 
 _LAYER_NAMES = ("layers", "h")
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f")
-_FULL_ATTENTION = {"full_attention", "attention"}
+_FULL_ATTENTION = {"full_attention", "attention", "sliding_attention"}
+_GROWING_ROPES = ("dynamic", "longrope")
+"""Rotations that change for all positions once the longest of the batch passes the original length."""
 
 
 class LanguageModel:
@@ -25,7 +27,8 @@ class LanguageModel:
         vocab_size: rows of the head.
         forbidden: bool (vocab_size,), ids without a token (padding rows): they can never be drawn.
         stop_ids: every id that ends a generation, by generation_config, config and tokenizer together.
-        max_positions: longest sequence, prompt included.
+        max_positions: longest sequence, prompt included, on which the model is plain full attention: within a sliding
+            window it is, beyond it is not.
     """
 
     def __init__(self, model: torch.nn.Module, tokenizer: object | None = None, stop_ids: Iterable[int] = ()):
@@ -35,7 +38,10 @@ class LanguageModel:
         self.layers = _find(self.decoder, _LAYER_NAMES)
         self.final_norm = _find(self.decoder, _NORM_NAMES)
         self.vocab_size = self.head.weight.shape[0]
-        self.max_positions = getattr(self.config, "max_position_embeddings", None)
+        self.max_positions = _max_positions(self.config)
+        # Rounding logits to bfloat16 would cost up to 0.1 nat a token, times alpha: the head's product is in float32.
+        self._head_weight = self.head.weight.float()
+        self._head_bias = None if self.head.bias is None else self.head.bias.float()
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         self.forbidden = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.device)
         if tokenizer is not None:
@@ -46,7 +52,7 @@ class LanguageModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocab_size) of hidden states behind the final norm; -inf where no token is."""
-        logits = self.head(hidden.to(self.dtype)).float()
+        logits = torch.nn.functional.linear(hidden.float(), self._head_weight, self._head_bias)
         return logits.masked_fill(self.forbidden, -torch.inf)
 
     @contextmanager
@@ -66,9 +72,9 @@ class LanguageModel:
             for handle in handles:
                 handle.remove()
 
-    def encode(self, text: str) -> np.ndarray:
-        """Token ids of a rendered prompt, int64; no special token is added."""
-        return np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+    def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
+        """Token ids of a prompt, int64. A chat template writes its special tokens itself; bare text gets the model's own."""
+        return np.array(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int64)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Text of generated tokens without special tokens; think tags stay, since answers are looked for behind them."""
@@ -95,6 +101,17 @@ def _find(decoder: torch.nn.Module, names: tuple[str, ...]) -> torch.nn.Module:
             return getattr(decoder, name)
     raise UserError(f"model.path: {type(decoder).__name__} has none of {', '.join(names)}; allowed: a decoder-only model "
                     "laid out as Qwen, Llama or GPT-2")
+
+
+def _max_positions(config: object) -> int | None:
+    limits = [getattr(config, "max_position_embeddings", None)]
+    if getattr(config, "use_sliding_window", True):
+        limits.append(getattr(config, "sliding_window", None))
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in _GROWING_ROPES:
+        limits.append(rope.get("original_max_position_embeddings")
+                      or getattr(config, "original_max_position_embeddings", None))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _stop_ids(model: torch.nn.Module, tokenizer: object | None) -> set[int]:

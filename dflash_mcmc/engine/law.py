@@ -17,7 +17,7 @@ def process(logits: torch.Tensor, law: Law, seen: torch.Tensor | None) -> torch.
 
     Args:
         logits: float32 (rows, vocabulary); -inf where a token can never be drawn.
-        law: with temperature > 0.
+        law: at temperature 0 a point mass on the most likely token, the smallest id among equals.
         seen: bool (rows, vocabulary), tokens in prompt or generation; needed only for a repetition penalty.
 
     Returns:
@@ -26,6 +26,8 @@ def process(logits: torch.Tensor, law: Law, seen: torch.Tensor | None) -> torch.
     if law.repetition_penalty != 1.0:
         penalised = torch.where(logits > 0, logits / law.repetition_penalty, logits * law.repetition_penalty)
         logits = torch.where(seen, penalised, logits)
+    if law.temperature == 0.0:
+        return torch.full_like(logits, -torch.inf).scatter_(-1, argmax(logits)[:, None], 0.0)
     logits = logits / law.temperature
     if law.top_k and law.top_k < logits.shape[-1]:
         logits = logits.masked_fill(_rank(logits) >= law.top_k, -torch.inf)

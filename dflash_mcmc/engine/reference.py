@@ -1,7 +1,7 @@
 """The obviously right engine: one chain, one plain forward of the whole sequence for every token, no cache.
 
-It shares nothing with the batched engine but the model: logits come from the model's own `output_hidden_states`, a blend
-is made of two head products, and laws are applied by `exact_law` in float64.
+It shares nothing with the batched engine but the model: each token takes a forward of the whole sequence, a blend is made
+of two head products, and laws are applied by `exact_law` in float64.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from dflash_mcmc.engine import exact_law
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.ops import Chain, Law, Operation, Score
+from dflash_mcmc.ops import Chain, Law, Operation, Score, drive
 from dflash_mcmc.types import ChainResult, Path
 
 
@@ -29,12 +29,7 @@ class ReferenceEngine:
 
     def run(self, chain: Chain) -> ChainResult:
         """The result of a chain, as its generator returns it."""
-        try:
-            operation = next(chain)
-            while True:
-                operation = chain.send(self.answer(operation))
-        except StopIteration as stop:
-            return stop.value
+        return drive(chain, self.answer)
 
     def answer(self, operation: Operation) -> Path:
         """The path that a Draw or a Score asks for."""
@@ -62,16 +57,18 @@ class ReferenceEngine:
     def _logits(self, path: Path, source: str) -> tuple[np.ndarray, np.ndarray]:
         """(blended, those of the source) after `path`, float64 (vocabulary,)."""
         tokens = torch.from_numpy(np.concatenate([path.prompt, path.tokens]))[None].to(self.parts.device)
+        head, norm, layers = self.model.get_output_embeddings(), self.parts.final_norm, self.parts.layers
+        states: list[torch.Tensor] = []
+        hooks = [layers[layer].register_forward_hook(lambda module, arguments, output: states.append(output))
+                 for layer in self.blend.tapped_layers(len(layers))]
         with torch.inference_mode():
-            output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
-            head, norm = self.model.get_output_embeddings(), self.parts.final_norm
-            states = [output.hidden_states[layer + 1][0, -1] for layer in self.blend.tapped_layers(len(self.parts.layers))]
+            output = self.model(input_ids=tokens, use_cache=False)
+            states = [(state[0] if isinstance(state, tuple) else state)[0, -1] for state in states]
             # A head product for each term: mixing logits, where the batched engine mixes hidden states.
-            logits = self.blend.mix(
-                output.logits[0, -1].double(), [head(state).double() for state in states],
-                lambda _: head(norm(states[0])).double(),
-            )
             base = output.logits[0, -1].double()
+            logits = self.blend.mix(base, [head(state).double() for state in states], lambda _: head(norm(states[0])).double())
+        for hook in hooks:
+            hook.remove()
         values = (logits if source == "blended" else base, logits)
         source_logits, blended = (v.masked_fill(self.parts.forbidden, -torch.inf).cpu().numpy() for v in values)
         return blended, source_logits

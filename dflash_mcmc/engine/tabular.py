@@ -10,7 +10,7 @@ import numpy as np
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine import exact_law
-from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score
+from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score, drive
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Path
 
@@ -46,12 +46,7 @@ class TabularEngine:
 
     def run(self, chain: Chain) -> ChainResult:
         """The result of a chain, as its generator returns it."""
-        try:
-            operation = next(chain)
-            while True:
-                operation = chain.send(self.answer(operation))
-        except StopIteration as stop:
-            return stop.value
+        return drive(chain, self.answer)
 
     def answer(self, operation: Operation) -> Path:
         """The path that a Draw or a Score asks for."""

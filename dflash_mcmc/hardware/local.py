@@ -21,6 +21,7 @@ class Local:
     device: str = runtime("auto takes the first GPU, or the CPU where there is none; cpu, cuda, cuda:1")
     num_slots: int = runtime("chains in the batch at once", ge=1)
     prefill_chunk: int = runtime("longest piece in which prompts are read, a power of two", ge=8, le=8192)
+    reuse_prefix: bool = runtime("keep the keys and values of what a proposal shares with the state; false reads all anew")
     num_threads: int | None = runtime("threads of the CPU's arithmetic; null takes what PyTorch finds", ge=1)
 
     def check(self, config: Config) -> None:

@@ -46,10 +46,15 @@ class HFModel:
             raise ConfigError("model.path", self.path, "a folder that exists, or a hub name such as Qwen/Qwen3-4B")
 
     def num_layers(self) -> int | None:
-        """Of the checkpoint's config.json; None where that is not at hand yet (a hub name)."""
+        """Of the checkpoint's config.json; None for a hub name that is not in the cache yet."""
         config = Path(self.path).expanduser() / "config.json"
         if not config.is_file():
-            return None
+            from huggingface_hub import try_to_load_from_cache
+
+            cached = try_to_load_from_cache(self.path, "config.json", revision=self.revision)
+            if not isinstance(cached, str):
+                return None
+            config = Path(cached)
         values = json.loads(config.read_text())
         return values.get("num_hidden_layers") or values.get("n_layer")
 

@@ -18,7 +18,7 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import Chain, Draw, Law
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.types import ChainResult, Path, common_prefix
 
 if TYPE_CHECKING:
     from dflash_mcmc.config import Config
@@ -126,11 +126,13 @@ class PowerMH:
 
     def log_ratio(self, path: Path, proposal: Path, cut: int) -> float:
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
+        # What the two share has the same weight in both, but for rounding: it is left out instead of cancelled.
+        start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
         if self.rule == "published":
             overlap = min(path.length, proposal.length)
-            return self.log_weight(proposal, cut, overlap) - self.log_weight(path, cut, overlap)
+            return self.log_weight(proposal, start, overlap) - self.log_weight(path, start, overlap)
         length_term = math.log(path.length / proposal.length) if self.cut == "current" else 0.0
-        return self.log_weight(proposal, cut, None) - self.log_weight(path, cut, None) + length_term
+        return self.log_weight(proposal, start, None) - self.log_weight(path, start, None) + length_term
 
     def log_weight(self, path: Path, start: int, stop: int | None) -> float:
         """W: sum of alpha * log p - log q over tokens `start` to `stop`, in float64."""

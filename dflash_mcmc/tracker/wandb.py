@@ -79,7 +79,7 @@ class WandbRun:
             print(f"W&B is offline ({why}); to upload this run: wandb sync {Path(run.dir).parent}", file=sys.stderr)
 
     def log(self, metrics: dict, step: int) -> None:
-        """Logs a sample. `step`, the number of samples recorded in this run, is the x axis: it goes on where an earlier start stopped."""
+        """Logs a sample. `step`, the number of samples so far, is the x axis: it goes on where an earlier start stopped."""
         self._run.log({**metrics, "finished": step})
 
     def summary(self, metrics: dict, records: list[dict]) -> None:

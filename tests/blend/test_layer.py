@@ -7,6 +7,7 @@ import torch
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.errors import ConfigError
 from tests.targets import FAMILIES, random_model
 
 
@@ -14,19 +15,19 @@ from tests.targets import FAMILIES, random_model
 @pytest.mark.parametrize("norm", ["none", "final"])
 @pytest.mark.parametrize("layer", [0, 1, -2])
 @pytest.mark.parametrize("beta", [0.0, 0.05, 0.5, 1.0])
+@torch.inference_mode()
 def test_mixed_hidden_state_is_the_mixture_of_logits(family, norm, layer, beta):
     """Against transformers' own `output_hidden_states`, whose entry l + 1 is the output of layer l."""
     model = random_model(family)
     parts, blend = LanguageModel(model), LayerBlend(beta=beta, layer=layer, norm=norm)
     ids = torch.tensor([[5, 9, 30, 2]])
-    with torch.inference_mode():
-        output = model(input_ids=ids, output_hidden_states=True)
-        state = output.hidden_states[layer % 3 + 1]
-        other = model.lm_head(model.model.norm(state) if norm == "final" else state)
-        expected = (1 - beta) * output.logits + beta * other
-        with parts.tapped(blend.tapped_layers(3)) as tapped:
-            last = parts.decoder(input_ids=ids).last_hidden_state
-        mixed = parts.logits(blend.mix(last, tapped, parts.final_norm))
+    output = model(input_ids=ids, output_hidden_states=True)
+    state = output.hidden_states[layer % 3 + 1]
+    other = model.lm_head(parts.final_norm(state) if norm == "final" else state)
+    expected = (1 - beta) * output.logits + beta * other
+    with parts.tapped(blend.tapped_layers(3)) as tapped:
+        last = parts.decoder(input_ids=ids).last_hidden_state
+    mixed = parts.logits(blend.mix(last, tapped, parts.final_norm))
     scale = expected.abs().max()
     assert ((mixed - expected).abs().max() / scale) < 1e-5
 
@@ -34,6 +35,9 @@ def test_mixed_hidden_state_is_the_mixture_of_logits(family, norm, layer, beta):
 def test_beta_zero_is_the_model_and_negative_layers_count_from_the_end():
     assert LayerBlend(beta=0.1, layer=-3, norm="none").tapped_layers(36) == (33,)
     assert LayerBlend(beta=0.1, layer=33, norm="none").tapped_layers(36) == (33,)
+    for layer in (36, -37):
+        with pytest.raises(ConfigError, match="-36 to 35"):
+            LayerBlend(beta=0.1, layer=layer, norm="none").tapped_layers(36)
     last = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(LayerBlend(beta=0.0, layer=0, norm="none").mix(last, [last * 7], lambda h: h), last)
 

@@ -18,7 +18,7 @@ from dflash_mcmc.sampler.greedy import Greedy
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.types import ChainResult, Path
-from tests.targets import FAMILIES, random_model
+from tests.targets import FAMILIES, random_model, rows_do_not_depend_on_the_batch
 
 STOPS = (3, 7, 20, 33, 44, 50)
 HORIZON = 12
@@ -46,8 +46,10 @@ SAMPLERS = {
     "power_mh_published": power_mh(rule="published"),
 }
 BLENDS = {"none": NoBlend(), "layer": LayerBlend(beta=0.2, layer=-2, norm="none"),
-          "layer_final": LayerBlend(beta=0.4, layer=0, norm="final")}
-PROMPTS = [np.array([11, 5, 23, 9]), np.array([40]), np.arange(8, 8 + 45), np.array([3, 7, 3])]
+          "layer_final": LayerBlend(beta=0.4, layer=0, norm="final"),
+          "last_layer": LayerBlend(beta=0.3, layer=-1, norm="none")}
+PROMPTS = [np.array([11, 5, 23, 9]), np.array([40]), np.arange(150) * 7 % 61, np.array([3, 7, 3]), np.arange(8, 8 + 50)]
+NUM_CHAINS = 2 * len(PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def qwen3():
 
 
 def chains(sampler):
-    for index in range(len(PROMPTS) * 2):
+    for index in range(NUM_CHAINS):
         prompt = PROMPTS[index % len(PROMPTS)]
         yield index, sampler.chain(prompt, HORIZON, Key(7).fold_in(index))
 
@@ -68,10 +70,10 @@ def run_batched(model, sampler, blend, slots=8, order=None, **options):
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
 
 
-def same(a: ChainResult, b: ChainResult) -> None:
+def same(a: ChainResult, b: ChainResult, tolerance: float = TOLERANCE) -> None:
     assert a.path.tokens.tolist() == b.path.tokens.tolist()
-    np.testing.assert_allclose(a.path.log_p, b.path.log_p, atol=TOLERANCE, rtol=0)
-    np.testing.assert_allclose(a.path.log_q, b.path.log_q, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(a.path.log_p, b.path.log_p, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(a.path.log_q, b.path.log_q, atol=tolerance, rtol=0)
     assert (a.proposals, a.accepted, a.moved, a.path.ended) == (b.proposals, b.accepted, b.moved, b.path.ended)
 
 
@@ -80,7 +82,7 @@ def same(a: ChainResult, b: ChainResult) -> None:
 def test_batched_is_reference(qwen3, sampler, blend):
     reference = ReferenceEngine(qwen3, LanguageModel(qwen3, stop_ids=STOPS), blend)
     batched = run_batched(qwen3, sampler, blend)
-    assert len(batched) == len(PROMPTS) * 2
+    assert len(batched) == NUM_CHAINS
     for tag, chain in chains(sampler):
         same(batched[tag].result, reference.run(chain))
 
@@ -106,10 +108,12 @@ def test_results_are_varied_enough_to_tell_errors_apart(qwen3):
 @pytest.mark.parametrize("name", ["power_mh", "truncated"])
 def test_number_of_slots_and_order_change_nothing(qwen3, slots, name):
     expected = run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], slots=8)
-    order = [5, 2, 7, 0, 3, 6, 1, 4]
+    order = [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]
+    # To the last bit, where the machine's arithmetic allows it: that is what the engine keeps its shapes to a ladder for.
+    tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
     other = run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], slots=slots, order=order)
     for tag, done in expected.items():
-        same(other[tag].result, done.result)
+        same(other[tag].result, done.result, tolerance)
         assert other[tag].cost == done.cost
 
 
@@ -135,19 +139,54 @@ def test_draw_in_pieces_and_after_a_rollback_is_draw_in_one(qwen3):
         path = yield Draw(path, HORIZON, Law(), key)
         return ChainResult(path)
 
-    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 80)
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 170)
     for prompt in PROMPTS:
         one, many = (next(iter(engine.run([(0, f(prompt, Key(5)))]))).result for f in (whole, pieces))
         same(one, many)
 
 
-@pytest.mark.parametrize("law", [Law(), Law(0.7, top_k=5), Law(0.9, repetition_penalty=1.4), Law(0.0)])
+def scored(prompt, key):
+    path = yield Score(Path.start(prompt), np.arange(10, 30), Law(0.8, top_k=30))
+    path = yield Draw(path.prefix(7), HORIZON, Law(0.8), key)
+    return ChainResult(path)
+
+
+def test_chains_of_different_samplers_share_a_batch(qwen3):
+    """Different laws, sources and histories in one step, and scores while others are under way."""
+    parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
+
+    def mixed():
+        for number, prompt in enumerate(PROMPTS):
+            for name, sampler in SAMPLERS.items():
+                yield (number, name), sampler.chain(prompt, HORIZON, Key(3).fold_in(number, name))
+            yield (number, "score"), scored(prompt, Key(3).fold_in(number, "score"))
+
+    engine, reference = BatchedEngine(parts, blend, 3, 180), ReferenceEngine(qwen3, parts, blend)
+    together = {done.tag: done.result for done in engine.run(mixed())}
+    for tag, chain in mixed():
+        with np.errstate(invalid="ignore"):
+            same(together[tag], reference.run(chain))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_position_of_the_model_can_be_used(family):
+    """Chunks are padded, and may reach beyond the last position."""
+    model = random_model(family)
+    parts, prompt = LanguageModel(model, stop_ids=STOPS), np.arange(192 - HORIZON) % 61
+    engine = BatchedEngine(parts, NoBlend(), 2, 192)
+    chain = SAMPLERS["power_mh"].chain
+    (done,) = engine.run([(0, chain(prompt, HORIZON, Key(1)))])
+    same(done.result, ReferenceEngine(model, parts, NoBlend()).run(chain(prompt, HORIZON, Key(1))))
+
+
+@pytest.mark.parametrize("law", [Law(), Law(0.7, top_k=5), Law(0.9, repetition_penalty=1.4), Law(0.0),
+                                 Law(0.0, repetition_penalty=3.0)])
 @pytest.mark.parametrize("source", ["blended", "base"])
 def test_score_is_reference_and_is_what_draw_says(qwen3, law, source):
     parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
     given = np.arange(10, 40)
 
-    def scored(prompt):
+    def given_scored(prompt):
         path = yield Score(Path.start(prompt), given, law, source)
         return ChainResult(path)
 
@@ -159,10 +198,10 @@ def test_score_is_reference_and_is_what_draw_says(qwen3, law, source):
         return ChainResult(again)
 
     for prompt in PROMPTS:
-        engine = BatchedEngine(parts, blend, 2, 120)
+        engine = BatchedEngine(parts, blend, 2, 190)
         with np.errstate(invalid="ignore"):
-            fast = next(iter(engine.run([(0, scored(prompt))]))).result
-            slow = ReferenceEngine(qwen3, parts, blend).run(scored(prompt))
+            fast = next(iter(engine.run([(0, given_scored(prompt))]))).result
+            slow = ReferenceEngine(qwen3, parts, blend).run(given_scored(prompt))
             same(fast, slow)
         next(iter(engine.run([(0, drawn(prompt))])))
 
@@ -177,7 +216,7 @@ def test_forbidden_ids_are_never_drawn():
     model = random_model("qwen3")
     parts = LanguageModel(model, stop_ids=STOPS)
     parts.forbidden[20:] = True
-    engine = BatchedEngine(parts, NoBlend(), 8, 80)
+    engine = BatchedEngine(parts, NoBlend(), 8, 170)
     for done in engine.run(chains(temperature(temperature=3.0))):
         assert done.result.path.tokens.max() < 20
 
@@ -188,9 +227,27 @@ def test_a_model_that_gives_no_numbers_is_refused():
     with torch.no_grad():
         model.lm_head.weight[5] = torch.nan
     with pytest.raises(UserError, match="not numbers"):
-        list(BatchedEngine(parts, NoBlend(), 4, 80).run(chains(SAMPLERS["temperature"])))
+        list(BatchedEngine(parts, NoBlend(), 4, 170).run(chains(SAMPLERS["temperature"])))
 
 
 def test_more_positions_than_the_model_has_are_refused(qwen3):
-    with pytest.raises(UserError, match="256"):
-        BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 257)
+    with pytest.raises(UserError, match="192"):
+        BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 193)
+
+
+def test_a_blend_that_gives_no_numbers_is_refused(qwen3):
+    """Proposals come from the model without the blend, so that only the target would be spoilt."""
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), LayerBlend(beta=torch.nan, layer=0, norm="none"), 4, 170)
+    with pytest.raises(UserError, match="not numbers"):
+        list(engine.run(chains(SAMPLERS["power_mh"])))
+
+
+def test_bfloat16_logits_are_not_rounded():
+    """The head's product is in float32: log p has more digits than bfloat16 would leave."""
+    model = random_model("qwen3").to(torch.bfloat16)
+    engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 8, 170)
+    for done in engine.run(chains(SAMPLERS["greedy"])):
+        logits = torch.tensor(done.result.path.log_p)
+        assert not torch.equal(logits.bfloat16().double(), logits)
+        rescored = model(input_ids=torch.from_numpy(np.concatenate([PROMPTS[done.tag % 5], done.result.path.tokens]))[None])
+        assert rescored.logits.dtype == torch.bfloat16

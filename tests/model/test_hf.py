@@ -9,15 +9,34 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
+from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.config import PACKAGE, identity_of
+from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.model.tiny import build_config
+from dflash_mcmc.rng import Key
 from dflash_mcmc.run import execute
+from dflash_mcmc.sampler.greedy import Greedy
 
 TINY = PACKAGE / "assets" / "tiny"
+SMALL = dict(vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64, eos_token_id=None, bos_token_id=None, pad_token_id=None)
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -107,11 +126,48 @@ def test_models_that_do_more_to_their_logits_are_refused():
         LanguageModel(Gemma2ForCausalLM(config).eval())
 
 
-def test_models_with_sliding_layers_are_refused():
-    config = Qwen3Config(vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, head_dim=8, use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    with pytest.raises(UserError, match="sliding_attention; allowed: full attention"):
-        LanguageModel(Qwen3ForCausalLM(config).eval())
+def test_within_a_sliding_window_a_model_is_full_attention_and_beyond_it_is_refused():
+    for config, cls in ((Qwen3Config(**SMALL, head_dim=8, use_sliding_window=True, sliding_window=24, max_window_layers=1),
+                         Qwen3ForCausalLM), (MistralConfig(**SMALL, sliding_window=24), MistralForCausalLM)):
+        torch.manual_seed(0)
+        model = cls(config).eval()
+        parts = LanguageModel(model)
+        assert parts.max_positions == 24
+        engine = BatchedEngine(parts, NoBlend(), 1, 24)
+        (done,) = engine.run([(0, Greedy(alpha=1.0).chain(np.arange(4), 20, Key(0)))])
+        with torch.inference_mode():
+            logits = model(input_ids=torch.from_numpy(np.concatenate([np.arange(4), done.result.path.tokens]))[None]).logits
+        log_p = torch.log_softmax(logits[0, 3:-1], dim=-1).gather(1, torch.from_numpy(done.result.path.tokens)[:, None])
+        np.testing.assert_allclose(done.result.path.log_p, log_p[:, 0], atol=1e-4)
+        with pytest.raises(UserError, match="allowed: 24"):
+            BatchedEngine(parts, NoBlend(), 1, 25)
+
+
+def test_ropes_that_grow_are_limited_to_the_length_where_they_do_not():
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    config = LlamaConfig(**{**SMALL, "max_position_embeddings": 128}, rope_parameters=rope)
+    assert LanguageModel(LlamaForCausalLM(config).eval()).max_positions == 32
+
+
+def test_recurrent_models_are_refused():
+    config = MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(UserError, match="allowed: "):
+        LanguageModel(MambaForCausalLM(config).eval())
+
+
+def test_bare_text_gets_the_models_own_special_tokens(make_config, checkpoint):
+    """Behind a chat template they would stand twice; without it they would be missing."""
+    path = checkpoint / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    special = {"id": "<|endoftext|>", "ids": [468], "tokens": ["<|endoftext|>"]}
+    single = [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    tokenizer["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": [],
+                                   "special_tokens": {"<|endoftext|>": special}}
+    path.write_text(json.dumps(tokenizer))
+    config = make_config(f"model.path={checkpoint}")
+    model = config.model.load("cpu")
+    assert model.encode("Ann", add_special_tokens=True)[0] == 468
+    assert model.encode("Ann")[0] != 468
 
 
 @pytest.mark.parametrize("condition", ["greedy", "temp", "ps", "blend_greedy", "blend_ps"])

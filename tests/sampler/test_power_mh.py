@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -10,10 +11,11 @@ import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.tabular import TabularEngine, TabularModel
-from dflash_mcmc.ops import Draw
+from dflash_mcmc.ops import Draw, Law
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import (
     PROMPT,
+    Target,
     balance_error,
     invariance_error,
     law_of,
@@ -22,6 +24,7 @@ from dflash_mcmc.testing import (
     total_variation,
     transition_matrix,
 )
+from tests.laws import power_law, product_law, published_law
 
 EXACT = 1e-12
 WRONG = 1e-3
@@ -50,36 +53,91 @@ OPTIONS = {
     "min_p": {"min_p": 0.2, "proposal_temperature": 0.9},
     "repetition_penalty": {"repetition_penalty": 1.4, "proposal_temperature": 0.8},
 }
+BLENDED = {"plain": {}, "hot_top_k": {"top_k": 2, "proposal_temperature": 0.7}, "horizon": {"cut": "horizon"}}
+_OF_Q = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("stop_ids", [(0,), (0, 2), ()], ids=["one_stop", "two_stops", "no_stop"])
-def test_step_leaves_the_power_target_invariant(options, stop_ids):
-    engine, sampler, horizon = engine_of(stop_ids), make(**options), 4
-    target = power_target(engine, horizon, sampler.alpha, sampler.law(), sampler.source())
+def q_by_hand(engine: TabularEngine, horizon: int, options: dict, blend=None) -> dict:
+    """The proposal law that the options say, by definition: nothing of it is asked of the sampler."""
+    temperature = options.get("proposal_temperature") or 1.0 / options.get("alpha", 4.0)
+    return product_law(engine.model, horizon, blend, temperature=temperature,
+                       **{name: options[name] for name in _OF_Q if name in options})
+
+
+def target_by_hand(engine: TabularEngine, horizon: int, options: dict, blend=None, proposal_blend=None) -> Target:
+    """p^alpha on the support of q, by definition."""
+    support = q_by_hand(engine, horizon, options, proposal_blend)
+    law = power_law(engine.model, horizon, options.get("alpha", 4.0), support, blend)
+    return Target(list(law), np.array(list(law.values())))
+
+
+def check_step(engine, sampler, target, horizon=4):
     matrix = transition_matrix(engine, sampler, horizon, target)
     assert np.abs(matrix.sum(axis=1) - 1.0).max() <= EXACT
     assert invariance_error(matrix, target) <= EXACT
     assert balance_error(matrix, target) <= EXACT
 
 
-@pytest.mark.parametrize("cut", ["current", "horizon"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("stop_ids", [(0,), (0, 2), ()], ids=["one_stop", "two_stops", "no_stop"])
+def test_step_leaves_the_power_target_invariant(options, stop_ids):
+    engine = engine_of(stop_ids)
+    check_step(engine, make(**options), target_by_hand(engine, 4, options))
+
+
+@pytest.mark.parametrize("options", BLENDED.values(), ids=BLENDED.keys())
 @pytest.mark.parametrize("proposal", ["base", "matched"])
 @pytest.mark.parametrize("norm", ["none", "final"])
-def test_step_leaves_the_blended_power_target_invariant(cut, proposal, norm):
-    engine = engine_of(blend=LayerBlend(beta=0.3, layer=0, norm=norm))
-    sampler = make(cut=cut, proposal=proposal)
-    target = power_target(engine, 4, sampler.alpha, sampler.law(), sampler.source())
-    matrix = transition_matrix(engine, sampler, 4, target)
-    assert invariance_error(matrix, target) <= EXACT
-    assert balance_error(matrix, target) <= EXACT
+@pytest.mark.parametrize("stop_ids", [(0,), (0, 2)], ids=["one_stop", "two_stops"])
+def test_step_leaves_the_blended_power_target_invariant(options, proposal, norm, stop_ids):
+    engine, blend = engine_of(stop_ids, LayerBlend(beta=0.3, layer=0, norm=norm)), (0.3, norm)
+    target = target_by_hand(engine, 4, options, blend, blend if proposal == "matched" else None)
+    check_step(engine, make(proposal=proposal, **options), target)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_proposal_law_is_what_the_options_say(options):
+    engine = engine_of((0, 2))
+    assert total_variation(drawn(engine, make(**options)), q_by_hand(engine, 3, options)) <= EXACT
+
+
+@pytest.mark.parametrize("norm", ["none", "final"])
+def test_proposal_is_drawn_from_the_logits_that_the_option_says(norm):
+    engine, blend = engine_of((0,), LayerBlend(beta=0.5, layer=0, norm=norm), seed=1), (0.5, norm)
+    laws = {"base": q_by_hand(engine, 3, {}), "matched": q_by_hand(engine, 3, {}, blend)}
+    for proposal, law in laws.items():
+        assert total_variation(drawn(engine, make(proposal=proposal)), law) <= EXACT
+    assert total_variation(laws["base"], laws["matched"]) > WRONG
+
+
+def drawn(engine, sampler) -> dict:
+    """Exact law of the first block's extension: the proposal law itself."""
+    sampler = dataclasses.replace(sampler, num_blocks=1, num_steps=0)
+    return law_of(lambda key: engine.run(sampler.chain(PROMPT, 3, key)).path)
+
+
+@dataclass(slots=True, kw_only=True)
+class IgnoresTheProposalsOptions(PowerMH):
+    def law(self):
+        return Law(1.0 / self.alpha)
+
+    def source(self):
+        return "blended"
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("cut_current", "cut_horizon", "alpha_below_one")])
+def test_a_proposal_that_ignores_its_options_fails(name):
+    engine = engine_of((0, 2))
+    law = drawn(engine, make(IgnoresTheProposalsOptions, **OPTIONS[name]))
+    assert total_variation(law, q_by_hand(engine, 3, OPTIONS[name])) > WRONG
 
 
 def test_blend_changes_the_target():
     plain, blended = engine_of(seed=1), engine_of(seed=1, blend=LayerBlend(beta=0.5, layer=0, norm="none"))
-    sampler = make()
-    laws = [power_target(e, 4, 4.0, sampler.law(), "base").probability for e in (plain, blended)]
+    laws = [target_by_hand(plain, 4, {}).probability, target_by_hand(blended, 4, {}, (0.5, "none")).probability]
     assert 0.5 * np.abs(laws[0] - laws[1]).sum() > WRONG
+    sampler = make()
+    assert np.allclose(power_target(blended, 4, 4.0, sampler.law(), "base").probability, laws[1], atol=EXACT)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -185,16 +243,65 @@ def test_mutants_fail(mutant, seed):
     assert invariance_error(transition_matrix(engine, sampler, 4, target), target) > WRONG
 
 
+@dataclass(slots=True, kw_only=True)
+class HorizonCutWithLengthTerm(PowerMH):
+    def log_ratio(self, path, proposal, cut):
+        return dataclasses.replace(make(), alpha=self.alpha).log_ratio(path, proposal, cut)
+
+
+def test_the_length_term_under_horizon_cuts_fails():
+    engine, options = engine_of((0,)), {"proposal_temperature": 0.5}
+    target = target_by_hand(engine, 4, options)
+    matrix = transition_matrix(engine, make(HorizonCutWithLengthTerm, cut="horizon", **options), 4, target)
+    assert invariance_error(matrix, target) > WRONG
+
+
+def published(cls=PowerMH, seed: int = 1, num_steps: int = 1) -> dict:
+    engine = engine_of((0,), seed=seed)
+    sampler = make(cls, rule="published", num_blocks=2, num_steps=num_steps, proposal_temperature=0.5)
+    return law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_published_rule_is_the_published_kernel(seed):
+    """Against the kernel written out from its description: caps, overlaps, return at a stop id, drifting blocks."""
+    expected = published_law(engine_of((0,), seed=seed).model, 4.0, 0.5, blocks=2, block_length=2, steps=1)
+    assert total_variation(published(seed=seed), expected) <= EXACT
+
+
+@dataclass(slots=True, kw_only=True)
+class PublishedWithFullSums(PowerMH):
+    def log_ratio(self, path, proposal, cut):
+        return self.log_weight(proposal, cut, None) - self.log_weight(path, cut, None)
+
+
+@dataclass(slots=True, kw_only=True)
+class PublishedWithoutCap(PowerMH):
+    def step(self, path, horizon, key):
+        exact = dataclasses.replace(self, rule="exact")
+        return (yield from PowerMH.step(exact, path, horizon, key))
+
+
+@pytest.mark.parametrize("mutant", [PublishedWithFullSums, PublishedWithoutCap])
+def test_mutants_of_the_published_rule_fail(mutant):
+    expected = published_law(engine_of((0,), seed=1).model, 4.0, 0.5, blocks=2, block_length=2, steps=1)
+    assert total_variation(published(mutant), expected) > WRONG
+
+
 def test_published_rule_misses_the_target_by_more_the_longer_it_runs():
     """Its proposals can only shorten a sequence: a stump without a stop id is where its mass ends up."""
-    engine, laws = engine_of((0,), seed=1), []
-    for num_steps in (1, 3):
-        sampler = make(rule="published", num_blocks=1, num_steps=num_steps, proposal_temperature=0.5)
-        laws.append(law_of(lambda key, s=sampler: engine.run(s.chain(PROMPT, 3, key)).path))
-    sampler = make(num_blocks=1, proposal_temperature=0.5)
+    model = engine_of((0,), seed=1).model
+    exact = power_law(model, 4, 4.0, product_law(model, 4))
+    errors = [total_variation(published_law(model, 4.0, 0.5, 1, 4, steps), exact) for steps in (4, 16, 64)]
+    assert WRONG < errors[0] < errors[1] < errors[2]
+
+
+def test_the_public_helpers_work_as_documented():
+    engine, sampler = engine_of((0,)), make()
     target = power_target(engine, 3, sampler.alpha, sampler.law(), sampler.source())
-    exact = dict(zip(target.states, target.probability.tolist(), strict=True))
-    lengths = [sum(p * len(t) for t, p in law.items()) for law in (*laws, exact)]
-    assert lengths[1] < lengths[0]
-    assert all(abs(sum(law.values()) - 1.0) <= EXACT for law in laws)
-    assert all(total_variation(law, exact) > WRONG for law in laws)
+    assert invariance_error(transition_matrix(engine, sampler, 3, target), target) <= EXACT
+    assert total_variation(product_target(engine, 3, sampler.law()), product_law(engine.model, 3, temperature=0.25)) <= EXACT
+    with pytest.raises(TypeError, match="no finite set of outcomes"):
+        law_of(lambda key: key.uniform())
+    with pytest.raises(AssertionError, match="is used twice"):
+        law_of(lambda key: (key.integer(2), key.integer(2)))

@@ -1,0 +1,120 @@
+"""Laws on the tabular model written out from their definitions, sharing no code with what they check."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from dflash_mcmc.engine.tabular import TabularModel
+
+PROMPT = (0,)
+
+
+def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple[float, str] | None) -> list[float]:
+    """Logits after a prefix; `blend` is (beta, norm) of a layer blend."""
+    last = [float(x) for x in model.logits(prefix, "last")]
+    if blend is None:
+        return last
+    beta, norm = blend
+    tapped = [float(x) for x in model.logits(prefix, "tapped")]
+    if norm == "final":
+        scale = math.sqrt(sum(x * x for x in tapped) / len(tapped))
+        tapped = [x / scale for x in tapped]
+    return [(1 - beta) * x + beta * y for x, y in zip(last, tapped, strict=True)]
+
+
+def conditional(logits: list[float], prefix: tuple[int, ...], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
+                min_p: float = 0.0, repetition_penalty: float = 1.0) -> dict[int, float]:
+    """Probabilities of the next token, with sorted lists."""
+    penalty = repetition_penalty
+    logits = [(x / penalty if x > 0 else x * penalty) if v in prefix else x for v, x in enumerate(logits)]
+    weights = {v: math.exp(x / temperature) for v, x in enumerate(logits)}
+    if top_k:
+        weights = dict(sorted(weights.items(), key=lambda item: -item[1])[:top_k])
+    if top_p < 1.0:
+        kept, mass, total = {}, 0.0, sum(weights.values())
+        for v, w in sorted(weights.items(), key=lambda item: -item[1]):
+            if mass >= top_p:
+                break
+            kept[v], mass = w, mass + w / total
+        weights = kept
+    if min_p:
+        weights = {v: w for v, w in weights.items() if w >= min_p * max(weights.values())}
+    return {v: w / sum(weights.values()) for v, w in weights.items()}
+
+
+def sequences(model: TabularModel, horizon: int) -> list[tuple[int, ...]]:
+    """Those with a stop id at the end and only there, and full-length ones without."""
+    stops = set(model.stop_ids)
+    return [tokens for length in range(1, horizon + 1) for tokens in itertools.product(range(model.vocab_size), repeat=length)
+            if not stops & set(tokens[:-1]) and (tokens[-1] in stops or length == horizon)]
+
+
+def product_law(model: TabularModel, horizon: int, blend: tuple[float, str] | None = None, **options) -> dict:
+    """The law of drawing token by token."""
+    law = {}
+    for tokens in sequences(model, horizon):
+        probability = 1.0
+        for position, token in enumerate(tokens):
+            prefix = (*PROMPT, *tokens[:position])
+            probability *= conditional(logits_of(model, prefix, blend), prefix, **options).get(token, 0.0)
+        if probability:
+            law[tokens] = probability
+    return law
+
+
+def power_law(model: TabularModel, horizon: int, alpha: float, support: dict, blend: tuple[float, str] | None = None) -> dict:
+    """p^alpha of the blended model over the sequences of `support`, normalised."""
+    p = product_law(model, horizon, blend)
+    weights = {tokens: p[tokens] ** alpha for tokens in support}
+    return {tokens: weight / sum(weights.values()) for tokens, weight in weights.items()}
+
+
+def published_law(model: TabularModel, alpha: float, temperature: float, blocks: int, block_length: int, steps: int) -> dict:
+    """The kernel of arXiv 2510.14901's code: capped proposals, overlap only, no length term, return at the first stop id."""
+    stops, done, live = set(model.stop_ids), {}, {(): 1.0}
+
+    def add(law: dict, tokens: tuple, probability: float) -> None:
+        law[tokens] = law.get(tokens, 0.0) + probability
+
+    def grow(tokens: tuple, length: int) -> dict:
+        """Continuations up to a length or a stop id, with their probability under q."""
+        if len(tokens) >= length or (tokens[-1:] and tokens[-1] in stops):
+            return {tokens: 1.0}
+        grown, prefix = {}, (*PROMPT, *tokens)
+        for token, q in conditional(logits_of(model, prefix, None), prefix, temperature).items():
+            for longer, rest in grow((*tokens, token), length).items():
+                add(grown, longer, q * rest)
+        return grown
+
+    def log_weight(tokens: tuple, start: int, stop: int) -> float:
+        total = 0.0
+        for position in range(start, stop):
+            prefix = (*PROMPT, *tokens[:position])
+            logits = logits_of(model, prefix, None)
+            total += alpha * math.log(conditional(logits, prefix)[tokens[position]])
+            total -= math.log(conditional(logits, prefix, temperature)[tokens[position]])
+        return total
+
+    for _ in range(blocks):
+        states: dict = {}
+        for tokens, probability in live.items():
+            for longer, q in grow(tokens, len(tokens) + block_length).items():
+                add(states, longer, probability * q)
+        for _ in range(steps):
+            moved: dict = {}
+            for x, probability in states.items():
+                for cut in range(len(x)):
+                    for y, q in grow(x[:cut], len(x)).items():
+                        overlap = min(len(x), len(y))
+                        ratio = log_weight(y, cut, overlap) - log_weight(x, cut, overlap)
+                        accept = math.exp(min(0.0, ratio))
+                        add(moved, y, probability / len(x) * q * accept)
+                        add(moved, x, probability / len(x) * q * (1.0 - accept))
+            states = moved
+        live = {}
+        for tokens, probability in states.items():
+            add(done if tokens[-1] in stops else live, tokens, probability)
+    for tokens, probability in live.items():
+        add(done, tokens, probability)
+    return done
