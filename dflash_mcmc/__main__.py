@@ -54,7 +54,8 @@ def _main(arguments: list[str]) -> None:
 
         result = execute(to_config(composed))
         drawn = f"{result.num_new} new samples" if result.num_new else "complete before, nothing drawn"
-        print(f"{result.folder}: {drawn}")
+        beyond = f"; {result.num_beyond} more than asked for are recorded, and counted" if result.num_beyond else ""
+        print(f"{result.folder}: {drawn}{beyond}")
         folders.append(result.folder)
         return result.summary.get("accuracy")
 

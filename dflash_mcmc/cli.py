@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -49,6 +50,11 @@ def check_command(arguments: list[str]) -> None:
     parsed = _parse(arguments)
     if any(getattr(parsed, name, None) for name in ("help", "hydra_help", "version", "shell_completion")):
         return
+    for option in ("config_name", "config_path"):
+        if getattr(parsed, option):
+            flag = option.replace("_", "-")
+            raise UserError(f"--{flag}: given {getattr(parsed, option)!r}; allowed: group=option, field=value, and a folder "
+                            "of your own options with --config-dir")
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         for overrides in _jobs(parsed):
             to_config(compose_checked("config", overrides))
@@ -68,20 +74,20 @@ def compose_checked(config_name: str, overrides: list[str]) -> DictConfig:
         composed = compose(config_name, overrides)
         OmegaConf.resolve(composed)
         return composed
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as error:
         raise _explain(error, config_name, overrides) from error
 
 
 def _parse(arguments: list[str]) -> Namespace:
     parsed = get_args_parser().parse_args(arguments)
-    extra = [f"hydra.searchpath=[{Path(parsed.config_dir).resolve().as_uri()}]"] if parsed.config_dir else []
+    extra = [f"hydra.searchpath=['file://{Path(parsed.config_dir).resolve()}']"] if parsed.config_dir else []
     parsed.overrides = extra + parsed.overrides
     return parsed
 
 
 def _jobs(parsed: Namespace) -> Iterator[list[str]]:
     """The overrides of every job of a sweep, or those of the one job."""
-    parser = OverridesParser.create()
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     choices = []
     for text in parsed.overrides:
         try:
@@ -92,7 +98,11 @@ def _jobs(parsed: Namespace) -> Iterator[list[str]]:
             if not parsed.multirun:
                 raise UserError(f"{override.key_or_group}: given several values, {text.partition('=')[2]}; allowed: one, or a "
                                 "sweep: -m before the overrides")
-            choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
+            try:
+                values = list(override.sweep_string_iterator())
+            except (HydraException, ValueError, TypeError, AttributeError) as error:
+                raise UserError(f"cannot read {text!r}: {' '.join(str(error).split())}") from error
+            choices.append([f"{override.get_key_element()}={value}" for value in values])
         else:
             choices.append([text])
     for job in itertools.product(*choices):
@@ -128,7 +138,7 @@ def _unknown_group(name: str, config_name: str, overrides: list[str]) -> UserErr
 def _unknown_option(name: str, config_name: str, overrides: list[str]) -> UserError:
     group, _, option = name.rpartition("/")
     folders = [config_folder(), *(Path(part) for text in overrides if text.startswith("hydra.searchpath=")
-                                  for part in re.findall(r"file://([^\],]+)", text))]
+                                  for part in re.findall(r"file://([^']+)", text))]
     known = sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
     return UserError(f"{group}: unknown option {option!r}{did_you_mean(option, known)}; allowed: {', '.join(known)}")
 

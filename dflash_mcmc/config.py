@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ class Condition:
 class Config:
     """One run: a condition on a dataset with a model."""
 
-    experiment: str = runtime("name of the folder of runs, and the group in the tracker")
+    name: str = runtime("of the experiment: its folder of runs, and the group in the tracker; letters, digits, . _ -")
     condition: Condition = dataclasses.field(default_factory=Condition)
     seed: int = identity("of all randomness")
     num_chains: int = runtime("samples of each problem; may be raised later", ge=1)
@@ -62,8 +63,7 @@ class Config:
         """The run's name in tables: its condition, or what it is made of."""
         if self.condition.name:
             return self.condition.name
-        blend = name_of(self.blend)
-        return name_of(self.sampler) if blend == "none" else f"{blend}_{name_of(self.sampler)}"
+        return "_".join(_parts(self)[:-1])
 
 
 def store_schemas() -> None:
@@ -113,7 +113,7 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
     types = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         spec = spec_of(field)
-        if OmegaConf.is_missing(node, field.name):
+        if field.name not in node or OmegaConf.is_missing(node, field.name):
             allowed = spec.describe(types[field.name]) if spec else f"an option of the group, {field.name}=..."
             raise UserError(f"{prefix}{field.name}: not given; allowed: {allowed}")
         child = OmegaConf.select(node, field.name)
@@ -129,6 +129,9 @@ def unknown_field(name: str, known: list[str]) -> UserError:
 
 
 def _check_condition(config: Config) -> None:
+    for field, name in (("name", config.name), ("condition.name", config.condition.name or "x")):
+        if not re.fullmatch(r"[\w-][\w.-]*", name):
+            raise ConfigError(field, name, "letters, digits, . _ - (it is the name of a folder)")
     for group in ("sampler", "blend"):
         stands_for, chosen = getattr(config.condition, group), name_of(getattr(config, group))
         if stands_for is not None and stands_for != chosen:
@@ -141,6 +144,10 @@ def identity_of(config: Config) -> dict[str, object]:
     values: dict[str, object] = {"version": IDENTITY_VERSION}
     values.update({group: name_of(getattr(config, group)) for group in GROUPS if group not in ("hardware", "tracker")})
     values.update({name: value for name, field, _, value in walk(config) if spec_of(field).role == "identity"})
+    for group in GROUPS:
+        component = getattr(config, group)
+        if hasattr(component, "canonical"):
+            values.update({f"{group}.{name}": value for name, value in component.canonical(config).items()})
     values["model.content"] = config.model.fingerprint()
     values["dataset.content"] = config.dataset.fingerprint()
     return values
@@ -153,8 +160,14 @@ def identity_hash(config: Config) -> str:
 
 
 def run_folder(config: Config) -> Path:
-    """`outputs/<experiment>/<label>-<identity>`."""
-    return Path(config.paths.outputs) / config.experiment / f"{config.label()}-{identity_hash(config)}"
+    """`outputs/<name>/<parts>-<identity>`: a function of the identity alone, whatever the condition is called."""
+    return Path(config.paths.outputs) / config.name / "-".join([*_parts(config), identity_hash(config)])
+
+
+def _parts(config: Config) -> list[str]:
+    """Blend, sampler and dataset, for a reader of the folder."""
+    blend = name_of(config.blend)
+    return [*([] if blend == "none" else [blend]), name_of(config.sampler), name_of(config.dataset)]
 
 
 def plain(config: Config) -> dict[str, object]:

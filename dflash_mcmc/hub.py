@@ -16,12 +16,12 @@ def reachable() -> bool:
     import huggingface_hub.constants as hub
 
     if not hub.HF_HUB_OFFLINE:
-        import httpx
-
         try:
+            import httpx
+
             httpx.head(hub.ENDPOINT, timeout=_SECONDS)
             return True
-        except httpx.HTTPError:
+        except Exception:  # no route, no name, a proxy that cannot be spoken to: the hub cannot be reached
             import datasets.config
 
             hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True

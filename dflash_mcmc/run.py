@@ -37,6 +37,8 @@ class RunResult(NamedTuple):
     summary: dict
     num_new: int
     """Samples drawn by this start."""
+    num_beyond: int
+    """Samples of earlier starts that were not asked for now: the summary covers them too."""
 
 
 class _Pending(NamedTuple):
@@ -61,7 +63,7 @@ def execute(config: Config) -> RunResult:
             _sample(store, config, model, pending)
         summary = stats.summarise(config.label(), store.records)
         store.write_summary(summary)
-    return RunResult(folder, summary, len(todo))
+    return RunResult(folder, summary, len(todo), len(store.records) - len(problems) * config.num_chains)
 
 
 def _describe(store: RunStore, config: Config, device: str) -> None:
@@ -81,17 +83,30 @@ def _sample(store: RunStore, config: Config, model: LanguageModel, pending: list
     """Draws, grades and records the pending samples. What is under way when it is stopped is given up, not recorded."""
     from tqdm import tqdm
 
-    info = RunInfo(identity_hash(config), config.experiment, config.label(), store.folder.name, plain(config), store.folder,
-                   len(store.records))
+    info = RunInfo(identity_hash(config), config.name, config.label(), plain(config), store.folder)
     tracker, exit_code = Guarded(config.tracker, info), 1
     pool = config.grader.start()
     # 0.5 s between redraws: where the output is no terminal each one is a line.
     bar = tqdm(total=len(pending), unit="sample", desc=config.label(), smoothing=0.1, mininterval=0.5, dynamic_ncols=True)
-    try:
-        for grade, done in _graded(config, model, pool, pending):
-            store.append(_record(pending[done.tag], grade, done, model))
+    drawn: dict[int, Finished] = {}
+
+    def record(wait: bool = False) -> None:
+        for number, grade in pool.finished(wait):
+            store.append(_record(pending[number], grade, drawn.pop(number), model))
             tracker.log(_metrics(store.records[-1]), len(store.records))
             _show(bar, store.records)
+
+    try:
+        try:
+            for done in _draw(config, model, pending):
+                if done is not None:
+                    drawn[done.tag] = done
+                    pool.submit(done.tag, model.decode(done.result.path.tokens), pending[done.tag].problem.answer)
+                record()
+        except KeyboardInterrupt:
+            record()  # what is graded is kept; what is not is drawn again
+            raise
+        record(wait=True)
         tracker.summary(stats.summarise(config.label(), store.records), store.records)
         exit_code = 0
     finally:
@@ -117,22 +132,15 @@ def _encode(config: Config, model: LanguageModel, todo: list[tuple[Problem, int]
     return [_Pending(problem, chain, prompts[problem.id]) for problem, chain in todo]
 
 
-def _graded(config: Config, model: LanguageModel, pool, pending: list[_Pending]) -> Iterator[tuple[Grade, Finished]]:
-    """Samples as they are drawn and graded. Grading goes on beside the drawing."""
+def _draw(config: Config, model: LanguageModel, pending: list[_Pending]) -> Iterator[Finished | None]:
+    """Samples as they are drawn, and None after every step."""
     from dflash_mcmc.engine.batched import BatchedEngine
 
     longest = max(len(entry.prompt) for entry in pending) + config.dataset.max_new_tokens
     hardware = config.hardware
     engine = BatchedEngine(model, config.blend, min(hardware.num_slots, len(pending)), longest, hardware.prefill_chunk,
                            hardware.reuse_prefix)
-    drawn: dict[int, Finished] = {}
-    for done in engine.run((number, _chain(config, entry)) for number, entry in enumerate(pending)):
-        drawn[done.tag] = done
-        pool.submit(done.tag, model.decode(done.result.path.tokens), pending[done.tag].problem.answer)
-        for tag, grade in pool.finished():
-            yield grade, drawn.pop(tag)
-    for tag, grade in pool.finished(wait=True):
-        yield grade, drawn.pop(tag)
+    return engine.steps((number, _chain(config, entry)) for number, entry in enumerate(pending))
 
 
 def _chain(config: Config, entry: _Pending):
@@ -170,14 +178,16 @@ def _show(bar, records: list[dict]) -> None:
 
 
 def _commit() -> dict[str, object]:
-    """Commit of the code, and whether it was changed since; null outside a checkout."""
+    """Commit of the code, and whether anything of it was changed since; null outside a checkout of this project."""
     def git(*arguments: str) -> str | None:
         done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else None
 
     try:
-        commit = git("rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--", str(PACKAGE))) if commit else None}
+        top = git("rev-parse", "--show-toplevel")
+        if top is None or Path(top) != PACKAGE.parent:
+            return {"commit": None, "dirty": None}
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except OSError:  # no git on this machine
         return {"commit": None, "dirty": None}
 

@@ -33,10 +33,14 @@ def accuracy(records: list[dict]) -> Interval:
     if len(by_problem) == len(records):
         interval = stats.binomtest(correct, len(records)).proportion_ci(_CONFIDENCE, method="wilson")
         return Interval(value, interval.low, interval.high)
+    if len(by_problem) == 1:
+        return Interval(value, 0.0, 1.0)
+    shares = {sum(v) / len(v) for v in by_problem.values()}
+    if len(shares) == 1 and shares <= {0.0, 1.0}:  # nothing varies that could be drawn anew: problems are what counts
+        interval = stats.binomtest(round(value * len(by_problem)), len(by_problem)).proportion_ci(_CONFIDENCE, method="wilson")
+        return Interval(value, interval.low, interval.high)
     hits = np.array([sum(v) for v in by_problem.values()])
     sizes = np.array([len(v) for v in by_problem.values()])
-    if len(hits) == 1:
-        return Interval(value, 0.0, 1.0)
     found = stats.bootstrap((hits, sizes), lambda h, n, axis: h.sum(axis) / n.sum(axis), paired=True, vectorized=True,
                             confidence_level=_CONFIDENCE, method="percentile", rng=np.random.default_rng(0))
     return Interval(value, float(found.confidence_interval.low), float(found.confidence_interval.high))

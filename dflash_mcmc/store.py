@@ -32,6 +32,7 @@ class RunStore:
     def __init__(self, folder: Path):
         self.folder = folder
         self.records: list[dict] = []
+        self._keys: set[tuple[str, int]] = set()
         self._synced = 0.0
         self._file = None
 
@@ -39,20 +40,24 @@ class RunStore:
     @contextmanager
     def open(cls, folder: Path) -> Iterator[RunStore]:
         """Locks the folder, makes it where needed, reads its records. Raises RunBusy, or UserError for a corrupt file."""
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"paths.outputs: cannot make {folder}: {error.strerror}") from error
         store = cls(folder)
         with _lock(folder / "lock"):
+            for left in folder.glob(".*.tmp"):  # a file that a killed process was replacing
+                left.unlink()
             store.records = _repair(folder / RECORDS)
+            store._keys = store.recorded()
             store._file = (folder / RECORDS).open("ab", buffering=0)
             try:
                 yield store
             finally:
                 os.fsync(store._file.fileno())
                 store._file.close()
-                if not store.records and not (folder / "run.json").exists():  # refused before anything was done
-                    for name in (RECORDS, "lock"):
-                        (folder / name).unlink()
-                    folder.rmdir()
+                if not store.records and not (folder / "run.json").exists():
+                    _remove(folder)
 
     def recorded(self) -> set[tuple[str, int]]:
         """(problem id, chain) of every record."""
@@ -60,10 +65,13 @@ class RunStore:
 
     def append(self, record: dict) -> None:
         """Writes one line in one call. After it returns, killing the process cannot lose it."""
+        if (record["problem"], record["chain"]) in self._keys:
+            raise ValueError(f"problem {record['problem']}, chain {record['chain']} is recorded already")
         line = json.dumps(record, ensure_ascii=True, allow_nan=False).encode() + b"\n"
         if self._file.write(line) != len(line):
             raise OSError(f"{self.folder / RECORDS}: a record was written in part: is the disk full?")
         self.records.append(record)
+        self._keys.add((record["problem"], record["chain"]))
         if time.monotonic() - self._synced > _SYNC_SECONDS:  # against a failing machine, not a failing process
             os.fsync(self._file.fileno())
             self._synced = time.monotonic()
@@ -87,9 +95,20 @@ def read_records(folder: Path) -> list[dict]:
     return _parse(path, path.read_bytes())[0] if path.is_file() else []
 
 
+def _remove(folder: Path) -> None:
+    """A folder of which nothing came: the run was refused before anything was drawn."""
+    for name in (RECORDS, "config.yaml", "lock"):
+        (folder / name).unlink(missing_ok=True)
+    for empty in (folder, folder.parent):
+        try:
+            empty.rmdir()
+        except OSError:  # something else is in it
+            return
+
+
 def write_atomically(path: Path, text: str) -> None:
     """The file is the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -132,6 +151,8 @@ def _lock(path: Path) -> Iterator[None]:
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:
+                raise RunBusy(f"{path.parent}: another process has just removed this run's folder; try again")
         except BlockingIOError as error:
             file.seek(0)
             owner = file.read().strip() or "another process"

@@ -22,7 +22,7 @@ MISTAKES = {
     "unknown root key": (["sede=3"], "sede", "did you mean 'seed'"),
     "added unknown root key": (["+sede=3"], "sede", "did you mean 'seed'"),
     "unknown group": (["smapler=greedy"], "smapler", "did you mean 'sampler'"),
-    "unknown parent": (["foo.bar=1"], "foo", "allowed: experiment"),
+    "unknown parent": (["foo.bar=1"], "foo", "allowed: name"),
     "unknown option": (["sampler=power_hm"], "sampler", "did you mean 'power_mh'"),
     "unknown condition": (["condition=bled_ps"], "condition", "did you mean 'blend_ps'"),
     "text for a number": (["sampler.alpha=hot"], "sampler.alpha", "'hot'; allowed: a number > 0"),
@@ -56,6 +56,14 @@ MISTAKES = {
     "several values without a sweep": (["sampler.alpha=2,4"], "sampler.alpha", "-m before the overrides"),
     "not an override": (["sampler.alpha 2"], "sampler.alpha 2", "field=value"),
     "last point of a sweep": (["-m", "sampler.alpha=2,4,-4"], "sampler.alpha", "-4.0; allowed: a number > 0"),
+    "field left out": (["~seed"], "seed", "not given"),
+    "name that leaves the folder": (["name=../evil"], "name", "letters, digits"),
+    "condition that leaves the folder": (["condition.name=../evil"], "condition.name", "letters, digits"),
+    "another root configuration": (["--config-name", "train"], "--config-name", "--config-dir"),
+    "null for a group": (["sampler=null"], "sampler", "sampler"),
+    "a sweep of choices that do not fit": (["-m", "sampler.alpha=choice(1,2),x"], "sampler.alpha", "cannot read"),
+    "hub name that is none": (["model.path=foo bar", "blend=layer"], "model.path", "a hub name such as"),
+    "unknown experiment": (["experiment=dmeo"], "experiment", "did you mean 'demo'"),
     "group left out": (["~sampler"], "sampler", "not given"),
 }
 
@@ -117,10 +125,17 @@ def test_identity_changes_with_what_can_change_an_output(make_config):
 def test_identity_does_not_change_with_the_rest(make_config):
     base = identity_hash(make_config())
     for override in ("dataset.limit=3", "num_chains=4", "hardware.num_slots=2", "tracker=jsonl", "experiment=demo",
-                     "hardware.device=cpu", "condition=ps", "grader.num_workers=2"):
+                     "hardware.device=cpu", "condition=ps", "grader.num_workers=2", "name=other", "sampler.proposal=matched",
+                     "sampler.proposal_temperature=0.25", "model.revision=main"):
         assert identity_hash(make_config(override)) == base, override
     greedy = identity_hash(make_config("sampler=greedy"))
     assert identity_hash(make_config("sampler=greedy", "sampler.alpha=2")) == greedy
+    warm = identity_hash(make_config("sampler=temperature", "sampler.temperature=0.5"))
+    assert identity_hash(make_config("sampler=temperature", "sampler.alpha=2")) == warm
+    assert identity_hash(make_config("sampler=temperature", "sampler.temperature=0.5", "sampler.alpha=9")) == warm
+    blended = identity_hash(make_config("blend=layer", "blend.layer=-3"))
+    assert identity_hash(make_config("blend=layer", "blend.layer=5")) == blended
+    assert identity_hash(make_config("blend=layer", "sampler.proposal=matched")) != blended
 
 
 def test_identity_names_model_and_dataset_content(make_config):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.errors import RunBusy
+from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.run import execute
 from dflash_mcmc.store import RECORDS, RunStore
 from tests.conftest import ROOT
@@ -56,12 +56,11 @@ def uninterrupted(tmp_path_factory):
     """Records of one run in one go, over 12 problems with 2 chains."""
     folder = tmp_path_factory.mktemp("whole")
     _finish(folder)
-    (made,) = (folder / "outputs/demo").glob("ps-*")
-    return records_of(made)
+    return records_of(folder_of(folder))
 
 
-def _finish(folder: Path) -> None:
-    with _start(folder, "dataset.limit=12", "num_chains=2") as run:
+def _finish(folder: Path, *overrides: str) -> None:
+    with _start(folder, *(overrides or ("dataset.limit=12", "num_chains=2"))) as run:
         _, told = run.communicate(timeout=300)
         assert run.returncode == 0, told
 
@@ -105,6 +104,26 @@ def test_complete_run_draws_nothing_and_loads_no_model(make_config, monkeypatch)
     second = execute(make_config(*QUICK, "dataset.limit=3"))
     assert (first.num_new, second.num_new) == (3, 0)
     assert first.summary == second.summary
+
+
+def test_fewer_problems_than_recorded_is_told(make_config, command, tmp_path):
+    execute(make_config("sampler=greedy", "dataset.limit=4"))
+    assert execute(make_config("sampler=greedy", "dataset.limit=3")).num_beyond == 1
+    done = command("dflash_mcmc", "sampler=greedy", "dataset.limit=2", "tracker=none", f"paths.outputs={tmp_path}")
+    assert "2 more than asked for are recorded, and counted" in done.stdout
+
+
+def test_problems_with_one_id_are_refused(make_config, tmp_path):
+    row = {"problem": "q", "answer": "1", "level": 1, "subject": "s", "unique_id": "x"}
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
+    with pytest.raises(UserError, match="the id 'x' stands twice"):
+        execute(make_config("dataset=math500", f"dataset.path={tmp_path}/rows.jsonl", "dataset.max_new_tokens=16"))
+
+
+def test_outputs_that_cannot_be_made_are_one_line(make_config, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"paths.outputs: cannot make"):
+        execute(make_config("dataset.limit=1", f"paths.outputs={tmp_path / 'file'}"))
 
 
 def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupted):
@@ -172,45 +191,70 @@ def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterru
     assert run.returncode == 130
     assert "run the same command again" in told
     assert "Traceback" not in told
-    (folder,) = (tmp_path / "outputs/demo").glob("ps-*")
+    folder = folder_of(tmp_path)
     assert 2 <= len(records_of(folder)) < 24
     _finish(tmp_path)
     same(records_of(folder), uninterrupted)
 
 
-def kill_and_continue(tmp_path: Path, uninterrupted: dict, moments: list[float]) -> int:
-    """Kills a run at each moment (seconds after its start) and lets it end. Returns the number of starts."""
-    starts = 0
-    for moment in moments:
-        with _start(tmp_path, "dataset.limit=12", "num_chains=2", "hardware.num_slots=4") as run:
-            try:
-                run.communicate(timeout=moment)
-            except subprocess.TimeoutExpired:
-                os.killpg(run.pid, signal.SIGKILL)
-            starts += 1
-    _finish(tmp_path)
-    (folder,) = (tmp_path / "outputs/demo").glob("ps-*")
-    same(records_of(folder), uninterrupted)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["num_samples"] == 24
-    return starts
+def kill_and_continue(tmp_path: Path, moments: list[tuple[int, float]]) -> list[int]:
+    """Kills a run again and again, each time so many seconds after its k-th new record, and lets it end.
+
+    Returns the number of records that lay there after each kill.
+    """
+    found = [0]
+    for new, delay in moments:
+        with _start(tmp_path, *LONG, "hardware.num_slots=4") as run:
+            _wait_for_records(tmp_path, found[-1] + new, run)
+            time.sleep(delay)
+            os.killpg(run.pid, signal.SIGKILL)
+            run.communicate()
+        (records,) = (tmp_path / "outputs/demo").glob(f"power_mh-*/{RECORDS}")
+        found.append(records.read_bytes().count(b"\n"))
+    _finish(tmp_path, *LONG)
+    return found[1:]
 
 
-def test_killed_at_some_moments_it_ends_in_the_same_records(tmp_path, uninterrupted):
-    assert kill_and_continue(tmp_path, uninterrupted, [3.0, 5.0, 6.0]) == 3
+def folder_of(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "outputs/demo").glob("power_mh-*")
+    return folder
+
+
+LONG = ("dataset.limit=24", "num_chains=2")
+NUM_LONG = 48
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_long(tmp_path_factory):
+    """Records of one run in one go, over 24 problems with 2 chains."""
+    folder = tmp_path_factory.mktemp("long")
+    _finish(folder, *LONG)
+    return records_of(folder_of(folder))
+
+
+def test_killed_at_some_moments_it_ends_in_the_same_records(tmp_path, uninterrupted_long):
+    found = kill_and_continue(tmp_path, [(1, 0.0), (4, 0.05), (3, 0.3)])
+    assert all(0 < number < NUM_LONG for number in found)
+    same(records_of(folder_of(tmp_path)), uninterrupted_long)
+    assert json.loads((folder_of(tmp_path) / "summary.json").read_text())["num_samples"] == NUM_LONG
 
 
 @pytest.mark.slow
-def test_killed_at_20_random_moments_it_ends_in_the_same_records(tmp_path, uninterrupted):
+def test_killed_at_20_random_moments_it_ends_in_the_same_records(tmp_path, uninterrupted_long):
     chances = random.Random(0)
-    assert kill_and_continue(tmp_path, uninterrupted, [chances.uniform(0.5, 7.0) for _ in range(20)]) == 20
+    found = kill_and_continue(tmp_path, [(1, chances.uniform(0.0, 0.3)) for _ in range(20)])
+    assert len(found) == 20
+    assert sum(0 < number < NUM_LONG for number in found) >= 10
+    same(records_of(folder_of(tmp_path)), uninterrupted_long)
 
 
 def _wait_for_records(folder: Path, count: int, run: subprocess.Popen) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and run.poll() is None:
-        found = list((folder / "outputs/demo").glob(f"ps-*/{RECORDS}"))
-        if found and len(found[0].read_bytes().splitlines()) >= count:
+        found = list((folder / "outputs/demo").glob(f"power_mh-*/{RECORDS}"))
+        if found and found[0].read_bytes().count(b"\n") >= count:
             return
         time.sleep(0.02)
+    if run.poll() == 0:
+        return  # it has ended: a late kill
     pytest.fail(f"the run did not record {count} samples: exit code {run.poll()}")

@@ -36,6 +36,12 @@ def test_several_chains_of_a_problem_are_not_independent():
     assert share == accuracy(list(reversed(records)))
 
 
+def test_problems_that_all_agree_still_leave_doubt():
+    for verdict, low, high in (("correct", 0.722, 1.0), ("wrong", 0.0, 0.278)):
+        share = accuracy([record(str(n), verdict, chain) for n in range(10) for chain in range(2)])
+        assert (share.low, share.high) == pytest.approx((low, high), abs=5e-4)
+
+
 def test_one_problem_says_nothing_about_others():
     assert accuracy([record("a", "correct", 0), record("a", "correct", 1)])[1:] == (0.0, 1.0)
 

@@ -81,6 +81,21 @@ def test_a_second_writer_is_refused_and_the_kernel_frees_the_lock(tmp_path):
     write(tmp_path, record("a"))
 
 
+def test_a_recorded_sample_is_not_recorded_again(tmp_path):
+    with RunStore.open(tmp_path) as store:
+        store.append(record("a"))
+        with pytest.raises(ValueError, match="is recorded already"):
+            store.append(record("a"))
+    assert len(read_records(tmp_path)) == 1
+
+
+def test_what_a_killed_process_was_replacing_is_cleaned_up(tmp_path):
+    write(tmp_path, record("a"))
+    (tmp_path / ".run.json.123.tmp").write_text("{")
+    write(tmp_path, record("b"))
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_a_folder_of_which_nothing_came_is_removed(tmp_path):
     with RunStore.open(tmp_path / "run"):
         pass

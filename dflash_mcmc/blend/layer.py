@@ -36,6 +36,11 @@ class LayerBlend:
         if num_layers is not None:
             self.tapped_layers(num_layers)
 
+    def canonical(self, config: Config) -> dict[str, object]:
+        """-3 and 33 of 36 are one layer."""
+        num_layers = config.model.num_layers()
+        return {} if num_layers is None else {"layer": self.layer % num_layers}
+
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
         """The decoder layers whose outputs `mix` takes, 0-based. Raises ConfigError for one that the model lacks."""
         if not -num_layers <= self.layer < num_layers:

@@ -36,6 +36,20 @@ def load_rows(name: str, subset: str | None, path: str | None, revision: str | N
     return list(rows)
 
 
+def unique(problems: list[Problem]) -> list[Problem]:
+    """The problems, if each has an id of its own and texts where texts belong. Raises UserError, of one line."""
+    seen = set()
+    for problem in problems:
+        if problem.id in seen:
+            raise UserError(f"dataset.path: the id {problem.id!r} stands twice; allowed: an id of its own for each problem")
+        seen.add(problem.id)
+        for name in ("id", "question", "answer"):
+            if not isinstance(getattr(problem, name), str):
+                raise UserError(f"dataset.path: problem {problem.id!r} has {getattr(problem, name)!r} for its {name}; "
+                                "allowed: a text")
+    return problems
+
+
 def content_hash(problems: Iterable[Problem]) -> str:
     """Hash of ids, questions and answers."""
     digest = hashlib.sha256()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.dataset import check_prompt, content_hash, load_rows
+from dflash_mcmc.dataset import check_prompt, content_hash, load_rows, unique
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
@@ -42,11 +42,15 @@ class Gsm8k:
 
     def _all(self) -> list[Problem]:
         rows = load_rows("openai/gsm8k", "main", self.path, self.revision, ("question", "answer"))
-        return [Problem(f"gsm8k-{n:04d}", row["question"], _gold(row["answer"], n)) for n, row in enumerate(rows)]
+        return unique([Problem(f"gsm8k-{n:04d}", row["question"], _gold(row["answer"], n)) for n, row in enumerate(rows)])
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The content is part of the identity, so the revision need not be."""
+        return {"revision": None}
 
 
 def _gold(solution: str, number: int) -> str:
     """What follows the mark, without digit separators."""
-    if _MARK not in solution:
+    if not isinstance(solution, str) or _MARK not in solution:
         raise UserError(f"dataset.path: row {number} has no final answer behind {_MARK!r}")
     return solution.rpartition(_MARK)[2].strip().replace(",", "")

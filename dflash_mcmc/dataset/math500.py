@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.dataset import check_prompt, content_hash, load_rows
+from dflash_mcmc.dataset import check_prompt, content_hash, load_rows, unique
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
@@ -40,4 +40,8 @@ class Math500:
     def _all(self) -> list[Problem]:
         columns = ("problem", "answer", "level", "subject", "unique_id")
         rows = load_rows("HuggingFaceH4/MATH-500", None, self.path, self.revision, columns)
-        return [Problem(r["unique_id"], r["problem"], r["answer"], int(r["level"]), r["subject"]) for r in rows]
+        return unique([Problem(r["unique_id"], r["problem"], r["answer"], r["level"], r["subject"]) for r in rows])
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The content is part of the identity, so the revision need not be."""
+        return {"revision": None}

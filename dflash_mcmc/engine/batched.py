@@ -73,9 +73,13 @@ class BatchedEngine:
         self._slots: list[Slot] = []
         self._unread: dict[int, tuple[int, int]] = {}  # row -> span to be read before the next step
 
-    @torch.inference_mode()
     def run(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished]:
         """Yields chains as they end. `chains` are (tag, generator) pairs, taken as slots fall free."""
+        return (done for done in self.steps(chains) if done is not None)
+
+    @torch.inference_mode()
+    def steps(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished | None]:
+        """The same, and None after every step, so that the caller can do something else in between."""
         self._waiting = iter(chains)
         self._slots, self._unread = [], {}
         with self.model.tapped(self._tapped_layers) as self._tapped:
@@ -88,6 +92,7 @@ class BatchedEngine:
                     slot.share_seconds += (time.perf_counter() - started) / live
                 for row in reversed(ended):
                     yield from self._advance(row, self._collect(row))
+                yield None
 
     def _fill(self) -> Iterator[Finished]:
         while len(self._slots) < self.num_slots:

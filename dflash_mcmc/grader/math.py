@@ -6,11 +6,16 @@ not answer in time is killed and replaced.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import signal
+import sys
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Grade
@@ -18,10 +23,13 @@ from dflash_mcmc.types import Grade
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from pebble import ProcessPool
+
 _INTEGER = re.compile(r"[+-]?\d{1,60}")
 _BOX = re.compile(r"\\f?boxed\s*\{|\\fbox\s*\{")
-_INNER_SECONDS = 3
+_START_SECONDS = 120
 _GIBIBYTE = 1 << 30
+_PR_SET_PDEATHSIG = 1
 
 
 @register("grader", "math")
@@ -30,7 +38,7 @@ class MathGrader:
     """Last balanced box against the gold answer, by math-verify."""
 
     timeout_seconds: float = identity("an answer that takes longer to judge is wrong, with the reason timeout", gt=0)
-    memory_gib: float = runtime("memory of a grading process, in GiB", ge=1)
+    memory_gib: float = runtime("memory of a grading process, in GiB", ge=1, le=1024)
     num_workers: int = runtime("grading processes", ge=1)
 
     def start(self) -> MathPool:
@@ -39,44 +47,94 @@ class MathGrader:
 
 
 class MathPool:
-    """Grades texts beside the run. `submit`, then `finished` yields what has been decided."""
+    """Grades texts beside the run. `submit`, then `finished` yields what has been decided.
+
+    Only what an answer itself does counts against it. A worker that dies is replaced and the answer tried again; if
+    workers cannot run at all, UserError is raised and nothing is decided.
+    """
 
     def __init__(self, settings: MathGrader):
-        import multiprocessing
-
-        from pebble import ProcessPool
-
-        self._settings = settings
-        self._futures: dict[Future, tuple[Hashable, str]] = {}
+        self._settings, self._pool = settings, None
+        self._futures: dict[Future, tuple[Hashable, str, str, int]] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
-        self._pool = ProcessPool(settings.num_workers, initializer=_limit_memory, initargs=(settings.memory_gib,),
-                                 context=multiprocessing.get_context("spawn"))
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
         """Hands over a text. Whole numbers and texts without an answer are decided at once."""
         answer = extract_answer(text)
-        grade = None if answer is None else _compare_integers(answer, gold)
-        if answer is None:
-            grade = Grade("unparsed", None, "no_box")
+        grade = Grade("unparsed", None, "no_box") if answer is None else _compare_integers(answer, gold)
         if grade is not None:
             self._decided.append((tag, grade))
-            return
-        future = self._pool.schedule(equivalent, (gold, answer), timeout=self._settings.timeout_seconds)
-        self._futures[future] = (tag, answer)
+        else:
+            self._schedule(tag, answer, gold, attempt=1)
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
         """Yields (tag, grade) of all that has been decided; with `wait`, of all that was submitted."""
+        while self._decided or (wait and self._futures):
+            for future in list(self._futures):
+                if wait or future.done():
+                    self._settle(future)
+            while self._decided:
+                yield self._decided.pop()
+        for future in [future for future in self._futures if future.done()]:
+            self._settle(future)
         while self._decided:
             yield self._decided.pop()
-        for future in list(self._futures):
-            if wait or future.done():
-                tag, answer = self._futures.pop(future)
-                yield tag, _verdict(future, answer)
 
     def close(self) -> None:
         """Ends the processes. What was not finished is given up."""
-        self._pool.stop()
-        self._pool.join()
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+
+    def _schedule(self, tag: Hashable, answer: str, gold: str, attempt: int) -> None:
+        if self._pool is None:
+            self._pool = self._start()
+        future = self._pool.schedule(_judge, (gold, answer), timeout=self._settings.timeout_seconds)
+        self._futures[future] = (tag, answer, gold, attempt)
+
+    def _start(self) -> ProcessPool:
+        """A pool that has been seen to grade. Ctrl-C is for the run, which ends its workers itself: they inherit a block."""
+        import multiprocessing
+
+        from pebble import ProcessPool
+
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            pool = ProcessPool(self._settings.num_workers, initializer=_confine,
+                               initargs=(self._settings.memory_gib, os.getpid()),
+                               context=multiprocessing.get_context("spawn"))
+            first = pool.schedule(_judge, (r"\frac{1}{2}", r"\frac{2}{4}"), timeout=_START_SECONDS)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            works = first.result() == (True, "")
+        except Exception as error:  # whatever keeps workers from running, no answer can be judged
+            raise UserError(f"grader: grading processes cannot run: {type(error).__name__}: {error}; does this machine allow "
+                            f"grader.memory_gib={self._settings.memory_gib:g}, and is it enough?") from error
+        if not works:
+            raise UserError("grader: math-verify does not take 2/4 for 1/2; check the installed versions")
+        return pool
+
+    def _settle(self, future: Future) -> None:
+        from concurrent.futures import TimeoutError as FutureTimeout
+
+        from pebble import ProcessExpired
+
+        tag, answer, gold, attempt = self._futures.pop(future)
+        try:
+            equal, error = future.result()
+            grade = Grade("correct" if equal else "wrong", answer, error)
+        except FutureTimeout:
+            grade = Grade("wrong", answer, "timeout")
+        except ProcessExpired:
+            if attempt == 1:
+                self._schedule(tag, answer, gold, attempt=2)
+                return
+            grade = Grade("wrong", answer, "error: the grading process died twice")
+        except Exception as error:
+            raise UserError(f"grader: grading processes stopped working: {type(error).__name__}: {error}; start the run again"
+                            ) from error
+        self._decided.append((tag, grade))
 
 
 def extract_answer(text: str) -> str | None:
@@ -103,10 +161,11 @@ def equivalent(gold: str, answer: str) -> bool:
     if len(answer) > 400:
         return False
     config = [LatexExtractionConfig(boxed_match_priority=0)]
-    parsed = [parse(f"${side}$", extraction_config=config, fallback_mode="no_fallback", parsing_timeout=_INNER_SECONDS)
+    # Without time limits of its own: those would make a slow answer a plain "not equal". The pool has the one limit.
+    parsed = [parse(f"${side}$", extraction_config=config, fallback_mode="no_fallback", parsing_timeout=None)
               for side in (gold, answer)]
     return bool(verify(*parsed, float_rounding=15, numeric_precision=30, strict=True, allow_set_relation_comp=False,
-                       timeout_seconds=_INNER_SECONDS))
+                       timeout_seconds=None))
 
 
 def _balanced(text: str, start: int) -> str | None:
@@ -125,22 +184,29 @@ def _compare_integers(answer: str, gold: str) -> Grade | None:
     return None
 
 
-def _verdict(future: Future, answer: str) -> Grade:
-    from concurrent.futures import TimeoutError as FutureTimeout
-
+def _judge(gold: str, answer: str) -> tuple[bool, str]:
+    """(equal, error): what the library raises on an answer is that answer's fault."""
     try:
-        return Grade("correct" if future.result() else "wrong", answer)
-    except FutureTimeout:
-        return Grade("wrong", answer, "timeout")
-    except Exception as error:  # whatever an answer makes the library raise, it is not shown to be right
-        return Grade("wrong", answer, f"error: {type(error).__name__}")
+        return equivalent(gold, answer), ""
+    except Exception as error:
+        return False, f"error: {type(error).__name__}"
 
 
-def _limit_memory(memory_gib: float) -> None:
+def _confine(memory_gib: float, parent: int) -> None:
+    """Limits a worker's memory, ties its life to the run's, and loads the library before any answer's time runs."""
+    import ctypes
     import resource
-    import signal
 
+    import math_verify  # noqa: F401
+
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = int(memory_gib * _GIBIBYTE)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    # Ctrl-C is for the run: it ends its workers itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    # Linux: the kernel kills the worker when the run is gone, however it went, also in the midst of a long C call.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)

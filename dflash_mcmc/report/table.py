@@ -36,8 +36,18 @@ def _labels(conditions: list[str], identities: list[dict]) -> list[str]:
     for condition, identity in zip(conditions, identities, strict=True):
         same = [other for name, other in zip(conditions, identities, strict=True) if name == condition]
         varying = [key for key in identity if len({json.dumps(other.get(key)) for other in same}) > 1]
-        labels.append(" ".join([condition, *(f"{key.rpartition('.')[2]}={identity[key]}" for key in varying)]))
+        labels.append(" ".join([condition, *(f"{_short(key)}={_short_value(identity.get(key))}" for key in varying)]))
     return labels
+
+
+def _short(key: str) -> str:
+    """`alpha` of `sampler.alpha`; `model` of `model.content`."""
+    group, _, name = key.rpartition(".")
+    return group if name == "content" else name
+
+
+def _short_value(value: object) -> str:
+    return value[:8] if isinstance(value, str) and len(value) == 32 else str(value)
 
 
 def _read(path: Path) -> dict:

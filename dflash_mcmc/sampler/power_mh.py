@@ -16,7 +16,7 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import Chain, Draw, Law
-from dflash_mcmc.registry import register
+from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Path, common_prefix
 
@@ -79,6 +79,15 @@ class PowerMH:
                               + ", ".join(map(str, near)))
         if self.rule == "published" and self.cut != "current":
             raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """Effective values: what has no effect here is not part of the identity."""
+        values: dict[str, object] = {"proposal_temperature": self.law().temperature}
+        if name_of(config.blend) == "none":
+            values["proposal"] = None
+        if self.rule == "published":
+            values["after_eos"] = None
+        return values
 
     def law(self) -> Law:
         """The proposal law q."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from dflash_mcmc.ops import Chain, Draw, Law
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Path
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
 
 
 @register("sampler", "temperature")
@@ -29,7 +33,12 @@ class Temperature:
     min_p: float = identity("keep tokens with this share of the top probability; 0 keeps all", ge=0, le=1)
     repetition_penalty: float = identity("divide the logits of tokens already present; 1 is off", gt=0)
 
+    def canonical(self, config: Config) -> dict[str, object]:
+        """What decides the law is the temperature, however it was given."""
+        return {"alpha": None, "temperature": self.law().temperature}
+
     def law(self) -> Law:
+        """The law of each token."""
         temperature = 1.0 / self.alpha if self.temperature is None else self.temperature
         return Law(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
 

@@ -15,12 +15,8 @@ class RunInfo(NamedTuple):
     """Twelve hexadecimal digits; a run that is continued has the same."""
     experiment: str
     condition: str
-    name: str
-    """The name of the run folder."""
     config: dict
     folder: Path
-    num_recorded: int
-    """Samples recorded by earlier starts of this run."""
 
 
 class Guarded:

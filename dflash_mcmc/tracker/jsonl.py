@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
 from dflash_mcmc.tracker import RunInfo
 
@@ -16,10 +15,9 @@ from dflash_mcmc.tracker import RunInfo
 class JsonlTracker:
     """One JSON line for every finished sample, and one for the summary, in the run folder."""
 
-    file: str = runtime("name of the file in the run folder")
-
     def start(self, info: RunInfo) -> JsonlWriter:
-        return JsonlWriter(info.folder / self.file)
+        """Opens `metrics.jsonl` of the run folder."""
+        return JsonlWriter(info.folder / "metrics.jsonl")
 
 
 class JsonlWriter:

@@ -26,7 +26,7 @@ class WandbTracker:
 
     project: str = runtime("project in the dashboard")
     entity: str | None = runtime("user or team; null takes the user's default")
-    mode: str = runtime("auto = online when logged in, otherwise offline", choices=("auto", "online", "offline"))
+    mode: str = runtime("auto = online when logged in, otherwise offline; offline", choices=("auto", "offline"))
     folder: str = runtime("folder below which wandb/ is made")
     connect_seconds: float = runtime("longest wait for the server before going on offline", gt=0)
 
@@ -50,8 +50,8 @@ class WandbTracker:
     def _mode(self, wandb) -> tuple[str, str]:
         if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
             return "offline" if os.environ["WANDB_MODE"] != "disabled" else "disabled", "WANDB_MODE says so"
-        if self.mode != "auto":
-            return self.mode, "tracker.mode says so"
+        if self.mode == "offline":
+            return "offline", "tracker.mode says so"
         # Looks for a key in the environment and in netrc; asks nobody and no server.
         return ("online", "") if wandb.login(prompt=False, verify=False) else ("offline", "not logged in")
 
@@ -62,9 +62,9 @@ class WandbTracker:
             x_transaction_log_flush_interval=1, x_file_stream_transmit_interval=2,
         )
         return wandb.init(
-            project=self.project, entity=self.entity, id=info.identity, name=info.name, group=info.experiment,
-            job_type=info.condition, config=info.config, dir=self.folder, mode=mode, resume="allow", settings=settings,
-            reinit="finish_previous",
+            project=self.project, entity=self.entity, id=f"{info.experiment}-{info.identity}",
+            name=f"{info.condition}-{info.identity}", group=info.experiment, job_type=info.condition, config=info.config,
+            dir=self.folder, mode=mode, resume="allow", settings=settings, reinit="finish_previous",
         )
 
 

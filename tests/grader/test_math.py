@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.grader.math import equivalent, extract_answer
 
 
@@ -72,6 +77,47 @@ def test_hostile_answers_are_graded_and_the_pool_goes_on(make_config, tmp_path, 
     assert found[-1].verdict == "correct"
     assert not (tmp_path / "hostile").exists()
     assert not [child for child in multiprocessing.active_children() if "pebble" in child.name.lower()]
+
+
+def test_workers_that_cannot_run_decide_nothing(make_config):
+    """They would otherwise mark right answers wrong, for good."""
+    pool = make_config("grader.memory_gib=1").grader.start()
+    pool._settings.memory_gib = 0.05
+    try:
+        with pytest.raises(UserError, match="grading processes cannot run"):
+            pool.submit(0, r"\boxed{\frac{2}{6}}", r"\frac13")
+    finally:
+        pool.close()
+
+
+def test_a_busy_worker_ends_with_a_killed_run(tmp_path):
+    """The answer is one long C call: neither an alarm nor a request to stop would reach it."""
+    script = tmp_path / "killed.py"
+    script.write_text(r"""
+import os, signal, time
+from dflash_mcmc.grader.math import MathGrader
+if __name__ == "__main__":
+    pool = MathGrader(timeout_seconds=600, memory_gib=4, num_workers=1).start()
+    pool.submit(0, r"\boxed{1.5E+99999999}", r"\frac13")
+    time.sleep(1)
+    print(*[p for p in os.listdir("/proc") if p.isdigit() and f"\nPPid:\t{os.getpid()}\n" in open(f"/proc/{p}/status").read()],
+          flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+""")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    workers = done.stdout.split()
+    assert workers, done.stderr
+    deadline = time.monotonic() + 20
+    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(alive(pid) for pid in workers)
+
+
+def alive(pid: str) -> bool:
+    try:
+        return "\nState:\tZ" not in (Path("/proc") / pid / "status").read_text()
+    except OSError:
+        return False
 
 
 def test_an_answer_that_is_not_judged_in_time_is_wrong_with_the_reason(make_config):

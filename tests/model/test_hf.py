@@ -81,18 +81,32 @@ def test_content_is_the_identity_and_the_place_is_not(make_config, checkpoint):
     assert here == there
     weights = checkpoint / "model.safetensors"
     content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
     content[-5] ^= 1
     weights.write_bytes(content)
     assert identity_of(make_config(f"model.path={checkpoint}"))["model.content"] != here
 
 
+def test_every_tensor_is_part_of_the_identity(make_config, checkpoint):
+    from safetensors.torch import load_file, save_file
+
+    config, weights = make_config(f"model.path={checkpoint}").model, checkpoint / "model.safetensors"
+    tensors = load_file(weights)
+    seen = {config.fingerprint()}
+    for name, tensor in tensors.items():
+        save_file({**tensors, name: tensor * 1.5}, weights, metadata={"format": "pt"})
+        seen.add(config.fingerprint())
+    assert len(seen) == len(tensors) + 1
+
+
 @pytest.mark.parametrize(("damage", "message"), [
     (lambda folder: (folder / "model.safetensors").unlink(), "cannot load"),
-    (lambda folder: os.truncate(folder / "model.safetensors", 1000), "cannot load"),
+    (lambda folder: os.truncate(folder / "model.safetensors", 1000), "a safetensors file that is whole"),
+    (lambda folder: (folder / "config.json").write_text("{"), "whose config.json is JSON"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "cannot load"),
     (lambda folder: (folder / "config.json").unlink(), "a folder with config.json"),
     (lambda folder: (folder / "config.json").write_text("{}"), "cannot load"),
-], ids=["no weights", "truncated weights", "no tokenizer", "no config", "empty config"])
+], ids=["no weights", "truncated weights", "broken config", "no tokenizer", "no config", "empty config"])
 def test_damaged_checkpoints_are_one_line_and_leave_nothing(make_config, checkpoint, tmp_path, damage, message):
     damage(checkpoint)
     with pytest.raises(UserError, match=message) as caught:

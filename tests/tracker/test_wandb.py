@@ -54,8 +54,8 @@ def test_offline_file_holds_config_metrics_summary_and_samples(tracked, capsys):
     assert f"wandb sync {folder}" in capsys.readouterr().err
     identity = result.folder.name.rpartition("-")[2]
     (run,) = entries(folder, "run")
-    assert (run["run_id"], run["run_group"], run["job_type"]) == (identity, "demo", "ps")
-    assert run["display_name"] == result.folder.name
+    assert (run["run_id"], run["run_group"], run["job_type"]) == (f"demo-{identity}", "demo", "ps")
+    assert run["display_name"] == f"ps-{identity}"
     config = run["config"]["update"]
     assert config["sampler"] == {**config["sampler"], "name": "power_mh", "alpha": 4.0, "num_blocks": 4}
 
@@ -95,7 +95,7 @@ from pathlib import Path
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import WandbTracker
 run = WandbTracker(project="p", entity=None, mode="offline", folder=".").start(
-    RunInfo("abc", "e", "c", "n", {}, Path("."), 0))
+    RunInfo("abc", "e", "c", {}, Path(".")))
 for step in range(1, 6):
     run.log({"sample/log_p": -1.0}, step)
 time.sleep(4)
