@@ -126,6 +126,9 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> UserEr
         found = re.search(pattern, text)
         if found:
             return explain(found.group(1).strip("'. "), config_name, overrides)
+    if "Config group override must be a string" in text:
+        name = next((_key(text) for text in overrides if text.endswith("=null")), "the command line")
+        return UserError(f"{name}: given null for a group; allowed: one of its options, or leave it out")
     return UserError(" ".join(str(error).split()))
 
 

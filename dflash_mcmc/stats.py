@@ -32,13 +32,13 @@ def accuracy(records: list[dict]) -> Interval:
     value = correct / len(records)
     if len(by_problem) == len(records):
         interval = stats.binomtest(correct, len(records)).proportion_ci(_CONFIDENCE, method="wilson")
-        return Interval(value, interval.low, interval.high)
+        return Interval(value, float(interval.low), float(interval.high))
     if len(by_problem) == 1:
         return Interval(value, 0.0, 1.0)
     shares = {sum(v) / len(v) for v in by_problem.values()}
     if len(shares) == 1 and shares <= {0.0, 1.0}:  # nothing varies that could be drawn anew: problems are what counts
         interval = stats.binomtest(round(value * len(by_problem)), len(by_problem)).proportion_ci(_CONFIDENCE, method="wilson")
-        return Interval(value, interval.low, interval.high)
+        return Interval(value, float(interval.low), float(interval.high))
     hits = np.array([sum(v) for v in by_problem.values()])
     sizes = np.array([len(v) for v in by_problem.values()])
     found = stats.bootstrap((hits, sizes), lambda h, n, axis: h.sum(axis) / n.sum(axis), paired=True, vectorized=True,

@@ -14,7 +14,7 @@ def record(problem: str, verdict: str, chain: int = 0, **rest) -> dict:
 
 
 @pytest.mark.parametrize(("correct", "total", "low", "high"), [
-    (74, 104, 0.618, 0.789),  # the guided-power-sampling document's greedy row
+    (74, 104, 0.618, 0.790),  # the guided-power-sampling document's greedy row
     (81, 104, 0.690, 0.848),
     (0, 10, 0.0, 0.278),
     (10, 10, 0.722, 1.0),
