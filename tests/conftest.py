@@ -43,8 +43,10 @@ def command(tmp_path):
     """Runs `python -m dflash_mcmc...` in a process of its own: command("dflash_mcmc", "sampler=greedy")."""
 
     def run(module: str, *arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess:
+        # Without the service that W&B has started in this process and would share with its children.
+        inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
         return subprocess.run([sys.executable, "-m", module, *arguments], cwd=tmp_path, capture_output=True, text=True,
-                              timeout=timeout, env={**os.environ, "WANDB_DIR": str(tmp_path), **environment})
+                              timeout=timeout, env={**inherited, **environment})
 
     return run
 

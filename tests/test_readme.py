@@ -41,7 +41,10 @@ def real_data(tmp_path) -> dict[str, str]:
     row = {"problem": "What is 2+3?", "answer": "5", "level": 1, "subject": "Algebra", "unique_id": "x", "solution": ""}
     (tmp_path / "math.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "gsm.jsonl").write_text(json.dumps({"question": "What is 2+3?", "answer": "#### 5"}) + "\n")
-    return {"CHECKPOINT": str(PACKAGE / "assets/tiny"), "MATH500": str(tmp_path / "math.jsonl"),
+    checkpoint = shutil.copytree(PACKAGE / "assets/tiny", tmp_path / "checkpoint")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))  # room for 1024 tokens
+    return {"CHECKPOINT": str(checkpoint), "MATH500": str(tmp_path / "math.jsonl"),
             "GSM8K": str(tmp_path / "gsm.jsonl")}
 
 

@@ -107,12 +107,14 @@ class MathPool:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
-            works = first.result() == (True, "")
+            result = first.result()
         except Exception as error:  # whatever keeps workers from running, no answer can be judged
-            raise UserError(f"grader: grading processes cannot run: {type(error).__name__}: {error}; does this machine allow "
-                            f"grader.memory_gib={self._settings.memory_gib:g}, and is it enough?") from error
-        if not works:
-            raise UserError("grader: math-verify does not take 2/4 for 1/2; check the installed versions")
+            result = f"{type(error).__name__}: {error}"
+        if result != (True, ""):
+            pool.stop()
+            pool.join()
+            raise UserError(f"grader: grading processes cannot run: asked whether 2/4 is 1/2, they say {result}; does this "
+                            f"machine allow grader.memory_gib={self._settings.memory_gib:g}, and is it enough?")
         return pool
 
     def _settle(self, future: Future) -> None:

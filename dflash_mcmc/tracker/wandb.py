@@ -45,6 +45,7 @@ class WandbTracker:
             if mode == "offline":
                 raise
             reason = " ".join(str(error).split())[:120]
+            wandb.teardown()  # the service still holds the run's id for the attempt that failed
             return WandbRun(self._init(wandb, info, "offline"), info, "offline", f"no connection: {reason}")
 
     def _mode(self, wandb) -> tuple[str, str]:

@@ -94,7 +94,7 @@ import os, signal, time
 from pathlib import Path
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import WandbTracker
-run = WandbTracker(project="p", entity=None, mode="offline", folder=".").start(
+run = WandbTracker(project="p", entity=None, mode="offline", folder=".", connect_seconds=9).start(
     RunInfo("abc", "e", "c", {}, Path(".")))
 for step in range(1, 6):
     run.log({"sample/log_p": -1.0}, step)
@@ -119,11 +119,10 @@ def test_without_login_it_is_offline_and_asks_nobody(tracked, monkeypatch, tmp_p
     assert folder.is_dir()
 
 
-def test_an_unreachable_server_is_waited_for_briefly_and_then_done_without(tracked, monkeypatch, tmp_path, capsys):
-    monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.setenv("WANDB_API_KEY", "f" * 40)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    result, folder = tracked("condition=greedy", "dataset.limit=2", "tracker.connect_seconds=3")
-    assert result.summary["num_samples"] == 2
-    assert "W&B is offline (no connection" in capsys.readouterr().err
+def test_an_unreachable_server_is_waited_for_briefly_and_then_done_without(command, tmp_path):
+    done = command("dflash_mcmc", "condition=greedy", "dataset.limit=2", "tracker.connect_seconds=3", WANDB_MODE="online",
+                   WANDB_API_KEY="f" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
+    assert done.returncode == 0, done.stderr
+    assert "W&B is offline (no connection" in done.stderr
+    (folder,) = [path for path in runs(tmp_path / "outputs") if list(path.glob("*.wandb"))]
     assert json.loads(inspect(folder, "--summary"))["exit_code"] == 0
