@@ -24,7 +24,7 @@ demo: $(READY)  ## five conditions on the embedded model and problems, and their
 test: $(READY)  ## the tests (minutes)
 	$(BIN)/python -m pytest
 
-test-slow: $(READY)  ## the long campaigns too (half an hour)
+test-slow: $(READY)  ## the long campaigns too (ten minutes)
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
 lint: $(READY)  ## style and errors that can be seen without running
@@ -33,7 +33,7 @@ lint: $(READY)  ## style and errors that can be seen without running
 options: $(READY)  ## every option of every configuration group
 	@$(BIN)/python -m dflash_mcmc.catalogue
 
-train: $(READY)  ## train the embedded model again (hours)
+train: $(READY)  ## train the embedded model again (an hour)
 	$(BIN)/python -m dflash_mcmc.train model=tiny
 
 clean:  ## remove .venv and caches; runs in outputs/ stay
