@@ -155,13 +155,17 @@ def identity_of(config: Config) -> dict[str, object]:
 
 def identity_hash(config: Config) -> str:
     """Twelve hexadecimal digits of the identity."""
-    text = json.dumps(identity_of(config), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hash_of(identity_of(config))
 
 
-def run_folder(config: Config) -> Path:
+def hash_of(identity: dict[str, object]) -> str:
+    """Twelve hexadecimal digits of an identity at hand: working it out anew reads dataset and checkpoint again."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def run_folder(config: Config, digest: str) -> Path:
     """`outputs/<name>/<parts>-<identity>`: a function of the identity alone, whatever the condition is called."""
-    return Path(config.paths.outputs) / config.name / "-".join([*_parts(config), identity_hash(config)])
+    return Path(config.paths.outputs) / config.name / "-".join([*_parts(config), digest])
 
 
 def _parts(config: Config) -> list[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from omegaconf import OmegaConf
 
 from dflash_mcmc import stats
-from dflash_mcmc.config import PACKAGE, Config, identity_hash, identity_of, plain, run_folder
+from dflash_mcmc.config import PACKAGE, Config, hash_of, identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store import RunStore
@@ -50,7 +50,8 @@ class _Pending(NamedTuple):
 
 def execute(config: Config) -> RunResult:
     """Draws what the run lacks and summarises it. A run that lacks nothing loads no model. Raises UserError."""
-    folder = run_folder(config)
+    identity = identity_of(config)
+    folder = run_folder(config, hash_of(identity))
     problems = config.dataset.problems()
     with RunStore.open(folder) as store:
         recorded = store.recorded()
@@ -59,16 +60,16 @@ def execute(config: Config) -> RunResult:
             device = config.hardware.resolve()
             model = config.model.load(device)
             pending = _encode(config, model, todo)
-            _describe(store, config, device)
-            _sample(store, config, model, pending)
+            _describe(store, config, identity, device)
+            _sample(store, config, hash_of(identity), model, pending)
         summary = stats.summarise(config.label(), store.records)
         store.write_summary(summary)
     return RunResult(folder, summary, len(todo), len(store.records) - len(problems) * config.num_chains)
 
 
-def _describe(store: RunStore, config: Config, device: str) -> None:
+def _describe(store: RunStore, config: Config, identity: dict[str, object], device: str) -> None:
     store.write_config(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
-    store.write_session(identity_of(config), {
+    store.write_session(identity, {
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": [sys.executable, *sys.orig_argv[1:]],
         **_commit(),
@@ -79,11 +80,11 @@ def _describe(store: RunStore, config: Config, device: str) -> None:
     })
 
 
-def _sample(store: RunStore, config: Config, model: LanguageModel, pending: list[_Pending]) -> None:
+def _sample(store: RunStore, config: Config, digest: str, model: LanguageModel, pending: list[_Pending]) -> None:
     """Draws, grades and records the pending samples. What is under way when it is stopped is given up, not recorded."""
     from tqdm import tqdm
 
-    info = RunInfo(identity_hash(config), config.name, config.label(), plain(config), store.folder)
+    info = RunInfo(digest, config.name, config.label(), plain(config), store.folder)
     tracker, exit_code = Guarded(config.tracker, info), 1
     pool = config.grader.start()
     # 0.5 s between redraws: where the output is no terminal each one is a line.
