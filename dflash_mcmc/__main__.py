@@ -13,6 +13,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
+from dflash_mcmc import ranks
 from dflash_mcmc.cli import check_command, config_folder, prepare
 from dflash_mcmc.config import to_config
 from dflash_mcmc.errors import UserError
@@ -46,7 +47,12 @@ def guarded(program) -> int:
 
 def _main(arguments: list[str]) -> None:
     prepare()
-    check_command(arguments)
+    try:
+        check_command(arguments)
+    except UserError:
+        if ranks.rank():  # every process of a launch finds the same; one tells it
+            sys.exit(2)
+        raise
     folders: list[Path] = []
 
     def task(composed: DictConfig) -> float | None:
@@ -55,8 +61,9 @@ def _main(arguments: list[str]) -> None:
         result = execute(to_config(composed))
         drawn = f"{result.num_new} new samples" if result.num_new else "complete before, nothing drawn"
         beyond = f"; {result.num_beyond} more than asked for are recorded, and counted" if result.num_beyond else ""
-        print(f"{result.folder}: {drawn}{beyond}")
-        folders.append(result.folder)
+        if not ranks.rank():
+            print(f"{result.folder}: {drawn}{beyond}")
+            folders.append(result.folder)
         return result.summary.get("accuracy")
 
     sys.argv = [sys.argv[0], *arguments]

@@ -91,6 +91,10 @@ def to_config(composed: DictConfig) -> Config:
         component = getattr(config, group)
         if hasattr(component, "check"):
             component.check(config)
+    for group in GROUPS:
+        component = getattr(config, group)
+        if hasattr(component, "resolved"):
+            setattr(config, group, component.resolved(config))
     return config
 
 

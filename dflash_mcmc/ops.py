@@ -10,6 +10,7 @@ Engines: `engine/batched.py` runs many chains at once, `engine/reference.py` one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeAlias
 
@@ -37,11 +38,37 @@ class Law(NamedTuple):
     """Divide positive and multiply negative logits of tokens in prompt or generation (Keskar et al. 2019)."""
 
 
+class Floor(NamedTuple):
+    """When a draw may be abandoned: once it cannot be accepted any more (early rejection).
+
+    After token t of the draw, W_t = sum of alpha * log p - log q over its tokens. Its bound on the log of the
+    Metropolis-Hastings ratio is b_t = W_t - reference, plus log(length / t) where `length` is given (t counts from the start
+    of the generation). The engine may stop as soon as b_t + margin <= log_uniform.
+    """
+
+    log_uniform: float
+    alpha: float
+    reference: float
+    """W of the current sequence from where the draw starts."""
+    length: int | None
+    margin: float
+    """Nats: rounding, or log(1 / epsilon)."""
+
+    def bound(self, weight: float, generated: int) -> float:
+        """b_t for W_t = `weight` after `generated` tokens of the generation."""
+        return weight - self.reference + (0.0 if self.length is None else math.log(self.length / generated))
+
+    def crossed(self, weight: float, generated: int) -> bool:
+        """Whether the draw may be abandoned."""
+        # Written with `<` and the uniform on its left, which is all that an enumerated uniform can answer.
+        return not self.log_uniform < self.bound(weight, generated) + self.margin
+
+
 class Draw(NamedTuple):
     """Continue `path` token by token until a stop id or until it has `horizon` generated tokens. Answer: the longer Path.
 
     Token number t (counted from the start of the generation) is drawn with uniform number t of `key`, by inverse
-    transform over token ids.
+    transform over token ids. With a floor the answer may be a path that is not complete: the draw was abandoned.
     """
 
     path: Path
@@ -50,6 +77,11 @@ class Draw(NamedTuple):
     key: Key
     source: str = "blended"
     """The logits that the token is drawn from: `blended` (those of the target) or `base` (without the blend)."""
+    along: Path | None = None
+    """A path that begins with `path` and whose tokens after it were drawn from the same law and source. Changes no
+    answer: as long as the draw takes its tokens, an engine need not ask the target."""
+    floor: Floor | None = None
+    """Changes no answer that a sampler would accept."""
 
 
 class Score(NamedTuple):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import itertools
 import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,13 +18,17 @@ from omegaconf import OmegaConf
 from dflash_mcmc import stats
 from dflash_mcmc.config import PACKAGE, Config, hash_of, identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.ranks import Team
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store import RunStore
 from dflash_mcmc.tracker import Guarded, RunInfo
-from dflash_mcmc.types import Grade, Problem
+from dflash_mcmc.types import ChainResult, Grade, Problem
+from dflash_mcmc.types import Path as PathOfTokens
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batched import Finished
+    from tqdm import tqdm
+
+    from dflash_mcmc.engine.batched import BatchedEngine, Finished
     from dflash_mcmc.engine.language_model import LanguageModel
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "math-verify", "latex2sympy2_extended",
@@ -48,22 +53,34 @@ class _Pending(NamedTuple):
     """Token ids, int64."""
 
 
+_runs = itertools.count()
+
+
 def execute(config: Config) -> RunResult:
-    """Draws what the run lacks and summarises it. A run that lacks nothing loads no model. Raises UserError."""
+    """Draws what the run lacks and summarises it. A run that lacks nothing loads no model. Raises UserError.
+
+    The processes of a launch share the pending samples; the first of them tells, tracks and summarises.
+    """
     identity = identity_of(config)
-    folder = run_folder(config, hash_of(identity))
+    digest = hash_of(identity)
+    folder = run_folder(config, digest)
     problems = config.dataset.problems()
-    with RunStore.open(folder) as store:
+    team = Team(f"{next(_runs)}-{digest}")  # a sweep can come to one run twice
+    with RunStore.open(folder, team) as store:
         recorded = store.recorded()
-        todo = [(p, c) for c in range(config.num_chains) for p in problems if (p.id, c) not in recorded]
+        # Chains of one problem stand together, so that its prompt is read once.
+        todo = [(p, c) for p in problems for c in range(config.num_chains) if (p.id, c) not in recorded]
         if todo:
             device = config.hardware.resolve()
             model = config.model.load(device)
             pending = _encode(config, model, todo)
-            _describe(store, config, identity, device)
-            _sample(store, config, hash_of(identity), model, pending)
+            engine = _engine(config, model, pending, team)
+            if not team.rank:
+                _describe(store, config, identity, device)
+            _sample(store, config, digest, engine, pending, team)
         summary = stats.summarise(config.label(), store.records)
-        store.write_summary(summary)
+        if not team.rank:
+            store.write_summary(summary)
     return RunResult(folder, summary, len(todo), len(store.records) - len(problems) * config.num_chains)
 
 
@@ -80,40 +97,77 @@ def _describe(store: RunStore, config: Config, identity: dict[str, object], devi
     })
 
 
-def _sample(store: RunStore, config: Config, digest: str, model: LanguageModel, pending: list[_Pending]) -> None:
+def _sample(store: RunStore, config: Config, digest: str, engine: BatchedEngine, pending: list[_Pending],
+            team: Team) -> None:
     """Draws, grades and records the pending samples. What is under way when it is stopped is given up, not recorded."""
     from tqdm import tqdm
 
-    info = RunInfo(digest, config.name, config.label(), plain(config), store.folder)
-    tracker, exit_code = Guarded(config.tracker, info), 1
+    info, first = RunInfo(digest, config.name, config.label(), plain(config), store.folder), not team.rank
+    tracker, exit_code, before = Guarded(config.tracker, info) if first else None, 1, len(store.records)
     pool = config.grader.start()
     # 0.5 s between redraws: where the output is no terminal each one is a line.
-    bar = tqdm(total=len(pending), unit="sample", desc=config.label(), smoothing=0.1, mininterval=0.5, dynamic_ncols=True)
+    bar = tqdm(total=len(pending), unit="sample", desc=config.label(), smoothing=0.1, mininterval=0.5, dynamic_ncols=True,
+               disable=not first)
     drawn: dict[int, Finished] = {}
 
     def record(wait: bool = False) -> None:
         for number, grade in pool.finished(wait):
-            store.append(_record(pending[number], grade, drawn.pop(number), model))
-            tracker.log(_metrics(store.records[-1]), len(store.records))
-            _show(bar, store.records)
+            keep(number, grade, drawn.pop(number))
+
+    def keep(number: int, grade: Grade, done: Finished) -> None:
+        store.append(_record(pending[number], grade, done, engine.model))
+        count = team.add("recorded", 1)
+        if tracker:
+            tracker.log(_metrics(store.records[-1]), before + count)
+            _show(bar, store.records, count)
 
     try:
         try:
-            for done in _draw(config, model, pending):
-                if done is not None:
+            for done in engine.steps((number, _chain(config, pending[number])) for number in team.take(len(pending))):
+                if done is not None and done.result is None:
+                    keep(done.tag, Grade("error", None, done.failure), done)
+                elif done is not None:
                     drawn[done.tag] = done
-                    pool.submit(done.tag, model.decode(done.result.path.tokens), pending[done.tag].problem.answer)
+                    pool.submit(done.tag, engine.model.decode(done.result.path.tokens), pending[done.tag].problem.answer)
                 record()
         except KeyboardInterrupt:
             record()  # what is graded is kept; what is not is drawn again
             raise
         record(wait=True)
-        tracker.summary(stats.summarise(config.label(), store.records), store.records)
+        if tracker:
+            _gather(store, tracker, bar, team, len(pending))
+            tracker.summary(stats.summarise(config.label(), store.records), store.records)
         exit_code = 0
     finally:
         bar.close()
         pool.close()
-        tracker.finish(exit_code)
+        if tracker:
+            tracker.finish(exit_code)
+    _tell(engine, store, first)
+
+
+def _gather(store: RunStore, tracker: Guarded, bar: tqdm, team: Team, total: int) -> None:
+    """Waits for the other processes and tracks what they have recorded."""
+    own = {(record["problem"], record["chain"]) for record in store.records}
+    while (count := team.add("recorded", 0)) < total:
+        _show(bar, store.records, count)
+        time.sleep(0.5)
+    store.reread()
+    _show(bar, store.records, total)
+    others = [record for record in store.records if (record["problem"], record["chain"]) not in own]
+    for number, record in enumerate(others, start=len(store.records) - len(others) + 1):
+        tracker.log(_metrics(record), number)
+
+
+def _tell(engine: BatchedEngine, store: RunStore, first: bool) -> None:
+    """What the engine has done goes into run.json, and samples that could not be drawn are told."""
+    counters = engine.counters
+    if first:
+        store.add_to_session({"engine": {**counters._asdict(), "utilisation": counters.utilisation}})
+        failed = [record for record in store.records if record["verdict"] == "error"]
+        if failed:
+            print(f"{store.folder}: {len(failed)} of {len(store.records)} samples could not be drawn and count as not "
+                  f"correct: {failed[0]['problem']}: {failed[0]['reason']}", file=sys.stderr)
 
 
 def _encode(config: Config, model: LanguageModel, todo: list[tuple[Problem, int]]) -> list[_Pending]:
@@ -133,15 +187,19 @@ def _encode(config: Config, model: LanguageModel, todo: list[tuple[Problem, int]
     return [_Pending(problem, chain, prompts[problem.id]) for problem, chain in todo]
 
 
-def _draw(config: Config, model: LanguageModel, pending: list[_Pending]) -> Iterator[Finished | None]:
-    """Samples as they are drawn, and None after every step."""
-    from dflash_mcmc.engine.batched import BatchedEngine
+def _engine(config: Config, model: LanguageModel, pending: list[_Pending], team: Team) -> BatchedEngine:
+    """The engine, once its memory is known to be there. Raises UserError."""
+    from dflash_mcmc.engine.batched import BatchedEngine, Options
+    from dflash_mcmc.engine.plan import plan
 
-    longest = max(len(entry.prompt) for entry in pending) + config.dataset.max_new_tokens
-    hardware = config.hardware
-    engine = BatchedEngine(model, config.blend, min(hardware.num_slots, len(pending)), longest, hardware.prefill_chunk,
-                           hardware.reuse_prefix)
-    return engine.steps((number, _chain(config, entry)) for number, entry in enumerate(pending))
+    prompt_length = max(len(entry.prompt) for entry in pending)
+    share = -(-len(pending) // team.size)
+    options = Options(**{name: getattr(config.hardware, name) for name in Options._fields})
+    if team.size > 1:  # a process that reads many prompts ahead takes them from the others
+        options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
+    length = prompt_length + config.dataset.max_new_tokens
+    planned = plan(model, config.hardware.num_slots, share, length, prompt_length, options, config.hardware.memory_gb)
+    return BatchedEngine(model, config.blend, planned.num_slots, planned.max_length, options, prompt_length)
 
 
 def _chain(config: Config, entry: _Pending):
@@ -150,15 +208,17 @@ def _chain(config: Config, entry: _Pending):
 
 
 def _record(entry: _Pending, grade: Grade, done: Finished, model: LanguageModel) -> dict:
-    problem, path, result, cost = entry.problem, done.result.path, done.result, done.cost
+    problem, cost = entry.problem, done.cost
+    result = done.result or ChainResult(PathOfTokens.start(entry.prompt))
+    path = result.path
     return {
         "problem": problem.id, "chain": entry.chain, "level": problem.level, "subject": problem.subject,
         "verdict": grade.verdict, "answer": grade.answer, "gold": problem.answer, "reason": grade.reason,
         "text": model.decode(path.tokens), "num_tokens": path.length, "ended": path.ended,
         "log_p": float(path.log_p.sum()), "proposals": result.proposals, "accepted": result.accepted,
-        "moved": result.moved, "tokens_drawn": cost.tokens_drawn, "target_forwards": cost.target_forwards,
-        "token_forwards": cost.token_forwards, "seconds": round(done.seconds, 6),
-        "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(), "trace": list(result.trace),
+        "moved": result.moved, "abandoned": result.abandoned, "law_error": result.law_error, **cost._asdict(),
+        "seconds": round(done.seconds, 6), "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(),
+        "trace": list(result.trace),
     }
 
 
@@ -172,10 +232,10 @@ def _metrics(record: dict) -> dict[str, float]:
     return metrics
 
 
-def _show(bar, records: list[dict]) -> None:
+def _show(bar: tqdm, records: list[dict], count: int) -> None:
     correct = sum(record["verdict"] == "correct" for record in records)
-    bar.set_postfix_str(f"correct {100 * correct / len(records):.1f} % of {len(records)}", refresh=False)
-    bar.update()
+    bar.set_postfix_str(f"correct {100 * correct / len(records):.1f} % of {len(records)}" if records else "", refresh=False)
+    bar.update(count - bar.n)
 
 
 def _commit() -> dict[str, object]:

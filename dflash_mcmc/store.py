@@ -2,7 +2,7 @@
 
     config.yaml     the configuration, resolved, of the last start
     run.json        identity, and for each start: time, command, commit, versions, device
-    records.jsonl   one line a sample, written when it is graded
+    records.jsonl   one line a sample, written when it is graded; records.1.jsonl, ... by the other processes of a launch
     summary.json    from the records alone
 
 A record is one line, and a line counts only with its line feed: what a killed process left behind it is dropped when the
@@ -19,10 +19,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from dflash_mcmc.errors import RunBusy, UserError
+from dflash_mcmc.ranks import Team
 
 RECORDS = "records.jsonl"
+_ALL_RECORDS = "records*.jsonl"
 _SYNC_SECONDS = 1.0
 
 
@@ -38,26 +41,43 @@ class RunStore:
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path) -> Iterator[RunStore]:
-        """Locks the folder, makes it where needed, reads its records. Raises RunBusy, or UserError for a corrupt file."""
+    def open(cls, folder: Path, team: Team | None = None) -> Iterator[RunStore]:
+        """Locks the folder, makes it where needed, reads its records. Raises RunBusy, or UserError for a corrupt file.
+
+        The processes of a team open it together: the first mends it alone, and none writes before all have read.
+        """
+        team = team or Team("alone")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"paths.outputs: cannot make {folder}: {error.strerror}") from error
         store = cls(folder)
-        with _lock(folder / "lock"):
-            for left in folder.glob(".*.tmp"):  # a file that a killed process was replacing
-                left.unlink()
-            store.records = _repair(folder / RECORDS)
+        if team.rank:
+            team.wait("mended", 1)
+        with _lock(folder / "lock", shared=bool(team.rank)) as lock:
+            if not team.rank:
+                for left in folder.glob(".*.tmp"):  # a file that a killed process was replacing
+                    left.unlink()
+                for path in folder.glob(_ALL_RECORDS):
+                    _repair(path)
+            store.records = read_records(folder)
             store._keys = store.recorded()
-            store._file = (folder / RECORDS).open("ab", buffering=0)
+            if team.size > 1:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # held by each: the folder is busy while one of them lives
+                team.add("mended", 1)
+                team.wait("mended", team.size)
+            store._file = (folder / _records_of(team.rank)).open("ab", buffering=0)
             try:
                 yield store
             finally:
                 os.fsync(store._file.fileno())
                 store._file.close()
-                if not store.records and not (folder / "run.json").exists():
+                if not store.records and not team.rank and not (folder / "run.json").exists():
                     _remove(folder)
+
+    def reread(self) -> None:
+        """Takes in what other processes have recorded since."""
+        self.records = read_records(self.folder)
 
     def recorded(self) -> set[tuple[str, int]]:
         """(problem id, chain) of every record."""
@@ -85,20 +105,38 @@ class RunStore:
         sessions = json.loads(path.read_text())["sessions"] if path.is_file() else []
         write_atomically(path, json.dumps({"identity": identity, "sessions": [*sessions, session]}, indent=1) + "\n")
 
+    def add_to_session(self, values: dict) -> None:
+        """Adds to the last start of run.json."""
+        path = self.folder / "run.json"
+        content = json.loads(path.read_text())
+        content["sessions"][-1].update(values)
+        write_atomically(path, json.dumps(content, indent=1) + "\n")
+
     def write_summary(self, summary: dict) -> None:
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
 
 
 def read_records(folder: Path) -> list[dict]:
     """The records of a run, also of one that is being written. Raises UserError for a corrupt file."""
-    path = folder / RECORDS
-    return _parse(path, path.read_bytes())[0] if path.is_file() else []
+    records, places = [], {}
+    for path in sorted(folder.glob(_ALL_RECORDS)):
+        for number, record in enumerate(_parse(path, path.read_bytes())[0], start=1):
+            place, key = f"{path}: line {number}", (record["problem"], record["chain"])
+            if key in places:
+                raise UserError(f"{place} repeats problem {key[0]}, chain {key[1]} of {places[key]}; delete one of the two")
+            places[key] = place
+            records.append(record)
+    return records
+
+
+def _records_of(rank: int) -> str:
+    return f"records.{rank}.jsonl" if rank else RECORDS
 
 
 def _remove(folder: Path) -> None:
     """A folder of which nothing came: the run was refused before anything was drawn."""
-    for name in (RECORDS, "config.yaml", "lock"):
-        (folder / name).unlink(missing_ok=True)
+    for path in (*folder.glob(_ALL_RECORDS), folder / "config.yaml", folder / "lock"):
+        path.unlink(missing_ok=True)
     for empty in (folder, folder.parent):
         try:
             empty.rmdir()
@@ -116,49 +154,43 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _repair(path: Path) -> list[dict]:
-    """Reads the records and cuts off a torn last line."""
-    if not path.is_file():
-        return []
-    records, good = _parse(path, path.read_bytes())
+def _repair(path: Path) -> None:
+    """Cuts off a torn last line. Raises UserError where another line is no record."""
+    good = _parse(path, path.read_bytes())[1]
     if good < path.stat().st_size:
         with path.open("rb+") as file:
             file.truncate(good)
-    return records
 
 
 def _parse(path: Path, content: bytes) -> tuple[list[dict], int]:
     """(records, number of bytes up to the last line feed)."""
-    good = content.rfind(b"\n") + 1
-    records, seen = [], set()
+    good, records = content.rfind(b"\n") + 1, []
     for number, line in enumerate(content[:good].splitlines(), start=1):
         try:
             record = json.loads(line)
-            key = (record["problem"], record["chain"])
+            _ = record["problem"], record["chain"]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: line {number} is no record ({type(error).__name__}); move the file away to begin anew, "
                             "or delete that line to have its sample drawn again") from error
-        if key in seen:
-            raise UserError(f"{path}: line {number} repeats problem {key[0]}, chain {key[1]}; delete one of the two")
-        seen.add(key)
         records.append(record)
     return records, good
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path, shared: bool) -> Iterator[IO]:
     """Held until the process ends, however it ends: the kernel lets go of it."""
     with path.open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:
                 raise RunBusy(f"{path.parent}: another process has just removed this run's folder; try again")
         except BlockingIOError as error:
             file.seek(0)
             owner = file.read().strip() or "another process"
             raise RunBusy(f"{path.parent}: this run is being written by {owner}; wait for it or stop it") from error
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        yield
+        if not shared:
+            file.seek(0)
+            file.truncate()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+        yield file

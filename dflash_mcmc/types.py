@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+_END = 1e-12
+
 
 class Problem(NamedTuple):
     """A problem of a dataset. `id` is stable: it keys the randomness and the records."""
@@ -23,35 +25,51 @@ class Path(NamedTuple):
 
     `tokens` int64, `log_p` and `log_q` float64, all of shape (length,): the generated part only, without the prompt.
     `log_p[t]` is log p_g(x_t | prompt, x_<t) of the (blended) target at temperature 1; `log_q[t]` is that of the law
-    the token was drawn from. Both in nats. `ended`: the last token is a stop id.
+    the token was drawn from. Both in nats. `interval` float64 (length, 2): the uniforms that this law turns into the
+    token are those from `interval[t, 0]` to `interval[t, 1]`. `ended`: the last token is a stop id.
     """
 
     prompt: np.ndarray
     tokens: np.ndarray
     log_p: np.ndarray
     log_q: np.ndarray
+    interval: np.ndarray
     ended: bool = False
 
     @property
     def length(self) -> int:
         return len(self.tokens)
 
+    def complete(self, horizon: int) -> bool:
+        """Whether nothing can follow: the path ended, or is `horizon` tokens long."""
+        return self.ended or self.length >= horizon
+
     def prefix(self, length: int) -> Path:
         """The first `length` generated tokens."""
         ended = self.ended and length >= self.length
-        return Path(self.prompt, self.tokens[:length], self.log_p[:length], self.log_q[:length], ended)
+        return Path(self.prompt, self.tokens[:length], self.log_p[:length], self.log_q[:length], self.interval[:length], ended)
 
-    def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, ended: bool) -> Path:
+    def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray, ended: bool) -> Path:
         """This path with tokens after it."""
         return Path(
             self.prompt, np.concatenate([self.tokens, tokens]),
-            np.concatenate([self.log_p, log_p]), np.concatenate([self.log_q, log_q]), ended,
+            np.concatenate([self.log_p, log_p]), np.concatenate([self.log_q, log_q]),
+            np.concatenate([self.interval, interval]), ended,
         )
+
+    def drawn_again(self, start: int, uniforms: np.ndarray) -> int:
+        """How many tokens from `start` on these uniforms, (length - start,), draw again before the first that differs.
+
+        A uniform within 1e-12 of an interval's end counts as one that differs, so that rounding cannot make two draws equal.
+        """
+        low, high = self.interval[start:].T
+        other = np.flatnonzero((uniforms < low + _END) | (uniforms > high - _END))
+        return int(other[0]) if len(other) else self.length - start
 
     @staticmethod
     def start(prompt: np.ndarray) -> Path:
         """The empty path after a prompt (int64 token ids)."""
-        return Path(np.asarray(prompt, dtype=np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
+        return Path(np.asarray(prompt, dtype=np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty((0, 2)))
 
 
 class ChainResult(NamedTuple):
@@ -63,6 +81,10 @@ class ChainResult(NamedTuple):
     accepted: int = 0
     moved: int = 0
     """Accepted proposals that differ from the state they replace."""
+    abandoned: int = 0
+    """Rejected proposals that were abandoned before they were complete."""
+    law_error: float = 0.0
+    """Bound on the total variation between the law of this result and the law that the sampler states; 0 where exact."""
     trace: tuple[dict[str, float | int | str], ...] = ()
     """One entry a proposal, for diagnostics: block, step, cut, lengths, log ratio, decision."""
 
@@ -76,10 +98,12 @@ class Cost(NamedTuple):
     """Forward passes of the target that this chain took part in: its sequential depth."""
     token_forwards: int = 0
     """Positions the target was evaluated at for this chain: prompt, re-read prefixes and drawn tokens."""
+    tokens_skipped: int = 0
+    """Tokens of proposals that were drawn without the target, since they were those of the current sequence."""
 
 
 class Grade(NamedTuple):
-    """`correct`, `wrong`, or `unparsed` where no final answer was found."""
+    """`correct`, `wrong`, `unparsed` where no final answer was found, or `error` where the sample could not be drawn."""
 
     verdict: str
     answer: str | None

@@ -1,45 +1,113 @@
 """The batched engine: many chains of many problems in one ragged batch over a cache of slots.
 
 Each chain lives in a slot. A draw continues some sequence; the keys and values of the longest prefix that the slot still
-holds are kept, what is missing is read in chunks, and the last token of the path always goes through the decode step, so
+holds are kept, what is missing is read in pieces, and the last token of the path always goes through the decode step, so
 that every token of every chain is drawn by one code path. A slot that falls free takes the next chain before the next
 step; once no chain waits, the last live row moves into the gap, so that no step computes finished rows.
 
-Shapes are kept to a ladder (rows in eights, keys in 64s, chunks in powers of two), so that on a CPU in float32 the numbers of
-a row do not depend on what else is in the batch. `tests/engine/test_batched.py` holds the engine to the reference engine,
-and to itself under other batch sizes and orders.
+What makes it fast, each with its switch: prompts are read ahead, many at once (`prompts.py`); a draw along the current
+sequence begins at the first token that differs, found from the stored intervals without asking the model; a draw that
+crosses its floor ends there; and a spare row keeps the current sequence's keys and values while a draw overwrites them.
+
+Shapes are kept to a ladder, so that on a CPU in float32 the numbers of a row do not depend on what else is in the batch.
+`tests/engine/test_batched.py` holds the engine to the reference engine, and to itself under other batch sizes, orders and
+switches.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from dflash_mcmc.engine import attention, graphs
 from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.decode import Decoder, Group, Span
+from dflash_mcmc.engine.ladder import ladder_of
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.slots import Rows, Slot, chunks, round_up
+from dflash_mcmc.engine.prompts import PromptReader
+from dflash_mcmc.engine.rows import Drawn, Rows, Start, Status
+from dflash_mcmc.engine.slots import Slot, chunks, round_up
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import Chain, Draw, Law, Score
+from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score
 from dflash_mcmc.types import ChainResult, Cost, Path, common_prefix
 
-_ROW_STEP, _KEY_STEP = 8, 64
+NOT_NUMBERS = "the model gave logits that are not numbers; try model.dtype=float32"
 
 
 class Finished(NamedTuple):
     """A chain that has ended."""
 
     tag: Hashable
-    result: ChainResult
+    result: ChainResult | None
+    """None where the chain could not be drawn."""
     cost: Cost
     seconds: float
     """From the chain's start in a slot to its end."""
     share_seconds: float
     """Its share of the engine's time: each step's time divided among the chains that took part."""
+    failure: str = ""
+    """Why there is no result."""
+
+
+class Options(NamedTuple):
+    """How the engine works. None of it changes an answer, but for rounding."""
+
+    prefill_chunk: int = 64
+    """Longest piece in which prompts and missing prefixes are read, a power of two >= 8."""
+    read_ahead: int = 32
+    """Prompts of waiting chains that are read at once; 0 reads each in its slot."""
+    reuse_prefix: bool = True
+    """Keep keys and values between the operations of a chain; False reads every path anew."""
+    keep_current: bool = True
+    """Keep the current sequence's keys and values in a spare row while a draw overwrites them."""
+    skip_identical: bool = True
+    """Take tokens that a draw shares with the path it goes along without asking the model."""
+    attention: str = "auto"
+    """One of `attention.CHOICES`."""
+    cuda_graphs: bool = True
+    """Replay decode steps as CUDA graphs, where there is a GPU."""
+    steps_between_checks: int | None = None
+    """Decode steps between looks at what has ended; None takes 1 on a CPU and 4 on a GPU, where a look waits for it."""
+
+
+DEFAULTS = Options()
+
+
+class Counters(NamedTuple):
+    """What an engine has done. Times in seconds."""
+
+    steps: int = 0
+    row_steps: int = 0
+    """Rows that drew a token, summed over steps."""
+    busy_row_steps: int = 0
+    """The same, of the steps in which a chain still waited."""
+    busy_slot_steps: int = 0
+    """Slots, summed over those steps."""
+    read_tokens: int = 0
+    """Tokens of prompts and prefixes that were read."""
+    read_forwards: int = 0
+    step_seconds: float = 0.0
+    read_seconds: float = 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """Share of slots that drew a token while chains waited; 1 where none ever did."""
+        return self.busy_row_steps / self.busy_slot_steps if self.busy_slot_steps else 1.0
+
+
+class _Next(NamedTuple):
+    """A chain that waits, with its first operation; without one it has ended at once, with this result."""
+
+    tag: Hashable
+    chain: Chain
+    operation: Operation | None
+    result: ChainResult | None
 
 
 class BatchedEngine:
@@ -50,229 +118,355 @@ class BatchedEngine:
         blend: what is mixed into its last hidden state.
         num_slots: chains in the batch at once.
         max_length: longest sequence, prompt included.
-        prefill_chunk: longest chunk in which prompts and re-read prefixes are fed, a power of two >= 8.
-        reuse_prefix: keep keys and values between the operations of a chain; False reads every path anew.
+        options: see `Options`.
+        prompt_length: longest prompt; None takes `max_length`.
     """
 
-    def __init__(self, model: LanguageModel, blend: object, num_slots: int, max_length: int, prefill_chunk: int = 64,
-                 reuse_prefix: bool = True):
+    def __init__(self, model: LanguageModel, blend: object, num_slots: int, max_length: int, options: Options = DEFAULTS,
+                 prompt_length: int | None = None):
         if model.max_positions is not None and max_length > model.max_positions:
             raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
                             f"{model.max_positions} (the model's)")
-        self.model, self.blend, self.num_slots = model, blend, num_slots
-        self.prefill_chunk, self.reuse_prefix = prefill_chunk, reuse_prefix
-        self._tapped_layers = blend.tapped_layers(len(model.layers))
-        self._tapped: list[torch.Tensor] = []
-        rows, device = round_up(num_slots, _ROW_STEP), model.device
-        length = round_up(max_length + prefill_chunk, _KEY_STEP)
-        self._cache = SlotCache(len(model.layers), rows, length)
-        self._keys = torch.arange(length, device=device)
-        self._rows = Rows(rows, length, model.vocab_size, device)
-        self._stops = torch.tensor(model.stop_ids, dtype=torch.int64, device=device)
+        self.model, self.num_slots, self.options, self.counters = model, num_slots, options, Counters()
+        self._on_gpu = model.device.type == "cuda"
+        self._ladder = ladder_of(model.device)
+        shape = cache_size(model, num_slots, max_length, options)
+        self._cache = SlotCache(model.cache_shape, *shape, model.device)
+        keeps = options.keep_current and options.reuse_prefix
+        self._spare = SlotCache(model.cache_shape, *shape, model.device) if keeps else None
+        self._decoder = Decoder(model, blend, attention.implementation(options.attention, model.device, model.dtype), shape[1],
+                                self._ladder.key_step, options.prefill_chunk)
+        self._prompts = None
+        if options.read_ahead and options.reuse_prefix:
+            length = prompt_cache_length(model, prompt_length or max_length, options)
+            rows = min(options.read_ahead, num_slots)
+            self._prompts = PromptReader(self._decoder, SlotCache(model.cache_shape, rows, length, model.device))
+        self._rows = Rows(*shape, model.vocab_size, model.device)
+        self._stepper = graphs.GraphedSteps(self._decoder) if options.cuda_graphs and self._on_gpu else self._decoder
+        self._checks = options.steps_between_checks or (4 if self._on_gpu else 1)
         self._waiting: Iterator[tuple[Hashable, Chain]] = iter(())
+        self._ahead: deque[_Next] = deque()
+        self._reset()
+
+    def _reset(self) -> None:
         self._slots: list[Slot] = []
-        self._unread: dict[int, tuple[int, int]] = {}  # row -> span to be read before the next step
+        self._unread: list[Span] = []
+        self._starts: dict[int, Start] = {}
+        self._ahead.clear()
+        self._clock = 0.0
+        self._groups: tuple[Group, ...] = ()
+        self._top = np.zeros(self._rows.num_rows, np.int64)  # the host's copy of the rows' positions
 
     def run(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished]:
-        """Yields chains as they end. `chains` are (tag, generator) pairs, taken as slots fall free."""
+        """Yields chains as they end. `chains` are (tag, generator) pairs, taken a few ahead of the slots that fall free."""
         return (done for done in self.steps(chains) if done is not None)
 
     @torch.inference_mode()
     def steps(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished | None]:
         """The same, and None after every step, so that the caller can do something else in between."""
         self._waiting = iter(chains)
-        self._slots, self._unread = [], {}
-        with self.model.tapped(self._tapped_layers) as self._tapped:
+        self._reset()
+        with self._decoder.ready():
             yield from self._fill()
             while self._slots:
-                started = time.perf_counter()
+                started, live = time.perf_counter(), len(self._slots)
                 ended = self._step()
-                live = len(self._slots)
-                for slot in self._slots:
-                    slot.share_seconds += (time.perf_counter() - started) / live
-                for row in reversed(ended):
-                    yield from self._advance(row, self._collect(row))
+                self._clock += (time.perf_counter() - started) / live
+                for row, drawn, status in reversed(ended):
+                    if status == Status.FAILED:
+                        yield from self._fail(row, drawn)
+                    else:
+                        yield from self._advance(row, self._collect(row, drawn))
                 yield None
 
     def _fill(self) -> Iterator[Finished]:
         while len(self._slots) < self.num_slots:
-            entry = next(self._waiting, None)
-            if entry is None:
+            taken = yield from self._take()
+            if taken is None:
                 return
-            self._slots.append(Slot(*entry))
-            yield from self._advance(len(self._slots) - 1, None)
+            row = len(self._slots)
+            self._slots.append(taken)
+            yield from self._start(row)
 
-    def _advance(self, row: int, answer: Path | None) -> Iterator[Finished]:
+    def _take(self):
+        """The next chain in a new slot, or None; a generator of chains that end before they ask for anything."""
+        while True:
+            if not self._ahead:
+                self._look_ahead()
+            if not self._ahead:
+                return None
+            entry = self._ahead.popleft()
+            if entry.operation is not None:
+                return Slot(entry.tag, entry.chain, entry.operation, self._clock)
+            yield Finished(entry.tag, entry.result, Cost(), 0.0, 0.0)
+
+    def _look_ahead(self) -> None:
+        """Starts the chains that come next and reads their prompts together."""
+        limit = self._prompts.num_rows if self._prompts else 1
+        for tag, chain in self._waiting:
+            try:
+                self._ahead.append(_Next(tag, chain, next(chain), None))
+            except StopIteration as stop:
+                self._ahead.append(_Next(tag, chain, None, stop.value))
+            if len(self._ahead) == limit:
+                break
+        if self._prompts:
+            started = time.perf_counter()
+            prompts = [entry.operation.path.prompt for entry in self._ahead if entry.operation is not None]
+            self._count_reading(*self._prompts.read(prompts), started)
+
+    def _start(self, row: int) -> Iterator[Finished]:
+        """The first operation of the row's new chain."""
+        slot, prompt = self._slots[row], self._slots[row].operation.path.prompt
+        if self._prompts:
+            length = self._prompts.copy(prompt, self._cache, row)
+            slot.held = prompt[:length]
+            # Each chain is charged the reading of its prompt, shared or not: what it cost must not hang on its neighbours.
+            slot.charge(target_forwards=len(list(chunks(0, length, self.options.prefill_chunk))), token_forwards=length)
+        yield from self._perform(row)
+
+    def _advance(self, row: int, answer: Path) -> Iterator[Finished]:
         """Gives the row's generator its answer and starts its next operation; where it ends, the next chain's first."""
+        slot = self._slots[row]
+        try:
+            slot.operation = slot.chain.send(answer)
+        except StopIteration as stop:
+            yield from self._end(row, stop.value)
+            return
+        yield from self._perform(row)
+
+    def _perform(self, row: int) -> Iterator[Finished]:
+        """Answers operations of the row's chain until one needs decode steps."""
         while True:
             slot = self._slots[row]
+            operation = slot.operation
+            if isinstance(operation, Score):
+                answer = self._score(row, operation)
+                if answer is None:
+                    yield from self._end(row, None, NOT_NUMBERS)
+                    return
+            else:
+                uniforms = _uniforms(operation)
+                answer = self._along(slot, operation, uniforms)
+                if not answer.complete(operation.horizon):
+                    self._begin(row, operation, answer, uniforms)
+                    return
             try:
                 slot.operation = slot.chain.send(answer)
             except StopIteration as stop:
-                seconds, entry = time.perf_counter() - slot.started, next(self._waiting, None)
-                if entry is None:
-                    self._remove(row)
-                else:
-                    self._slots[row], answer = Slot(*entry), None
-                yield Finished(slot.tag, stop.value, slot.cost, seconds, slot.share_seconds)
-                if entry is None:
-                    return
-                continue
-            if isinstance(slot.operation, Score):
-                answer = self._score(row, slot.operation)
-            elif slot.operation.path.ended or slot.operation.path.length >= slot.operation.horizon:
-                answer = slot.operation.path
-            else:
-                self._begin(row, slot.operation)
+                yield from self._end(row, stop.value)
                 return
 
+    def _along(self, slot: Slot, draw: Draw, uniforms: np.ndarray) -> Path:
+        """The draw's path, and what it shares with the path that it goes along."""
+        start, along = draw.path.length, draw.along
+        if along is None or not self.options.skip_identical or draw.path.complete(draw.horizon):
+            return draw.path
+        span = min(along.length, draw.horizon) - start
+        shared = min(along.drawn_again(start, uniforms[: along.length - start]), span) if span > 0 else 0
+        slot.charge(tokens_skipped=shared)
+        return along.prefix(start + shared)
+
+    def _end(self, row: int, result: ChainResult | None, failure: str = "") -> Iterator[Finished]:
+        """Puts the next chain into the row, or closes the gap with the last live row."""
+        slot = self._slots[row]
+        done = Finished(slot.tag, result, slot.cost, time.perf_counter() - slot.started, self._clock - slot.clock, failure)
+        taken = yield from self._take()
+        if taken is None:
+            self._remove(row)
+            yield done
+        else:
+            self._slots[row] = taken
+            yield done
+            yield from self._start(row)
+
+    def _fail(self, row: int, drawn: Drawn) -> Iterator[Finished]:
+        """Ends a chain whose numbers are none, and clears what they may have spoilt."""
+        self._slots[row].chain.close()
+        for cache in (self._cache, self._spare):
+            if cache is not None:
+                cache.clear(row)
+        if self._prompts:
+            self._prompts.clear()
+            self._prompts.read([entry.operation.path.prompt for entry in self._ahead if entry.operation is not None])
+        generated = self._slots[row].base.length + len(drawn.tokens)
+        yield from self._end(row, None, f"{NOT_NUMBERS} (after {generated} tokens)")
+
     def _remove(self, row: int) -> None:
-        """Closes the gap with the last live row."""
         last = len(self._slots) - 1
         if row != last:
-            self._cache.move_row(last, row, self._slots[last].top + 1)
+            slot = self._slots[last]
+            self._cache.copy(self._cache, last, row, 0, int(self._top[last]) + 1)
+            if self._spare is not None:
+                self._spare.copy(self._spare, last, row, slot.saved_from, len(slot.saved))
             self._rows.move(last, row)
-            self._slots[row] = self._slots[last]
-            if last in self._unread:
-                self._unread[row] = self._unread.pop(last)
+            self._slots[row], self._top[row] = slot, self._top[last]
+            self._unread = [span._replace(row=row) if span.row == last else span for span in self._unread]
+            if last in self._starts:
+                self._starts[row] = self._starts.pop(last)._replace(row=row)
+        self._rows.idle(last)
         self._slots.pop()
+        if len(self._groups) > 1:
+            self._groups = ()
 
-    def _begin(self, row: int, draw: Draw) -> None:
+    def _begin(self, row: int, draw: Draw, base: Path, uniforms: np.ndarray) -> None:
         """Prepares the row: what its cache lacks is read before the next step, which feeds the last token of the path."""
-        path = draw.path
-        sequence = np.concatenate([path.prompt, path.tokens])
-        self._unread[row] = self._place(row, sequence)
-        first, last = len(sequence), len(path.prompt) + draw.horizon - 1
-        noise = torch.from_numpy(draw.key.uniforms(path.length, draw.horizon)) if draw.law.temperature else torch.zeros(1)
-        self._rows.uniforms[row, first : last + 1] = noise.to(self.model.device)
-        self._rows.position[row], self._rows.last[row], self._slots[row].top = first - 1, last, first - 1
+        slot, origin = self._slots[row], len(draw.path.prompt)
+        sequence = np.concatenate([base.prompt, base.tokens])
+        self._place(row, sequence, draw.along)
+        slot.base, first = base, len(sequence)
+        left = uniforms[base.length - draw.path.length :]
+        start = Start(row, int(sequence[-1]), first, origin + draw.horizon - 1, origin, left)
+        if draw.floor is not None:
+            start = _with_floor(start, draw, base)
+        self._starts[row] = start
+        self._top[row] = first - 1
         if draw.law.repetition_penalty != 1.0:
             self._rows.mark_seen(row, sequence)
+        if len(self._groups) != 1 or self._groups[0][:2] != (draw.law, draw.source):
+            self._groups = ()
 
-    def _place(self, row: int, sequence: np.ndarray) -> tuple[int, int]:
-        """Puts a sequence into the row. Returns the span that its cache lacks; the last token is never part of it."""
+    def _place(self, row: int, sequence: np.ndarray, along: Path | None) -> None:
+        """Has the row hold a sequence but for its last token, from the next reading on."""
         slot, end = self._slots[row], len(sequence) - 1
-        start = min(common_prefix(slot.held, sequence), end) if self.reuse_prefix else 0
-        self._rows.put(row, start, sequence[start:])
-        slot.held = sequence
-        return start, end
+        held = min(common_prefix(slot.held, sequence), end) if self.options.reuse_prefix else 0
+        start = held
+        if self._spare is not None:
+            start = min(slot.restorable(sequence, held), end)
+            self._copy(self._cache, self._spare, row, held, start)
+            slot.held = np.concatenate([slot.held[:held], sequence[held:start]]) if start > held else slot.held
+            if along is not None:
+                self._copy(self._spare, self._cache, row, *slot.save(np.concatenate([along.prompt, along.tokens])[:-1], end))
+        if start < end:
+            self._unread.append(Span(row, sequence, start, end))
+            slot.charge(target_forwards=len(list(chunks(start, end, self.options.prefill_chunk))), token_forwards=end - start)
+        slot.held = sequence[:-1]
 
-    def _prefill(self, spans: dict[int, tuple[int, int]]) -> None:
-        """Feeds spans of rows, chunk by chunk, rows with chunks of one size together."""
-        waiting = {row: list(chunks(start, end, self.prefill_chunk)) for row, (start, end) in spans.items()}
-        for row, (start, end) in spans.items():
-            self._slots[row].charge(0, len(waiting[row]), end - start)
-        while waiting := {row: todo for row, todo in waiting.items() if todo}:
-            size = next(iter(waiting.values()))[0][1]
-            together = [row for row, todo in waiting.items() if todo[0][1] == size]
-            first = torch.tensor([waiting[row].pop(0)[0] for row in together], device=self.model.device)
-            positions = first[:, None] + self._keys[:size]
-            self._forward(torch.tensor(together, device=self.model.device), positions, int(positions.max()) + 1)
-        spans.clear()
+    def _copy(self, cache: SlotCache, source: SlotCache, row: int, start: int, stop: int) -> None:
+        if start < stop:
+            cache.copy(source, row, row, start, stop)
 
-    def _forward(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> torch.Tensor:
-        """Hidden states behind the final norm of the tokens that stand at `positions` of `rows`: (rows, queries, width)."""
-        key_length = round_up(key_length, _KEY_STEP)
-        self._cache.aim(rows, positions, key_length)
-        mask = (self._keys[:key_length] <= positions[..., None])[:, None]
-        tokens = self._rows.tokens[rows].gather(1, positions)
-        # A chunk may reach beyond the last position: those queries are padding, and only their rotation is clamped.
-        position_ids = positions if self.model.max_positions is None else positions.clamp(max=self.model.max_positions - 1)
-        output = self.model.decoder(input_ids=tokens, attention_mask=mask, position_ids=position_ids,
-                                    past_key_values=self._cache, use_cache=True)
-        return output.last_hidden_state
+    def _step(self) -> list[tuple[int, Drawn, Status]]:
+        """Decode steps until the next look. Returns the rows whose draw has ended, in rising order."""
+        if self._unread:
+            started = time.perf_counter()
+            tokens = sum(span.stop - span.start for span in self._unread)
+            self._count_reading(tokens, self._decoder.read(self._cache, self._unread), started)
+            self._unread = []
+        if self._starts:
+            self._rows.begin(list(self._starts.values()))
+            self._starts = {}
+        self._groups = self._groups or self._grouped()
+        started, live = time.perf_counter(), len(self._slots)
+        batch = min(self._ladder.batch(live), self._rows.num_rows)
+        for _ in range(self._checks):
+            keys = min(self._ladder.keys(int(self._top[:live].max()) + 1), self._rows.tokens.shape[1])
+            self._stepper.step(self._cache, self._rows, batch, keys, self._groups)
+            self._top[:live] += 1
+        before = self._top[:live] - self._checks
+        position, status = self._rows.progress(live)
+        self._top[:live] = position
+        self._count_steps(position - before, live, time.perf_counter() - started)
+        ended = np.flatnonzero(status != Status.LIVE).tolist()
+        if not ended:
+            return []
+        spans = [(row, len(self._slots[row].base.prompt) + self._slots[row].base.length, int(position[row]) + 1)
+                 for row in ended]
+        return [(row, drawn, Status(status[row])) for row, drawn in zip(ended, self._rows.read(spans), strict=True)]
 
-    def _logits(self, hidden: torch.Tensor, sources: set[str], select: slice) -> dict[str, torch.Tensor]:
-        """Float32 logits (rows, vocabulary) of the blend, and of the base where a law draws from it."""
-        hidden = hidden[select].flatten(0, 1)
-        tapped = [state[select].flatten(0, 1).float() for state in self._tapped]
-        mixed = self.blend.mix(hidden.float(), tapped, lambda h: self.model.final_norm(h.to(self.model.dtype)).float())
-        logits = {"blended": self.model.logits(mixed)}
-        if "base" in sources:
-            logits["base"] = self.model.logits(hidden) if self._tapped_layers else logits["blended"]
-        return logits
+    def _grouped(self) -> tuple[Group, ...]:
+        """The laws of the live rows, and the rows of each where there are several."""
+        rows: dict[tuple[Law, str], list[int]] = {}
+        for row, slot in enumerate(self._slots):
+            rows.setdefault((slot.operation.law, slot.operation.source), []).append(row)
+        if len(rows) == 1:
+            return (Group(*next(iter(rows)), None),)
+        return tuple(Group(*setting, torch.tensor(mine, device=self.model.device)) for setting, mine in sorted(rows.items()))
 
-    def _step(self) -> list[int]:
-        """One token for every live row. Returns the rows whose draw has ended, in rising order."""
-        self._prefill(self._unread)
-        state, live = self._rows, len(self._slots)
-        batch = slice(0, round_up(live, _ROW_STEP))
-        state.position[live : batch.stop] = 0
-        hidden = self._forward(batch, state.position[batch, None], max(slot.top for slot in self._slots) + 1)
-        settings = {(slot.operation.law, slot.operation.source) for slot in self._slots}
-        logits = self._logits(hidden, {source for _, source in settings}, batch)
-        drawn_at, rows = state.position[:live] + 1, self._keys[:live]
-        for values in logits.values():
-            if not torch.isfinite(values[:live].amax(dim=-1)).all():
-                raise UserError("model.path: the model gave logits that are not numbers; try model.dtype=float32")
-        log_p = laws.log_softmax(logits["blended"])[:live]
-        tokens, log_q = self._draw(logits, state.uniforms[rows, drawn_at], settings)
-        state.tokens[rows, drawn_at] = tokens
-        state.log_p[rows, drawn_at] = log_p.gather(1, tokens[:, None])[:, 0].double()
-        state.log_q[rows, drawn_at] = log_q
-        if len(state.seen):
-            state.seen[rows, tokens] = True
-        state.position[:live] = drawn_at
-        for slot in self._slots:
-            slot.top += 1
-        ended = torch.isin(tokens, self._stops) | (drawn_at >= state.last[:live])
-        return ended.nonzero()[:, 0].tolist()
-
-    def _draw(self, logits: dict[str, torch.Tensor], uniforms: torch.Tensor,
-              settings: set[tuple[Law, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens int64 (live,) and their log q float64 (live,), each row by its own law."""
-        live = len(uniforms)
-        tokens = torch.zeros(live, dtype=torch.int64, device=uniforms.device)
-        log_q = torch.zeros(live, dtype=torch.float64, device=uniforms.device)
-        for law, source in sorted(settings):
-            mine = slice(0, live)
-            if len(settings) > 1:
-                rows = [r for r, s in enumerate(self._slots) if (s.operation.law, s.operation.source) == (law, source)]
-                mine = torch.tensor(rows, device=uniforms.device)
-            values = logits[source][:live][mine]
-            log_law = laws.process(values, law, self._rows.seen[:live][mine] if len(self._rows.seen) else None)
-            tokens[mine] = laws.draw(log_law, uniforms[mine])
-            log_q[mine] = log_law.gather(1, tokens[mine][:, None])[:, 0].double()
-        return tokens, log_q
-
-    def _collect(self, row: int) -> Path:
+    def _collect(self, row: int, drawn: Drawn) -> Path:
         """The path that the row's draw has made."""
-        slot = self._slots[row]
-        path, stop = slot.operation.path, slot.top + 1
-        tokens, log_p, log_q = self._rows.read(row, len(path.prompt) + path.length, stop)
-        slot.held = np.concatenate([slot.held, tokens])[: stop - 1]  # the last token drawn has not been fed
-        slot.charge(len(tokens), len(tokens), len(tokens))
-        return path.extended(tokens, log_p, log_q, int(tokens[-1]) in self.model.stop_ids)
+        slot, count = self._slots[row], len(drawn.tokens)
+        slot.held = np.concatenate([slot.base.prompt, slot.base.tokens, drawn.tokens])[:-1]  # the last has not been fed
+        slot.charge(tokens_drawn=count, target_forwards=count, token_forwards=count)
+        return slot.base.extended(*drawn, int(drawn.tokens[-1]) in self.model.stop_ids)
 
-    def _score(self, row: int, score: Score) -> Path:
-        """Teacher-forces tokens after a path, chunk by chunk."""
+    def _score(self, row: int, score: Score) -> Path | None:
+        """Teacher-forces tokens after a path, piece by piece; None where the logits are not numbers."""
         slot, path, given = self._slots[row], score.path, np.asarray(score.tokens, dtype=np.int64)
         if not len(given):
             return path
         sequence = np.concatenate([path.prompt, path.tokens, given])
         start = len(sequence) - len(given) - 1  # position whose logits are those of the first given token
-        self._prefill({row: self._place(row, sequence[: start + 1])})
-        self._rows.put(row, 0, sequence)
-        log_p, log_q = [], []
-        for first, chunk in chunks(start, len(sequence) - 1, self.prefill_chunk):
-            positions = torch.arange(first, first + chunk, device=self.model.device)
-            hidden = self._forward(torch.tensor([row], device=self.model.device), positions[None], first + chunk)
-            slot.charge(0, 1, 0)
-            wanted = min(chunk, len(sequence) - 1 - first)
-            logits = {k: v[:wanted] for k, v in self._logits(hidden, {score.source}, slice(0, 1)).items()}
-            targets = torch.from_numpy(sequence[first + 1 : first + 1 + wanted]).to(self.model.device)[:, None]
-            log_p.append(laws.log_softmax(logits["blended"]).gather(1, targets)[:, 0].double())
-            log_q.append(self._law_at(logits[score.source], score.law, sequence, first).gather(1, targets)[:, 0].double())
+        self._place(row, sequence[: start + 1], None)
+        self._decoder.read(self._cache, self._unread)
+        self._unread = []
+        parts = []
+        for first, size in chunks(start, len(sequence) - 1, self.options.prefill_chunk):
+            slot.charge(target_forwards=1)
+            wanted = min(size, len(sequence) - 1 - first)
+            fed = np.pad(sequence[first : first + wanted], (0, size - wanted))
+            logits = {source: values[:wanted] for source, values in self._decoder.logits_at(
+                self._cache, row, fed, first, score.source == "base").items()}
+            if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
+                self._cache.clear(row)
+                return None
+            parts.append(_scored(logits, score, sequence, first))
         slot.held = sequence[:-1]
-        slot.charge(0, 0, len(given))
-        return path.extended(given, torch.cat(log_p).cpu().numpy(), torch.cat(log_q).cpu().numpy(),
-                             int(given[-1]) in self.model.stop_ids)
+        slot.charge(token_forwards=len(given))
+        log_p, log_q, interval = (np.concatenate(values) for values in zip(*parts, strict=True))
+        return path.extended(given, log_p, log_q, interval, int(given[-1]) in self.model.stop_ids)
 
-    def _law_at(self, logits: torch.Tensor, law: Law, sequence: np.ndarray, first: int) -> torch.Tensor:
-        """Log-probabilities of a law at consecutive positions, each with its own history."""
-        seen = None
-        if law.repetition_penalty != 1.0:
-            seen = torch.zeros_like(logits, dtype=torch.bool)
-            for offset in range(len(logits)):
-                seen[offset, sequence[: first + offset + 1]] = True
-        return laws.process(logits, law, seen)
+    def _count_reading(self, tokens: int, forwards: int, started: float) -> None:
+        counters = self.counters
+        self.counters = counters._replace(
+            read_tokens=counters.read_tokens + tokens, read_forwards=counters.read_forwards + forwards,
+            read_seconds=counters.read_seconds + time.perf_counter() - started)
+
+    def _count_steps(self, drawn: np.ndarray, live: int, seconds: float) -> None:
+        counters, rows = self.counters, int(drawn.sum())
+        busy = bool(self._ahead)
+        self.counters = counters._replace(
+            steps=counters.steps + self._checks, row_steps=counters.row_steps + rows,
+            busy_row_steps=counters.busy_row_steps + busy * rows,
+            busy_slot_steps=counters.busy_slot_steps + busy * self._checks * self.num_slots,
+            step_seconds=counters.step_seconds + seconds)
+
+
+def cache_size(model: LanguageModel, num_slots: int, max_length: int, options: Options) -> tuple[int, int]:
+    """(rows, length) of the engine's cache."""
+    ladder = ladder_of(model.device)
+    return ladder.batch(num_slots), round_up(max_length + options.prefill_chunk, ladder.key_step)
+
+
+def prompt_cache_length(model: LanguageModel, prompt_length: int, options: Options) -> int:
+    """Length of the cache that prompts are read into."""
+    return round_up(prompt_length + options.prefill_chunk, ladder_of(model.device).key_step)
+
+
+def _uniforms(draw: Draw) -> np.ndarray:
+    """Of the positions that the draw may fill, float64; greedy decoding takes none."""
+    length = max(draw.horizon - draw.path.length, 0)
+    if draw.law.temperature == 0.0:
+        return np.full(length, 0.5)
+    return draw.key.uniforms(draw.path.length, draw.path.length + length)
+
+
+def _with_floor(start: Start, draw: Draw, base: Path) -> Start:
+    floor, shared = draw.floor, slice(draw.path.length, None)
+    weight = float(np.sum(floor.alpha * base.log_p[shared] - base.log_q[shared]))
+    return start._replace(alpha=floor.alpha, weight=weight, floor=floor.log_uniform + floor.reference - floor.margin,
+                          log_length=-np.inf if floor.length is None else float(np.log(floor.length)))
+
+
+def _scored(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray, first: int) -> tuple[np.ndarray, ...]:
+    """(log p, log q, intervals) of the tokens after consecutive positions, each with its own history."""
+    values = logits[score.source]
+    targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
+    seen = None
+    if score.law.repetition_penalty != 1.0:
+        seen = torch.zeros_like(values, dtype=torch.bool)
+        for offset in range(len(values)):
+            seen[offset, sequence[: first + offset + 1]] = True
+    weights = laws.weigh(laws.process(values, score.law, seen))
+    log_p = laws.weigh(logits["blended"]).log_probability(targets)
+    return tuple(x.cpu().numpy() for x in (log_p, weights.log_probability(targets), laws.intervals(weights, targets)))

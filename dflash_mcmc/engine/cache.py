@@ -7,39 +7,52 @@ a smaller position; what lies above it is never read before it is overwritten.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
+class CacheShape(NamedTuple):
+    """What one token of one sequence leaves in a cache."""
+
+    num_layers: int
+    num_heads: int
+    """Of keys and values."""
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+    def token_bytes(self) -> int:
+        """Bytes of one token in all layers."""
+        return self.num_layers * self.num_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
 class SlotLayer(CacheLayerMixin):
-    """Keys and values of one decoder layer: each (num_rows, num_kv_heads, length, head_dim)."""
+    """Keys and values of one decoder layer: each (num_rows, num_heads, length, dim)."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, num_rows: int, length: int):
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor):
         super().__init__()
-        self.num_rows, self.length = num_rows, length
+        self.keys, self.values = keys, values
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.rows: slice | torch.Tensor = slice(0, 0)
         self.row_ids = torch.empty(0)
         self.positions = torch.empty(0)
         self.key_length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        shapes = [(self.num_rows, s.shape[1], self.length, s.shape[3]) for s in (key_states, value_states)]
-        self.keys, self.values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for shape in shapes)
-        self.is_initialized = True
+        """Nothing to do: a slot cache is allocated as a whole."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scatters (rows, heads, queries, head_dim) to the rows' positions; returns all keys up to `key_length`."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        # Advanced indices around a slice put the indexed axes first: (rows, queries, heads, head_dim).
-        self.keys[self.row_ids[:, None], :, self.positions] = key_states.transpose(1, 2)
-        self.values[self.row_ids[:, None], :, self.positions] = value_states.transpose(1, 2)
+        """Scatters (rows, heads, queries, dim) to the rows' positions; returns all keys and values up to `key_length`."""
+        # Advanced indices around a slice put the indexed axes first: (rows, queries, heads, dim).
+        self.keys[self.row_ids, :, self.positions] = key_states.transpose(1, 2)
+        self.values[self.row_ids, :, self.positions] = value_states.transpose(1, 2)
         # Consecutive rows are a view; others are gathered.
         return self.keys[self.rows, :, : self.key_length], self.values[self.rows, :, : self.key_length]
 
@@ -50,23 +63,38 @@ class SlotLayer(CacheLayerMixin):
         return self.key_length
 
     def get_max_length(self) -> int:
-        return self.length
+        return self.keys.shape[2]
 
 
 class SlotCache(Cache):
-    """A SlotLayer for each decoder layer, aimed at the same rows and positions before each forward."""
+    """A SlotLayer for each decoder layer, aimed at the same rows and positions before each forward.
 
-    def __init__(self, num_layers: int, num_rows: int, length: int):
-        super().__init__(layers=[SlotLayer(num_rows, length) for _ in range(num_layers)])
+    Attributes:
+        keys, values: (num_layers, num_rows, num_heads, length, dim): the memory of all layers, so that a span of a row is
+            copied in all of them at once.
+    """
+
+    def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu"):
+        self.keys, self.values = (
+            # Zeros: a masked position has weight zero, and zero times what lies in fresh memory may be no number.
+            torch.zeros(shape.num_layers, num_rows, shape.num_heads, length, dim, dtype=shape.dtype, device=device)
+            for dim in (shape.key_dim, shape.value_dim)
+        )
+        super().__init__(layers=[SlotLayer(*layer) for layer in zip(self.keys, self.values, strict=True)])
+        self._row_ids = torch.arange(num_rows, device=device)[:, None]
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         """The next forward writes `rows` (the first ones, or int64 indices) at `positions`, int64 (rows, queries)."""
-        row_ids = torch.arange(rows.stop, device=positions.device) if isinstance(rows, slice) else rows
+        row_ids = self._row_ids[rows]
         for layer in self.layers:
             layer.rows, layer.row_ids, layer.positions, layer.key_length = rows, row_ids, positions, key_length
 
-    def move_row(self, source: int, destination: int, length: int) -> None:
-        """Copies the first `length` positions of a row over those of another."""
-        for layer in self.layers:
-            layer.keys[destination, :, :length] = layer.keys[source, :, :length]
-            layer.values[destination, :, :length] = layer.values[source, :, :length]
+    def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
+        """Copies positions `start` to `stop - 1` of a row of a cache (this one or another) into a row of this one."""
+        self.keys[:, row, :, start:stop] = source.keys[:, source_row, :, start:stop]
+        self.values[:, row, :, start:stop] = source.values[:, source_row, :, start:stop]
+
+    def clear(self, row: int | slice = slice(None)) -> None:
+        """Forgets a row, or all: what is masked has weight zero, but zero times what is no number is no number."""
+        self.keys[:, row] = 0
+        self.values[:, row] = 0

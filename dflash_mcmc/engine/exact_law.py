@@ -43,3 +43,9 @@ def draw(log_q: np.ndarray, uniform: float) -> int:
     cumulative = np.cumsum(np.exp(log_q))
     point = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
     return int(np.searchsorted(cumulative, point, side="right"))
+
+
+def interval(log_q: np.ndarray, token: int) -> np.ndarray:
+    """The uniforms that `draw` turns into `token`: float64 (2,), from the first to the second."""
+    cumulative = np.cumsum(np.exp(log_q))
+    return np.array([cumulative[token - 1] if token else 0.0, cumulative[token]]) / cumulative[-1]

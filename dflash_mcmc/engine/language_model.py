@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.cache import CacheShape
 from dflash_mcmc.errors import UserError
 
 _LAYER_NAMES = ("layers", "h")
@@ -27,6 +28,7 @@ class LanguageModel:
         vocab_size: rows of the head.
         forbidden: bool (vocab_size,), ids without a token (padding rows): they can never be drawn.
         stop_ids: every id that ends a generation, by generation_config, config and tokenizer together.
+        cache_shape: of the keys and values that a token leaves.
         max_positions: longest sequence, prompt included, on which the model is plain full attention: within a sliding
             window it is, beyond it is not.
     """
@@ -49,6 +51,7 @@ class LanguageModel:
             known = torch.tensor(sorted(tokenizer.get_vocab().values()), device=self.device)
             self.forbidden[known[known < self.vocab_size]] = False
         self._refuse_unsupported(model)
+        self.cache_shape = _cache_shape(model, self.device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocab_size) of hidden states behind the final norm; -inf where no token is."""
@@ -72,6 +75,21 @@ class LanguageModel:
             for handle in handles:
                 handle.remove()
 
+    @contextmanager
+    def attending(self, implementation: str):
+        """Inside, attention is computed by this implementation of `transformers`' registry."""
+        before = self.config._attn_implementation
+        self.decoder.set_attn_implementation(implementation)
+        try:
+            yield
+        finally:
+            self.decoder.set_attn_implementation(before)
+
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that a decode step reads: layers, norm and head, not the table of embeddings."""
+        table = sum(module.weight.nbytes for module in self.decoder.modules() if isinstance(module, torch.nn.Embedding))
+        return sum(p.nbytes for p in self.decoder.parameters()) - table + self._head_weight.nbytes
+
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids of a prompt, int64. A chat template writes its special tokens itself; bare text gets the model's own."""
         return np.array(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int64)
@@ -93,6 +111,16 @@ class LanguageModel:
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
             raise UserError(f"model.path: {type(model).__name__} does more to its logits than a linear head (a soft-cap or a "
                             "scale); allowed: a plain linear head")
+
+
+def _cache_shape(model: torch.nn.Module, device: torch.device) -> CacheShape:
+    with torch.inference_mode():
+        cache = model.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=True).past_key_values
+    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in cache.layers}
+    if len(shapes) > 1:
+        raise UserError(f"model.path: {type(model).__name__} has layers whose keys differ in shape; allowed: the same number "
+                        "of key heads and the same dimensions in every layer")
+    return CacheShape(len(cache.layers), *shapes.pop())
 
 
 def _find(decoder: torch.nn.Module, names: tuple[str, ...]) -> torch.nn.Module:

@@ -1,19 +1,57 @@
-"""A `Law` applied to rows of logits, and the draw by inverse transform: the same code for every row of a batch."""
+"""A `Law` applied to rows of logits, and the draw by inverse transform: the same code for every row of a batch.
+
+Work on the whole vocabulary is in float32 and done once: weights exp(logit - max), and their sums over blocks of token ids.
+What is added up is added in float64, over the blocks and then inside the one block that a token lies in.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import torch
 
 from dflash_mcmc.ops import Law
 
+_BLOCK = 512
+"""Token ids whose weights are summed together."""
 
-def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Float32 log-probabilities of float32 logits, shape (rows, vocabulary)."""
-    return torch.log_softmax(logits, dim=-1)
+
+class Weights(NamedTuple):
+    """Unnormalised probabilities of rows of logits.
+
+    Attributes:
+        logits: float32 (rows, vocabulary).
+        maximum: float32 (rows, 1), the largest logit.
+        values: float32 (rows, blocks, block length), exp(logit - maximum), padded with zeros.
+        upto: float64 (rows, blocks), sums of `values` up to the end of each block.
+    """
+
+    logits: torch.Tensor
+    maximum: torch.Tensor
+    values: torch.Tensor
+    upto: torch.Tensor
+
+    def log_probability(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Of one token a row, int64 (rows,): float64 (rows,), in nats."""
+        logits = self.logits.gather(1, tokens[:, None])
+        return ((logits - self.maximum).double() - self.upto[:, -1:].log())[:, 0]
+
+
+def weigh(logits: torch.Tensor) -> Weights:
+    """Weights of float32 logits (rows, vocabulary); each row has a finite one."""
+    vocabulary = logits.shape[-1]
+    block = min(_BLOCK, vocabulary)
+    maximum = logits.amax(dim=-1, keepdim=True)
+    values = (logits - maximum).exp()
+    if vocabulary % block:
+        values = torch.nn.functional.pad(values, (0, block - vocabulary % block))
+    values = values.view(len(logits), -1, block)
+    return Weights(logits, maximum, values, values.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1))
 
 
 def process(logits: torch.Tensor, law: Law, seen: torch.Tensor | None) -> torch.Tensor:
-    """Log-probabilities of the law.
+    """Logits of the law, up to a constant for each row.
 
     Args:
         logits: float32 (rows, vocabulary); -inf where a token can never be drawn.
@@ -28,7 +66,8 @@ def process(logits: torch.Tensor, law: Law, seen: torch.Tensor | None) -> torch.
         logits = torch.where(seen, penalised, logits)
     if law.temperature == 0.0:
         return torch.full_like(logits, -torch.inf).scatter_(-1, argmax(logits)[:, None], 0.0)
-    logits = logits / law.temperature
+    if law.temperature != 1.0:
+        logits = logits / law.temperature
     if law.top_k and law.top_k < logits.shape[-1]:
         logits = logits.masked_fill(_rank(logits) >= law.top_k, -torch.inf)
     if law.top_p < 1.0:
@@ -39,32 +78,59 @@ def process(logits: torch.Tensor, law: Law, seen: torch.Tensor | None) -> torch.
         logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
     if law.min_p > 0.0:
         log_p = torch.log_softmax(logits, dim=-1)
-        floor = log_p.amax(dim=-1, keepdim=True) + torch.log(torch.tensor(law.min_p, dtype=torch.float64)).to(log_p)
+        floor = log_p.amax(dim=-1, keepdim=True) + math.log(law.min_p)
         logits = logits.masked_fill(log_p < floor, -torch.inf)
-    return torch.log_softmax(logits, dim=-1)
+    return logits
 
 
-def draw(log_q: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def draw(weights: Weights, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens by inverse transform over token ids.
 
     Args:
-        log_q: float32 (rows, vocabulary), log-probabilities.
+        weights: of the law.
         uniforms: float64 (rows,), inside (0, 1).
 
     Returns:
-        int64 (rows,); never a token of probability zero.
+        (tokens, intervals): int64 (rows,), never a token of probability zero; float64 (rows, 2), the uniforms that give it.
+        Any token where the weights are not numbers.
     """
-    cumulative = log_q.exp().cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[:, -1]
-    point = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, point[:, None], right=True)[:, 0]
+    point = _inside(uniforms[:, None] * weights.upto[:, -1:], weights.upto[:, -1:])
+    block = torch.searchsorted(weights.upto, point, right=True).clamp(max=weights.upto.shape[-1] - 1)
+    upto, before = _within(weights, block)
+    inner = torch.searchsorted(upto, _inside(point - before, upto[:, -1:]), right=True).clamp(max=upto.shape[-1] - 1)
+    tokens = (block * weights.values.shape[-1] + inner)[:, 0].clamp(max=weights.logits.shape[-1] - 1)
+    return tokens, _interval(weights, upto, before, inner)
+
+
+def intervals(weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
+    """The uniforms that `draw` turns into given tokens, int64 (rows,): float64 (rows, 2)."""
+    size = weights.values.shape[-1]
+    block = (tokens // size)[:, None]
+    return _interval(weights, *_within(weights, block), (tokens % size)[:, None])
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """The most likely token of each row, the smallest id among equals: int64 (rows,)."""
     ids = torch.arange(logits.shape[-1], device=logits.device)
     best = logits == logits.amax(dim=-1, keepdim=True)
-    return torch.where(best, ids, logits.shape[-1]).amin(dim=-1)
+    return torch.where(best, ids, logits.shape[-1] - 1).amin(dim=-1)
+
+
+def _within(weights: Weights, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sums up to each token inside one block a row, sum before the block): float64 (rows, block length), (rows, 1)."""
+    chosen = weights.values.gather(1, block[..., None].expand(-1, -1, weights.values.shape[-1]))[:, 0]
+    before = torch.where(block > 0, weights.upto.gather(1, (block - 1).clamp(min=0)), 0.0)
+    return chosen.cumsum(dim=-1, dtype=torch.float64), before
+
+
+def _interval(weights: Weights, upto: torch.Tensor, before: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+    low = torch.where(inner > 0, upto.gather(1, (inner - 1).clamp(min=0)), 0.0)
+    return (before + torch.cat([low, upto.gather(1, inner)], dim=1)) / weights.upto[:, -1:]
+
+
+def _inside(point: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Below the total, where rounding has put it on or above: searching for it then ends at a token with some weight."""
+    return torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
 
 
 def _rank(logits: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The obviously right engine: one chain, one plain forward of the whole sequence for every token, no cache.
 
-It shares nothing with the batched engine but the model: each token takes a forward of the whole sequence, a blend is made
-of two head products, and laws are applied by `exact_law` in float64.
+It takes up neither of a draw's offers to save work (`along`, `floor`), and shares nothing with the batched engine but the
+model: each token takes a forward of the whole sequence, a blend is made of two head products, and laws are applied by
+`exact_law` in float64.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ReferenceEngine:
                 blended, source = self._logits(path, operation.source)
                 path = self._append(path, int(token), blended, self._law(path, operation.law, source))
             return path
-        while path.length < operation.horizon and not path.ended:
+        while not path.complete(operation.horizon):
             blended, source = self._logits(path, operation.source)
             log_q = self._law(path, operation.law, source)
             uniform = operation.key.uniforms(path.length, path.length + 1)[0]
@@ -49,7 +50,7 @@ class ReferenceEngine:
     def _append(self, path: Path, token: int, blended: np.ndarray, log_q: np.ndarray) -> Path:
         log_p = exact_law.log_softmax(blended)[token]
         return path.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1],
-                             token in self.parts.stop_ids)
+                             exact_law.interval(log_q, token)[None], token in self.parts.stop_ids)
 
     def _law(self, path: Path, law: Law, logits: np.ndarray) -> np.ndarray:
         return exact_law.process(logits, law, np.concatenate([path.prompt, path.tokens]))

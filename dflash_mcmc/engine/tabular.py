@@ -55,9 +55,13 @@ class TabularEngine:
             for token in operation.tokens:
                 path = self._append(path, int(token), operation.law, operation.source)
             return path
-        path = operation.path
-        while path.length < operation.horizon and not path.ended:
+        path, floor, weight = operation.path, operation.floor, 0.0
+        while not path.complete(operation.horizon):
             path = self._append(path, self._choose(operation, path), operation.law, operation.source)
+            if floor is not None:
+                weight += floor.alpha * path.log_p[-1] - path.log_q[-1]
+                if floor.crossed(weight, path.length):
+                    break
         return path
 
     def log_p(self, path: Path) -> np.ndarray:
@@ -75,8 +79,9 @@ class TabularEngine:
         return operation.key.fold_in("position", path.length).categorical(np.exp(log_q))
 
     def _append(self, path: Path, token: int, law: Law, source: str) -> Path:
-        log_p, log_q = self.log_p(path)[token], self.log_q(path, law, source)[token]
-        return path.extended(np.array([token]), np.array([log_p]), np.array([log_q]), token in self.model.stop_ids)
+        log_p, log_q = self.log_p(path)[token], self.log_q(path, law, source)
+        return path.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1],
+                             exact_law.interval(log_q, token)[None], token in self.model.stop_ids)
 
     def _law(self, path: Path, law: Law | None, source: str) -> np.ndarray:
         prefix = (*path.prompt.tolist(), *path.tokens.tolist())

@@ -1,10 +1,12 @@
-"""This machine: one device and a number of chains in the batch."""
+"""This machine: a device for each process, and a number of chains in its batch."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc import ranks
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
@@ -16,13 +18,25 @@ if TYPE_CHECKING:
 @register("hardware", "local")
 @dataclass(slots=True, kw_only=True)
 class Local:
-    """One device of this machine."""
+    """One device of this machine for each process of the run."""
 
     device: str = runtime("auto takes the first GPU, or the CPU where there is none; cpu, cuda, cuda:1")
-    num_slots: int = runtime("chains in the batch at once", ge=1)
+    num_slots: int | None = runtime("chains in the batch at once; null takes as many as the memory holds, at most 256", ge=1)
+    memory_gb: float | None = runtime("memory for keys, values and work beside the model's weights, in GB; null takes 90 % of "
+                                      "what is free", gt=0)
     prefill_chunk: int = runtime("longest piece in which prompts are read, a power of two", ge=8, le=8192)
+    read_ahead: int = runtime("prompts of waiting chains that are read at once; 0 reads each in its slot", ge=0)
     reuse_prefix: bool = runtime("keep the keys and values of what a proposal shares with the state; false reads all anew")
-    num_threads: int | None = runtime("threads of the CPU's arithmetic; null takes what PyTorch finds", ge=1)
+    keep_current: bool = runtime("keep the state's keys and values in a second cache while a proposal overwrites them; false "
+                                 "reads them anew after a rejection")
+    skip_identical: bool = runtime("take the tokens that a proposal shares with the state without asking the model")
+    attention: str = runtime("implementation of attention; auto = grouped on a CPU, sdpa on a GPU",
+                             choices=("auto", "grouped", "sdpa", "eager", "flash_attention_2"))
+    cuda_graphs: bool = runtime("replay decode steps as CUDA graphs, where there is a GPU")
+    steps_between_checks: int | None = runtime("decode steps between looks at what has ended; null takes 1 on a CPU, 4 on a "
+                                               "GPU", ge=1, le=64)
+    num_threads: int | None = runtime("threads of the CPU's arithmetic; null shares the cores among the processes of a launch",
+                                      ge=1)
 
     def check(self, config: Config) -> None:
         """Raises ConfigError."""
@@ -35,11 +49,14 @@ class Local:
         """The device's name for PyTorch. Sets the number of threads. Raises ConfigError where the device is not there."""
         import torch
 
-        if self.num_threads is not None:
-            torch.set_num_threads(self.num_threads)
+        processes = ranks.local_world_size()
+        if self.num_threads is not None or processes > 1:
+            torch.set_num_threads(self.num_threads or max(1, len(os.sched_getaffinity(0)) // processes))
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda":
+            device = f"cuda:{ranks.local_rank()}"
         if device.startswith("cuda"):
             count = torch.cuda.device_count()
             if int(device.partition(":")[2] or 0) >= count:

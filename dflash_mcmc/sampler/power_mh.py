@@ -6,6 +6,7 @@ of sequences made part of the state: the published kernel can only shorten them 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -15,13 +16,17 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.ops import Chain, Draw, Law
+from dflash_mcmc.ops import Chain, Draw, Floor, Law
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Path, common_prefix
 
 if TYPE_CHECKING:
     from dflash_mcmc.config import Config
+
+
+_ROUNDING = 1e-5
+"""Nats a token, times alpha, by which float32 may miss a weight: what cannot be accepted is told with this margin."""
 
 
 class Step(NamedTuple):
@@ -32,9 +37,17 @@ class Step(NamedTuple):
     cut: int
     proposal_length: int
     log_ratio: float
-    accepted: bool
-    moved: bool
-    """Accepted, and the new state differs from the old one."""
+    """Of an abandoned proposal an upper bound."""
+    decision: str
+    """`accept`, `identical` (accepted, the same as the state), `reject`, or `abandon` (rejected before it was complete)."""
+
+    @property
+    def accepted(self) -> bool:
+        return self.decision in ("accept", "identical")
+
+    @property
+    def moved(self) -> bool:
+        return self.decision == "accept"
 
 
 @register("sampler", "power_mh")
@@ -65,6 +78,11 @@ class PowerMH:
     after_eos: str = identity("when a stage ends in a finished sequence: continue = make the steps of all later stages "
                               "too; return = end the chain there, as published (rule=published always returns)",
                               choices=("continue", "return"))
+    early_reject: str = identity(
+        "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; eps = for any proposal, "
+        "each wrong with probability at most epsilon; auto = exact where it holds, else off",
+        choices=("auto", "off", "exact", "eps"))
+    epsilon: float = identity("chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
     top_k: int = identity("proposal keeps the k most likely tokens; 0 keeps all", ge=0)
     top_p: float = identity("proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
     min_p: float = identity("proposal keeps tokens with this share of the top probability; 0 keeps all", ge=0, le=1)
@@ -79,6 +97,38 @@ class PowerMH:
                               + ", ".join(map(str, near)))
         if self.rule == "published" and self.cut != "current":
             raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
+        reason = self.no_early_rejection(name_of(config.blend) == "none")
+        if self.early_reject in ("exact", "eps") and reason[self.early_reject]:
+            others = "auto, off" + (" or eps" if self.early_reject == "exact" and not reason["eps"] else "")
+            raise ConfigError("sampler.early_reject", self.early_reject, f"{others}, since {reason[self.early_reject]}")
+
+    def resolved(self, config: Config) -> PowerMH:
+        """With `auto` replaced by what it comes to."""
+        if self.early_reject != "auto":
+            return self
+        reason = self.no_early_rejection(name_of(config.blend) == "none")["exact"]
+        return dataclasses.replace(self, early_reject="off" if reason else "exact")
+
+    def no_early_rejection(self, unblended: bool) -> dict[str, str]:
+        """Why `exact` and `eps` early rejection do not hold; empty where they do. `unblended`: p and q share their logits.
+
+        `exact` needs every token's alpha * log p - log q to be at most 0: so q is p^(1/temperature) on any support that
+        depends on the prefix alone, with 1/alpha <= temperature <= 1. `eps` needs its exponential to have a mean of at
+        most 1 under q (a supermartingale: Ville's inequality), which holds for every q where alpha >= 1.
+        """
+        eps = ""
+        if self.rule == "published":
+            eps = "sampler.rule=published compares overlaps, whose bound does not fall"
+        elif self.alpha < 1.0:
+            eps = f"weights grow with length at sampler.alpha={self.alpha} (below 1)"
+        exact, temperature = eps, self.law().temperature
+        if not exact and not 1.0 / self.alpha <= temperature <= 1.0:
+            exact = f"the proposal's temperature {temperature:g} is not between 1/alpha={1 / self.alpha:g} and 1"
+        if not exact and self.repetition_penalty != 1.0:
+            exact = "sampler.repetition_penalty makes the proposal another law than p^(1/temperature)"
+        if not exact and self.proposal == "base" and not unblended:
+            exact = "sampler.proposal=base draws without the blend that the target has"
+        return {"exact": exact, "eps": eps}
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values: what has no effect here is not part of the identity."""
@@ -87,6 +137,8 @@ class PowerMH:
             values["proposal"] = None
         if self.rule == "published":
             values["after_eos"] = None
+        if self.early_reject != "eps":
+            values["early_reject"] = values["epsilon"] = None
         return values
 
     def law(self) -> Law:
@@ -114,10 +166,12 @@ class PowerMH:
                 steps.append(step)
                 trace.append({"block": block, "step": number, "cut": step.cut, "length": length,
                               "proposal_length": step.proposal_length, "log_ratio": step.log_ratio,
-                              "accepted": int(step.accepted), "moved": int(step.moved)})
+                              "decision": step.decision})
             if path.ended and (self.rule == "published" or self.after_eos == "return"):
                 break
-        return ChainResult(path, len(steps), sum(s.accepted for s in steps), sum(s.moved for s in steps), tuple(trace))
+        bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
+        return ChainResult(path, len(steps), sum(s.accepted for s in steps), sum(s.moved for s in steps),
+                           sum(s.decision == "abandon" for s in steps), bound, tuple(trace))
 
     def step(self, path: Path, horizon: int, key: Key) -> Generator[Draw, Path, Step]:
         """One step from a complete state of horizon `horizon`. The uniforms of cut, acceptance and tokens are apart."""
@@ -125,13 +179,27 @@ class PowerMH:
             horizon = path.length
         cut = key.fold_in("cut").integer(horizon if self.cut == "horizon" else path.length)
         if cut >= path.length:
-            return Step(path, cut, path.length, 0.0, True, False)
+            return Step(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
-        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source())
+        floor = self.floor(path, horizon, cut, log_uniform)
+        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), path, floor)
+        if not proposal.complete(horizon):
+            bound = floor.bound(self.log_weight(proposal, cut, None), proposal.length)
+            return Step(path, cut, proposal.length, bound, "abandon")
         log_ratio = self.log_ratio(path, proposal, cut)
-        accepted = bool(log_uniform < log_ratio)
-        moved = accepted and not np.array_equal(proposal.tokens, path.tokens)
-        return Step(proposal if accepted else path, cut, proposal.length, log_ratio, accepted, moved)
+        if not log_uniform < log_ratio:
+            return Step(path, cut, proposal.length, log_ratio, "reject")
+        decision = "identical" if np.array_equal(proposal.tokens, path.tokens) else "accept"
+        return Step(proposal, cut, proposal.length, log_ratio, decision)
+
+    def floor(self, path: Path, horizon: int, cut: int, log_uniform: float) -> Floor | None:
+        """When a proposal from `cut` on may be abandoned (Solonen et al. 2012's early rejection, for sequences)."""
+        unresolved = self.early_reject == "auto"  # without a configuration there may be a blend
+        if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
+            return None
+        margin = -math.log(self.epsilon) if self.early_reject == "eps" else _ROUNDING * self.alpha * (horizon - cut)
+        length = path.length if self.cut == "current" else None
+        return Floor(log_uniform, self.alpha, self.log_weight(path, cut, None), length, margin)
 
     def log_ratio(self, path: Path, proposal: Path, cut: int) -> float:
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""

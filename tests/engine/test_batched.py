@@ -8,7 +8,7 @@ import torch
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.batched import BatchedEngine, Options
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.reference import ReferenceEngine
 from dflash_mcmc.errors import UserError
@@ -27,7 +27,8 @@ TOLERANCE = 1e-4
 
 def power_mh(**changes) -> PowerMH:
     values = dict(alpha=2.0, proposal_temperature=None, num_blocks=3, num_steps=2, cut="current", proposal="base",
-                  rule="exact", after_eos="continue", top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+                  rule="exact", after_eos="continue", early_reject="auto", epsilon=1e-5,
+                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
     return PowerMH(**{**values, **changes})
 
 
@@ -44,6 +45,7 @@ SAMPLERS = {
     "power_mh_horizon": power_mh(cut="horizon", proposal_temperature=0.8),
     "power_mh_matched": power_mh(proposal="matched", repetition_penalty=1.2),
     "power_mh_published": power_mh(rule="published"),
+    "power_mh_early": power_mh(proposal="matched", early_reject="exact", num_steps=3),
 }
 BLENDS = {"none": NoBlend(), "layer": LayerBlend(beta=0.2, layer=-2, norm="none"),
           "layer_final": LayerBlend(beta=0.4, layer=0, norm="final"),
@@ -65,7 +67,7 @@ def chains(sampler):
 
 def run_batched(model, sampler, blend, slots=8, order=None, **options):
     parts = LanguageModel(model, stop_ids=STOPS)
-    engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, **options)
+    engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options))
     todo = list(chains(sampler))
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
 
@@ -125,6 +127,103 @@ def test_prefix_reuse_and_chunks_change_nothing_but_the_cost(qwen3, chunk):
         same(fresh[tag].result, done.result)
         assert done.cost.token_forwards < fresh[tag].cost.token_forwards
         assert done.cost.tokens_drawn == fresh[tag].cost.tokens_drawn
+
+
+SWITCHED = {
+    "skip_identical": dict(skip_identical=False),
+    "read_ahead": dict(read_ahead=0),
+    "read_ahead_3": dict(read_ahead=3),
+    "checks": dict(steps_between_checks=5),
+    "all": dict(skip_identical=False, read_ahead=0, steps_between_checks=3),
+}
+ROUNDED = {  # these read by chunks what was decoded token by token: equal but for rounding
+    "keep_current": dict(keep_current=False),
+    "reuse_prefix": dict(reuse_prefix=False),
+    "attention": dict(attention="sdpa"),
+}
+
+
+@pytest.mark.parametrize("options", [*SWITCHED.values(), *ROUNDED.values()], ids=[*SWITCHED, *ROUNDED])
+@pytest.mark.parametrize("name", ["power_mh", "power_mh_horizon", "power_mh_published", "power_mh_early", "truncated"])
+def test_switches_change_nothing(qwen3, name, options):
+    """To the last bit, tokens and log-probabilities, wherever a switch changes no arithmetic."""
+    exact = options in SWITCHED.values() and rows_do_not_depend_on_the_batch()
+    on, off = (run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], **changed) for changed in ({}, options))
+    assert on.keys() == off.keys()
+    for tag, done in on.items():
+        same(off[tag].result, done.result, 0.0 if exact else TOLERANCE)
+        assert [step["decision"] for step in off[tag].result.trace] == [step["decision"] for step in done.result.trace]
+
+
+@pytest.mark.parametrize("cut", ["current", "horizon"])
+@pytest.mark.parametrize("temperature", [None, 0.8])
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 20}])
+def test_early_rejection_changes_no_decision(qwen3, cut, temperature, truncation):
+    """Bit for bit: every state is the same, every abandoned proposal is one that is rejected in full."""
+    options = dict(proposal="matched", proposal_temperature=temperature, cut=cut, num_steps=4, alpha=3.0, **truncation)
+    exact = rows_do_not_depend_on_the_batch()
+    on = run_batched(qwen3, power_mh(early_reject="exact", **options), BLENDS["layer"])
+    off = run_batched(qwen3, power_mh(early_reject="off", **options), BLENDS["layer"])
+    assert sum(done.result.abandoned for done in on.values()) >= 5
+    assert sum(d.cost.tokens_drawn for d in on.values()) < sum(d.cost.tokens_drawn for d in off.values())
+    for tag, done in on.items():
+        same(off[tag].result, done.result, 0.0 if exact else TOLERANCE)
+        for early, full in zip(done.result.trace, off[tag].result.trace, strict=True):
+            assert early["decision"] == full["decision"] or (early["decision"], full["decision"]) == ("abandon", "reject")
+            assert early["proposal_length"] <= full["proposal_length"]
+            assert early["log_ratio"] >= full["log_ratio"] - 1e-3  # a bound from above
+
+
+def test_identical_proposals_cost_nothing(qwen3):
+    """A law that is all but certain draws the same again: no token but those of the first path is asked of the model."""
+    sampler = power_mh(alpha=400.0, num_blocks=1, num_steps=5)
+    on, off = (run_batched(qwen3, sampler, NoBlend(), skip_identical=skip) for skip in (True, False))
+    for tag, done in on.items():
+        assert done.cost.tokens_drawn == done.result.path.length
+        assert done.result.moved == 0
+        assert done.cost.tokens_drawn + done.cost.tokens_skipped == off[tag].cost.tokens_drawn
+
+
+def test_a_rejected_proposal_costs_no_reading(qwen3):
+    kept = run_batched(qwen3, SAMPLERS["power_mh_early"], NoBlend())
+    for tag, done in kept.items():
+        prompt = len(PROMPTS[tag % len(PROMPTS)]) - 1
+        assert done.cost.token_forwards == done.cost.tokens_drawn + prompt
+    anew = run_batched(qwen3, SAMPLERS["power_mh_early"], NoBlend(), keep_current=False)
+    total, more = (sum(done.cost.token_forwards for done in d.values()) for d in (kept, anew))
+    assert more > total
+
+
+def test_a_shared_prompt_is_read_once(qwen3):
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 170)
+    prompt = PROMPTS[2]
+    many = [(n, SAMPLERS["temperature"].chain(prompt, HORIZON, Key(n))) for n in range(12)]
+    done = {d.tag: d for d in engine.run(many)}
+    assert engine.counters.read_tokens == len(prompt) - 1
+    alone = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 170)
+    one = next(iter(alone.run([(7, SAMPLERS["temperature"].chain(prompt, HORIZON, Key(7)))])))
+    same(done[7].result, one.result)
+    assert done[7].cost == one.cost
+
+
+def test_slots_are_refilled_at_once(qwen3):
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 3, 170)
+    assert len(list(engine.run(chains(SAMPLERS["power_mh"])))) == NUM_CHAINS
+    assert engine.counters.utilisation == 1.0
+    assert 0 < engine.counters.row_steps <= 3 * engine.counters.steps
+
+
+def test_chains_that_ask_for_nothing_end(qwen3):
+    def empty():
+        return ChainResult(Path.start(PROMPTS[0]))
+        yield
+
+    def mixed():
+        for number in range(9):
+            yield number, empty() if number % 2 else SAMPLERS["greedy"].chain(PROMPTS[0], HORIZON, Key(0))
+
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 2, 170)
+    assert sorted(done.tag for done in engine.run(mixed())) == list(range(9))
 
 
 def test_draw_in_pieces_and_after_a_rollback_is_draw_in_one(qwen3):
@@ -221,13 +320,45 @@ def test_forbidden_ids_are_never_drawn():
         assert done.result.path.tokens.max() < 20
 
 
-def test_a_model_that_gives_no_numbers_is_refused():
-    model = random_model("qwen3")
-    parts = LanguageModel(model, stop_ids=STOPS)
+def test_chains_without_numbers_end_and_spoil_no_other():
+    """Token 40 of a prompt, and any logit after token 9, make no numbers; every other chain ends as without them."""
+    spoilt, sound = random_model("qwen3"), random_model("qwen3")
     with torch.no_grad():
-        model.lm_head.weight[5] = torch.nan
-    with pytest.raises(UserError, match="not numbers"):
-        list(BatchedEngine(parts, NoBlend(), 4, 170).run(chains(SAMPLERS["temperature"])))
+        spoilt.model.embed_tokens.weight[40] = torch.nan
+    todo = [0, 1, 2, 3, 4, 1, 1, 0, 2, 4]
+
+    def results(model, blend, **options):
+        engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), blend, 3, 170, Options(**options))
+        sampler = SAMPLERS["power_mh"]
+        return {d.tag: d for d in engine.run((n, sampler.chain(PROMPTS[p], HORIZON, Key(n))) for n, p in enumerate(todo))}
+
+    for options in ({}, {"read_ahead": 2}, {"read_ahead": 0, "steps_between_checks": 4}):
+        bad, good = results(spoilt, BLENDS["layer"], **options), results(sound, BLENDS["layer"], **options)
+        assert len(bad) == len(todo)
+        failed = {tag for tag, done in bad.items() if done.result is None}
+        assert failed >= {n for n, p in enumerate(todo) if 40 in PROMPTS[p]}
+        assert failed < set(range(len(todo)))
+        for tag, done in bad.items():
+            if tag in failed:
+                assert "not numbers" in done.failure
+            elif 40 not in good[tag].result.path.tokens:
+                same(done.result, good[tag].result)
+
+
+def test_a_score_without_numbers_ends_its_chain():
+    model = random_model("qwen3")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[40] = torch.nan
+
+    def scored_with(token):
+        path = yield Score(Path.start(PROMPTS[0]), np.array([5, token, 6]), Law())
+        return ChainResult(path)
+
+    engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 1, 170)
+    done = [d for d in engine.run([(0, scored_with(40)), (1, scored_with(41))])]
+    assert done[0].result is None
+    assert "not numbers" in done[0].failure
+    assert done[1].result.path.tokens.tolist() == [5, 41, 6]
 
 
 def test_more_positions_than_the_model_has_are_refused(qwen3):
@@ -235,11 +366,12 @@ def test_more_positions_than_the_model_has_are_refused(qwen3):
         BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 193)
 
 
-def test_a_blend_that_gives_no_numbers_is_refused(qwen3):
+def test_a_blend_that_gives_no_numbers_fails_every_chain(qwen3):
     """Proposals come from the model without the blend, so that only the target would be spoilt."""
     engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), LayerBlend(beta=torch.nan, layer=0, norm="none"), 4, 170)
-    with pytest.raises(UserError, match="not numbers"):
-        list(engine.run(chains(SAMPLERS["power_mh"])))
+    done = list(engine.run(chains(SAMPLERS["power_mh"])))
+    assert len(done) == NUM_CHAINS
+    assert all(d.result is None and "not numbers" in d.failure for d in done)
 
 
 def test_bfloat16_logits_are_not_rounded():

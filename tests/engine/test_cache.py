@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.language_model import LanguageModel
 from tests.targets import FAMILIES, random_model
 
 
@@ -25,7 +26,7 @@ def test_ragged_rows_and_roll_back_equal_fresh_forwards(family):
     model, lengths = random_model(family), [3, 11, 7]
     generator = torch.Generator().manual_seed(1)
     sequences = [torch.randint(0, 61, (length + 4,), generator=generator) for length in lengths]
-    cache = SlotCache(3, 4, 64)
+    cache = SlotCache(LanguageModel(model).cache_shape, 4, 64)
     for row, (length, sequence) in enumerate(zip(lengths, sequences, strict=True)):
         feed(model, cache, torch.tensor([row]), sequence[None, :length], torch.arange(length)[None])
     # Two steps astray, then back to the true tokens: what lies above a position is never read.
@@ -42,11 +43,21 @@ def test_ragged_rows_and_roll_back_equal_fresh_forwards(family):
 
 
 @torch.inference_mode()
-def test_a_moved_row_goes_on_as_before():
-    model, cache = random_model(), SlotCache(3, 4, 64)
+def test_a_copied_row_goes_on_as_before():
+    model = random_model()
+    cache, spare = (SlotCache(LanguageModel(model).cache_shape, 4, 64) for _ in range(2))
     tokens = torch.arange(8)[None]
     feed(model, cache, torch.tensor([2]), tokens, torch.arange(8)[None])
-    cache.move_row(2, 0, 8)
+    spare.copy(cache, 2, 3, 2, 8)
+    cache.copy(cache, 2, 0, 0, 2)
+    cache.copy(spare, 3, 0, 2, 8)
     logits = feed(model, cache, slice(0, 1), torch.tensor([[9]]), torch.tensor([[8]]))
     fresh = model(input_ids=torch.cat([tokens, torch.tensor([[9]])], dim=1)).logits[0, -1]
     assert (logits[0, 0] - fresh).abs().max() / fresh.abs().max() < 1e-5
+
+
+def test_bytes_of_a_token_are_those_of_the_tensors():
+    shape = LanguageModel(random_model()).cache_shape
+    cache = SlotCache(shape, 4, 64)
+    assert cache.keys.nbytes + cache.values.nbytes == 4 * 64 * shape.token_bytes()
+    assert shape.token_bytes() == 3 * 2 * (8 + 8) * 4  # layers, key heads, dimensions, float32

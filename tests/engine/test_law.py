@@ -43,7 +43,7 @@ def example(seed: int) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
 @given(law=random_laws, seed=st.integers(0, 1000))
 def test_batched_is_exact(law, seed):
     logits, seen, history = example(seed)
-    batched = laws.process(logits, law, seen).numpy()
+    batched = torch.log_softmax(laws.process(logits, law, seen), dim=-1).numpy()
     for row in range(3):
         expected = exact_law.process(logits[row].numpy(), law, history[row])
         assert np.array_equal(np.isfinite(batched[row]), np.isfinite(expected))
@@ -77,20 +77,54 @@ def test_exact_is_transformers(seed):
 @given(uniform=st.floats(1e-300, 1.0, exclude_max=True), seed=st.integers(0, 100))
 def test_draws_agree_and_never_take_an_impossible_token(uniform, seed):
     logits, _, _ = example(seed)
-    log_q = laws.process(logits, Law(top_k=4), None)
-    tokens = laws.draw(log_q, torch.full((3,), uniform, dtype=torch.float64))
+    processed = laws.process(logits, Law(top_k=4), None)
+    log_q = torch.log_softmax(processed.double(), dim=-1)
+    weights, uniforms = laws.weigh(processed), torch.full((3,), uniform, dtype=torch.float64)
+    tokens, intervals = laws.draw(weights, uniforms)
+    np.testing.assert_allclose(weights.log_probability(tokens), log_q.gather(1, tokens[:, None])[:, 0], atol=1e-6)
     for row in range(3):
         assert torch.isfinite(log_q[row, tokens[row]])
-        cumulative = np.cumsum(np.exp(log_q[row].double().numpy()))
+        cumulative = np.cumsum(np.exp(log_q[row].numpy()))
         if np.abs(cumulative - uniform * cumulative[-1]).min() > 1e-6:
-            assert int(tokens[row]) == exact_law.draw(log_q[row].double().numpy(), uniform)
+            token = exact_law.draw(log_q[row].numpy(), uniform)
+            assert int(tokens[row]) == token
+            np.testing.assert_allclose(intervals[row], exact_law.interval(log_q[row].numpy(), token), atol=1e-6)
 
 
 @pytest.mark.parametrize("uniform", [2.0**-54, 1 - 2.0**-53])
 def test_draw_at_the_ends_of_the_interval(uniform):
-    log_q = torch.full((1, 6), -torch.inf)
-    log_q[0, 2] = log_q[0, 4] = np.log(0.5)
-    assert int(laws.draw(log_q, torch.tensor([uniform], dtype=torch.float64))) == (2 if uniform < 0.5 else 4)
+    logits = torch.full((1, 6), -torch.inf)
+    logits[0, 2] = logits[0, 4] = np.log(0.5)
+    token, interval = laws.draw(laws.weigh(logits), torch.tensor([uniform], dtype=torch.float64))
+    assert int(token) == (2 if uniform < 0.5 else 4)
+    assert interval[0].tolist() == ([0.0, 0.5] if uniform < 0.5 else [0.5, 1.0])
+
+
+@pytest.mark.parametrize("vocabulary", [1, 61, 512, 513, 1700])
+def test_intervals_tile_the_unit_interval_over_blocks(vocabulary):
+    """Every token's interval begins where that of the token before ends, and a uniform inside it draws the token."""
+    logits = torch.tensor(np.random.Generator(np.random.Philox(0)).normal(size=(1, vocabulary)) * 2, dtype=torch.float32)
+    tokens = torch.arange(vocabulary)
+    weights = laws.weigh(logits.expand(vocabulary, -1).contiguous())
+    intervals = laws.intervals(weights, tokens)
+    assert intervals[0, 0] == 0.0
+    assert intervals[-1, 1] == pytest.approx(1.0, abs=1e-15)
+    np.testing.assert_allclose(intervals[1:, 0], intervals[:-1, 1], atol=1e-15)
+    np.testing.assert_allclose(intervals[:, 1] - intervals[:, 0], torch.softmax(logits[0].double(), dim=-1), atol=1e-7)
+    drawn, again = laws.draw(weights, intervals.mean(dim=-1))
+    assert torch.equal(drawn, tokens)
+    assert torch.equal(again, intervals)
+
+
+def test_rows_that_are_not_numbers_spoil_no_other_row():
+    logits = torch.randn(4, 700, generator=torch.Generator().manual_seed(0))
+    spoilt = logits.clone()
+    spoilt[1], spoilt[2, 5], spoilt[3] = torch.nan, torch.inf, -torch.inf
+    uniforms = torch.full((4,), 0.4, dtype=torch.float64)
+    for law in (Law(), Law(0.0), Law(0.7, top_k=5, top_p=0.9, min_p=0.1)):
+        good, bad = (laws.draw(laws.weigh(laws.process(x, law, None)), uniforms)[0] for x in (logits, spoilt))
+        assert good[0] == bad[0]
+        assert ((bad >= 0) & (bad < 700)).all()
 
 
 def test_argmax_takes_the_smallest_id_among_equals():

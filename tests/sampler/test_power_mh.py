@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.config import identity_hash
 from dflash_mcmc.engine.tabular import TabularEngine, TabularModel
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import (
     PROMPT,
@@ -21,6 +24,7 @@ from dflash_mcmc.testing import (
     law_of,
     power_target,
     product_target,
+    score,
     total_variation,
     transition_matrix,
 )
@@ -33,12 +37,13 @@ WRONG = 1e-3
 
 def make(cls=PowerMH, **changes) -> PowerMH:
     values = dict(alpha=4.0, proposal_temperature=None, num_blocks=2, num_steps=1, cut="current", proposal="base",
-                  rule="exact", after_eos="continue", top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+                  rule="exact", after_eos="continue", early_reject="off", epsilon=1e-5,
+                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
     return cls(**{**values, **changes})
 
 
-def engine_of(stop_ids=(0,), blend=None, vocab_size=3, seed=0) -> TabularEngine:
-    return TabularEngine(TabularModel(vocab_size, stop_ids, seed=seed, scale=0.5), blend)
+def engine_of(stop_ids=(0,), blend=None, vocab_size=3, seed=0, scale=0.5) -> TabularEngine:
+    return TabularEngine(TabularModel(vocab_size, stop_ids, seed=seed, scale=scale), blend)
 
 
 OPTIONS = {
@@ -130,6 +135,113 @@ def test_a_proposal_that_ignores_its_options_fails(name):
     engine = engine_of((0, 2))
     law = drawn(engine, make(IgnoresTheProposalsOptions, **OPTIONS[name]))
     assert total_variation(law, q_by_hand(engine, 3, OPTIONS[name])) > WRONG
+
+
+EARLY = {name: options for name, options in OPTIONS.items()
+         if name not in ("cold_proposal", "alpha_below_one", "repetition_penalty")}
+
+
+@pytest.mark.parametrize("options", EARLY.values(), ids=EARLY.keys())
+@pytest.mark.parametrize("stop_ids", [(0,), (0, 2), ()], ids=["one_stop", "two_stops", "no_stop"])
+def test_early_rejection_leaves_the_power_target_invariant(options, stop_ids):
+    """The whole transition matrix is that of full decisions."""
+    engine, target = engine_of(stop_ids), target_by_hand(engine_of(stop_ids), 4, options)
+    early = make(early_reject="exact", **options)
+    check_step(engine, early, target)
+    matrices = [transition_matrix(engine, sampler, 4, target) for sampler in (early, make(**options))]
+    assert np.abs(matrices[0] - matrices[1]).max() <= EXACT
+    if options in ({}, {"cut": "horizon"}, {"proposal_temperature": 1.0}):
+        assert abandons(engine, early, target)
+
+
+def abandons(engine, sampler, target) -> bool:
+    """Whether any step from any state is decided before its proposal is complete."""
+    decisions = set()
+
+    def program(key):
+        step = engine.run(sampler.step(path, 4, key))
+        decisions.add(step.decision)
+        return step.path
+
+    for tokens in target.states:
+        path = score(engine, tokens, sampler.law(), sampler.source())
+        law_of(program)
+    return "abandon" in decisions
+
+
+@pytest.mark.parametrize("norm", ["none", "final"])
+def test_early_rejection_of_matched_blended_proposals_is_exact(norm):
+    engine, blend = engine_of((0,), LayerBlend(beta=0.3, layer=0, norm=norm)), (0.3, norm)
+    check_step(engine, make(proposal="matched", early_reject="exact"), target_by_hand(engine, 4, {}, blend, blend))
+
+
+NOT_EXACT = {
+    "hot": ({"alpha": 1.0, "proposal_temperature": 4.0}, None),
+    "cold": ({"alpha": 1.5, "proposal_temperature": 0.3}, None),
+    "penalty": ({"alpha": 1.2, "repetition_penalty": 3.0, "proposal_temperature": 0.9}, None),
+    "alpha_below_one": ({"alpha": 0.5, "proposal_temperature": 1.5}, None),
+    "base_of_a_blend": ({"alpha": 1.5}, LayerBlend(beta=0.8, layer=0, norm="none")),
+}
+
+
+@pytest.mark.parametrize(("options", "blend"), NOT_EXACT.values(), ids=NOT_EXACT.keys())
+def test_early_rejection_where_it_is_refused_would_be_wrong(options, blend, make_config):
+    """The reason of each refusal: forced through, the target is missed."""
+    engine = engine_of((0,), blend, scale=1.0)
+    target = target_by_hand(engine, 4, options, None if blend is None else (blend.beta, blend.norm))
+    check_step(engine, make(**options), target)
+    matrix = transition_matrix(engine, make(early_reject="exact", **options), 4, target)
+    assert invariance_error(matrix, target) > 5e-5
+    overrides = [f"sampler.{name}={value}" for name, value in options.items()] + (["blend=layer"] if blend else [])
+    with pytest.raises(ConfigError, match=r"sampler\.early_reject: given 'exact'; allowed: auto, off"):
+        make_config("sampler.early_reject=exact", *overrides)
+    assert make_config(*overrides).sampler.early_reject == "off"
+
+
+def test_auto_is_exact_where_that_holds(make_config):
+    assert make_config("sampler=power_mh").sampler.early_reject == "exact"
+    assert make_config("sampler=power_mh", "blend=layer", "sampler.proposal=matched").sampler.early_reject == "exact"
+    assert make_config("sampler=power_mh", "sampler.rule=published").sampler.early_reject == "off"
+    with pytest.raises(ConfigError, match="compares overlaps"):
+        make_config("sampler=power_mh", "sampler.rule=published", "sampler.early_reject=eps")
+    with pytest.raises(ConfigError, match="below 1"):
+        make_config("sampler=power_mh", "sampler.alpha=0.5", "sampler.early_reject=eps")
+
+
+def test_only_eps_is_part_of_the_identity(make_config):
+    hashes = {name: identity_hash(make_config("sampler=power_mh", f"sampler.early_reject={name}"))
+              for name in ("auto", "off", "exact", "eps")}
+    assert hashes["auto"] == hashes["off"] == hashes["exact"] != hashes["eps"]
+    assert identity_hash(make_config("sampler=power_mh", "sampler.epsilon=0.01")) == hashes["off"]
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 0.03])
+@pytest.mark.parametrize("options", [{"proposal_temperature": 2.0}, {"repetition_penalty": 2.0, "proposal_temperature": 1.5},
+                                     {"proposal_temperature": 2.0, "cut": "horizon"}], ids=["hot", "penalty", "horizon"])
+def test_eps_changes_each_step_by_at_most_epsilon(options, epsilon):
+    engine, target = engine_of((0,)), target_by_hand(engine_of((0,)), 4, options)
+    eps, full = make(early_reject="eps", epsilon=epsilon, **options), make(**options)
+    matrices = [transition_matrix(engine, sampler, 4, target) for sampler in (eps, full)]
+    errors = 0.5 * np.abs(matrices[0] - matrices[1]).sum(axis=1)
+    assert errors.max() <= epsilon
+    assert abandons(engine, eps, target)
+
+
+def test_eps_without_its_margin_errs_by_more():
+    """The bound is not idle: abandoning as `exact` does, where the ratio so far is below u, misses it."""
+    options = {"alpha": 1.0, "proposal_temperature": 4.0}
+    engine = engine_of((0,), scale=1.0)
+    target = target_by_hand(engine, 4, options)
+    exact, eps, full = (transition_matrix(engine, make(early_reject=name, epsilon=0.01, **options), 4, target)
+                        for name in ("exact", "eps", "off"))
+    errors = [0.5 * np.abs(matrix - full).sum(axis=1).max() for matrix in (exact, eps)]
+    assert errors[0] > 0.01 >= errors[1]
+
+
+def test_eps_reports_its_bound():
+    result = engine_of((0,)).run(make(early_reject="eps", epsilon=1e-3, num_steps=3).chain(PROMPT, 4, Key(0)))
+    assert result.law_error == pytest.approx(6e-3)
+    assert engine_of((0,)).run(make(early_reject="exact").chain(PROMPT, 4, Key(0))).law_error == 0.0
 
 
 def test_blend_changes_the_target():
@@ -241,6 +353,41 @@ def test_mutants_fail(mutant, seed):
     engine, sampler = engine_of((0,), seed=seed), make(mutant, proposal_temperature=0.5)
     target = power_target(engine, 4, sampler.alpha, sampler.law(), sampler.source())
     assert invariance_error(transition_matrix(engine, sampler, 4, target), target) > WRONG
+
+
+@dataclass(slots=True, kw_only=True)
+class GivesUpTooEarly(PowerMH):
+    """Abandons a proposal that may still end half a nat above its bound."""
+
+    def floor(self, path, horizon, cut, log_uniform):
+        return PowerMH.floor(self, path, horizon, cut, log_uniform)._replace(margin=-0.5)
+
+
+@dataclass(slots=True, kw_only=True)
+class ForgetsTheState(PowerMH):
+    """Bounds the proposal's own weight instead of the ratio."""
+
+    def floor(self, path, horizon, cut, log_uniform):
+        return PowerMH.floor(self, path, horizon, cut, log_uniform)._replace(reference=0.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class EarlyWithTheOtherCutsTerm(PowerMH):
+    """The length term of cut=current in the bound of cut=horizon."""
+
+    def floor(self, path, horizon, cut, log_uniform):
+        return PowerMH.floor(self, path, horizon, cut, log_uniform)._replace(length=path.length)
+
+
+@pytest.mark.parametrize(("mutant", "options", "seed"), [
+    (GivesUpTooEarly, {"alpha": 1.2}, 0), (GivesUpTooEarly, {"cut": "horizon"}, 1), (ForgetsTheState, {}, 1),
+    (EarlyWithTheOtherCutsTerm, {"cut": "horizon", "alpha": 1.2}, 0)])
+def test_mutants_of_early_rejection_fail(mutant, options, seed):
+    engine = engine_of((0,), seed=seed, scale=1.0)
+    target = target_by_hand(engine, 4, options)
+    check_step(engine, make(early_reject="exact", **options), target)
+    matrix = transition_matrix(engine, make(mutant, early_reject="exact", **options), 4, target)
+    assert invariance_error(matrix, target) > 5e-5
 
 
 @dataclass(slots=True, kw_only=True)

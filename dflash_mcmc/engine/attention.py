@@ -1,0 +1,84 @@
+"""Attention over a slot cache, registered with `transformers` beside its own implementations.
+
+`grouped`: the queries of all heads that share a key head are one matrix, so that keys and values are read once and never
+repeated for each head. On a CPU it is faster than PyTorch's fused kernel at the short lengths of decoding.
+`flash`: the kernel of the flash-attn package for caches whose rows are filled to different lengths (Dao 2023,
+arXiv 2307.08691).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from dflash_mcmc.errors import ConfigError
+
+CHOICES = ("auto", "grouped", "sdpa", "eager", "flash_attention_2")
+
+ADDITIVE = ("grouped", "eager")
+"""Implementations whose mask is added to the scores: made once a forward, not once a layer."""
+
+
+def implementation(choice: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The name, in `transformers`' registry, of what a choice comes to. Raises ConfigError where it cannot run."""
+    if choice == "auto":
+        return "grouped" if device.type == "cpu" else "sdpa"
+    if choice != "flash_attention_2":
+        return choice
+    others = ", ".join(name for name in CHOICES if name != choice)
+    if importlib.util.find_spec("flash_attn") is None:
+        raise ConfigError("hardware.attention", choice, f"{others} (the package flash-attn is not installed)")
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        raise ConfigError("hardware.attention", choice, f"{others}; or a GPU with model.dtype=bfloat16 (the model is in "
+                          f"{str(dtype).removeprefix('torch.')} on {device.type})")
+    return "flash"
+
+
+def grouped_attention(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Softmax attention.
+
+    Args:
+        query: (rows, heads, queries, dim). key, value: (rows, key heads, keys, dim).
+        attention_mask: (rows, 1, queries, keys), bool and True where a query may look, or added to the scores; None for
+            causal.
+
+    Returns:
+        (rows, queries, heads, dim), and None for the weights.
+    """
+    rows, heads, queries, dim = query.shape
+    key_heads, keys = key.shape[1], key.shape[2]
+    groups = heads // key_heads
+    if attention_mask is None:
+        attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)[None, None]
+    if attention_mask.dtype == torch.bool:
+        attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, -torch.inf)
+    scale = dim**-0.5 if scaling is None else scaling
+    scores = torch.matmul((query * scale).reshape(rows, key_heads, groups * queries, dim), key.transpose(2, 3))
+    scores = scores.view(rows, key_heads, groups, queries, keys).add_(attention_mask[:, :, None])
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    mixed = torch.matmul(weights.view(rows, key_heads, groups * queries, keys), value)
+    return mixed.view(rows, heads, queries, -1).transpose(1, 2), None
+
+
+def flash_attention(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor,
+    scaling: float | None = None, dropout: float = 0.0, **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """The same from flash-attn; the mask tells only how far each row is filled: queries are its last tokens."""
+    from flash_attn import flash_attn_with_kvcache
+
+    filled = attention_mask[:, 0, -1].sum(dim=-1, dtype=torch.int32)
+    mixed = flash_attn_with_kvcache(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), cache_seqlens=filled,
+                                    softmax_scale=scaling, causal=True)
+    return mixed, None
+
+
+for _name, _function in (("grouped", grouped_attention), ("flash", flash_attention)):
+    AttentionInterface.register(_name, _function)
+    AttentionMaskInterface.register(_name, sdpa_mask)

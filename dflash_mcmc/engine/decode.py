@@ -1,0 +1,185 @@
+"""The device's side of the batched engine: forwards over a slot cache, and one decode step for a batch of rows.
+
+Nothing in a step looks at a value on the host, makes a tensor from host data or has a shape that depends on values, so that
+on a GPU it can be captured once and replayed (`graphs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.engine import attention
+from dflash_mcmc.engine import law as laws
+from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.rows import Rows, Status
+from dflash_mcmc.engine.slots import chunks, round_up
+from dflash_mcmc.ops import Law
+
+
+class Group(NamedTuple):
+    """Rows that draw from one law."""
+
+    law: Law
+    source: str
+    rows: torch.Tensor | None
+    """int64 indices; None for all rows of the batch."""
+
+
+class Span(NamedTuple):
+    """Tokens whose keys and values a row of a cache lacks: positions `start` to `stop - 1` of `sequence`."""
+
+    row: int
+    sequence: np.ndarray
+    start: int
+    stop: int
+
+
+class Decoder:
+    """Runs the target on slot caches.
+
+    Args:
+        model: the target.
+        blend: what is mixed into its last hidden state.
+        attention: name in `transformers`' registry.
+        length: of the longest cache.
+        key_step: lengths of keys are multiples of it.
+        prefill_chunk: longest piece in which spans are read, a power of two >= 8.
+    """
+
+    def __init__(self, model: LanguageModel, blend: object, attention: str, length: int, key_step: int, prefill_chunk: int):
+        self.model, self.blend, self.attention = model, blend, attention
+        self.key_step, self.prefill_chunk = key_step, prefill_chunk
+        self._tapped_layers = blend.tapped_layers(len(model.layers))
+        self._tapped: list[torch.Tensor] = []
+        self._keys = torch.arange(length, device=model.device)
+        self._stops = torch.tensor(model.stop_ids, dtype=torch.int64, device=model.device)
+
+    @contextmanager
+    def ready(self):
+        """Inside, the model's layers are tapped and its attention is ours."""
+        with ExitStack() as stack:
+            stack.enter_context(self.model.attending(self.attention))
+            self._tapped = stack.enter_context(self.model.tapped(self._tapped_layers))
+            yield
+
+    def forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+                key_length: int) -> torch.Tensor:
+        """Hidden states behind the final norm: (rows, queries, width).
+
+        Args:
+            rows: the first ones, or int64 (rows,).
+            tokens, positions: int64 (rows, queries).
+            key_length: above every position.
+        """
+        cache.aim(rows, positions, key_length)
+        mask = (self._keys[:key_length] <= positions[..., None])[:, None]
+        if self.attention in attention.ADDITIVE:
+            mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill_(~mask, -torch.inf)
+        # A chunk may reach beyond the last position: those queries are padding, and only their rotation is clamped.
+        limit = self.model.max_positions
+        output = self.model.decoder(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True,
+                                    position_ids=positions if limit is None else positions.clamp(max=limit - 1))
+        return output.last_hidden_state
+
+    def read(self, cache: SlotCache, spans: Sequence[Span]) -> int:
+        """Reads spans, piece by piece, rows with pieces of one size together. Returns the number of forwards."""
+        waiting = [(span, list(chunks(span.start, span.stop, self.prefill_chunk))) for span in spans]
+        forwards = 0
+        while waiting := [(span, todo) for span, todo in waiting if todo]:
+            size = waiting[0][1][0][1]
+            together = [(span, todo.pop(0)[0]) for span, todo in waiting if todo[0][1] == size]
+            first = np.array([start for _, start in together])
+            tokens = np.stack([_piece(span, start, size) for span, start in together])
+            rows, tokens, positions = (torch.from_numpy(array).to(self.model.device) for array in (
+                np.array([span.row for span, _ in together]), tokens, first[:, None] + np.arange(size)))
+            self.forward(cache, rows, tokens, positions, round_up(int(first.max()) + size, self.key_step))
+            forwards += 1
+        return forwards
+
+    def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], with_base: bool) -> dict[str, torch.Tensor]:
+        """Float32 logits (rows, vocabulary) of the blend, and of the base where a law draws from it."""
+        mixed = self.blend.mix(hidden.float(), [state.float() for state in tapped],
+                               lambda h: self.model.final_norm(h.to(self.model.dtype)).float())
+        logits = {"blended": self.model.logits(mixed)}
+        if with_base:
+            logits["base"] = self.model.logits(hidden) if self._tapped_layers else logits["blended"]
+        return logits
+
+    def logits_at(self, cache: SlotCache, row: int, tokens: np.ndarray, first: int,
+                  with_base: bool) -> dict[str, torch.Tensor]:
+        """Logits after each of a row's tokens that stand from position `first` on: (tokens, vocabulary)."""
+        positions = torch.arange(first, first + len(tokens), device=self.model.device)[None]
+        given = torch.from_numpy(tokens).to(self.model.device)[None]
+        rows = torch.tensor([row], device=self.model.device)
+        hidden = self.forward(cache, rows, given, positions, round_up(first + len(tokens), self.key_step))
+        return self.logits(hidden[0], [state[0] for state in self._tapped], with_base)
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> None:
+        """One token for every live row among the first `batch`. What it finds is in `state`."""
+        rows, position = self._keys[:batch], state.position[:batch]
+        fed = state.tokens[rows, position][:, None]
+        hidden = self.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
+        with_base = any(group.source == "base" for group in groups)
+        logits = self.logits(hidden, [tap[:, 0] for tap in self._tapped], with_base)
+        target = laws.weigh(logits["blended"])
+        failed = ~torch.isfinite(target.maximum[:, 0])
+        if with_base:
+            failed |= ~torch.isfinite(logits["base"].amax(dim=-1))
+        tokens, log_q, interval = self._draw(logits, target, state.uniforms[rows, position + 1], groups, state.seen[:batch])
+        log_p = target.log_probability(tokens)
+        self._write(state, batch, failed, tokens, torch.cat([log_p[:, None], log_q[:, None], interval], dim=1))
+
+    def _draw(self, logits: dict[str, torch.Tensor], target: laws.Weights, uniforms: torch.Tensor, groups: tuple[Group, ...],
+              seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(tokens, log q, intervals): int64 (rows,), float64 (rows,), (rows, 2), each row by its own law."""
+        if len(groups) == 1:
+            return _draw_group(groups[0], logits[groups[0].source], uniforms, seen, target)
+        tokens = torch.zeros_like(uniforms, dtype=torch.int64)
+        log_q, interval = torch.zeros_like(uniforms), torch.zeros_like(uniforms)[:, None].repeat(1, 2)
+        for group in groups:
+            mine = group.rows
+            tokens[mine], log_q[mine], interval[mine] = _draw_group(
+                group, logits[group.source][mine], uniforms[mine], seen[mine] if len(seen) else seen, None)
+        return tokens, log_q, interval
+
+    def _write(self, state: Rows, batch: int, failed: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> None:
+        """Moves the live rows on; the others stay as they are."""
+        rows, at = self._keys[:batch], state.position[:batch] + 1
+        live = state.status[:batch] == Status.LIVE
+        drawn = live & ~failed
+        state.tokens[rows, at] = torch.where(drawn, tokens, state.tokens[rows, at])
+        state.scores[rows, at] = torch.where(drawn[:, None], scores, state.scores[rows, at])
+        if len(state.seen):
+            state.seen[rows, tokens] = state.seen[rows, tokens] | drawn
+        gain = state.alpha[:batch] * scores[:, 0] - scores[:, 1]
+        state.weight[:batch] += torch.where(drawn, gain, 0.0)
+        state.position[:batch] = torch.where(drawn, at, at - 1)
+        generated = (at - state.origin[:batch] + 1).double()
+        log_length = state.log_length[:batch]
+        term = torch.where(torch.isfinite(log_length), log_length - generated.log(), 0.0)
+        ended = torch.isin(tokens, self._stops) | (at >= state.last[:batch])
+        below = state.weight[:batch] + term <= state.floor[:batch]
+        found = torch.where(failed, Status.FAILED, torch.where(ended, Status.DONE, torch.where(below, Status.ABANDONED, 0)))
+        state.status[:batch] = torch.where(live, found, state.status[:batch])
+
+
+def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, seen: torch.Tensor,
+                target: laws.Weights | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draws of rows with one law; `target` is the target's weights where the rows are those of the whole batch."""
+    processed = laws.process(logits, group.law, seen if len(seen) else None)
+    # Drawing from the target itself, its weights are at hand.
+    weights = target if target is not None and processed is target.logits else laws.weigh(processed)
+    tokens, interval = laws.draw(weights, uniforms)
+    return tokens, weights.log_probability(tokens), interval
+
+
+def _piece(span: Span, start: int, size: int) -> np.ndarray:
+    """Tokens of a span from a position on, padded."""
+    tokens = span.sequence[start : min(start + size, span.stop)]
+    return np.pad(tokens, (0, size - len(tokens)))

@@ -1,0 +1,51 @@
+"""Decode steps captured as CUDA graphs and replayed: on a GPU the time of a small step is the time to launch its kernels.
+
+A graph has fixed shapes, so the engine keeps to a short ladder of batches and key lengths there, and each rung is captured
+when it is first needed. Steps in which rows draw from several laws run without a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.decode import Decoder, Group
+from dflash_mcmc.engine.rows import Rows, Status
+
+_WARM_UPS = 2
+
+
+class GraphedSteps:
+    """Stands in for `Decoder.step`, of which it keeps one graph for each batch, key length and law."""
+
+    def __init__(self, decoder: Decoder):
+        self._decoder = decoder
+        self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
+        self._pool = None
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> None:
+        """As `Decoder.step`."""
+        if len(groups) > 1:
+            self._decoder.step(cache, state, batch, key_length, groups)
+            return
+        name = (batch, key_length, groups[0].law, groups[0].source, len(state.seen))
+        if name not in self._graphs:
+            self._graphs[name] = self._capture(cache, state, batch, key_length, groups)
+        self._graphs[name].replay()
+
+    def _capture(self, *arguments) -> torch.cuda.CUDAGraph:
+        state = arguments[1]
+        status = state.status.clone()
+        state.status.fill_(Status.DONE)  # a step leaves rows that are not live as they are: warming up changes nothing
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                self._decoder.step(*arguments)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._decoder.step(*arguments)
+        self._pool = self._pool or graph.pool()
+        state.status.copy_(status)
+        return graph

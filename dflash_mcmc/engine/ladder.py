@@ -1,0 +1,41 @@
+"""The shapes that forwards are kept to.
+
+On a CPU in float32 the numbers of a row must not depend on what else is in the batch: rows in eights and keys in 64s see to it
+(LOG.md, "Bits"). On a GPU each shape is a captured graph, so there are few: powers of two.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from dflash_mcmc.engine.slots import round_up
+
+
+class Ladder(NamedTuple):
+    """`batch` and `keys` give the smallest shape that is large enough."""
+
+    row_step: int
+    key_step: int
+    doubling: bool
+
+    def batch(self, rows: int) -> int:
+        """Rows of a decode step."""
+        return self._fit(rows, self.row_step)
+
+    def keys(self, length: int) -> int:
+        """Length of the keys that a decode step looks at."""
+        return self._fit(length, self.key_step)
+
+    def _fit(self, value: int, step: int) -> int:
+        if not self.doubling:
+            return round_up(value, step)
+        while step < value:
+            step *= 2
+        return step
+
+
+def ladder_of(device: torch.device) -> Ladder:
+    """The ladder of a device."""
+    return Ladder(8, 64, False) if device.type == "cpu" else Ladder(8, 256, True)

@@ -1,0 +1,89 @@
+"""How much memory an engine takes, told before it is made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from dflash_mcmc.engine.batched import Options, cache_size, prompt_cache_length
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.errors import ConfigError
+
+_SHARE = 0.9
+"""Of the free memory, what is planned with: the rest is for what other processes come to need."""
+_MOST_SLOTS = 256
+"""Where the number of slots is left to the plan: more rows hardly raise the rate (LOG.md)."""
+_GB = 1e9
+_ROW_STATE_BYTES = 8 + 8 + 4 * 8
+"""Of a position of a row: token, uniform and four scores."""
+_LOGIT_COPIES = 5
+"""Float32 arrays of the size of the logits that are alive at once in a step."""
+
+
+class Plan(NamedTuple):
+    """Bytes, by use."""
+
+    num_slots: int
+    max_length: int
+    caches: int
+    """Keys and values of all slots, their spare rows and the prompts read ahead."""
+    step: int
+    """The work of a decode step, most of it logits."""
+    reading: int
+    """The work of reading prompts."""
+
+    @property
+    def total(self) -> int:
+        return self.caches + max(self.step, self.reading)
+
+
+def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length: int, options: Options) -> Plan:
+    """The memory of an engine, the model's weights not counted."""
+    rows, length = cache_size(model, num_slots, max_length, options)
+    ahead = min(options.read_ahead, num_slots) if options.reuse_prefix else 0
+    prompts = ahead * prompt_cache_length(model, prompt_length, options)
+    positions = rows * length * (2 if options.keep_current and options.reuse_prefix else 1) + prompts
+    caches = positions * model.cache_shape.token_bytes() + rows * length * _ROW_STATE_BYTES
+    step = rows * (_LOGIT_COPIES * 4 * model.vocab_size + _activation_bytes(model, 1, length))
+    chunk = min(options.prefill_chunk, length)
+    return Plan(num_slots, max_length, caches, step, max(ahead, 1) * _activation_bytes(model, chunk, chunk))
+
+
+def plan(model: LanguageModel, num_slots: int | None, num_chains: int, max_length: int, prompt_length: int, options: Options,
+         memory_gb: float | None) -> Plan:
+    """The plan for a number of slots, or for as many as fit. Raises ConfigError where even that is too much."""
+    limit = memory_gb * _GB if memory_gb is not None else _SHARE * free_bytes(model.device)
+    wanted = min(num_slots or _MOST_SLOTS, num_chains)
+
+    def plan_of(slots: int) -> Plan:
+        return predict(model, slots, max_length, prompt_length, options)
+
+    if plan_of(wanted).total <= limit:
+        return plan_of(wanted)
+    most = max((slots for slots in range(1, wanted) if plan_of(slots).total <= limit), default=0)
+    if num_slots is None and most:
+        return plan_of(most)
+    short = plan_of(wanted)
+    allowed = f"at most {most}" if most else f"none: one slot takes {plan_of(1).total / _GB:.2f} GB"
+    source = "hardware.memory_gb" if memory_gb is not None else f"{100 * _SHARE:.0f} % of what is free"
+    raise ConfigError("hardware.num_slots", num_slots, f"{allowed} ({wanted} slots of {max_length} tokens take "
+                      f"{short.total / _GB:.2f} GB, of which {short.caches / _GB:.2f} GB are keys and values; there are "
+                      f"{limit / _GB:.2f} GB, {source})")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be had on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def _activation_bytes(model: LanguageModel, queries: int, keys: int) -> int:
+    """Of one row in a forward: the widest point of a layer and its attention scores."""
+    config = model.config
+    width = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    scores = 2 * config.num_attention_heads * queries * keys * 4
+    return queries * (6 * width + 3 * inner) * model.dtype.itemsize + scores

@@ -1,0 +1,58 @@
+"""Prompts, read ahead of the chains that start from them.
+
+A prompt read alone takes a forward of its own beside every few decode steps. So the prompts of the chains that come next are
+read together into a small cache, and a chain that starts copies its prompt's keys and values into its slot; chains that
+share a prompt share its reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.decode import Decoder, Span
+
+
+class PromptReader:
+    """Keys and values of a few prompts.
+
+    Args:
+        decoder: reads them.
+        cache: a row for each prompt.
+    """
+
+    def __init__(self, decoder: Decoder, cache: SlotCache):
+        self._decoder, self._cache = decoder, cache
+        self._rows: dict[bytes, int] = {}
+        self._free = list(range(cache.keys.shape[1]))
+
+    @property
+    def num_rows(self) -> int:
+        """Prompts that fit."""
+        return self._cache.keys.shape[1]
+
+    def read(self, prompts: Sequence[np.ndarray]) -> tuple[int, int]:
+        """Reads those that are not there yet; what is not among them may go. Returns the number of tokens and forwards."""
+        wanted = {prompt.tobytes(): prompt for prompt in prompts}
+        for name in [name for name in self._rows if name not in wanted]:
+            self._free.append(self._rows.pop(name))
+        spans = []
+        for name, prompt in wanted.items():
+            if name not in self._rows:
+                self._rows[name] = self._free.pop()
+                spans.append(Span(self._rows[name], prompt, 0, len(prompt) - 1))
+        return sum(span.stop for span in spans), self._decoder.read(self._cache, spans)
+
+    def copy(self, prompt: np.ndarray, cache: SlotCache, row: int) -> int:
+        """Copies a prompt without its last token into a row of another cache. Returns the number of tokens copied."""
+        length = len(prompt) - 1
+        cache.copy(self._cache, self._rows[prompt.tobytes()], row, 0, length)
+        return length
+
+    def clear(self) -> None:
+        """Forgets all prompts."""
+        self._rows.clear()
+        self._free = list(range(self.num_rows))
+        self._cache.clear()

@@ -1,0 +1,128 @@
+"""The device's half of the live chains: a row of tensors for each slot, written and read a batch of rows at a time."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Status(enum.IntEnum):
+    """Of a row. Only a live row changes in a step; the others are computed beside it and left as they are."""
+
+    LIVE = 0
+    DONE = 1
+    """The draw reached a stop id or its last position, or the row is idle."""
+    ABANDONED = 2
+    """The draw crossed its floor."""
+    FAILED = 3
+    """The model gave logits that are not numbers."""
+
+
+class Start(NamedTuple):
+    """A draw that begins in a row. Positions count from the start of the prompt.
+
+    `fed` is the token at `first - 1`; `uniforms` are those of positions `first` to `last`. `origin` is the position of the
+    first generated token. The draw is abandoned once weight + (log_length - log(generated tokens) where log_length is finite)
+    <= floor.
+    """
+
+    row: int
+    fed: int
+    first: int
+    last: int
+    origin: int
+    uniforms: np.ndarray
+    alpha: float = 0.0
+    weight: float = 0.0
+    floor: float = -np.inf
+    log_length: float = -np.inf
+
+
+class Drawn(NamedTuple):
+    """What a draw has made: int64 (n,), float64 (n,), (n,), (n, 2)."""
+
+    tokens: np.ndarray
+    log_p: np.ndarray
+    log_q: np.ndarray
+    interval: np.ndarray
+
+
+class Rows:
+    """Tensors with a row for each slot. A row's generated token number t stands at position prompt_length + t.
+
+    Attributes:
+        tokens: int64 (rows, length), prompt and generation.
+        uniforms: float64 (rows, length), at the position of the token they draw.
+        scores: float64 (rows, length, 4): log p, log q and the two ends of the interval of the token at a position.
+        position: int64 (rows,), of the token that is fed next.
+        last: int64 (rows,), position of the last token that may be drawn.
+        origin: int64 (rows,), position of the first generated token.
+        status: int64 (rows,), a Status.
+        alpha, weight, floor, log_length: float64 (rows,), see `Start`.
+        seen: bool (rows, vocabulary), tokens in prompt or generation; empty until a law needs it.
+    """
+
+    def __init__(self, num_rows: int, length: int, vocab_size: int, device: torch.device):
+        self.num_rows, self.vocab_size, self.device = num_rows, vocab_size, device
+        self.tokens = torch.zeros(num_rows, length, dtype=torch.int64, device=device)
+        self.uniforms = torch.zeros(num_rows, length, dtype=torch.float64, device=device)
+        self.scores = torch.zeros(num_rows, length, 4, dtype=torch.float64, device=device)
+        self._whole = torch.zeros(4, num_rows, dtype=torch.int64, device=device)
+        self._real = torch.zeros(4, num_rows, dtype=torch.float64, device=device)
+        self.position, self.last, self.origin, self.status = self._whole
+        self.alpha, self.weight, self.floor, self.log_length = self._real
+        self.status.fill_(Status.DONE)
+        self.seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+
+    def begin(self, starts: Sequence[Start]) -> None:
+        """Prepares rows for draws, with one transfer for each kind of value."""
+        whole = [[s.row for s in starts], [s.first - 1 for s in starts], [s.last for s in starts], [s.origin for s in starts],
+                 [Status.LIVE] * len(starts), [s.fed for s in starts]]
+        real = [[s.alpha for s in starts], [s.weight for s in starts], [s.floor for s in starts],
+                [s.log_length for s in starts]]
+        rows, *whole, fed = torch.tensor(whole, dtype=torch.int64, device=self.device)
+        self._whole[:, rows] = torch.stack(whole)
+        self._real[:, rows] = torch.tensor(real, dtype=torch.float64, device=self.device)
+        self.tokens[rows, self.position[rows]] = fed
+        counts = [len(s.uniforms) for s in starts]
+        at = np.concatenate([np.arange(s.first, s.first + count) for s, count in zip(starts, counts, strict=True)])
+        index = torch.from_numpy(np.stack([np.repeat([s.row for s in starts], counts), at])).to(self.device)
+        self.uniforms[index[0], index[1]] = torch.from_numpy(np.concatenate([s.uniforms for s in starts])).to(self.device)
+
+    def mark_seen(self, row: int, tokens: np.ndarray) -> None:
+        """Sets what a repetition penalty counts as present in the row."""
+        if not len(self.seen):
+            self.seen = torch.zeros(self.num_rows, self.vocab_size, dtype=torch.bool, device=self.device)
+        self.seen[row] = False
+        self.seen[row, torch.from_numpy(tokens).to(self.device)] = True
+
+    def move(self, source: int, destination: int) -> None:
+        """Copies a row over another and leaves it idle."""
+        for state in (self.tokens, self.uniforms, self.scores, self.seen):
+            if len(state):
+                state[destination] = state[source]
+        self._whole[:, destination], self._real[:, destination] = self._whole[:, source], self._real[:, source]
+
+    def idle(self, row: int) -> None:
+        """The row is no chain's any more."""
+        self.position[row], self.status[row] = 0, Status.DONE
+
+    def progress(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """(position, status) of the first rows, on the host: int64 (num_rows,) each. Waits for the device."""
+        position, _, _, status = self._whole[:, :num_rows].cpu().numpy()
+        return position.copy(), status.copy()
+
+    def read(self, spans: Sequence[tuple[int, int, int]]) -> list[Drawn]:
+        """What stands at positions `start` to `stop - 1` of rows, (row, start, stop) each, with one transfer."""
+        rows = np.repeat([row for row, _, _ in spans], [stop - start for _, start, stop in spans])
+        positions = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
+        index = torch.from_numpy(np.stack([rows, positions])).to(self.device)
+        tokens = self.tokens[index[0], index[1]].cpu().numpy()
+        scores = self.scores[index[0], index[1]].cpu().numpy()
+        ends = np.cumsum([stop - start for _, start, stop in spans])[:-1]
+        return [Drawn(t, s[:, 0].copy(), s[:, 1].copy(), s[:, 2:].copy())
+                for t, s in zip(np.split(tokens, ends), np.split(scores, ends), strict=True)]
