@@ -130,7 +130,7 @@ class BatchedEngine:
         self.model, self.num_slots, self.options, self.counters = model, num_slots, options, Counters()
         self._on_gpu = model.device.type == "cuda"
         self._ladder = ladder_of(model.device)
-        shape = cache_size(model, num_slots, max_length, options)
+        shape = cache_size(model, num_slots, max_length)
         self._cache = SlotCache(model.cache_shape, *shape, model.device)
         keeps = options.keep_current and options.reuse_prefix
         self._spare = SlotCache(model.cache_shape, *shape, model.device) if keeps else None
@@ -138,7 +138,7 @@ class BatchedEngine:
                                 self._ladder.key_step, options.prefill_chunk)
         self._prompts = None
         if options.read_ahead and options.reuse_prefix:
-            length = prompt_cache_length(model, prompt_length or max_length, options)
+            length = cache_size(model, 1, prompt_length or max_length)[1]
             rows = min(options.read_ahead, num_slots)
             self._prompts = PromptReader(self._decoder, SlotCache(model.cache_shape, rows, length, model.device))
         self._rows = Rows(*shape, model.vocab_size, model.device)
@@ -432,15 +432,10 @@ class BatchedEngine:
             step_seconds=counters.step_seconds + seconds)
 
 
-def cache_size(model: LanguageModel, num_slots: int, max_length: int, options: Options) -> tuple[int, int]:
-    """(rows, length) of the engine's cache."""
+def cache_size(model: LanguageModel, num_rows: int, max_length: int) -> tuple[int, int]:
+    """(rows, length) of a cache for sequences of `max_length`; its last position is for padding."""
     ladder = ladder_of(model.device)
-    return ladder.batch(num_slots), round_up(max_length + options.prefill_chunk, ladder.key_step)
-
-
-def prompt_cache_length(model: LanguageModel, prompt_length: int, options: Options) -> int:
-    """Length of the cache that prompts are read into."""
-    return round_up(prompt_length + options.prefill_chunk, ladder_of(model.device).key_step)
+    return ladder.batch(num_rows), round_up(max_length + 1, ladder.key_step)
 
 
 def _uniforms(draw: Draw) -> np.ndarray:

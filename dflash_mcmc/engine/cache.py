@@ -81,7 +81,7 @@ class SlotCache(Cache):
             for dim in (shape.key_dim, shape.value_dim)
         )
         super().__init__(layers=[SlotLayer(*layer) for layer in zip(self.keys, self.values, strict=True)])
-        self._row_ids = torch.arange(num_rows, device=device)[:, None]
+        self.length, self._row_ids = length, torch.arange(num_rows, device=device)[:, None]
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         """The next forward writes `rows` (the first ones, or int64 indices) at `positions`, int64 (rows, queries)."""

@@ -96,11 +96,20 @@ class Decoder:
             together = [(span, todo.pop(0)[0]) for span, todo in waiting if todo[0][1] == size]
             first = np.array([start for _, start in together])
             tokens = np.stack([_piece(span, start, size) for span, start in together])
+            positions, key_length = self._laid(cache, first, size)
             rows, tokens, positions = (torch.from_numpy(array).to(self.model.device) for array in (
-                np.array([span.row for span, _ in together]), tokens, first[:, None] + np.arange(size)))
-            self.forward(cache, rows, tokens, positions, round_up(int(first.max()) + size, self.key_step))
+                np.array([span.row for span, _ in together]), tokens, positions))
+            self.forward(cache, rows, tokens, positions, key_length)
             forwards += 1
         return forwards
+
+    def _laid(self, cache: SlotCache, first: np.ndarray, size: int) -> tuple[np.ndarray, int]:
+        """Positions of pieces that begin at `first`, and the length of the keys that they look at.
+
+        A piece may reach beyond the cache: those tokens are padding, and all fall on its last position, which is no token's.
+        """
+        key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
+        return np.minimum(first[:, None] + np.arange(size), cache.length - 1), key_length
 
     def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], with_base: bool) -> dict[str, torch.Tensor]:
         """Float32 logits (rows, vocabulary) of the blend, and of the base where a law draws from it."""
@@ -114,10 +123,10 @@ class Decoder:
     def logits_at(self, cache: SlotCache, row: int, tokens: np.ndarray, first: int,
                   with_base: bool) -> dict[str, torch.Tensor]:
         """Logits after each of a row's tokens that stand from position `first` on: (tokens, vocabulary)."""
-        positions = torch.arange(first, first + len(tokens), device=self.model.device)[None]
-        given = torch.from_numpy(tokens).to(self.model.device)[None]
-        rows = torch.tensor([row], device=self.model.device)
-        hidden = self.forward(cache, rows, given, positions, round_up(first + len(tokens), self.key_step))
+        positions, key_length = self._laid(cache, np.array([first]), len(tokens))
+        rows, given, positions = (torch.from_numpy(array).to(self.model.device) for array in (
+            np.array([row]), tokens[None], positions))
+        hidden = self.forward(cache, rows, given, positions, key_length)
         return self.logits(hidden[0], [state[0] for state in self._tapped], with_base)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> None:

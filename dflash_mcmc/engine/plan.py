@@ -7,7 +7,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from dflash_mcmc.engine.batched import Options, cache_size, prompt_cache_length
+from dflash_mcmc.engine.batched import Options, cache_size
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import ConfigError
 
@@ -41,9 +41,9 @@ class Plan(NamedTuple):
 
 def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length: int, options: Options) -> Plan:
     """The memory of an engine, the model's weights not counted."""
-    rows, length = cache_size(model, num_slots, max_length, options)
+    rows, length = cache_size(model, num_slots, max_length)
     ahead = min(options.read_ahead, num_slots) if options.reuse_prefix else 0
-    prompts = ahead * prompt_cache_length(model, prompt_length, options)
+    prompts = ahead * cache_size(model, 1, prompt_length)[1]
     positions = rows * length * (2 if options.keep_current and options.reuse_prefix else 1) + prompts
     caches = positions * model.cache_shape.token_bytes() + rows * length * _ROW_STATE_BYTES
     step = rows * (_LOGIT_COPIES * 4 * model.vocab_size + _activation_bytes(model, 1, length))

@@ -1,0 +1,130 @@
+"""`python -m dflash_mcmc.bench`: the engine's speed and memory, as tables and as JSON.
+
+    python -m dflash_mcmc.bench                              everything (half an hour on two cores)
+    python -m dflash_mcmc.bench subjects=[tiny] parts=[a,c]  some of it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.core.config_store import ConfigStore
+from tabulate import tabulate
+
+from dflash_mcmc import cli
+from dflash_mcmc.config import Config, Paths
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import runtime
+from dflash_mcmc.store import write_atomically
+
+if TYPE_CHECKING:
+    from dflash_mcmc.bench.subject import Subject
+
+_SUBJECTS = ("tiny", "mid")
+_PARTS = ("a", "b", "c", "d", "e", "f", "g")
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """What is measured: `conf/bench.yaml`."""
+
+    subjects: list[str] = runtime("models: tiny (embedded), mid (random, 107 M parameters)")  # noqa: RUF009
+    parts: list[str] = runtime("a against the published loop, b switches, c overhead, d slots, "  # noqa: RUF009
+                               "e decoding, f memory, g growth")
+    tiny_slots: int = runtime("chains in the batch of the embedded model", ge=1)
+    mid_slots: int = runtime("chains in the batch of the mid-size model", ge=1)
+    most_slots: int = runtime("where part d ends for the embedded model; for the mid-size one at mid_slots", ge=1)
+    waves: int = runtime("chains for each slot", ge=1)
+    blocks: int = runtime("of power_mh", ge=1)
+    loop_chains: int = runtime("chains of the loop over transformers.generate", ge=1)
+    mid_horizon: int = runtime("new tokens of the mid-size model", ge=16)
+    paths: Paths = dataclasses.field(default_factory=Paths)
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        for field, given, known in (("subjects", self.subjects, _SUBJECTS), ("parts", self.parts, _PARTS)):
+            if not given or set(given) - set(known):
+                raise ConfigError(field, given, f"some of {', '.join(known)}")
+
+
+def subject_of(name: str, mid_horizon: int) -> Subject:
+    """A subject by its name; also in a process of its own."""
+    from dflash_mcmc.bench.subject import subjects
+
+    cli.prepare()
+    config, _ = cli.compose_once("config", ["tracker=none"], Config)
+    return subjects(config, mid_horizon)[name]()
+
+
+def bench(plan: Bench) -> Path:
+    """Measures, prints tables as they are done, and returns the JSON file that holds all of them."""
+    import torch
+
+    from dflash_mcmc.bench.parts import PARTS, Sizes
+
+    machine = {"processor": _processor(), "cores": torch.get_num_threads(), "python": platform.python_version(),
+               "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+    report = {"machine": machine, "plan": dataclasses.asdict(plan), "results": {}}
+    path = Path(plan.paths.outputs) / "bench.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    print(", ".join(f"{name}: {value}" for name, value in machine.items()))
+    for name in plan.subjects:
+        subject = subject_of(name, plan.mid_horizon)
+        slots, most = (plan.tiny_slots, plan.most_slots) if name == "tiny" else (plan.mid_slots, plan.mid_slots)
+        sizes = Sizes(slots, plan.waves, plan.loop_chains, plan.blocks, most)
+        for part in plan.parts:
+            started = time.perf_counter()
+            rows = PARTS[part](subject, sizes)
+            title = (PARTS[part].__doc__ or "").partition("\n")[0]
+            print(f"\n{name}: {title} [{time.perf_counter() - started:.0f} s]\n{table(rows)}", flush=True)
+            report["results"].setdefault(name, {})[part] = rows
+            write_atomically(path, json.dumps(report, indent=1) + "\n")
+    return path
+
+
+def table(rows: list[dict]) -> str:
+    """Rows as a table; numbers with three digits that count."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(key)) for key in keys] for row in rows]
+    align = ["left"] + ["right"] * (len(keys) - 1)
+    return tabulate(cells, headers=keys, tablefmt="github", disable_numparse=True, colalign=align)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def main() -> None:
+    """Measures what the command line says and exits."""
+    from dflash_mcmc.__main__ import guarded
+
+    sys.exit(guarded(_main))
+
+
+def _main() -> None:
+    cli.prepare()
+    ConfigStore.instance().store(group="schema", name="bench", node=Bench, provider="dflash_mcmc")
+    plan, _ = cli.compose_once("bench", sys.argv[1:], Bench)
+    plan.check()
+    print(f"\nwritten to {bench(plan)}")
+
+
+if __name__ == "__main__":
+    main()

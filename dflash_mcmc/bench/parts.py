@@ -1,0 +1,268 @@
+"""The parts of the benchmark. Each takes a subject and the sizes, and returns rows: dictionaries with the same keys."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from tqdm import tqdm
+from transformers import DynamicCache, GenerationConfig
+
+from dflash_mcmc.bench import measure, published
+from dflash_mcmc.bench.measure import Measured, power_mh, run, temperature
+from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batched import BatchedEngine, Options
+from dflash_mcmc.engine.plan import predict
+from dflash_mcmc.rng import Key
+
+_OFF = Options(read_ahead=0, reuse_prefix=False, keep_current=False, skip_identical=False)
+_REPEATS = 20
+
+
+class Sizes(NamedTuple):
+    """How much is measured."""
+
+    slots: int
+    waves: int
+    """Chains for each slot: with several, the last wave does not rule."""
+    loop_chains: int
+    """Chains of the loop over `generate`."""
+    blocks: int
+    most_slots: int
+
+
+def against_the_published_loop(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(a) The engine against the loop over `transformers.generate`, at 2 and at 10 steps a block."""
+    rows = []
+    for steps, chains in ((2, sizes.loop_chains), (10, max(1, sizes.loop_chains // 3))):
+        sampler, full = (power_mh(num_blocks=sizes.blocks, num_steps=steps, early_reject=early) for early in ("exact", "off"))
+        bar = tqdm(range(chains), desc=f"{subject.name} loop over generate, {steps} steps", unit="chain", leave=False)
+        spread = len(subject.prompts) // chains  # easy and hard problems alike
+        loop = [published.chain(subject, full, subject.prompts[n * spread], Key(0).fold_in("loop", n)) for n in bar]
+        waves = sizes.waves if steps == 2 else 1
+        ours = run(subject, sampler, sizes.slots, waves * sizes.slots, label=f"engine, {steps} steps")
+        seconds, forwards = (np.mean([getattr(spent, name) for spent in loop]) for name in ("seconds", "token_forwards"))
+        rows.append({
+            "steps a block": steps, "loop s/problem": seconds, "engine s/problem": ours.seconds / ours.num_chains,
+            "faster": seconds * ours.num_chains / ours.seconds, "loop token-forwards": forwards,
+            "engine token-forwards": ours.mean_token_forwards, "fewer": forwards / ours.mean_token_forwards,
+            "loop accepts": sum(s.accepted for s in loop) / sum(s.proposals for s in loop), "engine accepts": ours.acceptance,
+            "utilisation": ours.counters.utilisation})
+    return rows
+
+
+def switches(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(b) What each switch contributes, alone and together; proposals of a blended target at the end."""
+    slots = max(1, sizes.slots // 4)
+    chains, blocks = sizes.waves * slots, max(1, sizes.blocks // 4)
+    plain, early = (power_mh(num_blocks=blocks, early_reject=name) for name in ("off", "exact"))
+    reuse = _OFF._replace(reuse_prefix=True, keep_current=True)
+    eps, matched = power_mh(num_blocks=blocks, early_reject="eps"), power_mh(num_blocks=blocks, proposal="matched")
+    everything, blend = Options(), LayerBlend(beta=0.05, layer=-3, norm="none")
+    cases = [
+        ("nothing", plain, _OFF, None),
+        ("batching", plain, _OFF, None),
+        ("+ prompts read ahead, prefixes kept", plain, reuse._replace(read_ahead=32), None),
+        ("+ early rejection", early, _OFF, None),
+        ("+ divergence skipping", plain, _OFF._replace(skip_identical=True), None),
+        ("everything", early, everything, None),
+        ("everything but keep_current", early, everything._replace(keep_current=False), None),
+        ("everything but read_ahead", early, everything._replace(read_ahead=0), None),
+        ("everything, attention=sdpa", early, everything._replace(attention="sdpa"), None),
+        ("blend, proposal=base in full", plain, everything, blend),
+        ("blend, proposal=base by eps", eps, everything, blend),
+        ("blend, proposal=matched, exact", matched, everything, blend),
+    ]
+    rows, batching = [], None
+    for name, sampler, options, mixed in cases:
+        case_slots, count = (1, max(2, chains // (8 * slots))) if name == "nothing" else (slots, chains)
+        got = run(subject, sampler, case_slots, count, options, mixed, label=name)
+        batching = got if name == "batching" else batching
+        rows.append({"switches": name, "slots": case_slots, **_rates(got),
+                     "against batching": got.per_hour / batching.per_hour if batching else None,
+                     "token-forwards": got.mean_token_forwards, "abandoned": got.abandoned})
+    rows[0]["against batching"] = rows[0]["problems/h"] / batching.per_hour
+    return rows
+
+
+def overhead(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(c) A step of the engine over a bare forward of the same model at the same batch and context."""
+    rows, half = [], subject._replace(causal_lm=copy.deepcopy(subject.causal_lm).to(torch.bfloat16))
+    for batch in (8, 32, sizes.slots):
+        for context in (64, 192):
+            bare, ours = _bare_forward(subject, batch, context), _engine_step(subject, batch, context)
+            rows.append({"batch": batch, "context": context, "bare forward ms": 1e3 * bare, "engine step ms": 1e3 * ours,
+                         "ratio": ours / bare, "bare forward in bfloat16 ms": 1e3 * _bare_forward(half, batch, context)})
+    return rows
+
+
+def slots(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(d) Rates against the number of slots."""
+    rows, count = [], 1
+    while count <= sizes.most_slots:
+        chains = sizes.waves * count
+        drawn = run(subject, temperature(0.25), count, chains, label=f"temperature, {count} slots")
+        row = {"slots": count, "temperature tokens/s": drawn.tokens_per_second, "temperature problems/h": drawn.per_hour}
+        if subject.name == "tiny":
+            mh = run(subject, power_mh(num_blocks=sizes.blocks), count, chains, label=f"power_mh, {count} slots")
+            row |= {"power_mh tokens/s": mh.tokens_per_second, "power_mh problems/h": mh.per_hour,
+                    "power_mh / temperature time": mh.seconds / drawn.seconds, "utilisation": mh.counters.utilisation}
+        rows.append(row)
+        count *= 4
+    return rows
+
+
+def decoding(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(e) Greedy and temperature decoding against `transformers.generate` in batches."""
+    from dflash_mcmc.sampler.greedy import Greedy
+
+    rows, batch, chains = [], 32, 32 * sizes.waves
+    shortest = min(map(len, subject.prompts))
+    level = subject._replace(prompts=[prompt[-shortest:] for prompt in subject.prompts])
+    for lengths, given in (("equal", level), ("ragged", subject)):
+        for name, sampler in (("greedy", Greedy(alpha=1.0)), ("temperature", temperature(0.25))):
+            stops = given.model.stop_ids
+            given.model.stop_ids = stops if lengths == "ragged" else ()
+            try:
+                theirs, tokens = _generate(given, batch, chains, name == "temperature", lengths == "ragged")
+                larger, more = _generate(given, 2 * batch, chains, name == "temperature", lengths == "ragged")
+                ours = run(given, sampler, batch, chains, label=f"{name}, {lengths}")
+            finally:
+                given.model.stop_ids = stops
+            rows.append({"decoding": name, "lengths": lengths, "generate tokens/s": tokens / theirs,
+                         "generate tokens/s, batch 64": more / larger, "engine tokens/s": ours.tokens_per_second,
+                         "faster": ours.tokens_per_second * theirs / tokens, "utilisation": ours.counters.utilisation})
+    return rows
+
+
+def memory(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(f) Peak memory against the plan, each in a fresh process."""
+    rows, longest = [], max(map(len, subject.prompts))
+    for count in (8, sizes.slots):
+        planned = predict(subject.model, count, longest + subject.horizon, longest, Options())
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            peak = pool.apply(_peak_bytes, (subject.name, subject.horizon, count))
+        rows.append({"slots": count, "planned MB": planned.total / 1e6, "of it caches MB": planned.caches / 1e6,
+                     "peak MB": peak / 1e6, "peak / planned": peak / planned.total})
+    return rows
+
+
+def growth(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(g) Cost of power sampling against blocks, steps, length and chains; plain sampling is the unit."""
+    slots = max(1, sizes.slots // 2)
+    chains, rows = sizes.waves * slots, []
+    unit = run(subject, temperature(0.25), slots, chains, label="temperature")
+    shortest = subject.horizon // 4
+    cases: Sequence[tuple[str, dict, dict]] = [
+        *((f"{n} blocks of 2 steps", {"num_blocks": n}, {}) for n in (1, 2, 4, 8, 16)),
+        *((f"4 blocks of {n} steps", {"num_blocks": 4, "num_steps": n}, {}) for n in (0, 1, 2, 5, 10)),
+        *((f"4 blocks, length {n * shortest}", {"num_blocks": 4}, {"horizon": n * shortest}) for n in (1, 2, 4)),
+        *((f"4 blocks, {n} chains a problem", {"num_blocks": 4}, {"chains_per_prompt": n}) for n in (1, 4)),
+        ("16 blocks, after_eos=return", {"after_eos": "return"}, {}),
+    ]
+    for name, changes, extra in cases if subject.name == "tiny" else (cases[0], cases[2], cases[4]):
+        got = run(subject, power_mh(**changes), slots, chains, label=name, **extra)
+        rows.append({"power_mh": name, **_rates(got), "time / temperature": got.seconds / unit.seconds,
+                     "token-forwards": got.mean_token_forwards, "tokens drawn": got.mean_drawn,
+                     "skipped": got.mean_skipped, "read tokens": got.counters.read_tokens / chains})
+    return rows
+
+
+PARTS: dict[str, Callable[[Subject, Sizes], list[dict]]] = {
+    "a": against_the_published_loop, "b": switches, "c": overhead, "d": slots, "e": decoding, "f": memory, "g": growth}
+
+
+def _rates(got: Measured) -> dict:
+    return {"problems/h": got.per_hour, "accepts": got.acceptance, "moved": got.moved}
+
+
+def _median_seconds(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return float(np.median(times[_REPEATS // 4 :]))
+
+
+@torch.inference_mode()
+def _bare_forward(subject: Subject, batch: int, context: int) -> float:
+    """Seconds of one forward of a token for each row, as `transformers` does it: its own cache, logits of all rows."""
+    cache = DynamicCache()
+    subject.causal_lm(input_ids=torch.full((batch, context), 9), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    fed, position = torch.full((batch, 1), 9), torch.full((batch, 1), context)
+
+    def forward():
+        subject.causal_lm(input_ids=fed, position_ids=position, past_key_values=cache, use_cache=True)
+
+    times = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        forward()
+        times.append(time.perf_counter() - started)
+        cache.crop(-1)
+    return float(np.median(times[_REPEATS // 4 :]))
+
+
+@torch.inference_mode()
+def _engine_step(subject: Subject, batch: int, context: int) -> float:
+    """Seconds of one step of the engine, draw and bookkeeping included, with every row at about that context."""
+    engine = BatchedEngine(subject.model, NoBlend(), batch, context + 2 * _REPEATS, Options())
+    stops, subject.model.stop_ids = subject.model.stop_ids, ()
+    try:
+        prompt = np.full(context, 9)
+        running = engine.steps((n, temperature(0.25).chain(prompt, 2 * _REPEATS, Key(n))) for n in range(batch))
+        next(running)
+        seconds = _median_seconds(lambda: next(running))
+        running.close()
+    finally:
+        subject.model.stop_ids = stops
+    return seconds
+
+
+@torch.inference_mode()
+def _generate(subject: Subject, batch: int, chains: int, sample: bool, stop: bool) -> tuple[float, int]:
+    """(seconds, tokens up to each stop id) of `generate` over batches of left-padded prompts."""
+    stops = list(subject.model.stop_ids)
+    settings = GenerationConfig(max_new_tokens=subject.horizon, do_sample=sample, temperature=0.25 if sample else None,
+                                top_k=0 if sample else None, eos_token_id=stops or None, pad_token_id=0)
+    started, tokens = time.perf_counter(), 0
+    for first in tqdm(range(0, chains, batch), desc=f"{subject.name} generate", unit="batch", leave=False):
+        prompts = [subject.prompts[n % len(subject.prompts)] for n in range(first, min(first + batch, chains))]
+        longest = max(map(len, prompts))
+        given = torch.tensor(np.stack([np.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts]))
+        mask = torch.tensor(np.stack([np.arange(longest) >= longest - len(prompt) for prompt in prompts]), dtype=torch.int64)
+        drawn = subject.causal_lm.generate(given, attention_mask=mask, generation_config=settings)[:, longest:]
+        ended = torch.isin(drawn, torch.tensor(stops)).int() if stop else torch.zeros_like(drawn)
+        tokens += int((ended.cumsum(dim=-1) - ended == 0).sum())
+    return time.perf_counter() - started, tokens
+
+
+def _peak_bytes(name: str, horizon: int, slots: int) -> int:
+    """Memory that an engine and a run of it take beyond the loaded model."""
+    from dflash_mcmc.bench.__main__ import subject_of
+
+    subject, process = subject_of(name, horizon), psutil.Process()
+    run(subject, temperature(1.0), 1, 1)  # what PyTorch allocates once is not the engine's
+    before, peak, stopped = process.memory_info().rss, 0, threading.Event()
+
+    def watch():
+        nonlocal peak
+        while not stopped.wait(0.002):
+            peak = max(peak, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    measure.run(subject, power_mh(num_blocks=1), slots, 2 * slots)
+    stopped.set()
+    watcher.join()
+    return peak - before

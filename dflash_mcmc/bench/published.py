@@ -1,0 +1,70 @@
+"""Power sampling the way the published code runs it: one chain, one call of `transformers.generate` for each proposal.
+
+arXiv 2510.14901's `power_samp_utils.py`, with our exact acceptance so that both do the same work: every proposal reads prompt
+and prefix anew, and every one is completed. Nothing is kept between calls.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+
+from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.power_mh import PowerMH
+from dflash_mcmc.types import Path
+
+
+class Spent(NamedTuple):
+    """What one chain has cost."""
+
+    seconds: float
+    token_forwards: int
+    tokens_drawn: int
+    accepted: int
+    proposals: int
+
+
+def chain(subject: Subject, sampler: PowerMH, prompt: np.ndarray, key: Key) -> Spent:
+    """One chain of `sampler` by `generate`; its tokens come from PyTorch's generator, seeded by the key."""
+    torch.manual_seed(key.integer(2**31))
+    started, loop = time.perf_counter(), _Loop(subject, sampler)
+    generator = sampler.chain(prompt, subject.horizon, key)
+    answer = None
+    while True:
+        try:
+            draw = generator.send(answer)
+        except StopIteration as stop:
+            result = stop.value
+            return Spent(time.perf_counter() - started, loop.token_forwards, loop.tokens_drawn, result.accepted,
+                         result.proposals)
+        answer = loop.draw(draw.path, draw.horizon)
+
+
+class _Loop:
+    def __init__(self, subject: Subject, sampler: PowerMH):
+        self._subject, self._temperature = subject, sampler.law().temperature
+        self.token_forwards = self.tokens_drawn = 0
+
+    @torch.inference_mode()
+    def draw(self, path: Path, horizon: int) -> Path:
+        """Extends a path with one call of `generate`, scores from its own outputs."""
+        if path.complete(horizon):
+            return path
+        given = torch.from_numpy(np.concatenate([path.prompt, path.tokens]))[None]
+        stops = list(self._subject.model.stop_ids)
+        settings = GenerationConfig(max_new_tokens=horizon - path.length, do_sample=True, temperature=self._temperature,
+                                    top_k=0, top_p=1.0, return_dict_in_generate=True, output_logits=True, output_scores=True,
+                                    eos_token_id=stops, pad_token_id=stops[0])
+        output = self._subject.causal_lm.generate(given, attention_mask=torch.ones_like(given), generation_config=settings)
+        tokens = output.sequences[0, given.shape[1] :]
+        log_p, log_q = (torch.stack([torch.log_softmax(step[0].float(), dim=-1)[token]
+                                     for step, token in zip(steps, tokens, strict=True)]).double().numpy()
+                        for steps in (output.logits, output.scores))
+        self.token_forwards += given.shape[1] + len(tokens) - 1
+        self.tokens_drawn += len(tokens)
+        return path.extended(tokens.numpy(), log_p, log_q, np.zeros((len(tokens), 2)), int(tokens[-1]) in stops)

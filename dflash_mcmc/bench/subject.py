@@ -1,0 +1,68 @@
+"""What is measured: a model with prompts. `tiny` is the embedded one; `mid` has a hundred million random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.config import Config
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.rng import Key, Stream
+
+_MID = dict(
+    hidden_size=768, intermediate_size=2304, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=4, head_dim=64,
+    vocab_size=16384, max_position_embeddings=2048, tie_word_embeddings=False, eos_token_id=None, bos_token_id=None,
+    pad_token_id=None,
+)
+_LAYER_GAIN, _LOGIT_SCALE = 3.0, 8.0
+"""Random logits of this spread have 0.5 nats a token, and power sampling accepts half of its proposals: as on real models."""
+_NUM_STOPS, _SHORTEST, _LONGEST, _NUM_PROMPTS = 64, 20, 60, 512
+
+
+class Subject(NamedTuple):
+    """A model and what it is asked."""
+
+    name: str
+    causal_lm: torch.nn.Module
+    """The transformers model itself, for comparison with its own `generate`."""
+    model: LanguageModel
+    prompts: list[np.ndarray]
+    horizon: int
+    """New tokens, at most."""
+
+
+def tiny(config: Config) -> Subject:
+    """The embedded model and problems, as `python -m dflash_mcmc` runs them."""
+    import transformers
+
+    model = config.model.load("cpu")
+    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32).eval()
+    texts = [config.dataset.prompt.replace("{question}", problem.question) for problem in config.dataset.problems()]
+    prompts = [model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat) for text in texts]
+    return Subject("tiny", causal_lm, model, prompts, config.dataset.max_new_tokens)
+
+
+def mid(horizon: int) -> Subject:
+    """A random Qwen3 of 107 M parameters, tempered so that acceptance is realistic."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        causal_lm = Qwen3ForCausalLM(Qwen3Config(**_MID)).eval()
+        with torch.no_grad():
+            for name, parameter in causal_lm.named_parameters():
+                if ".layers." in name and parameter.dim() == 2:
+                    parameter.mul_(_LAYER_GAIN)
+            causal_lm.lm_head.weight.normal_(0.0, _LOGIT_SCALE / _MID["hidden_size"] ** 0.5)
+    stream = Stream(Key(0).fold_in("bench", "prompts"))
+    lengths = [stream.integer(_SHORTEST, _LONGEST) for _ in range(_NUM_PROMPTS)]
+    prompts = [np.array([stream.integer(_NUM_STOPS, _MID["vocab_size"] - 1) for _ in range(length)]) for length in lengths]
+    return Subject("mid", causal_lm, LanguageModel(causal_lm, stop_ids=range(_NUM_STOPS)), prompts, horizon)
+
+
+def subjects(config: Config, horizon: int) -> dict[str, Callable[[], Subject]]:
+    """By name; `horizon` is that of `mid`."""
+    return {"tiny": lambda: tiny(config), "mid": lambda: mid(horizon)}
