@@ -229,6 +229,7 @@ def _metrics(record: dict) -> dict[str, float]:
     if record["proposals"]:
         metrics["sample/acceptance"] = record["accepted"] / record["proposals"]
         metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
+        metrics["sample/abandoned_rate"] = record["abandoned"] / record["proposals"]
     return metrics
 
 

@@ -47,27 +47,40 @@ def accuracy(records: list[dict]) -> Interval:
 
 
 def summarise(condition: str, records: list[dict]) -> dict[str, object]:
-    """The summary of a run. Means are over samples; acceptance and moved_rate are over proposals, null without any."""
+    """The summary of a run.
+
+    Accuracy counts every sample; means are over the samples that could be drawn, null where there are none; acceptance,
+    moved_rate and abandoned_rate are over proposals, null without any.
+    """
     if not records:
         return {"condition": condition, "num_problems": 0, "num_samples": 0}
     verdicts = [record["verdict"] for record in records]
+    drawn = [record for record in records if record["verdict"] != "error"]
     share, proposals = accuracy(records), _total(records, "proposals")
+
+    def mean(name: str) -> float | None:
+        return _total(drawn, name) / len(drawn) if drawn else None
+
+    def rate(name: str) -> float | None:
+        return _total(records, name) / proposals if proposals else None
+
     return {
         "condition": condition,
         "num_problems": len({record["problem"] for record in records}),
         "num_samples": len(records),
-        "correct": verdicts.count("correct"),
-        "wrong": verdicts.count("wrong"),
-        "unparsed": verdicts.count("unparsed"),
+        **{verdict: verdicts.count(verdict) for verdict in ("correct", "wrong", "unparsed", "error")},
         "accuracy": share.value, "accuracy_low": share.low, "accuracy_high": share.high,
-        "mean_tokens": _total(records, "num_tokens") / len(records),
-        "mean_log_p": _total(records, "log_p") / len(records),
-        "mean_seconds": _total(records, "seconds") / len(records),
-        "mean_share_seconds": _total(records, "share_seconds") / len(records),
+        "mean_tokens": mean("num_tokens"),
+        "mean_log_p": mean("log_p"),
+        "mean_seconds": mean("seconds"),
+        "mean_share_seconds": mean("share_seconds"),
         "proposals": proposals,
-        "acceptance": _total(records, "accepted") / proposals if proposals else None,
-        "moved_rate": _total(records, "moved") / proposals if proposals else None,
+        "acceptance": rate("accepted"),
+        "moved_rate": rate("moved"),
+        "abandoned_rate": rate("abandoned"),
+        "law_error": max(record["law_error"] for record in records),
         "tokens_drawn": _total(records, "tokens_drawn"),
+        "tokens_skipped": _total(records, "tokens_skipped"),
         "token_forwards": _total(records, "token_forwards"),
         "target_forwards": _total(records, "target_forwards"),
     }

@@ -26,11 +26,12 @@ QUICK = ("condition=ps", "sampler.num_blocks=8", "sampler.num_steps=1")
 def records_of(folder: Path) -> dict[tuple[str, int], dict]:
     """Records by problem and chain, without times. Fails on a repeated one."""
     found = {}
-    for line in (folder / RECORDS).read_text().splitlines():
-        record = json.loads(line)
-        key = (record["problem"], record["chain"])
-        assert key not in found
-        found[key] = {name: value for name, value in record.items() if name not in TIMES}
+    for path in folder.glob("records*.jsonl"):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            key = (record["problem"], record["chain"])
+            assert key not in found
+            found[key] = {name: value for name, value in record.items() if name not in TIMES}
     return found
 
 
@@ -141,6 +142,93 @@ def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupt
 def test_number_of_slots_changes_nothing(make_config, uninterrupted, slots):
     result = execute(make_config(*QUICK, "dataset.limit=12", "num_chains=2", f"hardware.num_slots={slots}"))
     same(records_of(result.folder), uninterrupted)
+
+
+SWITCHES = ("hardware.skip_identical=false", "hardware.read_ahead=0", "sampler.early_reject=off",
+            "hardware.steps_between_checks=3")
+COSTS = ("tokens_drawn", "target_forwards", "token_forwards", "tokens_skipped", "abandoned", "trace")
+
+
+@pytest.mark.parametrize("switches", [(switch,) for switch in SWITCHES] + [SWITCHES])
+def test_switches_change_only_the_cost(make_config, uninterrupted, switches):
+    result = execute(make_config(*QUICK, "dataset.limit=12", "num_chains=2", *switches))
+    slim = [{key: {name: value for name, value in record.items() if name not in COSTS} for key, record in records.items()}
+            for records in (records_of(result.folder), uninterrupted)]
+    same(*slim)
+
+
+def launch(folder: Path, *overrides: str, processes: int = 2) -> subprocess.CompletedProcess:
+    """`accelerate launch` on CPUs."""
+    accelerate = Path(sys.executable).parent / "accelerate"
+    return subprocess.run(
+        [accelerate, "launch", "--multi_gpu", "--num_processes", str(processes), "--main_process_port", "0", "-m",
+         "dflash_mcmc", "experiment=demo", *QUICK, *overrides], cwd=folder, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "ACCELERATE_USE_CPU": "true"})
+
+
+def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninterrupted):
+    first = launch(tmp_path, "dataset.limit=9", "num_chains=2")
+    assert first.returncode == 0, first.stderr[-3000:]
+    assert first.stdout.count("18 new samples") == 1
+    assert first.stdout.count("| condition") == 1
+    folder = folder_of(tmp_path)
+    assert all(path.read_text() for path in (folder / RECORDS, folder / "records.1.jsonl"))
+    assert json.loads((folder / "summary.json").read_text())["num_samples"] == 18
+    _finish(tmp_path)  # what one process adds, and
+    same(records_of(folder), uninterrupted)
+    again = launch(tmp_path, "dataset.limit=12", "num_chains=2")
+    assert "complete before, nothing drawn" in again.stdout
+    same(records_of(folder), uninterrupted)
+
+
+def test_a_mistake_in_a_launch_is_told_once(tmp_path):
+    done = launch(tmp_path, "sampler.alpha=-1")
+    assert done.returncode != 0
+    assert done.stderr.count("error: sampler.alpha: given -1.0") == 1
+
+
+def test_a_sample_without_numbers_is_an_error_record(make_config, monkeypatch, capsys):
+    """Embedding of a digit spoilt: chains that meet it end, the others go on, and nothing is drawn for them again."""
+    import torch
+
+    from dflash_mcmc.model.hf import HFModel
+
+    load = HFModel.load
+
+    def spoilt(self, device):
+        model = load(self, device)
+        with torch.no_grad():
+            table = model.decoder.get_input_embeddings().weight
+            table.copy_(table.clone())
+            table[int(model.encode("7")[0])] = torch.nan
+        return model
+
+    sound = execute(make_config(*QUICK, "dataset.limit=20", "sampler.num_blocks=1"))
+    monkeypatch.setattr(HFModel, "load", spoilt)
+    try:
+        result = execute(make_config(*QUICK, "dataset.limit=20", "sampler.num_blocks=1", "seed=2"))
+    finally:
+        from dflash_mcmc.model import hf
+
+        hf._load.cache_clear()
+    records = records_of(result.folder).values()
+    failed = [record for record in records if record["verdict"] == "error"]
+    assert 0 < len(failed) < 20
+    assert all("not numbers" in record["reason"] and not record["tokens"] for record in failed)
+    assert result.summary["error"] == len(failed)
+    assert f"{len(failed)} of 20 samples could not be drawn" in capsys.readouterr().err
+    assert sound.summary["error"] == 0
+    monkeypatch.undo()
+    assert execute(make_config(*QUICK, "dataset.limit=20", "sampler.num_blocks=1", "seed=2")).num_new == 0
+
+
+def test_slots_that_do_not_fit_are_refused_before_anything_is_written(make_config, tmp_path):
+    with pytest.raises(UserError, match=r"hardware\.num_slots: given 32; allowed: at most .* GB are keys and values"):
+        execute(make_config(*QUICK, "dataset.limit=40", "hardware.memory_gb=0.05"))
+    assert not list(tmp_path.glob("default/*"))
+    planned = execute(make_config(*QUICK, "dataset.limit=3", "hardware.memory_gb=0.05", "hardware.num_slots=null"))
+    run = json.loads((planned.folder / "run.json").read_text())
+    assert run["sessions"][0]["engine"]["utilisation"] > 0.9
 
 
 def test_chains_of_a_problem_differ_and_seeds_differ(make_config, uninterrupted):

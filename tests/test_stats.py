@@ -9,8 +9,8 @@ from dflash_mcmc.stats import accuracy, summarise
 
 def record(problem: str, verdict: str, chain: int = 0, **rest) -> dict:
     return {"problem": problem, "chain": chain, "verdict": verdict, "num_tokens": 10, "log_p": -2.0, "seconds": 1.0,
-            "share_seconds": 0.5, "proposals": 4, "accepted": 2, "moved": 1, "tokens_drawn": 30, "token_forwards": 50,
-            "target_forwards": 40, **rest}
+            "share_seconds": 0.5, "proposals": 4, "accepted": 2, "moved": 1, "abandoned": 1, "law_error": 0.0,
+            "tokens_drawn": 30, "tokens_skipped": 5, "token_forwards": 50, "target_forwards": 40, **rest}
 
 
 @pytest.mark.parametrize(("correct", "total", "low", "high"), [
@@ -62,3 +62,14 @@ def test_no_proposals_give_no_rate_and_no_records_no_accuracy():
     assert summary["acceptance"] is None
     assert summary["moved_rate"] is None
     assert summarise("greedy", []) == {"condition": "greedy", "num_problems": 0, "num_samples": 0}
+
+
+def test_samples_that_could_not_be_drawn_count_against_accuracy_and_in_no_mean():
+    failed = record("c", "error", num_tokens=0, log_p=0.0, proposals=0, accepted=0, moved=0, abandoned=0)
+    summary = summarise("ps", [record("a", "correct"), record("b", "wrong", law_error=0.1), failed])
+    assert (summary["correct"], summary["error"], summary["num_samples"]) == (1, 1, 3)
+    assert summary["accuracy"] == pytest.approx(1 / 3)
+    assert (summary["mean_tokens"], summary["mean_log_p"]) == (10, -2.0)
+    assert (summary["acceptance"], summary["abandoned_rate"]) == (0.5, 0.25)
+    assert summary["law_error"] == 0.1
+    assert summarise("ps", [failed])["mean_tokens"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import time
 
 import pytest
 
@@ -138,3 +139,72 @@ def test_atomic_write_leaves_no_other_file(tmp_path):
     write_atomically(tmp_path / "x.json", "2")
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert (tmp_path / "x.json").read_text() == "2"
+
+
+def _rank(folder, rank: int, size: int, counters, problems, delay: float):
+    """One process of a team whose counters are shared memory."""
+    team = SharedTeam(rank, size, counters)
+    with RunStore.open(folder, team) as store:
+        seen = sorted(store.recorded())
+        time.sleep(delay)
+        for problem in problems:
+            store.append(record(problem))
+        team.add("done", 1)
+        team.wait("done", size)
+        store.reread()
+        counters[f"seen {rank}"] = seen
+        counters[f"all {rank}"] = sorted(store.recorded())
+
+
+class SharedTeam:
+    """What `dflash_mcmc.ranks.Team` promises, without a launcher."""
+
+    def __init__(self, rank: int, size: int, counters):
+        self.rank, self.size, self.counters = rank, size, counters
+
+    def add(self, counter: str, amount: int) -> int:
+        with self.counters["lock"]:
+            self.counters[counter] = self.counters.get(counter, 0) + amount
+            return self.counters[counter]
+
+    def wait(self, counter: str, value: int) -> None:
+        deadline = time.monotonic() + 30
+        while self.add(counter, 0) < value:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_the_processes_of_a_team_write_a_file_each_and_read_all(tmp_path):
+    write(tmp_path, record("before"))
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        counters = manager.dict()
+        counters["lock"] = manager.Lock()
+        ranks = [context.Process(target=_rank, args=(tmp_path, rank, 2, counters, [f"by {rank}"], 1.0)) for rank in (1, 0)]
+        for process in ranks:
+            process.start()
+        while counters.get("mended", 0) < 2:
+            time.sleep(0.01)
+        with pytest.raises(RunBusy, match="being written by process"), RunStore.open(tmp_path):
+            pass
+        for process in ranks:
+            process.join(60)
+            assert process.exitcode == 0
+        assert counters["seen 0"] == counters["seen 1"] == [("before", 0)]
+        assert counters["all 0"] == counters["all 1"] == [("before", 0), ("by 0", 0), ("by 1", 0)]
+    assert [r["problem"] for r in read_records(tmp_path)] == ["by 1", "before", "by 0"]
+    assert (tmp_path / "records.1.jsonl").is_file()
+    with RunStore.open(tmp_path) as store:
+        assert len(store.records) == 3
+
+
+def test_a_torn_line_of_any_process_is_dropped_and_a_record_of_two_is_refused(tmp_path):
+    write(tmp_path, record("a"))
+    other = tmp_path / "records.1.jsonl"
+    other.write_text(json.dumps(record("b")) + "\n" + '{"problem": "c"')
+    with RunStore.open(tmp_path) as store:
+        assert store.recorded() == {("a", 0), ("b", 0)}
+    assert other.read_text().count("\n") == 1
+    other.write_text(json.dumps(record("a")) + "\n")
+    with pytest.raises(UserError, match=r"repeats problem a, chain 0 of .*records\.1\.jsonl: line 1"), RunStore.open(tmp_path):
+        pass

@@ -65,7 +65,7 @@ def run(subject: Subject, sampler: object, slots: int, num_chains: int, options:
             prompt = subject.prompts[number // chains_per_prompt % len(subject.prompts)]
             yield number, sampler.chain(prompt, horizon, Key(0).fold_in(name, number))
 
-    list(engine.run((number, temperature(1.0).chain(subject.prompts[number], 2, Key(1))) for number in range(min(slots, 8))))
+    list(engine.run((number, temperature(1.0).chain(subject.prompts[0], 2, Key(number))) for number in range(min(slots, 8))))
     engine.counters = Counters()
     started = time.perf_counter()
     done = list(tqdm(engine.run(chains(num_chains, "bench")), total=num_chains, desc=f"{subject.name} {label}", unit="chain",

@@ -131,9 +131,11 @@ class BatchedEngine:
         self._on_gpu = model.device.type == "cuda"
         self._ladder = ladder_of(model.device)
         shape = cache_size(model, num_slots, max_length)
-        self._cache = SlotCache(model.cache_shape, *shape, model.device)
+        # On a GPU graphs hold on to the memory, so that all of it is there from the start.
+        length = shape[1] if self._on_gpu else self._ladder.key_step
+        self._cache = SlotCache(model.cache_shape, shape[0], length, model.device)
         keeps = options.keep_current and options.reuse_prefix
-        self._spare = SlotCache(model.cache_shape, *shape, model.device) if keeps else None
+        self._spare = SlotCache(model.cache_shape, shape[0], length, model.device) if keeps else None
         self._decoder = Decoder(model, blend, attention.implementation(options.attention, model.device, model.dtype), shape[1],
                                 self._ladder.key_step, options.prefill_chunk)
         self._prompts = None
@@ -219,6 +221,7 @@ class BatchedEngine:
         """The first operation of the row's new chain."""
         slot, prompt = self._slots[row], self._slots[row].operation.path.prompt
         if self._prompts:
+            self._reserve(len(prompt))
             length = self._prompts.copy(prompt, self._cache, row)
             slot.held = prompt[:length]
             # Each chain is charged the reading of its prompt, shared or not: what it cost must not hang on its neighbours.
@@ -313,6 +316,7 @@ class BatchedEngine:
         """Prepares the row: what its cache lacks is read before the next step, which feeds the last token of the path."""
         slot, origin = self._slots[row], len(draw.path.prompt)
         sequence = np.concatenate([base.prompt, base.tokens])
+        self._reserve(len(sequence) if draw.along is None else origin + draw.along.length)
         self._place(row, sequence, draw.along)
         slot.base, first = base, len(sequence)
         left = uniforms[base.length - draw.path.length :]
@@ -342,6 +346,12 @@ class BatchedEngine:
             slot.charge(target_forwards=len(list(chunks(start, end, self.options.prefill_chunk))), token_forwards=end - start)
         slot.held = sequence[:-1]
 
+    def _reserve(self, length: int) -> None:
+        """Has the caches hold a sequence of so many tokens, and one for padding."""
+        for cache in (self._cache, self._spare):
+            if cache is not None:
+                cache.reserve(self._ladder.keys(length + 1))
+
     def _copy(self, cache: SlotCache, source: SlotCache, row: int, start: int, stop: int) -> None:
         if start < stop:
             cache.copy(source, row, row, start, stop)
@@ -361,6 +371,7 @@ class BatchedEngine:
         batch = min(self._ladder.batch(live), self._rows.num_rows)
         for _ in range(self._checks):
             keys = min(self._ladder.keys(int(self._top[:live].max()) + 1), self._rows.tokens.shape[1])
+            self._cache.reserve(keys)
             self._stepper.step(self._cache, self._rows, batch, keys, self._groups)
             self._top[:live] += 1
         before = self._top[:live] - self._checks
@@ -397,6 +408,7 @@ class BatchedEngine:
             return path
         sequence = np.concatenate([path.prompt, path.tokens, given])
         start = len(sequence) - len(given) - 1  # position whose logits are those of the first given token
+        self._reserve(len(sequence))
         self._place(row, sequence[: start + 1], None)
         self._decoder.read(self._cache, self._unread)
         self._unread = []

@@ -131,7 +131,7 @@ class Decoder:
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> None:
         """One token for every live row among the first `batch`. What it finds is in `state`."""
-        rows, position = self._keys[:batch], state.position[:batch]
+        rows, position = state.ids[:batch], state.position[:batch]
         fed = state.tokens[rows, position][:, None]
         hidden = self.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
         with_base = any(group.source == "base" for group in groups)
@@ -159,7 +159,7 @@ class Decoder:
 
     def _write(self, state: Rows, batch: int, failed: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> None:
         """Moves the live rows on; the others stay as they are."""
-        rows, at = self._keys[:batch], state.position[:batch] + 1
+        rows, at = state.ids[:batch], state.position[:batch] + 1
         live = state.status[:batch] == Status.LIVE
         drawn = live & ~failed
         state.tokens[rows, at] = torch.where(drawn, tokens, state.tokens[rows, at])
@@ -182,6 +182,10 @@ def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, seen
                 target: laws.Weights | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draws of rows with one law; `target` is the target's weights where the rows are those of the whole batch."""
     processed = laws.process(logits, group.law, seen if len(seen) else None)
+    if group.law.temperature == 0.0:
+        tokens = laws.argmax(processed)
+        certain = torch.zeros_like(uniforms)
+        return tokens, certain, torch.stack([certain, certain + 1.0], dim=1)
     # Drawing from the target itself, its weights are at hand.
     weights = target if target is not None and processed is target.logits else laws.weigh(processed)
     tokens, interval = laws.draw(weights, uniforms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -43,20 +43,26 @@ class LanguageModel:
         self.max_positions = _max_positions(self.config)
         # Rounding logits to bfloat16 would cost up to 0.1 nat a token, times alpha: the head's product is in float32.
         self._head_weight = self.head.weight.float()
-        self._head_bias = None if self.head.bias is None else self.head.bias.float()
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         self.forbidden = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.device)
+        self._head_bias = None if self.head.bias is None else self.head.bias.float()
         if tokenizer is not None:
-            self.forbidden[:] = True
-            known = torch.tensor(sorted(tokenizer.get_vocab().values()), device=self.device)
-            self.forbidden[known[known < self.vocab_size]] = False
+            known = set(tokenizer.get_vocab().values())
+            self.forbid([token for token in range(self.vocab_size) if token not in known])
         self._refuse_unsupported(model)
         self.cache_shape = _cache_shape(model, self.device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocab_size) of hidden states behind the final norm; -inf where no token is."""
-        logits = torch.nn.functional.linear(hidden.float(), self._head_weight, self._head_bias)
-        return logits.masked_fill(self.forbidden, -torch.inf)
+        return torch.nn.functional.linear(hidden.float(), self._head_weight, self._head_bias)
+
+    def forbid(self, tokens: Sequence[int]) -> None:
+        """Gives tokens the logit -inf, through the head's bias: so it takes no pass over the vocabulary of its own."""
+        if not len(tokens):
+            return
+        self.forbidden[torch.tensor(tokens, device=self.device)] = True
+        bias = torch.zeros(self.vocab_size, device=self.device) if self._head_bias is None else self._head_bias
+        self._head_bias = bias.masked_fill(self.forbidden, -torch.inf)
 
     @contextmanager
     def tapped(self, layers: tuple[int, ...]):

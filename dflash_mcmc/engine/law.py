@@ -94,19 +94,20 @@ def draw(weights: Weights, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.
         (tokens, intervals): int64 (rows,), never a token of probability zero; float64 (rows, 2), the uniforms that give it.
         Any token where the weights are not numbers.
     """
-    point = _inside(uniforms[:, None] * weights.upto[:, -1:], weights.upto[:, -1:])
+    total = weights.upto[:, -1:]
+    point = _below(uniforms[:, None] * total, total)
     block = torch.searchsorted(weights.upto, point, right=True).clamp(max=weights.upto.shape[-1] - 1)
     upto, before = _within(weights, block)
-    inner = torch.searchsorted(upto, _inside(point - before, upto[:, -1:]), right=True).clamp(max=upto.shape[-1] - 1)
-    tokens = (block * weights.values.shape[-1] + inner)[:, 0].clamp(max=weights.logits.shape[-1] - 1)
-    return tokens, _interval(weights, upto, before, inner)
+    size = weights.values.shape[-1]
+    after = torch.searchsorted(upto, _below(point - before, upto[:, -1:]), right=True).clamp(min=1, max=size)
+    tokens = (block * size + after - 1)[:, 0].clamp(max=weights.logits.shape[-1] - 1)
+    return tokens, _interval(weights, upto, before, after)
 
 
 def intervals(weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
     """The uniforms that `draw` turns into given tokens, int64 (rows,): float64 (rows, 2)."""
     size = weights.values.shape[-1]
-    block = (tokens // size)[:, None]
-    return _interval(weights, *_within(weights, block), (tokens % size)[:, None])
+    return _interval(weights, *_within(weights, (tokens // size)[:, None]), (tokens % size + 1)[:, None])
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -117,20 +118,26 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _within(weights: Weights, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sums up to each token inside one block a row, sum before the block): float64 (rows, block length), (rows, 1)."""
-    chosen = weights.values.gather(1, block[..., None].expand(-1, -1, weights.values.shape[-1]))[:, 0]
-    before = torch.where(block > 0, weights.upto.gather(1, (block - 1).clamp(min=0)), 0.0)
-    return chosen.cumsum(dim=-1, dtype=torch.float64), before
+    """(sums before each token inside one block a row, and over all of it; sum before the block).
+
+    Float64 (rows, block length + 1) and (rows, 1).
+    """
+    if weights.upto.shape[-1] == 1:
+        chosen, before = weights.values[:, 0], torch.zeros_like(weights.upto)
+    else:
+        chosen = weights.values.gather(1, block[..., None].expand(-1, -1, weights.values.shape[-1]))[:, 0]
+        before = torch.where(block > 0, weights.upto.gather(1, (block - 1).clamp(min=0)), 0.0)
+    return torch.nn.functional.pad(chosen.cumsum(dim=-1, dtype=torch.float64), (1, 0)), before
 
 
-def _interval(weights: Weights, upto: torch.Tensor, before: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
-    low = torch.where(inner > 0, upto.gather(1, (inner - 1).clamp(min=0)), 0.0)
-    return (before + torch.cat([low, upto.gather(1, inner)], dim=1)) / weights.upto[:, -1:]
+def _interval(weights: Weights, upto: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Of the tokens that the sums number `after` end with."""
+    return (before + upto.gather(1, torch.cat([after - 1, after], dim=1))) / weights.upto[:, -1:]
 
 
-def _inside(point: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+def _below(point: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Below the total, where rounding has put it on or above: searching for it then ends at a token with some weight."""
-    return torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.minimum(point, total * (1.0 - 2.0**-52))
 
 
 def _rank(logits: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,7 @@ class Rows:
     """Tensors with a row for each slot. A row's generated token number t stands at position prompt_length + t.
 
     Attributes:
+        ids: int64 (rows,), their numbers.
         tokens: int64 (rows, length), prompt and generation.
         uniforms: float64 (rows, length), at the position of the token they draw.
         scores: float64 (rows, length, 4): log p, log q and the two ends of the interval of the token at a position.
@@ -68,6 +69,7 @@ class Rows:
 
     def __init__(self, num_rows: int, length: int, vocab_size: int, device: torch.device):
         self.num_rows, self.vocab_size, self.device = num_rows, vocab_size, device
+        self.ids = torch.arange(num_rows, device=device)
         self.tokens = torch.zeros(num_rows, length, dtype=torch.int64, device=device)
         self.uniforms = torch.zeros(num_rows, length, dtype=torch.float64, device=device)
         self.scores = torch.zeros(num_rows, length, 4, dtype=torch.float64, device=device)

@@ -26,9 +26,14 @@ def overall(folders: Sequence[Path]) -> str:
 def _row(label: str, summary: dict) -> list[str]:
     share = f"{100 * summary['accuracy']:.1f} %"
     interval = f"{100 * summary['accuracy_low']:.1f} - {100 * summary['accuracy_high']:.1f}"
-    rates = ["-" if summary[name] is None else f"{100 * summary[name]:.1f} %" for name in ("acceptance", "moved_rate")]
-    return [label, str(summary["correct"]), str(summary["num_samples"]), share, interval, f"{summary['mean_tokens']:.1f}",
-            f"{summary['mean_seconds']:.2f}", *rates, str(summary["unparsed"]), f"{summary['token_forwards']:,}"]
+    rates = [_number(summary[name], "{:.1%}").replace("%", " %") for name in ("acceptance", "moved_rate")]
+    return [label, str(summary["correct"]), str(summary["num_samples"]), share, interval,
+            _number(summary["mean_tokens"], "{:.1f}"), _number(summary["mean_seconds"], "{:.2f}"), *rates,
+            str(summary["unparsed"] + summary["error"]), f"{summary['token_forwards']:,}"]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
 
 
 def _labels(conditions: list[str], identities: list[dict]) -> list[str]:

@@ -213,6 +213,12 @@ def test_slots_are_refilled_at_once(qwen3):
     assert 0 < engine.counters.row_steps <= 3 * engine.counters.steps
 
 
+def test_more_slots_than_positions(qwen3):
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 100, 20)
+    many = [(n, SAMPLERS["temperature"].chain(PROMPTS[0], 8, Key(n))) for n in range(120)]
+    assert sorted(done.tag for done in engine.run(many)) == list(range(120))
+
+
 def test_chains_that_ask_for_nothing_end(qwen3):
     def empty():
         return ChainResult(Path.start(PROMPTS[0]))
@@ -314,7 +320,7 @@ def test_stop_ids_in_the_prompt_do_not_end_a_chain(qwen3):
 def test_forbidden_ids_are_never_drawn():
     model = random_model("qwen3")
     parts = LanguageModel(model, stop_ids=STOPS)
-    parts.forbidden[20:] = True
+    parts.forbid(range(20, 61))
     engine = BatchedEngine(parts, NoBlend(), 8, 170)
     for done in engine.run(chains(temperature(temperature=3.0))):
         assert done.result.path.tokens.max() < 20

@@ -56,6 +56,20 @@ def test_a_copied_row_goes_on_as_before():
     assert (logits[0, 0] - fresh).abs().max() / fresh.abs().max() < 1e-5
 
 
+@torch.inference_mode()
+def test_a_cache_that_grows_goes_on_as_before():
+    model = random_model()
+    cache = SlotCache(LanguageModel(model).cache_shape, 2, 8)
+    tokens = torch.arange(9)[None]
+    feed(model, cache, torch.tensor([1]), tokens[:, :8], torch.arange(8)[None])
+    cache.reserve(8)
+    assert cache.length == 8
+    cache.reserve(16)
+    logits = feed(model, cache, torch.tensor([1]), tokens[:, 8:], torch.tensor([[8]]))
+    fresh = model(input_ids=tokens).logits[0, -1]
+    assert (logits[0, 0] - fresh).abs().max() / fresh.abs().max() < 1e-5
+
+
 def test_bytes_of_a_token_are_those_of_the_tensors():
     shape = LanguageModel(random_model()).cache_shape
     cache = SlotCache(shape, 4, 64)

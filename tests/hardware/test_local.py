@@ -9,7 +9,7 @@ from dflash_mcmc.errors import ConfigError
 
 
 def test_auto_is_the_first_gpu_or_the_cpu(make_config):
-    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    expected = "cuda:0" if torch.cuda.is_available() else "cpu"
     assert make_config("hardware.device=auto").hardware.resolve() == expected
 
 
@@ -25,3 +25,21 @@ def test_threads_are_set(make_config):
 def test_a_gpu_that_is_not_there_is_refused(make_config):
     with pytest.raises(ConfigError, match="GPUs that PyTorch finds here"):
         make_config("hardware.device=cuda:99").hardware.resolve()
+
+
+def test_the_processes_of_a_launch_share_the_cores(make_config, monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    try:
+        make_config("hardware.device=cpu").hardware.resolve()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_each_process_of_a_launch_takes_its_gpu(make_config, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert make_config().hardware.resolve() == "cuda:3"
+    assert make_config("hardware.device=cuda:1").hardware.resolve() == "cuda:1"

@@ -36,6 +36,14 @@ def test_rows(tmp_path):
     assert cells(rows[2])[7:9] == ["50.0 %", "25.0 %"]
 
 
+def test_samples_that_could_not_be_drawn_have_no_answer(tmp_path):
+    run = folder(tmp_path / "a", "ps", {})
+    failed = [record(problem, "error", proposals=0) for problem in "ab"]
+    (run / "summary.json").write_text(json.dumps(summarise("ps", failed)))
+    row = overall([run]).splitlines()[-1]
+    assert cells(row) == ["ps", "0", "2", "0.0 %", "0.0 - 65.8", "-", "-", "-", "-", "2", "100"]
+
+
 def test_a_folder_without_a_run_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no finished run here"):
         overall([tmp_path])
