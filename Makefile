@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint options train clean
+.PHONY: help install demo test test-slow bench lint options train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: $(READY)  ## the tests (minutes)
 
 test-slow: $(READY)  ## the long campaigns too (ten minutes)
 	$(BIN)/python -m pytest -m 'slow or not slow'
+
+bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
+	$(BIN)/python -m dflash_mcmc.bench
 
 lint: $(READY)  ## style and errors that can be seen without running
 	$(BIN)/ruff check dflash_mcmc tests

@@ -83,7 +83,8 @@ def _reraised(task):
         except UserError as error:
             if os.environ.get("DFLASH_MCMC_TRACEBACK"):
                 raise
-            print(f"error: {error}", file=sys.stderr)
+            process = f" (process {ranks.rank()})" if ranks.rank() else ""
+            print(f"error{process}: {error}", file=sys.stderr)
             sys.exit(2)
     return wrapper
 

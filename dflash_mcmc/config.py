@@ -21,7 +21,7 @@ from dflash_mcmc.registry import GROUPS, load_all, name_of
 
 Root = TypeVar("Root")
 PACKAGE = Path(__file__).resolve().parent
-IDENTITY_VERSION = 1
+IDENTITY_VERSION = 2
 """Raised when the meaning of a field changes, so that old records are not continued under the new one."""
 
 

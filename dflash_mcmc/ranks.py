@@ -42,7 +42,9 @@ class Team:
     """
 
     def __init__(self, name: str):
-        self.name, self.rank, self.size = name, rank(), world_size()
+        # The launcher's counters outlive a restart of its processes.
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.name, self.rank, self.size = f"{name}/{restart}", rank(), world_size()
         self._alone: dict[str, int] = {}
 
     def add(self, counter: str, amount: int) -> int:

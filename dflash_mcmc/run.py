@@ -28,7 +28,8 @@ from dflash_mcmc.types import Path as PathOfTokens
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from dflash_mcmc.engine.batched import BatchedEngine, Finished
+    from dflash_mcmc.engine.batched import BatchedEngine
+    from dflash_mcmc.engine.interface import Finished
     from dflash_mcmc.engine.language_model import LanguageModel
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "math-verify", "latex2sympy2_extended",
@@ -103,7 +104,7 @@ def _sample(store: RunStore, config: Config, digest: str, engine: BatchedEngine,
     from tqdm import tqdm
 
     info, first = RunInfo(digest, config.name, config.label(), plain(config), store.folder), not team.rank
-    tracker, exit_code, before = Guarded(config.tracker, info) if first else None, 1, len(store.records)
+    tracker, exit_code = Guarded(config.tracker, info) if first else None, 1
     pool = config.grader.start()
     # 0.5 s between redraws: where the output is no terminal each one is a line.
     bar = tqdm(total=len(pending), unit="sample", desc=config.label(), smoothing=0.1, mininterval=0.5, dynamic_ncols=True,
@@ -118,7 +119,7 @@ def _sample(store: RunStore, config: Config, digest: str, engine: BatchedEngine,
         store.append(_record(pending[number], grade, done, engine.model))
         count = team.add("recorded", 1)
         if tracker:
-            tracker.log(_metrics(store.records[-1]), before + count)
+            tracker.log(_metrics(store.records[-1]), len(store.records))
             _show(bar, store.records, count)
 
     try:
@@ -189,7 +190,8 @@ def _encode(config: Config, model: LanguageModel, todo: list[tuple[Problem, int]
 
 def _engine(config: Config, model: LanguageModel, pending: list[_Pending], team: Team) -> BatchedEngine:
     """The engine, once its memory is known to be there. Raises UserError."""
-    from dflash_mcmc.engine.batched import BatchedEngine, Options
+    from dflash_mcmc.engine.batched import BatchedEngine
+    from dflash_mcmc.engine.interface import Options
     from dflash_mcmc.engine.plan import plan
 
     prompt_length = max(len(entry.prompt) for entry in pending)

@@ -63,7 +63,7 @@ class RunStore:
             store.records = read_records(folder)
             store._keys = store.recorded()
             if team.size > 1:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # held by each: the folder is busy while one of them lives
+                _share(lock, folder)
                 team.add("mended", 1)
                 team.wait("mended", team.size)
             store._file = (folder / _records_of(team.rank)).open("ab", buffering=0)
@@ -72,7 +72,7 @@ class RunStore:
             finally:
                 os.fsync(store._file.fileno())
                 store._file.close()
-                if not store.records and not team.rank and not (folder / "run.json").exists():
+                if not team.rank and not (folder / "run.json").exists() and not read_records(folder):
                     _remove(folder)
 
     def reread(self) -> None:
@@ -174,6 +174,14 @@ def _parse(path: Path, content: bytes) -> tuple[list[dict], int]:
                             "or delete that line to have its sample drawn again") from error
         records.append(record)
     return records, good
+
+
+def _share(lock: IO, folder: Path) -> None:
+    """Lets the team's other processes hold the lock too: the folder is busy while one of them lives."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunBusy(f"{folder}: another process has taken this run; try again") from error
 
 
 @contextmanager

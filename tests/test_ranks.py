@@ -45,3 +45,9 @@ def test_each_number_goes_to_one_process():
     assert all(process.returncode == 0 for process in processes)
     assert sorted(number for numbers in taken for number in numbers) == list(range(40))
     assert sum(bool(numbers) for numbers in taken) >= 2
+
+
+def test_a_restart_begins_with_counters_of_its_own(monkeypatch):
+    first = Team("run")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert Team("run").name != first.name

@@ -58,11 +58,23 @@ def test_the_two_commands_stand_first_and_ci_runs_them():
 def test_command(command, tmp_path, real_data):
     done = shell(command, tmp_path, **real_data)
     assert done.returncode == 0, done.stderr[-2000:]
-    if ".catalogue" not in command and " --" not in command:
+    if ".bench" in command:
+        assert "engine step ms" in done.stdout
+    elif ".catalogue" not in command and " --cfg" not in command and " --info" not in command and " --help" not in command:
         assert "| condition" in done.stdout
 
 
-@pytest.mark.parametrize("command", [line.removesuffix(NEEDS_GPU) for line in COMMANDS if line.endswith(NEEDS_GPU)])
+ON_GPUS = [line.removesuffix(NEEDS_GPU) for line in COMMANDS if line.endswith(NEEDS_GPU)]
+
+
+def test_command_for_several_gpus_composes(tmp_path):
+    (command,) = [line for line in ON_GPUS if "accelerate" in line]
+    assert command.startswith("accelerate launch --multi_gpu --num_processes 8 -m dflash_mcmc ")
+    done = shell("python -m dflash_mcmc --cfg job " + command.partition("-m dflash_mcmc ")[2], tmp_path)
+    assert "num_chains: 8" in done.stdout
+
+
+@pytest.mark.parametrize("command", [line for line in ON_GPUS if "accelerate" not in line])
 def test_command_for_a_gpu_composes(command, tmp_path):
     command = command.replace(" -m dflash_mcmc -m ", " -m dflash_mcmc --cfg job ").replace(
         "condition=greedy,temp,ps,blend_greedy,blend_ps", "condition=blend_ps")

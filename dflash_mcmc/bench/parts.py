@@ -20,7 +20,8 @@ from dflash_mcmc.bench.measure import Measured, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batched import BatchedEngine, Options
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.plan import predict
 from dflash_mcmc.rng import Key
 
@@ -218,9 +219,9 @@ def _bare_forward(subject: Subject, batch: int, context: int) -> float:
 @torch.inference_mode()
 def _engine_step(subject: Subject, batch: int, context: int) -> float:
     """Seconds of one step of the engine, draw and bookkeeping included, with every row at about that context."""
-    engine = BatchedEngine(subject.model, NoBlend(), batch, context + 2 * _REPEATS, Options())
     stops, subject.model.stop_ids = subject.model.stop_ids, ()
     try:
+        engine = BatchedEngine(subject.model, NoBlend(), batch, context + 2 * _REPEATS, Options())
         prompt = np.full(context, 9)
         running = engine.steps((n, temperature(0.25).chain(prompt, 2 * _REPEATS, Key(n))) for n in range(batch))
         next(running)

@@ -2,8 +2,8 @@
 
 `grouped`: the queries of all heads that share a key head are one matrix, so that keys and values are read once and never
 repeated for each head. On a CPU it is faster than PyTorch's fused kernel at the short lengths of decoding.
-`flash`: the kernel of the flash-attn package for caches whose rows are filled to different lengths (Dao 2023,
-arXiv 2307.08691).
+`ragged`: the kernel of the flash-attn package for caches whose rows are filled to different lengths (Dao 2023,
+arXiv 2307.08691). (A name with "flash" in it would have `transformers` look for a kernel of that name.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ def implementation(choice: str, device: torch.device, dtype: torch.dtype) -> str
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         raise ConfigError("hardware.attention", choice, f"{others}; or a GPU with model.dtype=bfloat16 (the model is in "
                           f"{str(dtype).removeprefix('torch.')} on {device.type})")
-    return "flash"
+    return "ragged"
+
+
+def padding(implementation: str, prefill_chunk: int) -> int:
+    """Positions behind a sequence that its padding takes.
+
+    A mask lets all padding fall on one position; flash-attn takes queries for the last tokens of a row, so that each needs
+    its own.
+    """
+    return prefill_chunk if implementation == "ragged" else 1
 
 
 def grouped_attention(
@@ -51,6 +60,8 @@ def grouped_attention(
     Returns:
         (rows, queries, heads, dim), and None for the weights.
     """
+    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
+        raise ConfigError("hardware.attention", "grouped", "eager, for a model with attention sinks or a soft-cap")
     rows, heads, queries, dim = query.shape
     key_heads, keys = key.shape[1], key.shape[2]
     groups = heads // key_heads
@@ -66,7 +77,7 @@ def grouped_attention(
     return mixed.view(rows, heads, queries, -1).transpose(1, 2), None
 
 
-def flash_attention(
+def ragged_attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor,
     scaling: float | None = None, dropout: float = 0.0, **kwargs,
 ) -> tuple[torch.Tensor, None]:
@@ -79,6 +90,6 @@ def flash_attention(
     return mixed, None
 
 
-for _name, _function in (("grouped", grouped_attention), ("flash", flash_attention)):
+for _name, _function in (("grouped", grouped_attention), ("ragged", ragged_attention)):
     AttentionInterface.register(_name, _function)
     AttentionMaskInterface.register(_name, sdpa_mask)

@@ -24,81 +24,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.engine import attention, graphs
-from dflash_mcmc.engine import law as laws
+from dflash_mcmc.engine import attention, graphs, scoring
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.decode import Decoder, Group, Span
-from dflash_mcmc.engine.ladder import ladder_of
+from dflash_mcmc.engine.interface import DEFAULTS, NOT_NUMBERS, Counters, Finished, Options
+from dflash_mcmc.engine.ladder import cache_size, ladder_of
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.prompts import PromptReader
 from dflash_mcmc.engine.rows import Drawn, Rows, Start, Status
-from dflash_mcmc.engine.slots import Slot, chunks, round_up
+from dflash_mcmc.engine.slots import Slot, chunks
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score
 from dflash_mcmc.types import ChainResult, Cost, Path, common_prefix
-
-NOT_NUMBERS = "the model gave logits that are not numbers; try model.dtype=float32"
-
-
-class Finished(NamedTuple):
-    """A chain that has ended."""
-
-    tag: Hashable
-    result: ChainResult | None
-    """None where the chain could not be drawn."""
-    cost: Cost
-    seconds: float
-    """From the chain's start in a slot to its end."""
-    share_seconds: float
-    """Its share of the engine's time: each step's time divided among the chains that took part."""
-    failure: str = ""
-    """Why there is no result."""
-
-
-class Options(NamedTuple):
-    """How the engine works. None of it changes an answer, but for rounding."""
-
-    prefill_chunk: int = 64
-    """Longest piece in which prompts and missing prefixes are read, a power of two >= 8."""
-    read_ahead: int = 32
-    """Prompts of waiting chains that are read at once; 0 reads each in its slot."""
-    reuse_prefix: bool = True
-    """Keep keys and values between the operations of a chain; False reads every path anew."""
-    keep_current: bool = True
-    """Keep the current sequence's keys and values in a spare row while a draw overwrites them."""
-    skip_identical: bool = True
-    """Take tokens that a draw shares with the path it goes along without asking the model."""
-    attention: str = "auto"
-    """One of `attention.CHOICES`."""
-    cuda_graphs: bool = True
-    """Replay decode steps as CUDA graphs, where there is a GPU."""
-    steps_between_checks: int | None = None
-    """Decode steps between looks at what has ended; None takes 1 on a CPU and 4 on a GPU, where a look waits for it."""
-
-
-DEFAULTS = Options()
-
-
-class Counters(NamedTuple):
-    """What an engine has done. Times in seconds."""
-
-    steps: int = 0
-    row_steps: int = 0
-    """Rows that drew a token, summed over steps."""
-    busy_row_steps: int = 0
-    """The same, of the steps in which a chain still waited."""
-    busy_slot_steps: int = 0
-    """Slots, summed over those steps."""
-    read_tokens: int = 0
-    """Tokens of prompts and prefixes that were read."""
-    read_forwards: int = 0
-    step_seconds: float = 0.0
-    read_seconds: float = 0.0
-
-    @property
-    def utilisation(self) -> float:
-        """Share of slots that drew a token while chains waited; 1 where none ever did."""
-        return self.busy_row_steps / self.busy_slot_steps if self.busy_slot_steps else 1.0
 
 
 class _Next(NamedTuple):
@@ -130,21 +67,24 @@ class BatchedEngine:
         self.model, self.num_slots, self.options, self.counters = model, num_slots, options, Counters()
         self._on_gpu = model.device.type == "cuda"
         self._ladder = ladder_of(model.device)
-        shape = cache_size(model, num_slots, max_length)
+        implementation = attention.implementation(options.attention, model.device, model.dtype)
+        padding = attention.padding(implementation, options.prefill_chunk)
+        shape = cache_size(model.device, num_slots, max_length, padding)
+        self._padding = padding
         # On a GPU graphs hold on to the memory, so that all of it is there from the start.
         length = shape[1] if self._on_gpu else self._ladder.key_step
         self._cache = SlotCache(model.cache_shape, shape[0], length, model.device)
         keeps = options.keep_current and options.reuse_prefix
         self._spare = SlotCache(model.cache_shape, shape[0], length, model.device) if keeps else None
-        self._decoder = Decoder(model, blend, attention.implementation(options.attention, model.device, model.dtype), shape[1],
-                                self._ladder.key_step, options.prefill_chunk)
+        self._decoder = Decoder(model, blend, implementation, shape[1], self._ladder.key_step, options.prefill_chunk)
         self._prompts = None
         if options.read_ahead and options.reuse_prefix:
-            length = cache_size(model, 1, prompt_length or max_length)[1]
+            length = cache_size(model.device, 1, prompt_length or max_length, padding)[1]
             rows = min(options.read_ahead, num_slots)
             self._prompts = PromptReader(self._decoder, SlotCache(model.cache_shape, rows, length, model.device))
         self._rows = Rows(*shape, model.vocab_size, model.device)
-        self._stepper = graphs.GraphedSteps(self._decoder) if options.cuda_graphs and self._on_gpu else self._decoder
+        graphed = options.cuda_graphs and self._on_gpu and model.capturable
+        self._stepper = graphs.GraphedSteps(self._decoder) if graphed else self._decoder
         self._checks = options.steps_between_checks or (4 if self._on_gpu else 1)
         self._waiting: Iterator[tuple[Hashable, Chain]] = iter(())
         self._ahead: deque[_Next] = deque()
@@ -155,6 +95,8 @@ class BatchedEngine:
         self._unread: list[Span] = []
         self._starts: dict[int, Start] = {}
         self._ahead.clear()
+        self._drained = False
+        self._rows.idle(slice(None))
         self._clock = 0.0
         self._groups: tuple[Group, ...] = ()
         self._top = np.zeros(self._rows.num_rows, np.int64)  # the host's copy of the rows' positions
@@ -212,10 +154,13 @@ class BatchedEngine:
                 self._ahead.append(_Next(tag, chain, None, stop.value))
             if len(self._ahead) == limit:
                 break
+        else:
+            self._drained = True
         if self._prompts:
             started = time.perf_counter()
             prompts = [entry.operation.path.prompt for entry in self._ahead if entry.operation is not None]
             self._count_reading(*self._prompts.read(prompts), started)
+            self._clock += (time.perf_counter() - started) / max(1, len(self._slots))
 
     def _start(self, row: int) -> Iterator[Finished]:
         """The first operation of the row's new chain."""
@@ -246,12 +191,13 @@ class BatchedEngine:
             if isinstance(operation, Score):
                 answer = self._score(row, operation)
                 if answer is None:
+                    slot.chain.close()
                     yield from self._end(row, None, NOT_NUMBERS)
                     return
             else:
                 uniforms = _uniforms(operation)
                 answer = self._along(slot, operation, uniforms)
-                if not answer.complete(operation.horizon):
+                if not answer.complete(operation.horizon) and not _abandoned(operation, answer):
                     self._begin(row, operation, answer, uniforms)
                     return
             try:
@@ -265,8 +211,9 @@ class BatchedEngine:
         start, along = draw.path.length, draw.along
         if along is None or not self.options.skip_identical or draw.path.complete(draw.horizon):
             return draw.path
-        span = min(along.length, draw.horizon) - start
-        shared = min(along.drawn_again(start, uniforms[: along.length - start]), span) if span > 0 else 0
+        along = along.prefix(draw.horizon)
+        shared = along.drawn_again(start, uniforms[: along.length - start])
+        shared = min(shared, _until_abandoned(draw, along))
         slot.charge(tokens_skipped=shared)
         return along.prefix(start + shared)
 
@@ -347,10 +294,10 @@ class BatchedEngine:
         slot.held = sequence[:-1]
 
     def _reserve(self, length: int) -> None:
-        """Has the caches hold a sequence of so many tokens, and one for padding."""
+        """Has the caches hold a sequence of so many tokens, and what pads it."""
         for cache in (self._cache, self._spare):
             if cache is not None:
-                cache.reserve(self._ladder.keys(length + 1))
+                cache.reserve(min(self._ladder.keys(length + self._padding), self._rows.tokens.shape[1]))
 
     def _copy(self, cache: SlotCache, source: SlotCache, row: int, start: int, stop: int) -> None:
         if start < stop:
@@ -412,21 +359,14 @@ class BatchedEngine:
         self._place(row, sequence[: start + 1], None)
         self._decoder.read(self._cache, self._unread)
         self._unread = []
-        parts = []
-        for first, size in chunks(start, len(sequence) - 1, self.options.prefill_chunk):
-            slot.charge(target_forwards=1)
-            wanted = min(size, len(sequence) - 1 - first)
-            fed = np.pad(sequence[first : first + wanted], (0, size - wanted))
-            logits = {source: values[:wanted] for source, values in self._decoder.logits_at(
-                self._cache, row, fed, first, score.source == "base").items()}
-            if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
-                self._cache.clear(row)
-                return None
-            parts.append(_scored(logits, score, sequence, first))
+        slot.charge(target_forwards=len(list(chunks(start, len(sequence) - 1, self.options.prefill_chunk))))
+        scores = scoring.scores(self._decoder, self._cache, row, score, sequence)
+        if scores is None:
+            self._cache.clear(row)
+            return None
         slot.held = sequence[:-1]
         slot.charge(token_forwards=len(given))
-        log_p, log_q, interval = (np.concatenate(values) for values in zip(*parts, strict=True))
-        return path.extended(given, log_p, log_q, interval, int(given[-1]) in self.model.stop_ids)
+        return path.extended(given, *scores, int(given[-1]) in self.model.stop_ids)
 
     def _count_reading(self, tokens: int, forwards: int, started: float) -> None:
         counters = self.counters
@@ -436,18 +376,12 @@ class BatchedEngine:
 
     def _count_steps(self, drawn: np.ndarray, live: int, seconds: float) -> None:
         counters, rows = self.counters, int(drawn.sum())
-        busy = bool(self._ahead)
+        busy = bool(self._ahead) or not self._drained
         self.counters = counters._replace(
             steps=counters.steps + self._checks, row_steps=counters.row_steps + rows,
             busy_row_steps=counters.busy_row_steps + busy * rows,
             busy_slot_steps=counters.busy_slot_steps + busy * self._checks * self.num_slots,
             step_seconds=counters.step_seconds + seconds)
-
-
-def cache_size(model: LanguageModel, num_rows: int, max_length: int) -> tuple[int, int]:
-    """(rows, length) of a cache for sequences of `max_length`; its last position is for padding."""
-    ladder = ladder_of(model.device)
-    return ladder.batch(num_rows), round_up(max_length + 1, ladder.key_step)
 
 
 def _uniforms(draw: Draw) -> np.ndarray:
@@ -458,22 +392,32 @@ def _uniforms(draw: Draw) -> np.ndarray:
     return draw.key.uniforms(draw.path.length, draw.path.length + length)
 
 
+def _until_abandoned(draw: Draw, along: Path) -> int:
+    """Tokens of `along` after the draw's path up to the one at which the draw may be abandoned; all where at none."""
+    start, floor = draw.path.length, draw.floor
+    if floor is None or along.length == start:
+        return along.length - start
+    weights = np.cumsum(floor.alpha * along.log_p[start:] - along.log_q[start:])
+    crossed = [floor.crossed(float(weight), start + number) for number, weight in enumerate(weights, start=1)]
+    return crossed.index(True) + 1 if True in crossed else len(crossed)
+
+
+def _abandoned(draw: Draw, path: Path) -> bool:
+    """Whether a draw ends here: what it shares with the path that it goes along has crossed its floor."""
+    if draw.floor is None or path.length == draw.path.length:
+        return False
+    return draw.floor.crossed(_weight(draw, path), path.length)
+
+
+def _weight(draw: Draw, path: Path) -> float:
+    """Of what the path has beyond the draw's own; added one by one, as the device goes on to do."""
+    start = draw.path.length
+    weights = np.cumsum(draw.floor.alpha * path.log_p[start:] - path.log_q[start:])
+    return float(weights[-1]) if len(weights) else 0.0
+
+
 def _with_floor(start: Start, draw: Draw, base: Path) -> Start:
-    floor, shared = draw.floor, slice(draw.path.length, None)
-    weight = float(np.sum(floor.alpha * base.log_p[shared] - base.log_q[shared]))
-    return start._replace(alpha=floor.alpha, weight=weight, floor=floor.log_uniform + floor.reference - floor.margin,
+    floor = draw.floor
+    threshold = floor.log_uniform + floor.reference - floor.margin
+    return start._replace(alpha=floor.alpha, weight=_weight(draw, base), floor=threshold,
                           log_length=-np.inf if floor.length is None else float(np.log(floor.length)))
-
-
-def _scored(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray, first: int) -> tuple[np.ndarray, ...]:
-    """(log p, log q, intervals) of the tokens after consecutive positions, each with its own history."""
-    values = logits[score.source]
-    targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
-    seen = None
-    if score.law.repetition_penalty != 1.0:
-        seen = torch.zeros_like(values, dtype=torch.bool)
-        for offset in range(len(values)):
-            seen[offset, sequence[: first + offset + 1]] = True
-    weights = laws.weigh(laws.process(values, score.law, seen))
-    log_p = laws.weigh(logits["blended"]).log_probability(targets)
-    return tuple(x.cpu().numpy() for x in (log_p, weights.log_probability(targets), laws.intervals(weights, targets)))

@@ -86,7 +86,7 @@ class SlotCache(Cache):
     @property
     def length(self) -> int:
         """Positions of a row."""
-        return self.keys.shape[3]
+        return self.values.shape[3]
 
     def reserve(self, length: int) -> None:
         """Makes rows at least so long.
@@ -97,9 +97,10 @@ class SlotCache(Cache):
         if length <= self.length:
             return
         more = (0, 0, 0, length - self.length)
-        self.keys, self.values = (torch.nn.functional.pad(x, more) for x in (self.keys, self.values))
-        for layer, keys, values in zip(self.layers, self.keys, self.values, strict=True):
-            layer.keys, layer.values = keys, values
+        for name in ("keys", "values"):  # one after the other: only one of them is there twice meanwhile
+            setattr(self, name, torch.nn.functional.pad(getattr(self, name), more))
+            for layer, memory in zip(self.layers, getattr(self, name), strict=True):
+                setattr(layer, name, memory)
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         """The next forward writes `rows` (the first ones, or int64 indices) at `positions`, int64 (rows, queries)."""

@@ -64,6 +64,8 @@ class Decoder:
     def ready(self):
         """Inside, the model's layers are tapped and its attention is ours."""
         with ExitStack() as stack:
+            if self.model.device.type == "cuda":  # streams and graphs are those of the current device
+                stack.enter_context(torch.cuda.device(self.model.device))
             stack.enter_context(self.model.attending(self.attention))
             self._tapped = stack.enter_context(self.model.tapped(self._tapped_layers))
             yield
@@ -172,7 +174,7 @@ class Decoder:
         generated = (at - state.origin[:batch] + 1).double()
         log_length = state.log_length[:batch]
         term = torch.where(torch.isfinite(log_length), log_length - generated.log(), 0.0)
-        ended = torch.isin(tokens, self._stops) | (at >= state.last[:batch])
+        ended = (tokens[:, None] == self._stops).any(dim=-1) | (at >= state.last[:batch])
         below = state.weight[:batch] + term <= state.floor[:batch]
         found = torch.where(failed, Status.FAILED, torch.where(ended, Status.DONE, torch.where(below, Status.ABANDONED, 0)))
         state.status[:batch] = torch.where(live, found, state.status[:batch])

@@ -39,3 +39,9 @@ class Ladder(NamedTuple):
 def ladder_of(device: torch.device) -> Ladder:
     """The ladder of a device."""
     return Ladder(8, 64, False) if device.type == "cpu" else Ladder(8, 256, True)
+
+
+def cache_size(device: torch.device, num_rows: int, max_length: int, padding: int) -> tuple[int, int]:
+    """(rows, length) of a cache for sequences of `max_length`, with positions behind them for padding."""
+    ladder = ladder_of(device)
+    return ladder.batch(num_rows), round_up(max_length + padding, ladder.key_step)

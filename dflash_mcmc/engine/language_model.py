@@ -29,6 +29,7 @@ class LanguageModel:
         forbidden: bool (vocab_size,), ids without a token (padding rows): they can never be drawn.
         stop_ids: every id that ends a generation, by generation_config, config and tokenizer together.
         cache_shape: of the keys and values that a token leaves.
+        capturable: whether a forward can be captured as a CUDA graph: a rotation that grows looks at the positions.
         max_positions: longest sequence, prompt included, on which the model is plain full attention: within a sliding
             window it is, beyond it is not.
     """
@@ -41,6 +42,7 @@ class LanguageModel:
         self.final_norm = _find(self.decoder, _NORM_NAMES)
         self.vocab_size = self.head.weight.shape[0]
         self.max_positions = _max_positions(self.config)
+        self.capturable = _rope(self.config).get("rope_type") not in _GROWING_ROPES
         # Rounding logits to bfloat16 would cost up to 0.1 nat a token, times alpha: the head's product is in float32.
         self._head_weight = self.head.weight.float()
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
@@ -141,11 +143,15 @@ def _max_positions(config: object) -> int | None:
     limits = [getattr(config, "max_position_embeddings", None)]
     if getattr(config, "use_sliding_window", True):
         limits.append(getattr(config, "sliding_window", None))
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = _rope(config)
     if rope.get("rope_type") in _GROWING_ROPES:
         limits.append(rope.get("original_max_position_embeddings")
                       or getattr(config, "original_max_position_embeddings", None))
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _rope(config: object) -> dict:
+    return getattr(config, "rope_parameters", None) or {}
 
 
 def _stop_ids(model: torch.nn.Module, tokenizer: object | None) -> set[int]:

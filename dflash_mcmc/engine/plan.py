@@ -7,7 +7,10 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from dflash_mcmc.engine.batched import Options, cache_size
+from dflash_mcmc import ranks
+from dflash_mcmc.engine import attention
+from dflash_mcmc.engine.interface import Options
+from dflash_mcmc.engine.ladder import cache_size
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import ConfigError
 
@@ -33,22 +36,31 @@ class Plan(NamedTuple):
     """The work of a decode step, most of it logits."""
     reading: int
     """The work of reading prompts."""
+    growing: int
+    """What a cache takes more while it grows."""
 
     @property
     def total(self) -> int:
-        return self.caches + max(self.step, self.reading)
+        return self.caches + max(self.step, self.reading, self.growing)
 
 
 def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length: int, options: Options) -> Plan:
     """The memory of an engine, the model's weights not counted."""
-    rows, length = cache_size(model, num_slots, max_length)
+    padding = attention.padding(attention.implementation(options.attention, model.device, model.dtype), options.prefill_chunk)
+    rows, length = cache_size(model.device, num_slots, max_length, padding)
     ahead = min(options.read_ahead, num_slots) if options.reuse_prefix else 0
-    prompts = ahead * cache_size(model, 1, prompt_length)[1]
+    prompts = ahead * cache_size(model.device, 1, prompt_length, padding)[1]
     positions = rows * length * (2 if options.keep_current and options.reuse_prefix else 1) + prompts
     caches = positions * model.cache_shape.token_bytes() + rows * length * _ROW_STATE_BYTES
     step = rows * (_LOGIT_COPIES * 4 * model.vocab_size + _activation_bytes(model, 1, length))
-    chunk = min(options.prefill_chunk, length)
-    return Plan(num_slots, max_length, caches, step, max(ahead, 1) * _activation_bytes(model, chunk, chunk))
+    # Where a rejected proposal or a path is read anew, every row may have something to read at once.
+    readers, keys = (ahead, prompt_length) if ahead and options.keep_current else (rows, length)
+    chunk = min(options.prefill_chunk, keys)
+    gathered = keys * model.cache_shape.token_bytes() // model.cache_shape.num_layers
+    reading = max(readers, 1) * (_activation_bytes(model, chunk, keys) + gathered)
+    # On a CPU a cache grows: its keys, or its values, are there twice for a moment.
+    growing = rows * length * model.cache_shape.token_bytes() // 2 if model.device.type == "cpu" else 0
+    return Plan(num_slots, max_length, caches, step, reading, growing)
 
 
 def plan(model: LanguageModel, num_slots: int | None, num_chains: int, max_length: int, prompt_length: int, options: Options,
@@ -74,10 +86,12 @@ def plan(model: LanguageModel, num_slots: int | None, num_chains: int, max_lengt
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be had on a device."""
+    """Memory that this process can have on a device."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+        # What an earlier job of a sweep has left in PyTorch's own pool is free too.
+        pooled = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + pooled
+    return psutil.virtual_memory().available // ranks.local_world_size()
 
 
 def _activation_bytes(model: LanguageModel, queries: int, keys: int) -> int:

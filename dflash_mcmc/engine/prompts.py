@@ -42,6 +42,7 @@ class PromptReader:
         for name, prompt in wanted.items():
             if name not in self._rows:
                 self._rows[name] = self._free.pop()
+                self._cache.clear(self._rows[name])  # of what an earlier prompt may have left that is no number
                 spans.append(Span(self._rows[name], prompt, 0, len(prompt) - 1))
         return sum(span.stop for span in spans), self._decoder.read(self._cache, spans)
 

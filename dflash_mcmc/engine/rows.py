@@ -109,8 +109,8 @@ class Rows:
                 state[destination] = state[source]
         self._whole[:, destination], self._real[:, destination] = self._whole[:, source], self._real[:, source]
 
-    def idle(self, row: int) -> None:
-        """The row is no chain's any more."""
+    def idle(self, row: int | slice) -> None:
+        """The row, or all, is no chain's any more."""
         self.position[row], self.status[row] = 0, Status.DONE
 
     def progress(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,8 @@ import torch
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine import attention
-from dflash_mcmc.engine.batched import BatchedEngine, Options
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import Draw, Law
@@ -84,8 +85,44 @@ def test_flash_attention_is_called_by_its_contract(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", fake)
     query, key, value = example(4, 20)
     mask = (torch.arange(20) <= (torch.tensor([[16], [9], [0]]) + torch.arange(4))[..., None])[:, None]
-    ours, _ = attention.flash_attention(None, query, key, value, mask, scaling=8**-0.5)
+    ours, _ = attention.ragged_attention(None, query, key, value, mask, scaling=8**-0.5)
     torch.testing.assert_close(ours, fused(query, key, value, mask), atol=1e-5, rtol=0)
+
+
+def test_flash_attention_draws_the_same_where_pieces_are_padded(monkeypatch):
+    """Inside the engine, with the stand-in: pieces of 64 for prompts that end where the cache does."""
+    def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, softmax_scale, causal):
+        rows = []
+        for row, length in enumerate(cache_seqlens.tolist()):
+            query, key, value = (x[row : row + 1].transpose(1, 2) for x in (q, k_cache[:, :length], v_cache[:, :length]))
+            mask = torch.ones(query.shape[2], length, dtype=torch.bool).tril(length - query.shape[2])
+            rows.append(fused(query * softmax_scale * query.shape[-1] ** 0.5, key, value, mask))
+        return torch.cat(rows)
+
+    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache))
+    model = random_model("qwen3")
+
+    def drawn():
+        engine = BatchedEngine(LanguageModel(model, stop_ids=(3,)), NoBlend(), 4, 128, prompt_length=120)
+        prompts = [np.arange(length) * 5 % 61 for length in (90, 120, 66, 30, 127 - 8)]
+        return {d.tag: d.result.path for d in engine.run((n, chain(p)) for n, p in enumerate(prompts))}
+
+    def chain(prompt):
+        path = yield Draw(Path.start(prompt), 8, Law(), Key(1))
+        return ChainResult(path)
+
+    expected = drawn()
+    monkeypatch.setattr(attention, "implementation", lambda choice, device, dtype: "ragged")
+    for tag, path in drawn().items():
+        assert path.tokens.tolist() == expected[tag].tokens.tolist()
+        np.testing.assert_allclose(path.log_p, expected[tag].log_p, atol=1e-4)
+
+
+def test_grouped_refuses_what_it_does_not_do():
+    query, key, value = example(1, 20)
+    for extra in ({"softcap": 30.0}, {"s_aux": torch.zeros(4)}):
+        with pytest.raises(ConfigError, match="attention sinks or a soft-cap"):
+            attention.grouped_attention(None, query, key, value, None, **extra)
 
 
 def test_flash_attention_is_refused_where_it_cannot_run(monkeypatch):
@@ -96,7 +133,7 @@ def test_flash_attention_is_refused_where_it_cannot_run(monkeypatch):
     for device, dtype in ((CPU, torch.bfloat16), (torch.device("cuda"), torch.float32)):
         with pytest.raises(ConfigError, match=r"or a GPU with model\.dtype=bfloat16"):
             attention.implementation("flash_attention_2", device, dtype)
-    assert attention.implementation("flash_attention_2", torch.device("cuda"), torch.bfloat16) == "flash"
+    assert attention.implementation("flash_attention_2", torch.device("cuda"), torch.bfloat16) == "ragged"
 
 
 def test_auto_is_what_suits_the_device():

@@ -8,7 +8,8 @@ import torch
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batched import BatchedEngine, Options
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.reference import ReferenceEngine
 from dflash_mcmc.errors import UserError
@@ -174,6 +175,47 @@ def test_early_rejection_changes_no_decision(qwen3, cut, temperature, truncation
             assert early["log_ratio"] >= full["log_ratio"] - 1e-3  # a bound from above
 
 
+def test_eps_decides_the_same_with_and_without_skipping(qwen3):
+    """A draw can cross its floor on tokens that it shares with the state: there it ends, asked of the model or not."""
+    sampler = power_mh(early_reject="eps", epsilon=0.9, proposal_temperature=3.0, alpha=1.5, num_steps=6)
+    on, off = (run_batched(qwen3, sampler, BLENDS["layer"], skip_identical=skip) for skip in (True, False))
+    assert sum(done.result.abandoned for done in on.values()) >= 20
+    for tag, done in on.items():
+        same(off[tag].result, done.result, 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE)
+        assert [s["decision"] for s in done.result.trace] == [s["decision"] for s in off[tag].result.trace]
+        assert [s["proposal_length"] for s in done.result.trace] == [s["proposal_length"] for s in off[tag].result.trace]
+
+
+def test_a_draw_along_a_longer_path_ends_at_its_horizon(qwen3):
+    def shorter(prompt):
+        path = yield Draw(Path.start(prompt), 10, Law(), Key(1))
+        again = yield Draw(Path.start(prompt), 6, Law(), Key(1), along=path)
+        assert again.tokens.tolist() == path.tokens[:6].tolist()
+        assert not again.ended
+        other = yield Draw(Path.start(prompt), 6, Law(), Key(2), along=path)
+        return ChainResult(other)
+
+    def plain(prompt):
+        path = yield Draw(Path.start(prompt), 6, Law(), Key(2))
+        return ChainResult(path)
+
+    engine = BatchedEngine(LanguageModel(qwen3), NoBlend(), 2, 170)
+    for prompt in PROMPTS:
+        one, other = (next(iter(engine.run([(0, f(prompt))]))).result for f in (shorter, plain))
+        same(one, other)
+
+
+def test_an_engine_can_be_used_again_after_a_run_was_given_up(qwen3):
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 8, 170)
+    running = engine.steps(chains(SAMPLERS["power_mh"]))
+    for _ in range(7):
+        next(running)
+    running.close()
+    again = {done.tag: done for done in engine.run(chains(SAMPLERS["power_mh"]))}
+    for tag, done in run_batched(qwen3, SAMPLERS["power_mh"], NoBlend()).items():
+        same(again[tag].result, done.result)
+
+
 def test_identical_proposals_cost_nothing(qwen3):
     """A law that is all but certain draws the same again: no token but those of the first path is asked of the model."""
     sampler = power_mh(alpha=400.0, num_blocks=1, num_steps=5)
@@ -207,10 +249,11 @@ def test_a_shared_prompt_is_read_once(qwen3):
 
 
 def test_slots_are_refilled_at_once(qwen3):
-    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 3, 170)
-    assert len(list(engine.run(chains(SAMPLERS["power_mh"])))) == NUM_CHAINS
-    assert engine.counters.utilisation == 1.0
-    assert 0 < engine.counters.row_steps <= 3 * engine.counters.steps
+    for options in (Options(), Options(read_ahead=0), Options(steps_between_checks=4)):
+        engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 3, 170, options)
+        assert len(list(engine.run(chains(SAMPLERS["power_mh"])))) == NUM_CHAINS
+        assert 0 < engine.counters.busy_slot_steps <= 3 * engine.counters.steps
+        assert (engine.counters.utilisation == 1.0) == (options.steps_between_checks is None)
 
 
 def test_more_slots_than_positions(qwen3):
@@ -338,7 +381,7 @@ def test_chains_without_numbers_end_and_spoil_no_other():
         sampler = SAMPLERS["power_mh"]
         return {d.tag: d for d in engine.run((n, sampler.chain(PROMPTS[p], HORIZON, Key(n))) for n, p in enumerate(todo))}
 
-    for options in ({}, {"read_ahead": 2}, {"read_ahead": 0, "steps_between_checks": 4}):
+    for options in ({}, {"read_ahead": 1}, {"read_ahead": 2}, {"read_ahead": 0, "steps_between_checks": 4}):
         bad, good = results(spoilt, BLENDS["layer"], **options), results(sound, BLENDS["layer"], **options)
         assert len(bad) == len(todo)
         failed = {tag for tag, done in bad.items() if done.result is None}

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine import graphs
-from dflash_mcmc.engine.batched import BatchedEngine, Options
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.rows import Status
 from dflash_mcmc.ops import Draw, Law
@@ -161,9 +162,14 @@ def test_several_steps_between_checks_on_a_doubling_ladder(monkeypatch):
 
     model = LanguageModel(random_model(), stop_ids=(3,))
     expected = {d.tag: d.result.path for d in BatchedEngine(model, NoBlend(), 8, 64).run((n, whole(n)) for n in range(20))}
-    monkeypatch.setattr(batched, "ladder_of", lambda device: Ladder(8, 256, True))
+    monkeypatch.setattr(batched, "ladder_of", lambda device: Ladder(8, 48, True))  # 48, 96, 192: the cache has 64
     engine = BatchedEngine(model, NoBlend(), 12, 64, Options(steps_between_checks=4))
     for done in engine.run((n, whole(n)) for n in range(20)):
         assert done.result.path.tokens.tolist() == expected[done.tag].tokens.tolist()
         np.testing.assert_allclose(done.result.path.log_p, expected[done.tag].log_p, atol=1e-4)
+    long = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), NoBlend(), 8, 150)
+    for engine in (long, BatchedEngine(model, NoBlend(), 8, 64)):
+        before = engine._cache.length
+        list(engine.run((n, whole(n)) for n in range(3)))
+        assert engine._cache.length <= engine._rows.tokens.shape[1], before
     assert [Ladder(8, 256, True).batch(n) for n in (1, 8, 9, 40)] == [8, 8, 16, 64]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batched import BatchedEngine, Options
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.plan import plan, predict
 from dflash_mcmc.errors import ConfigError

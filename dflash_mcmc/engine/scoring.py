@@ -1,0 +1,49 @@
+"""Teacher forcing on a slot cache: what the target and a law make of given tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dflash_mcmc.engine import law as laws
+from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.decode import Decoder
+from dflash_mcmc.engine.slots import chunks
+from dflash_mcmc.ops import Score
+
+
+def scores(decoder: Decoder, cache: SlotCache, row: int, score: Score,
+           sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """(log p, log q, intervals) of the tokens of `score`, piece by piece; None where the logits are not numbers.
+
+    Args:
+        cache, row: hold the sequence up to the token before the last that is not scored.
+        sequence: int64, prompt, path and the given tokens.
+    """
+    # The first logits are those at the position before the first given token.
+    start, parts = len(sequence) - len(score.tokens) - 1, []
+    for first, size in chunks(start, len(sequence) - 1, decoder.prefill_chunk):
+        wanted = min(size, len(sequence) - 1 - first)
+        fed = np.pad(sequence[first : first + wanted], (0, size - wanted))
+        logits = {source: values[:wanted] for source, values in decoder.logits_at(
+            cache, row, fed, first, score.source == "base").items()}
+        if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
+            return None
+        parts.append(_of_a_piece(logits, score, sequence, first))
+    log_p, log_q, interval = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return log_p, log_q, interval
+
+
+def _of_a_piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray,
+                first: int) -> tuple[np.ndarray, ...]:
+    """(log p, log q, intervals) of the tokens after consecutive positions, each with its own history."""
+    values = logits[score.source]
+    targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
+    seen = None
+    if score.law.repetition_penalty != 1.0:
+        seen = torch.zeros_like(values, dtype=torch.bool)
+        for offset in range(len(values)):
+            seen[offset, sequence[: first + offset + 1]] = True
+    weights = laws.weigh(laws.process(values, score.law, seen))
+    log_p = laws.weigh(logits["blended"]).log_probability(targets)
+    return tuple(x.cpu().numpy() for x in (log_p, weights.log_probability(targets), laws.intervals(weights, targets)))
