@@ -13,13 +13,13 @@ from dflash_mcmc.rng import Key
 
 
 def test_every_part_writes_its_rows(command, tmp_path):
-    done = command("dflash_mcmc.bench", "subjects=[tiny]", "parts=[a,c,e,f]", "tiny_slots=4", "most_slots=4", "waves=1",
+    done = command("dflash_mcmc.bench", "subjects=[tiny]", "parts=[a,c,f]", "tiny_slots=4", "most_slots=4", "waves=1",
                    "loop_chains=1", "blocks=2", timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads((tmp_path / "outputs/bench.json").read_text())
     assert report["machine"]["cores"] >= 1
     results = report["results"]["tiny"]
-    assert [len(results[part]) for part in "acef"] == [2, 6, 4, 2]
+    assert [len(results[part]) for part in "acf"] == [2, 6, 2]
     for row in results["a"]:
         assert row["loop token-forwards"] > row["engine token-forwards"] > 0
         assert row["utilisation"] > 0.9
