@@ -58,11 +58,17 @@ class Slot:
 
 
 def chunks(start: int, stop: int, largest: int) -> Iterator[tuple[int, int]]:
-    """(first position, size) of chunks that cover `start` to `stop - 1`; the last may reach beyond."""
+    """(first position, size) of chunks that cover `start` to `stop - 1`; the last may reach beyond.
+
+    Sizes are 8, 16, 24, 32, 48, 64, 96, ...: few, so that chunks of several rows come together, and never half of it padding.
+    """
     while start < stop:
-        size = _SMALLEST_CHUNK
-        while size < min(stop - start, largest):
+        needed, size = min(stop - start, largest), _SMALLEST_CHUNK
+        while size < needed:
             size *= 2
+        between = 3 * size // 4
+        if between >= needed and between % _SMALLEST_CHUNK == 0:
+            size = between
         yield start, size
         start += size
 

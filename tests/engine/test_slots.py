@@ -42,7 +42,8 @@ def test_an_accepted_draw_takes_the_place_of_what_was_kept():
 
 
 @pytest.mark.parametrize(("start", "stop", "largest", "expected"), [
-    (0, 0, 64, []), (0, 5, 64, [(0, 8)]), (3, 20, 64, [(3, 32)]), (0, 100, 32, [(0, 32), (32, 32), (64, 32), (96, 8)])])
+    (0, 0, 64, []), (0, 5, 64, [(0, 8)]), (3, 20, 64, [(3, 24)]), (3, 30, 64, [(3, 32)]), (0, 33, 64, [(0, 48)]),
+    (0, 70, 64, [(0, 64), (64, 8)]), (0, 12, 64, [(0, 16)]), (0, 100, 32, [(0, 32), (32, 32), (64, 32), (96, 8)])])
 def test_chunks_cover_the_span(start, stop, largest, expected):
     assert list(chunks(start, stop, largest)) == expected
 
