@@ -149,7 +149,7 @@ SWITCHES = ("hardware.skip_identical=false", "hardware.read_ahead=0", "sampler.e
 COSTS = ("tokens_drawn", "target_forwards", "token_forwards", "tokens_skipped", "abandoned", "trace")
 
 
-@pytest.mark.parametrize("switches", [(switch,) for switch in SWITCHES] + [SWITCHES])
+@pytest.mark.parametrize("switches", [SWITCHES])  # each alone: tests/engine/test_batched.py
 def test_switches_change_only_the_cost(make_config, uninterrupted, switches):
     result = execute(make_config(*QUICK, "dataset.limit=12", "num_chains=2", *switches))
     slim = [{key: {name: value for name, value in record.items() if name not in COSTS} for key, record in records.items()}

@@ -12,6 +12,7 @@ from dflash_mcmc.bench.__main__ import subject_of, table
 from dflash_mcmc.rng import Key
 
 
+@pytest.mark.slow
 def test_every_part_writes_its_rows(command, tmp_path):
     done = command("dflash_mcmc.bench", "subjects=[tiny]", "parts=[a,c,f]", "tiny_slots=4", "most_slots=4", "waves=1",
                    "loop_chains=1", "blocks=2", timeout=600)

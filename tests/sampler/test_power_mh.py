@@ -142,7 +142,7 @@ EARLY = {name: options for name, options in OPTIONS.items()
 
 
 @pytest.mark.parametrize("options", EARLY.values(), ids=EARLY.keys())
-@pytest.mark.parametrize("stop_ids", [(0,), (0, 2)], ids=["one_stop", "two_stops"])
+@pytest.mark.parametrize("stop_ids", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=["one_stop", "two_stops"])
 def test_early_rejection_leaves_the_power_target_invariant(options, stop_ids):
     """The whole transition matrix is that of full decisions."""
     engine, target = engine_of(stop_ids), target_by_hand(engine_of(stop_ids), 4, options)
