@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -62,6 +63,8 @@ def check_command(arguments: list[str]) -> None:
 
 def compose_once(config_name: str, overrides: list[str], cls: type[Root]) -> tuple[Root, dict[str, str]]:
     """The typed object of a root configuration and the option chosen in each group, for programs without sweeps."""
+    prepare()
+    ConfigStore.instance().store(group="schema", name=config_name, node=cls, provider="dflash_mcmc")
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         typed = to_typed(compose_checked(config_name, overrides), cls)
         hydra = compose(config_name, overrides, return_hydra_config=True).hydra

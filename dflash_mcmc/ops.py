@@ -54,6 +54,10 @@ class Floor(NamedTuple):
     margin: float
     """Nats: rounding, or log(1 / epsilon)."""
 
+    def weights(self, path: Path, start: int) -> np.ndarray:
+        """W_t after each token of `path` from `start` on, float64, added one by one as an engine's device does."""
+        return np.cumsum(self.alpha * path.log_p[start:] - path.log_q[start:])
+
     def bound(self, weight: float, generated: int) -> float:
         """b_t for W_t = `weight` after `generated` tokens of the generation."""
         return weight - self.reference + (0.0 if self.length is None else math.log(self.length / generated))

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from dflash_mcmc import cli
@@ -257,8 +256,6 @@ def main() -> None:
 
 
 def _main() -> None:
-    cli.prepare()
-    ConfigStore.instance().store(group="schema", name="train", node=Plan, provider="dflash_mcmc")
     plan, choices = cli.compose_once("train", sys.argv[1:], Plan)
     plan.check(choices["model"])
     print(f"model written to {train(plan)}")

@@ -27,8 +27,6 @@ def keep_threads():
 def plan(tmp_path):
     """A plan of six small steps; further overrides may be given."""
     def make(*overrides: str) -> train.Plan:
-        cli.prepare()
-        train.ConfigStore.instance().store(group="schema", name="train", node=train.Plan, provider="dflash_mcmc")
         made, choices = cli.compose_once("train", [*SMALL, f"paths.outputs={tmp_path}", *overrides], train.Plan)
         made.check(choices["model"])
         return made

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.core.config_store import ConfigStore
 from tabulate import tabulate
 
 from dflash_mcmc import cli
@@ -58,7 +57,6 @@ def subject_of(name: str, mid_horizon: int) -> Subject:
     """A subject by its name; also in a process of its own."""
     from dflash_mcmc.bench.subject import subjects
 
-    cli.prepare()
     config, _ = cli.compose_once("config", ["tracker=none"], Config)
     return subjects(config, mid_horizon)[name]()
 
@@ -119,8 +117,6 @@ def main() -> None:
 
 
 def _main() -> None:
-    cli.prepare()
-    ConfigStore.instance().store(group="schema", name="bench", node=Bench, provider="dflash_mcmc")
     plan, _ = cli.compose_once("bench", sys.argv[1:], Bench)
     plan.check()
     print(f"\nwritten to {bench(plan)}")

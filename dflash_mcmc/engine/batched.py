@@ -157,10 +157,14 @@ class BatchedEngine:
         else:
             self._drained = True
         if self._prompts:
-            started = time.perf_counter()
-            prompts = [entry.operation.path.prompt for entry in self._ahead if entry.operation is not None]
-            self._count_reading(*self._prompts.read(prompts), started)
-            self._clock += (time.perf_counter() - started) / max(1, len(self._slots))
+            self._read_prompts()
+
+    def _read_prompts(self) -> None:
+        """Reads the prompts of the chains that wait, those that are not read yet."""
+        started = time.perf_counter()
+        prompts = [entry.operation.path.prompt for entry in self._ahead if entry.operation is not None]
+        self._count_reading(*self._prompts.read(prompts), started)
+        self._clock += (time.perf_counter() - started) / max(1, len(self._slots))
 
     def _start(self, row: int) -> Iterator[Finished]:
         """The first operation of the row's new chain."""
@@ -171,22 +175,21 @@ class BatchedEngine:
             slot.held = prompt[:length]
             # Each chain is charged the reading of its prompt, shared or not: what it cost must not hang on its neighbours.
             slot.charge(target_forwards=len(list(chunks(0, length, self.options.prefill_chunk))), token_forwards=length)
-        yield from self._perform(row)
+        yield from self._advance(row, None)
 
-    def _advance(self, row: int, answer: Path) -> Iterator[Finished]:
-        """Gives the row's generator its answer and starts its next operation; where it ends, the next chain's first."""
+    def _advance(self, row: int, answer: Path | None) -> Iterator[Finished]:
+        """Gives the row's generator its answer, and answers its operations until one needs decode steps.
+
+        None where the first operation is at hand. Where the generator ends, the next chain begins.
+        """
         slot = self._slots[row]
-        try:
-            slot.operation = slot.chain.send(answer)
-        except StopIteration as stop:
-            yield from self._end(row, stop.value)
-            return
-        yield from self._perform(row)
-
-    def _perform(self, row: int) -> Iterator[Finished]:
-        """Answers operations of the row's chain until one needs decode steps."""
         while True:
-            slot = self._slots[row]
+            if answer is not None:
+                try:
+                    slot.operation = slot.chain.send(answer)
+                except StopIteration as stop:
+                    yield from self._end(row, stop.value)
+                    return
             operation = slot.operation
             if isinstance(operation, Score):
                 answer = self._score(row, operation)
@@ -200,11 +203,6 @@ class BatchedEngine:
                 if not answer.complete(operation.horizon) and not _abandoned(operation, answer):
                     self._begin(row, operation, answer, uniforms)
                     return
-            try:
-                slot.operation = slot.chain.send(answer)
-            except StopIteration as stop:
-                yield from self._end(row, stop.value)
-                return
 
     def _along(self, slot: Slot, draw: Draw, uniforms: np.ndarray) -> Path:
         """The draw's path, and what it shares with the path that it goes along."""
@@ -238,7 +236,7 @@ class BatchedEngine:
                 cache.clear(row)
         if self._prompts:
             self._prompts.clear()
-            self._prompts.read([entry.operation.path.prompt for entry in self._ahead if entry.operation is not None])
+            self._read_prompts()
         generated = self._slots[row].base.length + len(drawn.tokens)
         yield from self._end(row, None, f"{NOT_NUMBERS} (after {generated} tokens)")
 
@@ -397,7 +395,7 @@ def _until_abandoned(draw: Draw, along: Path) -> int:
     start, floor = draw.path.length, draw.floor
     if floor is None or along.length == start:
         return along.length - start
-    weights = np.cumsum(floor.alpha * along.log_p[start:] - along.log_q[start:])
+    weights = floor.weights(along, start)
     crossed = [floor.crossed(float(weight), start + number) for number, weight in enumerate(weights, start=1)]
     return crossed.index(True) + 1 if True in crossed else len(crossed)
 
@@ -406,18 +404,12 @@ def _abandoned(draw: Draw, path: Path) -> bool:
     """Whether a draw ends here: what it shares with the path that it goes along has crossed its floor."""
     if draw.floor is None or path.length == draw.path.length:
         return False
-    return draw.floor.crossed(_weight(draw, path), path.length)
-
-
-def _weight(draw: Draw, path: Path) -> float:
-    """Of what the path has beyond the draw's own; added one by one, as the device goes on to do."""
-    start = draw.path.length
-    weights = np.cumsum(draw.floor.alpha * path.log_p[start:] - path.log_q[start:])
-    return float(weights[-1]) if len(weights) else 0.0
+    return draw.floor.crossed(float(draw.floor.weights(path, draw.path.length)[-1]), path.length)
 
 
 def _with_floor(start: Start, draw: Draw, base: Path) -> Start:
     floor = draw.floor
     threshold = floor.log_uniform + floor.reference - floor.margin
-    return start._replace(alpha=floor.alpha, weight=_weight(draw, base), floor=threshold,
+    weights = floor.weights(base, draw.path.length)
+    return start._replace(alpha=floor.alpha, weight=float(weights[-1]) if len(weights) else 0.0, floor=threshold,
                           log_length=-np.inf if floor.length is None else float(np.log(floor.length)))

@@ -93,11 +93,6 @@ class LanguageModel:
         finally:
             self.decoder.set_attn_implementation(before)
 
-    def weight_bytes(self) -> int:
-        """Bytes of the weights that a decode step reads: layers, norm and head, not the table of embeddings."""
-        table = sum(module.weight.nbytes for module in self.decoder.modules() if isinstance(module, torch.nn.Embedding))
-        return sum(p.nbytes for p in self.decoder.parameters()) - table + self._head_weight.nbytes
-
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids of a prompt, int64. A chat template writes its special tokens itself; bare text gets the model's own."""
         return np.array(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int64)

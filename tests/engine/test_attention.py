@@ -69,37 +69,33 @@ def test_every_implementation_draws_the_same(family, name):
     assert model.config._attn_implementation == before
 
 
-def test_flash_attention_is_called_by_its_contract(monkeypatch):
-    """flash-attn runs on GPUs only: a stand-in that does what its documentation says takes its place."""
-    def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, softmax_scale, causal):
-        assert causal
-        assert cache_seqlens.dtype == torch.int32
-        rows = []
-        for row, length in enumerate(cache_seqlens.tolist()):  # bottom-right: the queries are the last of `length` tokens
-            query, key, value = (x[row : row + 1].transpose(1, 2) for x in (q, k_cache[:, :length], v_cache[:, :length]))
-            mask = torch.ones(query.shape[2], length, dtype=torch.bool).tril(length - query.shape[2])
-            rows.append(fused(query * softmax_scale * 8**0.5, key, value, mask))
-        return torch.cat(rows)
+def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, softmax_scale, causal):
+    """What flash-attn's documentation says of its function, which runs on GPUs only."""
+    assert causal
+    assert cache_seqlens.dtype == torch.int32
+    rows = []
+    for row, length in enumerate(cache_seqlens.tolist()):  # bottom-right: the queries are the last of `length` tokens
+        query, key, value = (x[row : row + 1].transpose(1, 2) for x in (q, k_cache[:, :length], v_cache[:, :length]))
+        mask = torch.ones(query.shape[2], length, dtype=torch.bool).tril(length - query.shape[2])
+        rows.append(fused(query * softmax_scale * query.shape[-1] ** 0.5, key, value, mask))
+    return torch.cat(rows)
 
-    fake = types.SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache)
-    monkeypatch.setitem(sys.modules, "flash_attn", fake)
+
+@pytest.fixture
+def flash_attn(monkeypatch):
+    """The stand-in takes the package's place."""
+    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache))
+
+
+def test_flash_attention_is_called_by_its_contract(flash_attn):
     query, key, value = example(4, 20)
     mask = (torch.arange(20) <= (torch.tensor([[16], [9], [0]]) + torch.arange(4))[..., None])[:, None]
     ours, _ = attention.ragged_attention(None, query, key, value, mask, scaling=8**-0.5)
     torch.testing.assert_close(ours, fused(query, key, value, mask), atol=1e-5, rtol=0)
 
 
-def test_flash_attention_draws_the_same_where_pieces_are_padded(monkeypatch):
+def test_flash_attention_draws_the_same_where_pieces_are_padded(flash_attn, monkeypatch):
     """Inside the engine, with the stand-in: pieces of 64 for prompts that end where the cache does."""
-    def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, softmax_scale, causal):
-        rows = []
-        for row, length in enumerate(cache_seqlens.tolist()):
-            query, key, value = (x[row : row + 1].transpose(1, 2) for x in (q, k_cache[:, :length], v_cache[:, :length]))
-            mask = torch.ones(query.shape[2], length, dtype=torch.bool).tril(length - query.shape[2])
-            rows.append(fused(query * softmax_scale * query.shape[-1] ** 0.5, key, value, mask))
-        return torch.cat(rows)
-
-    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache))
     model = random_model("qwen3")
 
     def drawn():
