@@ -19,11 +19,18 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from dflash_mcmc.engine import exact_law
+from dflash_mcmc.engine import law as laws
+from dflash_mcmc.engine.speculation import Block
 from dflash_mcmc.engine.tabular import TabularEngine
 from dflash_mcmc.ops import Law, Score
 from dflash_mcmc.types import Path
+
+
+_ROUNDING = 1e-14
+"""Shares of an interval below it are rounding."""
 
 
 class Enumerator:
@@ -31,7 +38,12 @@ class Enumerator:
 
     def __init__(self) -> None:
         self._trail: list[list] = []
-        self._depth, self.probability, self._used = 0, 1.0, set()
+        self._start()
+
+    def _start(self) -> None:
+        self._depth, self.probability = 0, 1.0
+        self._used: set[tuple] = set()
+        self._uniforms: dict[tuple, UnknownUniform] = {}
 
     def choose(self, probabilities: Sequence[float]) -> int:
         """An index with positive probability; every such index is taken in some branch."""
@@ -56,8 +68,12 @@ class Enumerator:
             if self._trail[-1]:
                 break
             self._trail.pop()
-        self._depth, self.probability, self._used = 0, 1.0, set()
+        self._start()
         return bool(self._trail)
+
+    def uniform(self, name: tuple) -> UnknownUniform:
+        """The uniform of a name: in a branch always the same, with what is known of it."""
+        return self._uniforms.setdefault(name, UnknownUniform(self))
 
 
 class EnumeratedKey:
@@ -88,24 +104,87 @@ class EnumeratedKey:
 
     def log_uniform(self) -> UnknownLogUniform:
         self._enumerator.claim(self._name)
-        return UnknownLogUniform(self._enumerator)
+        return UnknownLogUniform(UnknownUniform(self._enumerator))
+
+    def chance(self, anchor: int, count: int) -> EnumeratedChance:
+        """The random numbers of a block of `count` drafted tokens behind generated token number `anchor` - 1."""
+        return EnumeratedChance(self._enumerator, self._name, anchor, count)
 
 
-class UnknownLogUniform:
-    """The logarithm of a uniform of which only the comparisons made so far are known."""
+class UnknownUniform:
+    """A uniform of which only is known in which interval it lies."""
 
     def __init__(self, enumerator: Enumerator):
         self._enumerator, self._low, self._high = enumerator, 0.0, 1.0
 
+    def below(self, threshold: float) -> bool:
+        return self._find([0.0, min(max(threshold, 0.0), 1.0), 1.0]) == 0
+
+    def draw(self, probabilities: np.ndarray) -> int:
+        """By inverse transform."""
+        upto = np.cumsum(probabilities)
+        return self._find([0.0, *(upto / upto[-1])])
+
+    def _find(self, ends: Sequence[float]) -> int:
+        """Which of the intervals between these ends it lies in."""
+        inside = np.clip(ends, self._low, self._high)
+        shares = np.diff(inside) / (self._high - self._low)
+        index = self._enumerator.choose(np.where(shares > _ROUNDING, shares, 0.0))
+        self._low, self._high = float(inside[index]), float(inside[index + 1])
+        return index
+
+
+class UnknownLogUniform(NamedTuple):
+    """Its logarithm, which can only be compared."""
+
+    uniform: UnknownUniform
+
     def __lt__(self, threshold: float) -> bool:
-        point = min(max(math.exp(min(threshold, 0.0)), self._low), self._high)
-        below = (point - self._low) / (self._high - self._low)
-        answer = self._enumerator.choose([below, 1.0 - below]) == 0
-        if answer:
-            self._high = point
-        else:
-            self._low = point
-        return answer
+        return self.uniform.below(math.exp(min(threshold, 0.0)))
+
+
+class EnumeratedChance:
+    """Stands in for `engine.speculation.Uniforms`, for one row."""
+
+    def __init__(self, enumerator: Enumerator, name: tuple, anchor: int, count: int):
+        self._enumerator, self._name, self._anchor, self._count = enumerator, name, anchor, count
+
+    def draft(self, weights: laws.Weights, first: int, shared: bool) -> torch.Tensor:
+        uniforms = (self._position if shared else self._drafting)
+        return torch.tensor([[uniforms(first + k).draw(row) for k, row in enumerate(_probabilities(weights))]])
+
+    def walk(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = [0] * (self._count + 1)
+        for slot, row in enumerate(_probabilities(block.target)):
+            tokens[slot] = self._position(slot).draw(row)
+            if slot < self._count and tokens[slot] != int(block.drafted[0, slot]):
+                break
+        interval = laws.intervals(block.target, torch.tensor(tokens))
+        return torch.tensor([tokens]), interval[None]
+
+    def accepts(self, probability: torch.Tensor, each: bool) -> torch.Tensor:
+        answers = [False] * self._count
+        for slot in range(self._count):
+            answers[slot] = self._accepting(slot).below(float(probability[0, slot]))
+            if not (answers[slot] or each):
+                break
+        return torch.tensor([answers])
+
+    def token(self, weights: laws.Weights, slot: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([self._position(int(slot)).draw(_probabilities(weights)[0])])
+
+    def again(self, weights: laws.Weights, slot: torch.Tensor, use: str) -> torch.Tensor:
+        uniform = {"draft": self._drafting, "fresh": self._accepting}[use](int(slot))
+        return torch.tensor([uniform.draw(_probabilities(weights)[0])])
+
+    def _position(self, slot: int) -> UnknownUniform:
+        return self._enumerator.uniform((*self._name, "token", self._anchor + slot))
+
+    def _drafting(self, slot: int) -> UnknownUniform:
+        return self._enumerator.uniform((*self._name, "draft", self._anchor, slot))
+
+    def _accepting(self, slot: int) -> UnknownUniform:
+        return self._enumerator.uniform((*self._name, "accept", self._anchor, slot))
 
 
 def law_of(program: Callable[[EnumeratedKey], Path]) -> dict[tuple[int, ...], float]:
@@ -186,6 +265,12 @@ def balance_error(matrix: np.ndarray, target: Target) -> float:
 def total_variation(law: dict, other: dict) -> float:
     """Half the sum of absolute differences of two laws."""
     return 0.5 * sum(abs(law.get(key, 0.0) - other.get(key, 0.0)) for key in law.keys() | other.keys())
+
+
+def _probabilities(weights: laws.Weights) -> np.ndarray:
+    """Float64 (rows, vocabulary)."""
+    values = (weights.values.flatten(1) / weights.upto[:, -1:])[:, : weights.logits.shape[-1]]
+    return values.double().numpy()
 
 
 def _sequences(engine: TabularEngine, horizon: int) -> list[tuple[int, ...]]:

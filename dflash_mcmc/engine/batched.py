@@ -314,10 +314,11 @@ class BatchedEngine:
         self._groups = self._groups or self._grouped()
         started, live = time.perf_counter(), len(self._slots)
         batch = min(self._ladder.batch(live), self._rows.num_rows)
+        floors = any(slot.operation.floor is not None for slot in self._slots)
         for _ in range(self._checks):
             keys = min(self._ladder.keys(int(self._top[:live].max()) + 1), self._rows.tokens.shape[1])
             self._cache.reserve(keys)
-            self._stepper.step(self._cache, self._rows, batch, keys, self._groups)
+            self._stepper.step(self._cache, self._rows, batch, keys, self._groups, floors)
             self._top[:live] += 1
         before = self._top[:live] - self._checks
         position, status = self._rows.progress(live)

@@ -131,8 +131,16 @@ class Decoder:
         hidden = self.forward(cache, rows, given, positions, key_length)
         return self.logits(hidden[0], [state[0] for state in self._tapped], with_base)
 
-    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> None:
-        """One token for every live row among the first `batch`. What it finds is in `state`."""
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool) -> None:
+        """One token for every live row among the first `batch`. What it finds is in `state`.
+
+        Args:
+            cache, state: of all rows.
+            batch, key_length: of the ladder.
+            groups: the laws that the rows draw from.
+            floors: whether a row has a floor; without, none is looked at.
+        """
         rows, position = state.ids[:batch], state.position[:batch]
         fed = state.tokens[rows, position][:, None]
         hidden = self.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
@@ -144,7 +152,8 @@ class Decoder:
             failed |= ~torch.isfinite(logits["base"].amax(dim=-1))
         tokens, log_q, interval = self._draw(logits, target, state.uniforms[rows, position + 1], groups, state.seen[:batch])
         log_p = target.log_probability(tokens)
-        self._write(state, batch, failed, tokens, torch.cat([log_p[:, None], log_q[:, None], interval], dim=1))
+        self._write(state, batch, failed, tokens, torch.cat([log_p[:, None], log_q[:, None], interval], dim=1),
+                    floors)
 
     def _draw(self, logits: dict[str, torch.Tensor], target: laws.Weights, uniforms: torch.Tensor, groups: tuple[Group, ...],
               seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -159,25 +168,32 @@ class Decoder:
                 group, logits[group.source][mine], uniforms[mine], seen[mine] if len(seen) else seen, None)
         return tokens, log_q, interval
 
-    def _write(self, state: Rows, batch: int, failed: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> None:
+    def _write(self, state: Rows, batch: int, failed: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor,
+               floors: bool) -> None:
         """Moves the live rows on; the others stay as they are."""
-        rows, at = state.ids[:batch], state.position[:batch] + 1
-        live = state.status[:batch] == Status.LIVE
+        rows, at, status = state.ids[:batch], state.position[:batch] + 1, state.status[:batch]
+        live = status == Status.LIVE
         drawn = live & ~failed
-        state.tokens[rows, at] = torch.where(drawn, tokens, state.tokens[rows, at])
-        state.scores[rows, at] = torch.where(drawn[:, None], scores, state.scores[rows, at])
+        where = torch.where(drawn, at, state.nowhere)
+        state.tokens[rows, where], state.scores[rows, where] = tokens, scores
         if len(state.seen):
             state.seen[rows, tokens] = state.seen[rows, tokens] | drawn
+        state.position[:batch] += drawn
+        ended = (tokens[:, None] == self._stops).any(dim=-1) | (at >= state.last[:batch])
+        found = Status.DONE * ended
+        if floors:
+            below = self._below_floor(state, batch, drawn, at, scores)
+            found = torch.where(ended, found, Status.ABANDONED * below)
+        found = torch.where(failed, Status.FAILED, found)
+        state.status[:batch] = torch.where(live, found, status)
+
+    def _below_floor(self, state: Rows, batch: int, drawn: torch.Tensor, at: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Adds the tokens' weights, and tells which rows may be abandoned."""
         gain = state.alpha[:batch] * scores[:, 0] - scores[:, 1]
         state.weight[:batch] += torch.where(drawn, gain, 0.0)
-        state.position[:batch] = torch.where(drawn, at, at - 1)
-        generated = (at - state.origin[:batch] + 1).double()
-        log_length = state.log_length[:batch]
+        generated, log_length = (at - state.origin[:batch] + 1).double(), state.log_length[:batch]
         term = torch.where(torch.isfinite(log_length), log_length - generated.log(), 0.0)
-        ended = (tokens[:, None] == self._stops).any(dim=-1) | (at >= state.last[:batch])
-        below = state.weight[:batch] + term <= state.floor[:batch]
-        found = torch.where(failed, Status.FAILED, torch.where(ended, Status.DONE, torch.where(below, Status.ABANDONED, 0)))
-        state.status[:batch] = torch.where(live, found, state.status[:batch])
+        return state.weight[:batch] + term <= state.floor[:batch]
 
 
 def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, seen: torch.Tensor,

@@ -23,14 +23,15 @@ class GraphedSteps:
         self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self._pool = None
 
-    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> None:
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool) -> None:
         """As `Decoder.step`."""
         if len(groups) > 1:
-            self._decoder.step(cache, state, batch, key_length, groups)
+            self._decoder.step(cache, state, batch, key_length, groups, floors)
             return
-        name = (batch, key_length, groups[0].law, groups[0].source, len(state.seen))
+        name = (batch, key_length, groups[0].law, groups[0].source, floors, len(state.seen))
         if name not in self._graphs:
-            self._graphs[name] = self._capture(cache, state, batch, key_length, groups)
+            self._graphs[name] = self._capture(cache, state, batch, key_length, groups, floors)
         self._graphs[name].replay()
 
     def _capture(self, *arguments) -> torch.cuda.CUDAGraph:

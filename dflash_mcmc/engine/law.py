@@ -40,10 +40,18 @@ class Weights(NamedTuple):
 
 def weigh(logits: torch.Tensor) -> Weights:
     """Weights of float32 logits (rows, vocabulary); each row has a finite one."""
+    maximum = logits.amax(dim=-1, keepdim=True)
+    return _summed(logits, maximum, (logits - maximum).exp())
+
+
+def of_values(values: torch.Tensor) -> Weights:
+    """Weights that are given, (rows, vocabulary), not negative; each row has a positive one."""
+    return _summed(values.log(), torch.zeros_like(values[:, :1]), values)
+
+
+def _summed(logits: torch.Tensor, maximum: torch.Tensor, values: torch.Tensor) -> Weights:
     vocabulary = logits.shape[-1]
     block = min(_BLOCK, vocabulary)
-    maximum = logits.amax(dim=-1, keepdim=True)
-    values = (logits - maximum).exp()
     if vocabulary % block:
         values = torch.nn.functional.pad(values, (0, block - vocabulary % block))
     values = values.view(len(logits), -1, block)

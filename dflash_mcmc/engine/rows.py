@@ -64,6 +64,7 @@ class Rows:
         origin: int64 (rows,), position of the first generated token.
         status: int64 (rows,), a Status.
         alpha, weight, floor, log_length: float64 (rows,), see `Start`.
+        nowhere: a position that is no token's.
         seen: bool (rows, vocabulary), tokens in prompt or generation; empty until a law needs it.
     """
 
@@ -77,6 +78,7 @@ class Rows:
         self._real = torch.zeros(4, num_rows, dtype=torch.float64, device=device)
         self.position, self.last, self.origin, self.status = self._whole
         self.alpha, self.weight, self.floor, self.log_length = self._real
+        self.nowhere = length - 1  # no token's position: what idle rows compute goes there
         self.status.fill_(Status.DONE)
         self.seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
 

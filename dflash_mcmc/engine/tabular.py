@@ -7,9 +7,12 @@ engines.
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine import exact_law
+from dflash_mcmc.engine import law as laws
+from dflash_mcmc.engine.speculation import Block, Chance, Noise, Speculation, Uniforms
 from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score, drive
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Path
@@ -37,11 +40,38 @@ class TabularModel:
         return self._logits[prefix, layer]
 
 
-class TabularEngine:
-    """Runs one chain at a time on a TabularModel; the head is the identity and the norm scales to unit mean square."""
+class TabularDraft:
+    """A draft given by a table.
 
-    def __init__(self, model: TabularModel, blend: object | None = None):
-        self.model, self.blend = model, NoBlend() if blend is None else blend
+    Args:
+        vocab_size: of the target.
+        num_drafted: tokens of a block.
+        sequential: whether what it drafts hangs on the tokens drafted before; DFlash's slots do not.
+        has_density: False names the most likely token of each slot, and no law.
+        seed, scale: as for TabularModel.
+    """
+
+    def __init__(self, vocab_size: int, num_drafted: int, sequential: bool = False, has_density: bool = True, seed: int = 1,
+                 scale: float = 1.0):
+        self.num_drafted, self.sequential, self.has_density = num_drafted, sequential, has_density
+        self._table = TabularModel(vocab_size, (), seed, scale)
+
+    def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+        """Float64 (vocab_size,), of the slot behind `drafted`, after a prefix that ends with the anchor."""
+        return self._table.logits((*prefix, *drafted) if self.sequential else prefix, f"slot {len(drafted)}")
+
+
+class TabularEngine:
+    """Runs one chain at a time on a TabularModel; the head is the identity and the norm scales to unit mean square.
+
+    Args:
+        model: the target.
+        blend: as in the configuration; None for none.
+        speculation: draws block by block with a TabularDraft; None draws token by token.
+    """
+
+    def __init__(self, model: TabularModel, blend: object | None = None, speculation: Speculation | None = None):
+        self.model, self.blend, self.speculation = model, NoBlend() if blend is None else blend, speculation
         self._laws: dict[tuple, np.ndarray] = {}
 
     def run(self, chain: Chain) -> ChainResult:
@@ -57,20 +87,60 @@ class TabularEngine:
             return path
         path, floor, weight = operation.path, operation.floor, 0.0
         while not path.complete(operation.horizon):
-            path = self._append(path, self._choose(operation, path), operation.law, operation.source)
-            if floor is not None:
-                weight += floor.alpha * path.log_p[-1] - path.log_q[-1]
-                if floor.crossed(weight, path.length):
+            for token, interval in self._next(operation, path):
+                path = self._append(path, token, operation.law, operation.source, interval)
+                if floor is not None:
+                    weight += floor.alpha * path.log_p[-1] - path.log_q[-1]
+                    if floor.crossed(weight, path.length):
+                        return path
+                if path.complete(operation.horizon):
                     break
         return path
 
     def log_p(self, path: Path) -> np.ndarray:
         """Log-probabilities of the blended target after `path`, float64 (vocab_size,)."""
-        return self._law(path, None, "blended")
+        return self._law(_prefix(path), None, "blended")
 
     def log_q(self, path: Path, law: Law, source: str) -> np.ndarray:
         """Log-probabilities of a law after `path`, float64 (vocab_size,)."""
-        return self._law(path, law, source)
+        return self._law(_prefix(path), law, source)
+
+    def _next(self, operation: Draw, path: Path) -> list[tuple[int, np.ndarray | None]]:
+        """The tokens that follow, with their intervals (None: that of the law): one, or those of a block."""
+        if self.speculation is None:
+            return [(self._choose(operation, path), None)]
+        chance = self._chance(operation.key, path.length)
+        verdict = self.speculation.rule(self._block(operation, path, chance), chance)
+        kept = int(verdict.accepted) + 1
+        return list(zip(verdict.tokens[0, :kept].tolist(), verdict.interval[0, :kept].numpy(), strict=True))
+
+    def _chance(self, key: Key, anchor: int) -> Chance:
+        count = self.speculation.drafter.num_drafted
+        if not isinstance(key, Key):
+            return key.chance(anchor, count)
+        noise = Noise.of(key, anchor, anchor + 1, count)
+        tokens = torch.from_numpy(key.uniforms(anchor, anchor + count + 1))[None]
+        return Uniforms(tokens, torch.from_numpy(noise.drafts), torch.from_numpy(noise.accepting))
+
+    def _block(self, operation: Draw, path: Path, chance: Chance) -> Block:
+        """A drafted block of one row, in float64."""
+        speculation, prefix = self.speculation, _prefix(path)
+        law, drafter, drafted, log_q = speculation.draft_law(operation.law), speculation.drafter, (), []
+        for slot in range(drafter.num_drafted):
+            log_q.append(exact_law.process(drafter.logits(prefix, drafted), law, np.empty(0)))
+            drafted = (*drafted, int(speculation.draft(_weights(log_q[-1:]), chance, slot)))
+        if speculation.fault.raw_draft:
+            log_q = [drafter.logits(prefix, drafted[:slot]) for slot in range(len(drafted))]
+        log_p = [self._slot(operation, (*prefix, *drafted[:slot])) for slot in range(len(drafted) + 1)]
+        draws = drafter.has_density and law.temperature > 0.0
+        return Block(torch.tensor([drafted]), _weights(log_p), _weights(log_q) if draws else None,
+                     torch.tensor([path.length == 0]))
+
+    def _slot(self, operation: Draw, prefix: tuple[int, ...]) -> np.ndarray:
+        """Log-probabilities that the target has in a slot."""
+        if not self.speculation.fault.late_history:
+            return self._law(prefix, operation.law, operation.source)
+        return exact_law.process(self._logits(prefix, operation.source), operation.law, np.array(prefix[:-1]))
 
     def _choose(self, operation: Draw, path: Path) -> int:
         log_q = self.log_q(path, operation.law, operation.source)
@@ -78,13 +148,14 @@ class TabularEngine:
             return exact_law.draw(log_q, float(operation.key.uniforms(path.length, path.length + 1)[0]))
         return operation.key.fold_in("position", path.length).categorical(np.exp(log_q))
 
-    def _append(self, path: Path, token: int, law: Law, source: str) -> Path:
+    def _append(self, path: Path, token: int, law: Law, source: str, interval: np.ndarray | None = None) -> Path:
         log_p, log_q = self.log_p(path)[token], self.log_q(path, law, source)
-        return path.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1],
-                             exact_law.interval(log_q, token)[None], token in self.model.stop_ids)
+        if interval is None:
+            interval = exact_law.interval(log_q, token)
+        return path.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1], interval[None],
+                             token in self.model.stop_ids)
 
-    def _law(self, path: Path, law: Law | None, source: str) -> np.ndarray:
-        prefix = (*path.prompt.tolist(), *path.tokens.tolist())
+    def _law(self, prefix: tuple[int, ...], law: Law | None, source: str) -> np.ndarray:
         if (prefix, law, source) not in self._laws:
             logits = self._logits(prefix, source)
             log_p = exact_law.log_softmax(logits) if law is None else exact_law.process(logits, law, np.array(prefix))
@@ -97,3 +168,11 @@ class TabularEngine:
             return last
         tapped = [self.model.logits(prefix, "tapped") for _ in self.blend.tapped_layers(1)]
         return self.blend.mix(last, tapped, lambda hidden: hidden / np.sqrt(np.mean(hidden**2)))
+
+
+def _prefix(path: Path) -> tuple[int, ...]:
+    return (*path.prompt.tolist(), *path.tokens.tolist())
+
+
+def _weights(log_p: list[np.ndarray]) -> laws.Weights:
+    return laws.weigh(torch.from_numpy(np.stack(log_p)))

@@ -84,10 +84,15 @@ def test_a_step_leaves_rows_that_are_not_live_as_they_are():
         next(running)
     rows = engine._rows
     rows.status.fill_(Status.DONE)
-    before = [x.clone() for x in (rows.tokens, rows.scores, rows.position, rows.weight, rows.status)]
+
+    def state():
+        return [x.clone() for x in (rows.tokens[:, : rows.nowhere], rows.scores[:, : rows.nowhere], rows.position, rows.weight,
+                                    rows.status)]
+
+    before = state()
     with torch.inference_mode(), engine._decoder.ready():
-        engine._decoder.step(engine._cache, rows, 8, 64, engine._groups)
-    for old, new in zip(before, (rows.tokens, rows.scores, rows.position, rows.weight, rows.status), strict=True):
+        engine._decoder.step(engine._cache, rows, 8, 64, engine._groups, True)
+    for old, new in zip(before, state(), strict=True):
         assert torch.equal(old, new)
 
 
