@@ -21,7 +21,7 @@ from dflash_mcmc.registry import GROUPS, load_all, name_of
 
 Root = TypeVar("Root")
 PACKAGE = Path(__file__).resolve().parent
-IDENTITY_VERSION = 2
+IDENTITY_VERSION = 3
 """Raised when the meaning of a field changes, so that old records are not continued under the new one."""
 
 
@@ -51,8 +51,10 @@ class Config:
     seed: int = identity("of all randomness")
     num_chains: int = runtime("samples of each problem; may be raised later", ge=1)
     model: Any = MISSING
-    sampler: Any = MISSING
+    draft: Any = MISSING
     blend: Any = MISSING
+    sampler: Any = MISSING
+    decoder: Any = MISSING
     dataset: Any = MISSING
     grader: Any = MISSING
     hardware: Any = MISSING
@@ -87,6 +89,7 @@ def to_config(composed: DictConfig) -> Config:
     """The typed configuration of a run, checked as a whole. Raises UserError, of one line."""
     config = to_typed(composed, Config)
     _check_condition(config)
+    _check_draft(config)
     for group in GROUPS:
         component = getattr(config, group)
         if hasattr(component, "check"):
@@ -143,6 +146,18 @@ def _check_condition(config: Config) -> None:
                               "the condition out")
 
 
+def _check_draft(config: Config) -> None:
+    """A draft is there where one is needed, and only there: none is silently left unused."""
+    users = [group for group in GROUPS if getattr(getattr(config, group), "needs_draft", False)]
+    draft = name_of(config.draft)
+    if users and draft == "none":
+        chosen = " and ".join(f"{group}={name_of(getattr(config, group))}" for group in users)
+        raise ConfigError("draft", draft, f"a draft, such as tiny (of the embedded model), dflash or ngram, with {chosen}")
+    if not users and draft != "none":
+        raise ConfigError("draft", draft, f"none, since nothing uses it (blend={name_of(config.blend)}, "
+                          f"sampler={name_of(config.sampler)}, decoder={name_of(config.decoder)})")
+
+
 def identity_of(config: Config) -> dict[str, object]:
     """What can change an output: every identity field, the component names, and the content of model and dataset."""
     values: dict[str, object] = {"version": IDENTITY_VERSION}
@@ -152,8 +167,10 @@ def identity_of(config: Config) -> dict[str, object]:
         component = getattr(config, group)
         if hasattr(component, "canonical"):
             values.update({f"{group}.{name}": value for name, value in component.canonical(config).items()})
-    values["model.content"] = config.model.fingerprint()
-    values["dataset.content"] = config.dataset.fingerprint()
+    for group in ("model", "draft", "dataset"):
+        component = getattr(config, group)
+        if hasattr(component, "fingerprint"):
+            values[f"{group}.content"] = component.fingerprint()
     return values
 
 
@@ -173,9 +190,9 @@ def run_folder(config: Config, digest: str) -> Path:
 
 
 def _parts(config: Config) -> list[str]:
-    """Blend, sampler and dataset, for a reader of the folder."""
-    blend = name_of(config.blend)
-    return [*([] if blend == "none" else [blend]), name_of(config.sampler), name_of(config.dataset)]
+    """Blend, draft, sampler, decoder and dataset, for a reader of the folder; without those that say nothing."""
+    names = [name_of(getattr(config, group)) for group in ("blend", "draft", "sampler", "decoder", "dataset")]
+    return [name for name in names if name not in ("none", "plain")]
 
 
 def plain(config: Config) -> dict[str, object]:

@@ -32,9 +32,9 @@ class Spec(NamedTuple):
 
     def describe(self, field_type: object) -> str:
         """What is allowed, in words: `a number > 0`, `one of 'A', 'B'`, `a whole number or null`."""
-        if self.choices:
-            return "one of " + ", ".join(repr(choice) for choice in self.choices)
         inner, optional = _strip_optional(field_type)
+        if self.choices:
+            return "one of " + ", ".join(repr(choice) for choice in self.choices) + (" or null" if optional else "")
         words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}.get(inner, "a list")
         bounds = [f"{sign} {bound:g}" for sign, bound in
                   ((">", self.gt), (">=", self.ge), ("<", self.lt), ("<=", self.le)) if bound is not None]

@@ -200,8 +200,10 @@ def _engine(config: Config, model: LanguageModel, pending: list[_Pending], team:
     if team.size > 1:  # a process that reads many prompts ahead takes them from the others
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
-    planned = plan(model, config.hardware.num_slots, share, length, prompt_length, options, config.hardware.memory_gb)
-    return BatchedEngine(model, config.blend, planned.num_slots, planned.max_length, options, prompt_length)
+    drafter = config.draft.load(model)
+    planned = plan(model, config.hardware.num_slots, share, length, prompt_length, options, config.hardware.memory_gb, drafter)
+    return BatchedEngine(model, config.blend, planned.num_slots, planned.max_length, options, prompt_length,
+                         config.decoder.speculation(drafter))
 
 
 def _chain(config: Config, entry: _Pending):
@@ -220,7 +222,7 @@ def _record(entry: _Pending, grade: Grade, done: Finished, model: LanguageModel)
         "log_p": float(path.log_p.sum()), "proposals": result.proposals, "accepted": result.accepted,
         "moved": result.moved, "abandoned": result.abandoned, "law_error": result.law_error, **cost._asdict(),
         "seconds": round(done.seconds, 6), "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(),
-        "trace": list(result.trace),
+        "trace": list(result.trace), **({"walk": list(done.walk)} if done.walk else {}),
     }
 
 
@@ -232,6 +234,8 @@ def _metrics(record: dict) -> dict[str, float]:
         metrics["sample/acceptance"] = record["accepted"] / record["proposals"]
         metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
         metrics["sample/abandoned_rate"] = record["abandoned"] / record["proposals"]
+    if record["blocks_drafted"]:
+        metrics["sample/accepted_length"] = 1.0 + record["tokens_kept"] / record["blocks_drafted"]
     return metrics
 
 

@@ -28,7 +28,6 @@ from dflash_mcmc.engine.tabular import TabularEngine
 from dflash_mcmc.ops import Law, Score
 from dflash_mcmc.types import Path
 
-
 _ROUNDING = 1e-14
 """Shares of an interval below it are rounding."""
 

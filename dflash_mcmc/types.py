@@ -100,6 +100,11 @@ class Cost(NamedTuple):
     """Positions the target was evaluated at for this chain: prompt, re-read prefixes and drawn tokens."""
     tokens_skipped: int = 0
     """Tokens of proposals that were drawn without the target, since they were those of the current sequence."""
+    blocks_drafted: int = 0
+    """Blocks that a draft proposed: forwards of the draft."""
+    tokens_drafted: int = 0
+    tokens_kept: int = 0
+    """Drafted tokens that were kept."""
 
 
 class Grade(NamedTuple):

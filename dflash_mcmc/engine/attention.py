@@ -37,13 +37,13 @@ def implementation(choice: str, device: torch.device, dtype: torch.dtype) -> str
     return "ragged"
 
 
-def padding(implementation: str, prefill_chunk: int) -> int:
-    """Positions behind a sequence that its padding takes.
+def padding(implementation: str, prefill_chunk: int, num_drafted: int = 0) -> int:
+    """Positions behind a sequence that its padding, or a block that is drafted beyond its end, takes.
 
     A mask lets all padding fall on one position; flash-attn takes queries for the last tokens of a row, so that each needs
     its own.
     """
-    return prefill_chunk if implementation == "ragged" else 1
+    return max(prefill_chunk if implementation == "ragged" else 1, num_drafted + 1)
 
 
 def grouped_attention(

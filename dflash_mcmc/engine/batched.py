@@ -33,6 +33,9 @@ from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.prompts import PromptReader
 from dflash_mcmc.engine.rows import Drawn, Rows, Start, Status
 from dflash_mcmc.engine.slots import Slot, chunks
+from dflash_mcmc.engine.speculation import Noise, Speculation
+from dflash_mcmc.engine.speculator import Speculator
+from dflash_mcmc.engine.tracing import Tracer
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score
 from dflash_mcmc.types import ChainResult, Cost, Path, common_prefix
@@ -57,10 +60,11 @@ class BatchedEngine:
         max_length: longest sequence, prompt included.
         options: see `Options`.
         prompt_length: longest prompt; None takes `max_length`.
+        speculation: how draws are carried out block by block; None for token by token.
     """
 
     def __init__(self, model: LanguageModel, blend: object, num_slots: int, max_length: int, options: Options = DEFAULTS,
-                 prompt_length: int | None = None):
+                 prompt_length: int | None = None, speculation: Speculation | None = None):
         if model.max_positions is not None and max_length > model.max_positions:
             raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
                             f"{model.max_positions} (the model's)")
@@ -68,23 +72,29 @@ class BatchedEngine:
         self._on_gpu = model.device.type == "cuda"
         self._ladder = ladder_of(model.device)
         implementation = attention.implementation(options.attention, model.device, model.dtype)
-        padding = attention.padding(implementation, options.prefill_chunk)
+        drafter = speculation.drafter if speculation else None
+        padding = attention.padding(implementation, options.prefill_chunk, drafter.num_drafted if drafter else 0)
         shape = cache_size(model.device, num_slots, max_length, padding)
+        companion = drafter.companion if drafter else None
         self._padding = padding
         # On a GPU graphs hold on to the memory, so that all of it is there from the start.
         length = shape[1] if self._on_gpu else self._ladder.key_step
-        self._cache = SlotCache(model.cache_shape, shape[0], length, model.device)
+        self._cache = SlotCache(model.cache_shape, shape[0], length, model.device, companion)
         keeps = options.keep_current and options.reuse_prefix
-        self._spare = SlotCache(model.cache_shape, shape[0], length, model.device) if keeps else None
-        self._decoder = Decoder(model, blend, implementation, shape[1], self._ladder.key_step, options.prefill_chunk)
+        self._spare = SlotCache(model.cache_shape, shape[0], length, model.device, companion) if keeps else None
+        self._decoder = Decoder(model, blend, implementation, shape[1], self._ladder.key_step, options.prefill_chunk,
+                                drafter if companion else None)
         self._prompts = None
         if options.read_ahead and options.reuse_prefix:
             length = cache_size(model.device, 1, prompt_length or max_length, padding)[1]
             rows = min(options.read_ahead, num_slots)
-            self._prompts = PromptReader(self._decoder, SlotCache(model.cache_shape, rows, length, model.device))
-        self._rows = Rows(*shape, model.vocab_size, model.device)
-        graphed = options.cuda_graphs and self._on_gpu and model.capturable
-        self._stepper = graphs.GraphedSteps(self._decoder) if graphed else self._decoder
+            self._prompts = PromptReader(self._decoder, SlotCache(model.cache_shape, rows, length, model.device, companion))
+        self._speculation = speculation
+        self._rows = Rows(*shape, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
+        self._tracer = Tracer() if speculation and speculation.trace else None
+        stepper = Speculator(self._decoder, speculation) if speculation else self._decoder
+        graphed = options.cuda_graphs and self._on_gpu and model.capturable and not self._tracer
+        self._stepper = graphs.GraphedSteps(stepper) if graphed else stepper
         self._checks = options.steps_between_checks or (4 if self._on_gpu else 1)
         self._waiting: Iterator[tuple[Hashable, Chain]] = iter(())
         self._ahead: deque[_Next] = deque()
@@ -99,7 +109,8 @@ class BatchedEngine:
         self._rows.idle(slice(None))
         self._clock = 0.0
         self._groups: tuple[Group, ...] = ()
-        self._top = np.zeros(self._rows.num_rows, np.int64)  # the host's copy of the rows' positions
+        # The host's copies of the rows' positions, of which it may know no more than a bound, and of their rounds.
+        self._top, self._rounds = (np.zeros(self._rows.num_rows, np.int64) for _ in range(2))
 
     def run(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished]:
         """Yields chains as they end. `chains` are (tag, generator) pairs, taken a few ahead of the slots that fall free."""
@@ -218,7 +229,8 @@ class BatchedEngine:
     def _end(self, row: int, result: ChainResult | None, failure: str = "") -> Iterator[Finished]:
         """Puts the next chain into the row, or closes the gap with the last live row."""
         slot = self._slots[row]
-        done = Finished(slot.tag, result, slot.cost, time.perf_counter() - slot.started, self._clock - slot.clock, failure)
+        done = Finished(slot.tag, result, slot.cost, time.perf_counter() - slot.started, self._clock - slot.clock, failure,
+                        tuple(slot.walk))
         taken = yield from self._take()
         if taken is None:
             self._remove(row)
@@ -248,7 +260,7 @@ class BatchedEngine:
             if self._spare is not None:
                 self._spare.copy(self._spare, last, row, slot.saved_from, len(slot.saved))
             self._rows.move(last, row)
-            self._slots[row], self._top[row] = slot, self._top[last]
+            self._slots[row], self._top[row], self._rounds[row] = slot, self._top[last], self._rounds[last]
             self._unread = [span._replace(row=row) if span.row == last else span for span in self._unread]
             if last in self._starts:
                 self._starts[row] = self._starts.pop(last)._replace(row=row)
@@ -268,8 +280,13 @@ class BatchedEngine:
         start = Start(row, int(sequence[-1]), first, origin + draw.horizon - 1, origin, left)
         if draw.floor is not None:
             start = _with_floor(start, draw, base)
+        if self._rows.noise.shape[2]:
+            noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.drafter.num_drafted)
+            start = start._replace(noise=np.concatenate(noise, axis=1))
+        if self._speculation and self._speculation.drafter.reads_tokens:
+            self._rows.set_tokens(row, sequence)
         self._starts[row] = start
-        self._top[row] = first - 1
+        self._top[row], self._rounds[row] = first - 1, 0
         if draw.law.repetition_penalty != 1.0:
             self._rows.mark_seen(row, sequence)
         if len(self._groups) != 1 or self._groups[0][:2] != (draw.law, draw.source):
@@ -316,17 +333,22 @@ class BatchedEngine:
         batch = min(self._ladder.batch(live), self._rows.num_rows)
         floors = any(slot.operation.floor is not None for slot in self._slots)
         for _ in range(self._checks):
-            keys = min(self._ladder.keys(int(self._top[:live].max()) + 1), self._rows.tokens.shape[1])
+            reach = int(self._top[:live].max()) + self._stepper.tokens_a_step
+            keys = min(self._ladder.keys(reach), self._rows.tokens.shape[1])
             self._cache.reserve(keys)
             self._stepper.step(self._cache, self._rows, batch, keys, self._groups, floors)
-            self._top[:live] += 1
-        before = self._top[:live] - self._checks
-        position, status = self._rows.progress(live)
-        self._top[:live] = position
-        self._count_steps(position - before, live, time.perf_counter() - started)
+            self._top[:live] += self._stepper.tokens_a_step
+            if self._tracer:
+                self._tracer.keep(self._stepper.walk, self._slots)
+        progress = self._rows.progress(live)
+        position, status, rounds = progress.position, progress.status, progress.rounds
+        self._count_steps(int((rounds - self._rounds[:live]).sum()), live, time.perf_counter() - started)
+        self._top[:live], self._rounds[:live] = position, rounds
         ended = np.flatnonzero(status != Status.LIVE).tolist()
         if not ended:
             return []
+        for row in ended:
+            self._slots[row].steps = int(rounds[row]), int(progress.kept[row])
         spans = [(row, len(self._slots[row].base.prompt) + self._slots[row].base.length, int(position[row]) + 1)
                  for row in ended]
         return [(row, drawn, Status(status[row])) for row, drawn in zip(ended, self._rows.read(spans), strict=True)]
@@ -344,7 +366,7 @@ class BatchedEngine:
         """The path that the row's draw has made."""
         slot, count = self._slots[row], len(drawn.tokens)
         slot.held = np.concatenate([slot.base.prompt, slot.base.tokens, drawn.tokens])[:-1]  # the last has not been fed
-        slot.charge(tokens_drawn=count, target_forwards=count, token_forwards=count)
+        slot.charge(**self._stepper.cost(count, *slot.steps))
         return slot.base.extended(*drawn, int(drawn.tokens[-1]) in self.model.stop_ids)
 
     def _score(self, row: int, score: Score) -> Path | None:
@@ -373,8 +395,8 @@ class BatchedEngine:
             read_tokens=counters.read_tokens + tokens, read_forwards=counters.read_forwards + forwards,
             read_seconds=counters.read_seconds + time.perf_counter() - started)
 
-    def _count_steps(self, drawn: np.ndarray, live: int, seconds: float) -> None:
-        counters, rows = self.counters, int(drawn.sum())
+    def _count_steps(self, rows: int, live: int, seconds: float) -> None:
+        counters = self.counters
         busy = bool(self._ahead) or not self._drained
         self.counters = counters._replace(
             steps=counters.steps + self._checks, row_steps=counters.row_steps + rows,

@@ -72,9 +72,12 @@ class SlotCache(Cache):
     Attributes:
         keys, values: (num_layers, num_rows, num_heads, length, dim): the memory of all layers, so that a span of a row is
             copied in all of them at once.
+        companion: what a draft keeps of the same tokens, in a cache of its own that grows and is copied along; None for
+            nothing.
     """
 
-    def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu"):
+    def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
+                 companion: CacheShape | None = None):
         self.keys, self.values = (
             # Zeros: a masked position has weight zero, and zero times what lies in fresh memory may be no number.
             torch.zeros(shape.num_layers, num_rows, shape.num_heads, length, dim, dtype=shape.dtype, device=device)
@@ -82,6 +85,7 @@ class SlotCache(Cache):
         )
         super().__init__(layers=[SlotLayer(*layer) for layer in zip(self.keys, self.values, strict=True)])
         self._row_ids = torch.arange(num_rows, device=device)[:, None]
+        self.companion = None if companion is None else SlotCache(companion, num_rows, length, device)
 
     @property
     def length(self) -> int:
@@ -101,6 +105,8 @@ class SlotCache(Cache):
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), more))
             for layer, memory in zip(self.layers, getattr(self, name), strict=True):
                 setattr(layer, name, memory)
+        if self.companion is not None:
+            self.companion.reserve(length)
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         """The next forward writes `rows` (the first ones, or int64 indices) at `positions`, int64 (rows, queries)."""
@@ -108,12 +114,23 @@ class SlotCache(Cache):
         for layer in self.layers:
             layer.rows, layer.row_ids, layer.positions, layer.key_length = rows, row_ids, positions, key_length
 
+    def write(self, rows: slice | torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Scatters (layers, rows, heads, queries, dim) to positions int64 (rows, queries) of rows, in all layers."""
+        row_ids = self._row_ids[rows]
+        # Advanced indices with a slice between them come first: (rows, queries, layers, heads, dim).
+        self.keys[:, row_ids, :, positions] = keys.permute(1, 3, 0, 2, 4)
+        self.values[:, row_ids, :, positions] = values.permute(1, 3, 0, 2, 4)
+
     def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
         """Copies positions `start` to `stop - 1` of a row of a cache (this one or another) into a row of this one."""
         self.keys[:, row, :, start:stop] = source.keys[:, source_row, :, start:stop]
         self.values[:, row, :, start:stop] = source.values[:, source_row, :, start:stop]
+        if self.companion is not None:
+            self.companion.copy(source.companion, source_row, row, start, stop)
 
     def clear(self, row: int | slice = slice(None)) -> None:
         """Forgets a row, or all: what is masked has weight zero, but zero times what is no number is no number."""
         self.keys[:, row] = 0
         self.values[:, row] = 0
+        if self.companion is not None:
+            self.companion.clear(row)

@@ -16,6 +16,7 @@ import torch
 from dflash_mcmc.engine import attention
 from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.drafter import Drafter
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.rows import Rows, Status
 from dflash_mcmc.engine.slots import chunks, round_up
@@ -50,15 +51,21 @@ class Decoder:
         length: of the longest cache.
         key_step: lengths of keys are multiples of it.
         prefill_chunk: longest piece in which spans are read, a power of two >= 8.
+        drafter: is given what it needs of every token that the target reads; None for none.
     """
 
-    def __init__(self, model: LanguageModel, blend: object, attention: str, length: int, key_step: int, prefill_chunk: int):
-        self.model, self.blend, self.attention = model, blend, attention
+    tokens_a_step = 1
+    """Tokens that a row can gain in a step."""
+
+    def __init__(self, model: LanguageModel, blend: object, attention: str, length: int, key_step: int, prefill_chunk: int,
+                 drafter: Drafter | None = None):
+        self.model, self.blend, self.attention, self.drafter = model, blend, attention, drafter
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
-        self._tapped_layers = blend.tapped_layers(len(model.layers))
+        self._blended_layers = blend.tapped_layers(len(model.layers))
+        self._last_layer = len(model.layers) - 1
         self._tapped: list[torch.Tensor] = []
         self._keys = torch.arange(length, device=model.device)
-        self._stops = torch.tensor(model.stop_ids, dtype=torch.int64, device=model.device)
+        self.stops = torch.tensor(model.stop_ids, dtype=torch.int64, device=model.device)
 
     @contextmanager
     def ready(self):
@@ -67,8 +74,14 @@ class Decoder:
             if self.model.device.type == "cuda":  # streams and graphs are those of the current device
                 stack.enter_context(torch.cuda.device(self.model.device))
             stack.enter_context(self.model.attending(self.attention))
-            self._tapped = stack.enter_context(self.model.tapped(self._tapped_layers))
+            features = self.drafter.tapped_layers if self.drafter else ()
+            self._tapped = stack.enter_context(self.model.tapped((*self._blended_layers, *features)))
             yield
+
+    @property
+    def tapped(self) -> list[torch.Tensor]:
+        """Outputs of the layers that the blend takes, in the forward before: (rows, queries, width) each."""
+        return self._tapped[: len(self._blended_layers)]
 
     def forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                 key_length: int) -> torch.Tensor:
@@ -87,7 +100,15 @@ class Decoder:
         limit = self.model.max_positions
         output = self.model.decoder(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True,
                                     position_ids=positions if limit is None else positions.clamp(max=limit - 1))
+        if self.drafter is not None:
+            self.drafter.absorb(cache.companion, rows, positions, self._features(output.last_hidden_state))
         return output.last_hidden_state
+
+    def _features(self, last: torch.Tensor) -> list[torch.Tensor]:
+        """Outputs of the drafter's layers; that of the last layer behind the final norm, as `hidden_states` has it."""
+        features = self._tapped[len(self._blended_layers) :]
+        return [last if layer == self._last_layer else output
+                for layer, output in zip(self.drafter.tapped_layers, features, strict=True)]
 
     def read(self, cache: SlotCache, spans: Sequence[Span]) -> int:
         """Reads spans, piece by piece, rows with pieces of one size together. Returns the number of forwards."""
@@ -119,7 +140,7 @@ class Decoder:
                                lambda h: self.model.final_norm(h.to(self.model.dtype)).float())
         logits = {"blended": self.model.logits(mixed)}
         if with_base:
-            logits["base"] = self.model.logits(hidden) if self._tapped_layers else logits["blended"]
+            logits["base"] = self.model.logits(hidden) if self._blended_layers else logits["blended"]
         return logits
 
     def logits_at(self, cache: SlotCache, row: int, tokens: np.ndarray, first: int,
@@ -129,7 +150,11 @@ class Decoder:
         rows, given, positions = (torch.from_numpy(array).to(self.model.device) for array in (
             np.array([row]), tokens[None], positions))
         hidden = self.forward(cache, rows, given, positions, key_length)
-        return self.logits(hidden[0], [state[0] for state in self._tapped], with_base)
+        return self.logits(hidden[0], [state[0] for state in self.tapped], with_base)
+
+    def cost(self, tokens: int, rounds: int, kept: int) -> dict[str, int]:
+        """Of a draw that took so many steps, by the names of `Cost`."""
+        return {"tokens_drawn": tokens, "target_forwards": rounds, "token_forwards": rounds}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
@@ -145,7 +170,7 @@ class Decoder:
         fed = state.tokens[rows, position][:, None]
         hidden = self.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
         with_base = any(group.source == "base" for group in groups)
-        logits = self.logits(hidden, [tap[:, 0] for tap in self._tapped], with_base)
+        logits = self.logits(hidden, [tap[:, 0] for tap in self.tapped], with_base)
         target = laws.weigh(logits["blended"])
         failed = ~torch.isfinite(target.maximum[:, 0])
         if with_base:
@@ -179,7 +204,8 @@ class Decoder:
         if len(state.seen):
             state.seen[rows, tokens] = state.seen[rows, tokens] | drawn
         state.position[:batch] += drawn
-        ended = (tokens[:, None] == self._stops).any(dim=-1) | (at >= state.last[:batch])
+        state.rounds[:batch] += live
+        ended = (tokens[:, None] == self.stops).any(dim=-1) | (at >= state.last[:batch])
         found = Status.DONE * ended
         if floors:
             below = self._below_floor(state, batch, drawn, at, scores)
@@ -187,7 +213,8 @@ class Decoder:
         found = torch.where(failed, Status.FAILED, found)
         state.status[:batch] = torch.where(live, found, status)
 
-    def _below_floor(self, state: Rows, batch: int, drawn: torch.Tensor, at: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def _below_floor(self, state: Rows, batch: int, drawn: torch.Tensor, at: torch.Tensor,
+                     scores: torch.Tensor) -> torch.Tensor:
         """Adds the tokens' weights, and tells which rows may be abandoned."""
         gain = state.alpha[:batch] * scores[:, 0] - scores[:, 1]
         state.weight[:batch] += torch.where(drawn, gain, 0.0)

@@ -11,15 +11,16 @@ import torch
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.decode import Decoder, Group
 from dflash_mcmc.engine.rows import Rows, Status
+from dflash_mcmc.engine.speculator import Speculator
 
 _WARM_UPS = 2
 
 
 class GraphedSteps:
-    """Stands in for `Decoder.step`, of which it keeps one graph for each batch, key length and law."""
+    """Stands in for a decoder or a speculator, of whose step it keeps one graph for each batch, key length and law."""
 
-    def __init__(self, decoder: Decoder):
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder | Speculator):
+        self._decoder, self.tokens_a_step, self.cost = decoder, decoder.tokens_a_step, decoder.cost
         self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self._pool = None
 

@@ -23,6 +23,8 @@ class Finished(NamedTuple):
     """Its share of the engine's time: each step's time divided among the chains that took part."""
     failure: str = ""
     """Why there is no result."""
+    walk: tuple[dict[str, object], ...] = ()
+    """What became of every drafted block, where a decoder keeps a trace."""
 
 
 class Options(NamedTuple):

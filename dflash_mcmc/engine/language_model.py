@@ -44,10 +44,10 @@ class LanguageModel:
         self.max_positions = _max_positions(self.config)
         self.capturable = _rope(self.config).get("rope_type") not in _GROWING_ROPES
         # Rounding logits to bfloat16 would cost up to 0.1 nat a token, times alpha: the head's product is in float32.
-        self._head_weight = self.head.weight.float()
+        self._head_weight = self.head.weight.detach().float()
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         self.forbidden = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.device)
-        self._head_bias = None if self.head.bias is None else self.head.bias.float()
+        self._head_bias = None if self.head.bias is None else self.head.bias.detach().float()
         if tokenizer is not None:
             known = set(tokenizer.get_vocab().values())
             self.forbid([token for token in range(self.vocab_size) if token not in known])

@@ -9,6 +9,7 @@ import torch
 
 from dflash_mcmc import ranks
 from dflash_mcmc.engine import attention
+from dflash_mcmc.engine.drafter import Drafter
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.ladder import cache_size
 from dflash_mcmc.engine.language_model import LanguageModel
@@ -44,33 +45,41 @@ class Plan(NamedTuple):
         return self.caches + max(self.step, self.reading, self.growing)
 
 
-def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length: int, options: Options) -> Plan:
-    """The memory of an engine, the model's weights not counted."""
-    padding = attention.padding(attention.implementation(options.attention, model.device, model.dtype), options.prefill_chunk)
+def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length: int, options: Options,
+            drafter: Drafter | None = None) -> Plan:
+    """The memory of an engine, the weights of model and draft not counted."""
+    num_drafted = drafter.num_drafted if drafter else 0
+    implementation = attention.implementation(options.attention, model.device, model.dtype)
+    padding = attention.padding(implementation, options.prefill_chunk, num_drafted)
     rows, length = cache_size(model.device, num_slots, max_length, padding)
     ahead = min(options.read_ahead, num_slots) if options.reuse_prefix else 0
     prompts = ahead * cache_size(model.device, 1, prompt_length, padding)[1]
     positions = rows * length * (2 if options.keep_current and options.reuse_prefix else 1) + prompts
-    caches = positions * model.cache_shape.token_bytes() + rows * length * _ROW_STATE_BYTES
-    step = rows * (_LOGIT_COPIES * 4 * model.vocab_size + _activation_bytes(model, 1, length))
+    token_bytes = model.cache_shape.token_bytes()
+    if drafter and drafter.companion:
+        token_bytes += drafter.companion.token_bytes()
+    row_bytes = _ROW_STATE_BYTES + 2 * num_drafted * 8
+    caches = positions * token_bytes + rows * length * row_bytes
+    copies = _LOGIT_COPIES * (2 if drafter else 1)  # those of the draft beside those of the target
+    step = rows * (1 + num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
     # Where a rejected proposal or a path is read anew, every row may have something to read at once.
     readers, keys = (ahead, prompt_length) if ahead and options.keep_current else (rows, length)
     chunk = min(options.prefill_chunk, keys)
     gathered = keys * model.cache_shape.token_bytes() // model.cache_shape.num_layers
     reading = max(readers, 1) * (_activation_bytes(model, chunk, keys) + gathered)
     # On a CPU a cache grows: its keys, or its values, are there twice for a moment.
-    growing = rows * length * model.cache_shape.token_bytes() // 2 if model.device.type == "cpu" else 0
+    growing = rows * length * token_bytes // 2 if model.device.type == "cpu" else 0
     return Plan(num_slots, max_length, caches, step, reading, growing)
 
 
 def plan(model: LanguageModel, num_slots: int | None, num_chains: int, max_length: int, prompt_length: int, options: Options,
-         memory_gb: float | None) -> Plan:
+         memory_gb: float | None, drafter: Drafter | None = None) -> Plan:
     """The plan for a number of slots, or for as many as fit. Raises ConfigError where even that is too much."""
     limit = memory_gb * _GB if memory_gb is not None else _SHARE * free_bytes(model.device)
     wanted = min(num_slots or _MOST_SLOTS, num_chains)
 
     def plan_of(slots: int) -> Plan:
-        return predict(model, slots, max_length, prompt_length, options)
+        return predict(model, slots, max_length, prompt_length, options, drafter)
 
     if plan_of(wanted).total <= limit:
         return plan_of(wanted)

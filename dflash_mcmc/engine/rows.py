@@ -25,9 +25,9 @@ class Status(enum.IntEnum):
 class Start(NamedTuple):
     """A draw that begins in a row. Positions count from the start of the prompt.
 
-    `fed` is the token at `first - 1`; `uniforms` are those of positions `first` to `last`. `origin` is the position of the
-    first generated token. The draw is abandoned once weight + (log_length - log(generated tokens) where log_length is finite)
-    <= floor.
+    `fed` is the token at `first - 1`; `uniforms` are those of positions `first` to `last`, and `noise` (last - first + 1, k)
+    those of blocks whose anchors are at `first - 1` to `last - 1`. `origin` is the position of the first generated token. The
+    draw is abandoned once weight + (log_length - log(generated tokens) where log_length is finite) <= floor.
     """
 
     row: int
@@ -40,6 +40,16 @@ class Start(NamedTuple):
     weight: float = 0.0
     floor: float = -np.inf
     log_length: float = -np.inf
+    noise: np.ndarray | None = None
+
+
+class Progress(NamedTuple):
+    """Of the first rows, on the host, int64 (rows,) each: position, status, rounds and kept as in `Rows`."""
+
+    position: np.ndarray
+    status: np.ndarray
+    rounds: np.ndarray
+    kept: np.ndarray
 
 
 class Drawn(NamedTuple):
@@ -56,27 +66,31 @@ class Rows:
 
     Attributes:
         ids: int64 (rows,), their numbers.
-        tokens: int64 (rows, length), prompt and generation.
+        tokens: int64 (rows, length), of the draw; what is before it only by `set_tokens`.
         uniforms: float64 (rows, length), at the position of the token they draw.
         scores: float64 (rows, length, 4): log p, log q and the two ends of the interval of the token at a position.
         position: int64 (rows,), of the token that is fed next.
         last: int64 (rows,), position of the last token that may be drawn.
         origin: int64 (rows,), position of the first generated token.
         status: int64 (rows,), a Status.
+        rounds: int64 (rows,), steps that the draw has taken part in.
+        kept: int64 (rows,), drafted tokens that it has kept.
+        noise: float64 (rows, length, k), uniforms of the block whose anchor is at a position; k may be 0.
         alpha, weight, floor, log_length: float64 (rows,), see `Start`.
         nowhere: a position that is no token's.
         seen: bool (rows, vocabulary), tokens in prompt or generation; empty until a law needs it.
     """
 
-    def __init__(self, num_rows: int, length: int, vocab_size: int, device: torch.device):
+    def __init__(self, num_rows: int, length: int, vocab_size: int, device: torch.device, num_noise: int = 0):
         self.num_rows, self.vocab_size, self.device = num_rows, vocab_size, device
         self.ids = torch.arange(num_rows, device=device)
         self.tokens = torch.zeros(num_rows, length, dtype=torch.int64, device=device)
         self.uniforms = torch.zeros(num_rows, length, dtype=torch.float64, device=device)
         self.scores = torch.zeros(num_rows, length, 4, dtype=torch.float64, device=device)
-        self._whole = torch.zeros(4, num_rows, dtype=torch.int64, device=device)
+        self.noise = torch.zeros(num_rows, length, num_noise, dtype=torch.float64, device=device)
+        self._whole = torch.zeros(6, num_rows, dtype=torch.int64, device=device)
         self._real = torch.zeros(4, num_rows, dtype=torch.float64, device=device)
-        self.position, self.last, self.origin, self.status = self._whole
+        self.position, self.last, self.origin, self.status, self.rounds, self.kept = self._whole
         self.alpha, self.weight, self.floor, self.log_length = self._real
         self.nowhere = length - 1  # no token's position: what idle rows compute goes there
         self.status.fill_(Status.DONE)
@@ -85,7 +99,7 @@ class Rows:
     def begin(self, starts: Sequence[Start]) -> None:
         """Prepares rows for draws, with one transfer for each kind of value."""
         whole = [[s.row for s in starts], [s.first - 1 for s in starts], [s.last for s in starts], [s.origin for s in starts],
-                 [Status.LIVE] * len(starts), [s.fed for s in starts]]
+                 [Status.LIVE] * len(starts), [0] * len(starts), [0] * len(starts), [s.fed for s in starts]]
         real = [[s.alpha for s in starts], [s.weight for s in starts], [s.floor for s in starts],
                 [s.log_length for s in starts]]
         rows, *whole, fed = torch.tensor(whole, dtype=torch.int64, device=self.device)
@@ -96,6 +110,13 @@ class Rows:
         at = np.concatenate([np.arange(s.first, s.first + count) for s, count in zip(starts, counts, strict=True)])
         index = torch.from_numpy(np.stack([np.repeat([s.row for s in starts], counts), at])).to(self.device)
         self.uniforms[index[0], index[1]] = torch.from_numpy(np.concatenate([s.uniforms for s in starts])).to(self.device)
+        if self.noise.shape[2]:
+            noise = torch.from_numpy(np.concatenate([s.noise for s in starts])).to(self.device)
+            self.noise[index[0], index[1] - 1] = noise
+
+    def set_tokens(self, row: int, tokens: np.ndarray) -> None:
+        """Writes a sequence from its start: what a draw itself writes begins at the token it is fed."""
+        self.tokens[row, : len(tokens)] = torch.from_numpy(tokens).to(self.device)
 
     def mark_seen(self, row: int, tokens: np.ndarray) -> None:
         """Sets what a repetition penalty counts as present in the row."""
@@ -106,7 +127,7 @@ class Rows:
 
     def move(self, source: int, destination: int) -> None:
         """Copies a row over another and leaves it idle."""
-        for state in (self.tokens, self.uniforms, self.scores, self.seen):
+        for state in (self.tokens, self.uniforms, self.scores, self.seen, self.noise):
             if len(state):
                 state[destination] = state[source]
         self._whole[:, destination], self._real[:, destination] = self._whole[:, source], self._real[:, source]
@@ -115,10 +136,10 @@ class Rows:
         """The row, or all, is no chain's any more."""
         self.position[row], self.status[row] = 0, Status.DONE
 
-    def progress(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """(position, status) of the first rows, on the host: int64 (num_rows,) each. Waits for the device."""
-        position, _, _, status = self._whole[:, :num_rows].cpu().numpy()
-        return position.copy(), status.copy()
+    def progress(self, num_rows: int) -> Progress:
+        """How far the first rows have come. Waits for the device."""
+        position, _, _, status, rounds, kept = self._whole[:, :num_rows].cpu().numpy().copy()
+        return Progress(position, status, rounds, kept)
 
     def read(self, spans: Sequence[tuple[int, int, int]]) -> list[Drawn]:
         """What stands at positions `start` to `stop - 1` of rows, (row, start, stop) each, with one transfer."""

@@ -21,16 +21,19 @@ class Slot:
         held: tokens whose keys and values the row holds, from position 0 on.
         saved: tokens of the current sequence, of which the spare row holds positions `saved_from` to `len(saved) - 1`.
         clock: the engine's clock at the chain's start.
+        steps: (rounds, kept), as in `Rows`, of the draw that has ended.
+        walk: what became of its blocks, where a trace is kept.
     """
 
-    __slots__ = ("base", "chain", "clock", "cost", "held", "operation", "saved", "saved_from", "started", "tag")
+    __slots__ = ("base", "chain", "clock", "cost", "held", "operation", "saved", "saved_from", "started", "steps", "tag",
+                 "walk")
 
     def __init__(self, tag: Hashable, chain: Chain, operation: Operation, clock: float):
         self.tag, self.chain, self.operation, self.clock = tag, chain, operation, clock
         self.started, self.cost = time.perf_counter(), Cost()
         self.base: Path = operation.path
         self.held = self.saved = np.empty(0, np.int64)
-        self.saved_from = 0
+        self.saved_from, self.steps, self.walk = 0, (0, 0), []
 
     def charge(self, **amounts: int) -> None:
         """Adds to the chain's cost, by the names of `Cost`."""

@@ -92,7 +92,16 @@ class Speculation(NamedTuple):
     """Drafts are drawn by the uniforms of the positions, as the target's tokens are."""
     temperature: float | None
     """Of the draft; None takes that of the law that is drawn from."""
+    noisy: bool
+    """Whether the rule takes random numbers beside those of the positions."""
     fault: Fault = Fault()
+    trace: bool = False
+    """Keep what becomes of every block."""
+
+    @property
+    def num_noise(self) -> int:
+        """Those random numbers of a block."""
+        return 2 * self.drafter.num_drafted if self.noisy else 0
 
     def draft_law(self, law: Law) -> Law:
         """What the draft draws from where the target draws from `law`: without a penalty, since its slots do not know each
@@ -121,7 +130,8 @@ class Noise(NamedTuple):
     @staticmethod
     def of(key: Key, start: int, stop: int, count: int) -> Noise:
         """For anchors before generated token `start` to `stop - 1` and blocks of `count`."""
-        return Noise(*(key.fold_in(use).uniforms(start * count, stop * count).reshape(-1, count) for use in ("draft", "accept")))
+        return Noise(*(key.fold_in(use).uniforms(start * count, stop * count).reshape(-1, count)
+                       for use in ("draft", "accept")))
 
 
 class Uniforms(NamedTuple):

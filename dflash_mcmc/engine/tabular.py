@@ -128,19 +128,21 @@ class TabularEngine:
         law, drafter, drafted, log_q = speculation.draft_law(operation.law), speculation.drafter, (), []
         for slot in range(drafter.num_drafted):
             log_q.append(exact_law.process(drafter.logits(prefix, drafted), law, np.empty(0)))
-            drafted = (*drafted, int(speculation.draft(_weights(log_q[-1:]), chance, slot)))
+            drawn = drafter.has_density and law.temperature > 0.0
+            token = speculation.draft(_weights(log_q[-1:]), chance, slot) if drawn else np.argmax(log_q[-1])
+            drafted = (*drafted, int(token))
         if speculation.fault.raw_draft:
             log_q = [drafter.logits(prefix, drafted[:slot]) for slot in range(len(drafted))]
-        log_p = [self._slot(operation, (*prefix, *drafted[:slot])) for slot in range(len(drafted) + 1)]
-        draws = drafter.has_density and law.temperature > 0.0
-        return Block(torch.tensor([drafted]), _weights(log_p), _weights(log_q) if draws else None,
+        log_p = [self._slot(operation, prefix, drafted[:slot]) for slot in range(len(drafted) + 1)]
+        return Block(torch.tensor([drafted]), _weights(log_p), _weights(log_q) if drawn else None,
                      torch.tensor([path.length == 0]))
 
-    def _slot(self, operation: Draw, prefix: tuple[int, ...]) -> np.ndarray:
-        """Log-probabilities that the target has in a slot."""
+    def _slot(self, operation: Draw, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+        """Log-probabilities that the target has in the slot behind `drafted`."""
         if not self.speculation.fault.late_history:
-            return self._law(prefix, operation.law, operation.source)
-        return exact_law.process(self._logits(prefix, operation.source), operation.law, np.array(prefix[:-1]))
+            return self._law((*prefix, *drafted), operation.law, operation.source)
+        return exact_law.process(self._logits((*prefix, *drafted), operation.source), operation.law,
+                                 np.array((*prefix, *drafted[:-1])))
 
     def _choose(self, operation: Draw, path: Path) -> int:
         log_q = self.log_q(path, operation.law, operation.source)

@@ -1,0 +1,1 @@
+"""How draws are carried out: token by token, or block by block with a draft."""

@@ -1,0 +1,21 @@
+"""Token by token: one forward of the target for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.drafter import Drafter
+
+
+@register("decoder", "plain")
+@dataclass(slots=True, kw_only=True)
+class Plain:
+    """Token by token: one forward of the target for each."""
+
+    def speculation(self, drafter: Drafter | None) -> None:
+        """None: nothing is drafted."""
+        return None

@@ -1,0 +1,48 @@
+"""Sample and match: the target draws every token, the draft decides how many of the draws one forward gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+    from dflash_mcmc.engine.drafter import Drafter
+    from dflash_mcmc.engine.speculation import Speculation
+
+
+@register("decoder", "speculative_match")
+@dataclass(slots=True, kw_only=True)
+class SpeculativeMatch:
+    """Draw a token of the target behind each drafted one; keep them up to the first that differs from its draft.
+
+    Each is drawn by the uniform of its position, as plain decoding does, so at one seed the tokens are those of plain
+    decoding whatever the draft is (in float32; in half precision up to near-ties). Daliri et al. 2024 (arXiv 2408.07978)
+    call it drafter-invariant.
+    """
+
+    draft_temperature: float = identity("of the draft, whose tokens are drawn by the same uniforms as the target's; 0 "
+                                        "proposes its most likely tokens", ge=0)
+    trace: bool = runtime("keep what becomes of every block in the records, position by position")
+    fault: str | None = identity("a known mistake in place of the rule, for experiment=faults alone",
+                                 choices=("greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty"))
+
+    needs_draft = True
+
+    def check(self, config: Config) -> None:
+        """A fault is asked for by name. Raises ConfigError."""
+        if self.fault is not None and config.name != "faults":
+            raise ConfigError("decoder.fault", self.fault, "null; a faulty decoder runs in experiment=faults alone")
+
+    def speculation(self, drafter: Drafter) -> Speculation:
+        """The rule, for an engine."""
+        from dflash_mcmc.engine import faults, rules
+        from dflash_mcmc.engine.speculation import Fault, Speculation
+
+        rule, fault = faults.MATCH[self.fault] if self.fault else (rules.match, Fault())
+        return Speculation(rule or rules.match, drafter, shared_noise=True, temperature=self.draft_temperature,
+                           noisy=self.fault is not None, fault=fault, trace=self.trace)

@@ -1,0 +1,53 @@
+"""Speculative sampling by rejection: drafted tokens are kept with probability min(1, p / q)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+    from dflash_mcmc.engine.drafter import Drafter
+    from dflash_mcmc.engine.speculation import Speculation
+
+
+@register("decoder", "speculative_rejection")
+@dataclass(slots=True, kw_only=True)
+class SpeculativeRejection:
+    """Keep a drafted token with probability min(1, p / q); in place of the first that goes, a token of (p - q)+.
+
+    Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). The law of the tokens is that of plain
+    decoding; the tokens of a seed are not.
+    """
+
+    draft_temperature: float | None = identity("of the draft; null takes that of the law that is drawn from, 0 proposes "
+                                               "its most likely tokens", ge=0)
+    verification: str = identity("what is judged: token = each for itself; block = the longest prefix that passes, at least "
+                                 "as long on average (Sun et al. 2024, arXiv 2403.10444)", choices=("token", "block"))
+    trace: bool = runtime("keep what becomes of every block in the records, position by position")
+    fault: str | None = identity("a known mistake in place of the rule, for experiment=faults alone",
+                                 choices=("argmax_proposal", "reject_then_p", "residual_by_draft_noise",
+                                          "unprocessed_draft", "late_penalty"))
+
+    needs_draft = True
+
+    def check(self, config: Config) -> None:
+        """A fault is asked for by name, and stands for the token rule. Raises ConfigError."""
+        if self.fault is not None and config.name != "faults":
+            raise ConfigError("decoder.fault", self.fault, "null; a faulty decoder runs in experiment=faults alone")
+        if self.fault is not None and self.verification != "token":
+            raise ConfigError("decoder.verification", self.verification, "token with decoder.fault")
+
+    def speculation(self, drafter: Drafter) -> Speculation:
+        """The rule, for an engine."""
+        from dflash_mcmc.engine import faults, rules
+        from dflash_mcmc.engine.speculation import Fault, Speculation
+
+        right = rules.reject_block if self.verification == "block" else rules.reject
+        rule, fault = faults.REJECTION[self.fault] if self.fault else (right, Fault())
+        return Speculation(rule or right, drafter, shared_noise=False, temperature=self.draft_temperature, noisy=True,
+                           fault=fault, trace=self.trace)

@@ -1,0 +1,1 @@
+"""What proposes tokens: each option makes a drafter of `engine/drafter.py`."""

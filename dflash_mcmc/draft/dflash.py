@@ -1,0 +1,82 @@
+"""A DFlash checkpoint: a small network that reads the target's features and proposes a block of tokens in one forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.checkpoint import Checkpoint
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+    from dflash_mcmc.engine.dflash import DFlash
+    from dflash_mcmc.engine.drafter import DFlashDrafter
+    from dflash_mcmc.engine.language_model import LanguageModel
+
+
+@register("draft", "dflash")
+@dataclass(slots=True, kw_only=True)
+class DFlashDraft:
+    """A DFlash checkpoint (arXiv 2602.06036): a folder, or a name on the hub such as z-lab/Qwen3-4B-DFlash-b16.
+
+    The tokens of a block are drawn independently of one another, given the target's features up to the anchor.
+    """
+
+    path: str = runtime("folder of a checkpoint, or a hub name; what is in it is part of the identity, where it lies is not")
+    revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
+    dtype: str = identity("precision of its weights and activations; auto = the checkpoint's own",
+                          choices=("auto", "float32", "bfloat16", "float16"))
+    block_size: int | None = identity("positions of a block, the anchor's included; at most what the draft was trained for, "
+                                      "which null takes", ge=2)
+
+    def check(self, config: Config) -> None:
+        """The checkpoint must be there and fit the block, as far as it can be told without loading it. Raises UserError."""
+        self._checkpoint().check()
+        if self._checkpoint().folder.is_dir():
+            self._shape_for(self._checkpoint().folder)
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The revision is in the content."""
+        return {"revision": None}
+
+    def fingerprint(self) -> str:
+        """Of what is in the checkpoint; see `Checkpoint.fingerprint`."""
+        return self._checkpoint().fingerprint()
+
+    def load(self, target: LanguageModel) -> DFlashDrafter:
+        """The draft beside its target, on its device. Raises UserError where the two do not belong together."""
+        from dflash_mcmc.engine import dflash_checkpoint
+        from dflash_mcmc.engine.drafter import DFlashDrafter
+
+        folder = self._checkpoint().local()
+        block_size = self._shape_for(folder)
+        dflash_checkpoint.check_pair(dflash_checkpoint.read_shape(folder), hidden_size=target.config.hidden_size,
+                                     vocab_size=target.vocab_size, num_layers=len(target.layers))
+        return DFlashDrafter(_load(str(folder), self.dtype, str(target.device)), target, block_size)
+
+    def _shape_for(self, folder: object) -> int:
+        """The block size, once the checkpoint's config is known to be one of ours."""
+        from dflash_mcmc.engine import dflash_checkpoint
+
+        trained = dflash_checkpoint.read_shape(folder).block_size
+        if self.block_size is not None and self.block_size > trained:
+            raise ConfigError("draft.block_size", self.block_size, f"2 to {trained} (the draft was trained for {trained})")
+        return self.block_size or trained
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint("draft.path", self.path, self.revision, "z-lab/Qwen3-4B-DFlash-b16")
+
+
+@lru_cache(maxsize=1)
+def _load(folder: str, dtype: str, device: str) -> DFlash:
+    from pathlib import Path
+
+    import torch
+
+    from dflash_mcmc.engine import dflash_checkpoint
+
+    return dflash_checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device)

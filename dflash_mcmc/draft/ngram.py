@@ -1,0 +1,28 @@
+"""Prompt lookup: what followed the last time that the latest tokens occurred."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.fields import identity
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.drafter import NgramDrafter
+    from dflash_mcmc.engine.language_model import LanguageModel
+
+
+@register("draft", "ngram")
+@dataclass(slots=True, kw_only=True)
+class NgramDraft:
+    """What followed the last time that the latest tokens occurred in prompt or generation. It has no density."""
+
+    num_drafted: int = identity("tokens of a block", ge=1)
+    longest: int = identity("tokens that are looked for, at most; the longest suffix found counts", ge=1)
+
+    def load(self, target: LanguageModel) -> NgramDrafter:
+        """The drafter; it needs no weights."""
+        from dflash_mcmc.engine.drafter import NgramDrafter
+
+        return NgramDrafter(self.num_drafted, self.longest)

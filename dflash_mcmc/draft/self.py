@@ -1,0 +1,27 @@
+"""The target as its own draft, at the decoder's draft temperature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.fields import identity
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.drafter import SelfDrafter
+    from dflash_mcmc.engine.language_model import LanguageModel
+
+
+@register("draft", "self")
+@dataclass(slots=True, kw_only=True)
+class SelfDraft:
+    """The target as its own draft, token by token, at `decoder.draft_temperature`: a control, no faster than plain."""
+
+    num_drafted: int = identity("tokens of a block", ge=1)
+
+    def load(self, target: LanguageModel) -> SelfDrafter:
+        """The drafter; it runs the target."""
+        from dflash_mcmc.engine.drafter import SelfDrafter
+
+        return SelfDrafter(self.num_drafted)

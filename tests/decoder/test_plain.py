@@ -1,0 +1,9 @@
+"""Plain decoding: nothing is drafted."""
+
+from __future__ import annotations
+
+from dflash_mcmc.decoder.plain import Plain
+
+
+def test_plain_drafts_nothing():
+    assert Plain().speculation(None) is None

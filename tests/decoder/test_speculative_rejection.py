@@ -1,0 +1,83 @@
+"""Rejection, token by token and by whole prefixes: exact on tables, and the known mistakes are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
+from dflash_mcmc.engine import faults
+from dflash_mcmc.engine.tabular import TabularEngine
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.ops import Draw
+from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
+from dflash_mcmc.types import Path
+from tests.speculation import DRAFTS, LAWS, MODEL, SMALL, speculative_error
+
+
+def rule(draft, temperature=None, fault=None, verification="token"):
+    decoder = SpeculativeRejection(draft_temperature=temperature, verification=verification, trace=False, fault=fault)
+    return decoder.speculation(DRAFTS[draft])
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("temperature", [None, 0.0, 1.3])
+@pytest.mark.parametrize("verification", ["token", "block"])
+@pytest.mark.parametrize("draft", ["parallel", "sequential", "point"])
+def test_law_is_exact(draft, verification, temperature, law):
+    if temperature == 1.3 and (draft, law) != ("sequential", LAWS["temperature"]):
+        pytest.skip("one case of another draft temperature is enough")
+    assert speculative_error(rule(draft, temperature, verification=verification), law, horizon=2) <= 1e-12
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_law_is_exact_over_several_blocks(verification):
+    assert speculative_error(rule("small", verification=verification), LAWS["temperature"], 4, SMALL) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["argmax_proposal", "reject_then_p", "residual_by_draft_noise"])
+@pytest.mark.parametrize("draft", ["parallel", "sequential"])
+def test_faults_are_caught(draft, name):
+    assert speculative_error(rule(draft, fault=name), LAWS["temperature"], horizon=2) > 0.005
+
+
+@pytest.mark.parametrize(("name", "law"), [("unprocessed_draft", "filters"), ("late_penalty", "penalty")])
+def test_faults_of_processing_are_caught(name, law):
+    assert speculative_error(rule("parallel", fault=name), LAWS[law], horizon=2) > 0.01
+    assert len(faults.REJECTION) == 5  # none untested
+
+
+def kept(verification: str, draft: str) -> float:
+    """Expected tokens that the first block keeps."""
+    engine, enumerator, expected = TabularEngine(MODEL, None, rule(draft, verification=verification)), Enumerator(), 0.0
+    law, path = LAWS["temperature"], Path.start(PROMPT)
+    while True:
+        key = EnumeratedKey(enumerator)
+        chance = engine._chance(key, 0)
+        verdict = engine.speculation.rule(engine._block(Draw(path, 3, law, key), path, chance), chance)
+        expected += enumerator.probability * int(verdict.accepted)
+        if not enumerator.next_branch():
+            return expected
+
+
+@pytest.mark.parametrize("draft", ["parallel", "sequential"])
+def test_block_verification_keeps_at_least_as_many(draft):
+    assert kept("block", draft) > kept("token", draft) + 1e-3
+
+
+def test_block_verification_needs_new_numbers_behind_each_anchor(monkeypatch):
+    """What was drafted at a position has had a part in where the block ended: the same number must not draft it again."""
+    from dflash_mcmc.testing import EnumeratedChance
+
+    law = LAWS["temperature"]
+    monkeypatch.setattr(EnumeratedChance, "_drafting", lambda self, slot: self._enumerator.uniform(
+        (*self._name, "draft", self._anchor + slot)))
+    assert speculative_error(rule("small", verification="block"), law, 3, SMALL) > 1e-4
+    assert speculative_error(rule("small"), law, 3, SMALL) <= 1e-12  # token by token the numbers may be the position's
+
+
+def test_a_fault_needs_its_experiment(make_config):
+    with pytest.raises(UserError, match=r"decoder.fault: given 'argmax_proposal'; allowed: null; a faulty"):
+        make_config("decoder=speculative_rejection", "draft=ngram", "decoder.fault=argmax_proposal")
+    with pytest.raises(UserError, match=r"decoder.verification: given 'block'; allowed: token with decoder.fault"):
+        make_config("decoder=speculative_rejection", "draft=ngram", "decoder.fault=argmax_proposal", "name=faults",
+                    "decoder.verification=block")

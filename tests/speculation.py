@@ -1,0 +1,45 @@
+"""Exact laws of draws that are carried out block by block, on tables."""
+
+from __future__ import annotations
+
+from dflash_mcmc.engine.speculation import Speculation
+from dflash_mcmc.engine.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.rng import Key
+from dflash_mcmc.testing import PROMPT, law_of, product_target, total_variation
+from dflash_mcmc.types import Path
+
+HORIZON, VOCABULARY = 3, 4
+MODEL = TabularModel(VOCABULARY, (0,), seed=3, scale=1.5)
+DRAFTS = {
+    "parallel": TabularDraft(VOCABULARY, 2, seed=3),
+    "sequential": TabularDraft(VOCABULARY, 2, sequential=True, seed=5),
+    "long": TabularDraft(VOCABULARY, 4, seed=6, scale=2.0),
+    "point": TabularDraft(VOCABULARY, 2, has_density=False, seed=3),
+}
+SMALL = TabularModel(3, (0,), seed=3, scale=1.5)
+DRAFTS["small"] = TabularDraft(3, 2, seed=2)
+"""For laws over several blocks, where a fourth token would cost minutes."""
+LAWS = {
+    "temperature": Law(0.8),
+    "filters": Law(1.2, top_k=3, top_p=0.9, min_p=0.05),
+    "penalty": Law(0.9, repetition_penalty=1.7),
+    "greedy": Law(0.0),
+}
+
+
+def speculative_error(speculation: Speculation, law: Law, horizon: int = HORIZON, model: TabularModel = MODEL) -> float:
+    """Total variation between the law of a draw and that of drawing token by token."""
+    engine = TabularEngine(model, None, speculation)
+    drawn = law_of(lambda key: engine.answer(Draw(Path.start(PROMPT), horizon, law, key)))
+    return total_variation(drawn, product_target(TabularEngine(model), horizon, law))
+
+
+def differing(speculation: Speculation, law: Law, num_seeds: int, horizon: int = 6) -> int:
+    """Of so many seeds, those whose tokens are not those of drawing token by token."""
+    speculative, plain = TabularEngine(MODEL, None, speculation), TabularEngine(MODEL)
+    count = 0
+    for seed in range(num_seeds):
+        draw = Draw(Path.start(PROMPT), horizon, law, Key(seed))
+        count += speculative.answer(draw).tokens.tolist() != plain.answer(draw).tokens.tolist()
+    return count
