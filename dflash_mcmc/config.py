@@ -17,10 +17,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import check_bounds, identity, runtime, spec_of, walk
-from dflash_mcmc.registry import GROUPS, load_all, name_of
+from dflash_mcmc.registry import GROUPS, components, load_all, name_of
 
 Root = TypeVar("Root")
 PACKAGE = Path(__file__).resolve().parent
+_OF_THE_MACHINE = ("hardware", "tracker")
+"""Groups that change no output."""
 IDENTITY_VERSION = 3
 """Raised when the meaning of a field changes, so that old records are not continued under the new one."""
 
@@ -55,6 +57,7 @@ class Config:
     blend: Any = MISSING
     sampler: Any = MISSING
     decoder: Any = MISSING
+    probe: Any = MISSING
     dataset: Any = MISSING
     grader: Any = MISSING
     hardware: Any = MISSING
@@ -62,10 +65,9 @@ class Config:
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def label(self) -> str:
-        """The run's name in tables: its condition, or what it is made of."""
-        if self.condition.name:
-            return self.condition.name
-        return "_".join(_parts(self)[:-1])
+        """The run's name in tables: its condition, or what it is made of; a probe's stands before it."""
+        made_of = [self.condition.name] if self.condition.name else _parts(self, ("blend", "draft", "sampler", "decoder"))
+        return "_".join([*_parts(self, ("probe",)), *made_of])
 
 
 def store_schemas() -> None:
@@ -90,15 +92,29 @@ def to_config(composed: DictConfig) -> Config:
     config = to_typed(composed, Config)
     _check_condition(config)
     _check_draft(config)
-    for group in GROUPS:
+    used = (*groups_of(config), *_OF_THE_MACHINE)
+    for group in used:
         component = getattr(config, group)
         if hasattr(component, "check"):
             component.check(config)
-    for group in GROUPS:
+    for group in used:
         component = getattr(config, group)
         if hasattr(component, "resolved"):
             setattr(config, group, component.resolved(config))
     return config
+
+
+def groups_of(config: Config) -> tuple[str, ...]:
+    """The groups that the outputs come from: with a probe itself and those that it uses, without one all others."""
+    if name_of(config.probe) != "none":
+        return ("probe", *config.probe.uses)
+    return tuple(group for group in GROUPS if group not in ("probe", *_OF_THE_MACHINE))
+
+
+def unused(config: Config) -> set[str]:
+    """Root fields that change nothing here, since the probe does not use them."""
+    idle = set(GROUPS) - {*groups_of(config), "probe", *_OF_THE_MACHINE}
+    return idle | ({"condition"} if idle & {"sampler", "blend"} else set()) | ({"num_chains"} if "dataset" in idle else set())
 
 
 def field_of(name: str, composed: DictConfig) -> tuple[dataclasses.Field, object] | None:
@@ -148,28 +164,34 @@ def _check_condition(config: Config) -> None:
 
 def _check_draft(config: Config) -> None:
     """A draft is there where one is needed, and only there: none is silently left unused."""
-    users = [group for group in GROUPS if getattr(getattr(config, group), "needs_draft", False)]
+    used = groups_of(config)
+    users = [group for group in used if getattr(getattr(config, group), "needs_draft", False)]
     draft = name_of(config.draft)
     if users and draft == "none":
         chosen = " and ".join(f"{group}={name_of(getattr(config, group))}" for group in users)
         raise ConfigError("draft", draft, f"a draft, such as tiny (of the embedded model), dflash or ngram, with {chosen}")
-    if not users and draft != "none":
-        raise ConfigError("draft", draft, f"none, since nothing uses it (blend={name_of(config.blend)}, "
-                          f"sampler={name_of(config.sampler)}, decoder={name_of(config.decoder)})")
+    if not users and draft != "none" and config.condition.name is not None:
+        config.draft = components("draft")["none"].cls()  # given for a sweep, some of whose conditions do without
+    elif not users and draft != "none":
+        chosen = ", ".join(f"{group}={name_of(getattr(config, group))}" for group in ("blend", "sampler", "decoder", "probe")
+                           if group in used)
+        raise ConfigError("draft", draft, f"none, since nothing uses it ({chosen})")
 
 
 def identity_of(config: Config) -> dict[str, object]:
     """What can change an output: every identity field, the component names, and the content of model and dataset."""
     values: dict[str, object] = {"version": IDENTITY_VERSION}
-    values.update({group: name_of(getattr(config, group)) for group in GROUPS if group not in ("hardware", "tracker")})
-    values.update({name: value for name, field, _, value in walk(config) if spec_of(field).role == "identity"})
-    for group in GROUPS:
+    used, idle = groups_of(config), unused(config)
+    values.update({group: name_of(getattr(config, group)) for group in used})
+    values.update({name: value for name, field, _, value in walk(config)
+                   if spec_of(field).role == "identity" and name.partition(".")[0] not in idle})
+    for group in used:
         component = getattr(config, group)
         if hasattr(component, "canonical"):
             values.update({f"{group}.{name}": value for name, value in component.canonical(config).items()})
     for group in ("model", "draft", "dataset"):
         component = getattr(config, group)
-        if hasattr(component, "fingerprint"):
+        if group in used and hasattr(component, "fingerprint"):
             values[f"{group}.content"] = component.fingerprint()
     return values
 
@@ -186,18 +208,19 @@ def hash_of(identity: dict[str, object]) -> str:
 
 def run_folder(config: Config, digest: str) -> Path:
     """`outputs/<name>/<parts>-<identity>`: a function of the identity alone, whatever the condition is called."""
-    return Path(config.paths.outputs) / config.name / "-".join([*_parts(config), digest])
+    parts = _parts(config, ("probe", "blend", "draft", "sampler", "decoder", "dataset"))
+    return Path(config.paths.outputs) / config.name / "-".join([*parts, digest])
 
 
-def _parts(config: Config) -> list[str]:
-    """Blend, draft, sampler, decoder and dataset, for a reader of the folder; without those that say nothing."""
-    names = [name_of(getattr(config, group)) for group in ("blend", "draft", "sampler", "decoder", "dataset")]
+def _parts(config: Config, groups: tuple[str, ...]) -> list[str]:
+    """Names of the components that are used, for a reader of the folder; without those that say nothing."""
+    names = [name_of(getattr(config, group)) for group in groups if group in groups_of(config)]
     return [name for name in names if name not in ("none", "plain")]
 
 
 def plain(config: Config) -> dict[str, object]:
-    """Nested dictionaries of the configuration's values, with the name of each component."""
+    """Nested dictionaries of the configuration's values, with the name of each component; without what is not used."""
     values = dataclasses.asdict(config)
     for group in GROUPS:
         values[group] = {"name": name_of(getattr(config, group)), **values[group]}
-    return values
+    return {name: value for name, value in values.items() if name not in unused(config)}

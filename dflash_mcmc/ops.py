@@ -80,7 +80,8 @@ class Draw(NamedTuple):
     law: Law
     key: Key
     source: str = "blended"
-    """The logits that the token is drawn from: `blended` (those of the target) or `base` (without the blend)."""
+    """The logits that the token is drawn from: `blended` (those of the target), `base` (without the blend) or `draft`: the
+    draft's, on the grid that `grid_slot` tells, those of the target where the grid has none."""
     along: Path | None = None
     """A path that begins with `path` and whose tokens after it were drawn from the same law and source. Changes no
     answer: as long as the draw takes its tokens, an engine need not ask the target."""
@@ -95,6 +96,16 @@ class Score(NamedTuple):
     tokens: np.ndarray
     law: Law
     source: str = "blended"
+
+
+def grid_slot(number: int, block_size: int) -> int:
+    """Which slot of the draft's absolute grid generated token `number` (from 0) is in.
+
+    Blocks start at tokens 0, B, 2B, ... of the generation, wherever a draw starts, so that what the draft says of a token is
+    a function of the sequence. The first token of a block is its anchor, slot 0, of which the draft says nothing; what it
+    says of slot k is a function of the tokens up to the anchor.
+    """
+    return number % block_size
 
 
 Operation: TypeAlias = Draw | Score

@@ -27,6 +27,8 @@ import torch
 from dflash_mcmc.engine import attention, graphs, scoring
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.decode import Decoder, Group, Span
+from dflash_mcmc.engine.drafter import Drafter
+from dflash_mcmc.engine.grid import Grid
 from dflash_mcmc.engine.interface import DEFAULTS, NOT_NUMBERS, Counters, Finished, Options
 from dflash_mcmc.engine.ladder import cache_size, ladder_of
 from dflash_mcmc.engine.language_model import LanguageModel
@@ -61,10 +63,12 @@ class BatchedEngine:
         options: see `Options`.
         prompt_length: longest prompt; None takes `max_length`.
         speculation: how draws are carried out block by block; None for token by token.
+        drafter: a draft that the blend mixes in, or that laws are drawn from; None where neither asks one.
     """
 
     def __init__(self, model: LanguageModel, blend: object, num_slots: int, max_length: int, options: Options = DEFAULTS,
-                 prompt_length: int | None = None, speculation: Speculation | None = None):
+                 prompt_length: int | None = None, speculation: Speculation | None = None,
+                 drafter: Drafter | None = None):
         if model.max_positions is not None and max_length > model.max_positions:
             raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
                             f"{model.max_positions} (the model's)")
@@ -72,7 +76,7 @@ class BatchedEngine:
         self._on_gpu = model.device.type == "cuda"
         self._ladder = ladder_of(model.device)
         implementation = attention.implementation(options.attention, model.device, model.dtype)
-        drafter = speculation.drafter if speculation else None
+        asked, drafter = drafter, speculation.drafter if speculation else drafter
         padding = attention.padding(implementation, options.prefill_chunk, drafter.num_drafted if drafter else 0)
         shape = cache_size(model.device, num_slots, max_length, padding)
         companion = drafter.companion if drafter else None
@@ -89,11 +93,13 @@ class BatchedEngine:
             length = cache_size(model.device, 1, prompt_length or max_length, padding)[1]
             rows = min(options.read_ahead, num_slots)
             self._prompts = PromptReader(self._decoder, SlotCache(model.cache_shape, rows, length, model.device, companion))
-        self._speculation = speculation
+        if asked is not None:
+            self._decoder.grid = Grid(asked, shape[0], self._ladder.row_step, model.device)
+        self._speculation, self._grid = speculation, self._decoder.grid
         self._rows = Rows(*shape, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         self._tracer = Tracer() if speculation and speculation.trace else None
         stepper = Speculator(self._decoder, speculation) if speculation else self._decoder
-        graphed = options.cuda_graphs and self._on_gpu and model.capturable and not self._tracer
+        graphed = options.cuda_graphs and self._on_gpu and model.capturable and not (self._tracer or self._grid)
         self._stepper = graphs.GraphedSteps(stepper) if graphed else stepper
         self._checks = options.steps_between_checks or (4 if self._on_gpu else 1)
         self._waiting: Iterator[tuple[Hashable, Chain]] = iter(())
@@ -260,6 +266,8 @@ class BatchedEngine:
             if self._spare is not None:
                 self._spare.copy(self._spare, last, row, slot.saved_from, len(slot.saved))
             self._rows.move(last, row)
+            if self._grid:
+                self._grid.move(last, row)
             self._slots[row], self._top[row], self._rounds[row] = slot, self._top[last], self._rounds[last]
             self._unread = [span._replace(row=row) if span.row == last else span for span in self._unread]
             if last in self._starts:
@@ -283,8 +291,10 @@ class BatchedEngine:
         if self._rows.noise.shape[2]:
             noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.drafter.num_drafted)
             start = start._replace(noise=np.concatenate(noise, axis=1))
-        if self._speculation and self._speculation.drafter.reads_tokens:
+        if self._grid or (self._speculation and self._speculation.drafter.reads_tokens):
             self._rows.set_tokens(row, sequence)
+        if self._grid:
+            self._grid.forget(row)
         self._starts[row] = start
         self._top[row], self._rounds[row] = first - 1, 0
         if draw.law.repetition_penalty != 1.0:
@@ -333,7 +343,7 @@ class BatchedEngine:
         batch = min(self._ladder.batch(live), self._rows.num_rows)
         floors = any(slot.operation.floor is not None for slot in self._slots)
         for _ in range(self._checks):
-            reach = int(self._top[:live].max()) + self._stepper.tokens_a_step
+            reach = int(self._top[:live].max()) + self._stepper.reach
             keys = min(self._ladder.keys(reach), self._rows.tokens.shape[1])
             self._cache.reserve(keys)
             self._stepper.step(self._cache, self._rows, batch, keys, self._groups, floors)
@@ -348,7 +358,7 @@ class BatchedEngine:
         if not ended:
             return []
         for row in ended:
-            self._slots[row].steps = int(rounds[row]), int(progress.kept[row])
+            self._slots[row].counts = progress.counts(row)
         spans = [(row, len(self._slots[row].base.prompt) + self._slots[row].base.length, int(position[row]) + 1)
                  for row in ended]
         return [(row, drawn, Status(status[row])) for row, drawn in zip(ended, self._rows.read(spans), strict=True)]
@@ -366,7 +376,7 @@ class BatchedEngine:
         """The path that the row's draw has made."""
         slot, count = self._slots[row], len(drawn.tokens)
         slot.held = np.concatenate([slot.base.prompt, slot.base.tokens, drawn.tokens])[:-1]  # the last has not been fed
-        slot.charge(**self._stepper.cost(count, *slot.steps))
+        slot.charge(**self._stepper.cost(count, slot.counts))
         return slot.base.extended(*drawn, int(drawn.tokens[-1]) in self.model.stop_ids)
 
     def _score(self, row: int, score: Score) -> Path | None:

@@ -121,6 +121,11 @@ class SlotCache(Cache):
         self.keys[:, row_ids, :, positions] = keys.permute(1, 3, 0, 2, 4)
         self.values[:, row_ids, :, positions] = values.permute(1, 3, 0, 2, 4)
 
+    def at(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `write` would have written there."""
+        row_ids = self._row_ids[rows]
+        return tuple(memory[:, row_ids, :, positions].permute(2, 0, 3, 1, 4) for memory in (self.keys, self.values))
+
     def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
         """Copies positions `start` to `stop - 1` of a row of a cache (this one or another) into a row of this one."""
         self.keys[:, row, :, start:stop] = source.keys[:, source_row, :, start:stop]

@@ -6,7 +6,7 @@ on a GPU it can be captured once and replayed (`graphs.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -17,8 +17,9 @@ from dflash_mcmc.engine import attention
 from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.drafter import Drafter
+from dflash_mcmc.engine.grid import Grid, Said
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.rows import Rows, Status
+from dflash_mcmc.engine.rows import Counts, Rows, Status
 from dflash_mcmc.engine.slots import chunks, round_up
 from dflash_mcmc.ops import Law
 
@@ -60,6 +61,9 @@ class Decoder:
     def __init__(self, model: LanguageModel, blend: object, attention: str, length: int, key_step: int, prefill_chunk: int,
                  drafter: Drafter | None = None):
         self.model, self.blend, self.attention, self.drafter = model, blend, attention, drafter
+        self.grid: Grid | None = None
+        """What the draft says of every token; set where a blend or a law asks it."""
+        self.on_grid = getattr(blend, "needs_draft", False)
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
         self._blended_layers = blend.tapped_layers(len(model.layers))
         self._last_layer = len(model.layers) - 1
@@ -134,27 +138,49 @@ class Decoder:
         key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
         return np.minimum(first[:, None] + np.arange(size), cache.length - 1), key_length
 
-    def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], with_base: bool) -> dict[str, torch.Tensor]:
-        """Float32 logits (rows, vocabulary) of the blend, and of the base where a law draws from it."""
-        mixed = self.blend.mix(hidden.float(), [state.float() for state in tapped],
+    def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], sources: Collection[str],
+               said: Said | None = None) -> dict[str, torch.Tensor]:
+        """Float32 logits (rows, vocabulary) of the blend, and of what else laws are drawn from.
+
+        Args:
+            hidden: (rows, width), behind the final norm.
+            tapped: outputs of the blend's layers.
+            sources: of `ops.Draw`.
+            said: by the draft, where it is asked.
+        """
+        last = hidden.float()
+        if said is not None and self.on_grid:
+            tapped = [torch.where(said.inside[:, None], said.hidden.float(), last)]
+        mixed = self.blend.mix(last, [state.float() for state in tapped],
                                lambda h: self.model.final_norm(h.to(self.model.dtype)).float())
         logits = {"blended": self.model.logits(mixed)}
-        if with_base:
-            logits["base"] = self.model.logits(hidden) if self._blended_layers else logits["blended"]
+        if "base" in sources:
+            logits["base"] = self.model.logits(hidden) if tapped else logits["blended"]
+        if "draft" in sources:
+            logits["draft"] = torch.where(said.inside[:, None], self.drafter.logits(said.hidden), logits["blended"])
         return logits
 
-    def logits_at(self, cache: SlotCache, row: int, tokens: np.ndarray, first: int,
-                  with_base: bool) -> dict[str, torch.Tensor]:
-        """Logits after each of a row's tokens that stand from position `first` on: (tokens, vocabulary)."""
-        positions, key_length = self._laid(cache, np.array([first]), len(tokens))
+    def logits_at(self, cache: SlotCache, row: int, sequence: np.ndarray, origin: int, first: int, size: int,
+                  sources: Collection[str]) -> dict[str, torch.Tensor]:
+        """Logits behind each token of a row's sequence from position `first` on, (tokens, vocabulary), padded to `size`."""
+        count = min(size, len(sequence) - 1 - first)
+        given = np.pad(sequence[first : first + count], (0, size - count))
+        positions, key_length = self._laid(cache, np.array([first]), size)
         rows, given, positions = (torch.from_numpy(array).to(self.model.device) for array in (
-            np.array([row]), tokens[None], positions))
-        hidden = self.forward(cache, rows, given, positions, key_length)
-        return self.logits(hidden[0], [state[0] for state in self.tapped], with_base)
+            np.array([row]), given[None], positions))
+        hidden = self.forward(cache, rows, given, positions, key_length)[0, :count]
+        said = self.grid.along(cache, row, sequence, origin, first, count) if self.grid else None
+        return self.logits(hidden, [state[0, :count] for state in self.tapped], sources, said)
 
-    def cost(self, tokens: int, rounds: int, kept: int) -> dict[str, int]:
-        """Of a draw that took so many steps, by the names of `Cost`."""
-        return {"tokens_drawn": tokens, "target_forwards": rounds, "token_forwards": rounds}
+    @property
+    def reach(self) -> int:
+        """Positions behind those of the rows that a step touches."""
+        return self.grid.block_size if self.grid else 1
+
+    def cost(self, tokens: int, counts: Counts) -> dict[str, int]:
+        """Of a draw, by the names of `Cost`."""
+        return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.rounds,
+                "blocks_drafted": counts.blocks}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
@@ -168,13 +194,13 @@ class Decoder:
         """
         rows, position = state.ids[:batch], state.position[:batch]
         fed = state.tokens[rows, position][:, None]
+        said = self.grid.at_step(cache, state, batch, key_length) if self.grid else None
         hidden = self.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
-        with_base = any(group.source == "base" for group in groups)
-        logits = self.logits(hidden, [tap[:, 0] for tap in self.tapped], with_base)
+        logits = self.logits(hidden, [tap[:, 0] for tap in self.tapped], {group.source for group in groups}, said)
         target = laws.weigh(logits["blended"])
         failed = ~torch.isfinite(target.maximum[:, 0])
-        if with_base:
-            failed |= ~torch.isfinite(logits["base"].amax(dim=-1))
+        for values in list(logits.values())[1:]:
+            failed |= ~torch.isfinite(values.amax(dim=-1))
         tokens, log_q, interval = self._draw(logits, target, state.uniforms[rows, position + 1], groups, state.seen[:batch])
         log_p = target.log_probability(tokens)
         self._write(state, batch, failed, tokens, torch.cat([log_p[:, None], log_q[:, None], interval], dim=1),

@@ -29,23 +29,25 @@ class Anchors(NamedTuple):
     """Where blocks start.
 
     Attributes:
-        cache: of the rows; all of it but the anchors is in it.
+        rows: the first ones, or int64 (rows,).
+        cache: of the rows; what is before the anchors is in it.
         tokens: int64 (all rows, length), of the rows' sequences up to the anchors; of a drafter that does not read them, the
             anchors alone.
-        position: int64 (rows,), of the anchors of the first rows.
+        position: int64 (rows,), of the anchors.
         key_length: above every position of the blocks.
         forward: forward(tokens (rows, 1), positions (rows, 1)) -> logits (rows, vocabulary): a decode step of the target.
     """
 
+    rows: slice | torch.Tensor
     cache: SlotCache
     tokens: torch.Tensor
     position: torch.Tensor
     key_length: int
-    forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def fed(self) -> torch.Tensor:
         """The anchors' tokens, int64 (rows,)."""
-        return self.tokens[: len(self.position)].gather(1, self.position[:, None])[:, 0]
+        return self.tokens[self.rows].gather(1, self.position[:, None])[:, 0]
 
 
 class Drafter(Protocol):
@@ -97,6 +99,15 @@ class DFlashDrafter:
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         return draw(self.logits(self.hidden(anchors)), 0)
 
+    def hidden_aside(self, anchors: Anchors) -> torch.Tensor:
+        """As `hidden`, and the cache is as before: for anchors behind which the target has been already."""
+        cache = anchors.cache.companion
+        positions = anchors.position[:, None] + torch.arange(self.num_drafted + 1, device=anchors.position.device)
+        before = cache.at(anchors.rows, positions)
+        hidden = self.hidden(anchors)
+        cache.write(anchors.rows, positions, *before)
+        return hidden
+
     def hidden(self, anchors: Anchors) -> torch.Tensor:
         """Hidden states (rows, n, width) from which the head predicts the drafted tokens."""
         num_rows, block, cache = len(anchors.position), self.num_drafted + 1, anchors.cache.companion
@@ -108,7 +119,7 @@ class DFlashDrafter:
         masks = {window: block_mask(keys, anchors.position, block, window)[:, None] for window in self._windows}
 
         # The block's own keys lie where those of the target's features will be, once these positions are read.
-        cache.aim(slice(0, num_rows), positions, anchors.key_length)
+        cache.aim(anchors.rows, positions, anchors.key_length)
 
         def attend(layer: int, queries: torch.Tensor, block_keys: torch.Tensor, block_values: torch.Tensor) -> torch.Tensor:
             seen_keys, seen_values = cache.layers[layer].update(block_keys, block_values)
@@ -166,7 +177,7 @@ class NgramDrafter:
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         position = anchors.position[:, None]
-        tokens = anchors.tokens[: len(position), : anchors.key_length]
+        tokens = anchors.tokens[anchors.rows, : anchors.key_length]
         index = torch.arange(tokens.shape[1], device=tokens.device)[None]
         # Position i is worth the number of tokens up to i that equal those up to the anchor.
         length, unbroken = torch.zeros_like(tokens), index < position

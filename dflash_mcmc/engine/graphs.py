@@ -20,7 +20,8 @@ class GraphedSteps:
     """Stands in for a decoder or a speculator, of whose step it keeps one graph for each batch, key length and law."""
 
     def __init__(self, decoder: Decoder | Speculator):
-        self._decoder, self.tokens_a_step, self.cost = decoder, decoder.tokens_a_step, decoder.cost
+        self._decoder, self.cost = decoder, decoder.cost
+        self.tokens_a_step, self.reach = decoder.tokens_a_step, decoder.reach
         self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self._pool = None
 

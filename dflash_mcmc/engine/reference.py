@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine import exact_law
+from dflash_mcmc.engine.dflash import block_pass
+from dflash_mcmc.engine.drafter import DFlashDrafter
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.ops import Chain, Law, Operation, Score, drive
+from dflash_mcmc.ops import Chain, Law, Operation, Score, drive, grid_slot
 from dflash_mcmc.types import ChainResult, Path
 
 
@@ -23,10 +25,11 @@ class ReferenceEngine:
         model: the transformers model itself.
         parts: the same model as the engines see it: its stop ids and forbidden rows are used, nothing else.
         blend: as in the configuration.
+        drafter: that the blend mixes in, or that laws are drawn from; its network is used, nothing else.
     """
 
-    def __init__(self, model: torch.nn.Module, parts: LanguageModel, blend: object):
-        self.model, self.parts, self.blend = model, parts, blend
+    def __init__(self, model: torch.nn.Module, parts: LanguageModel, blend: object, drafter: DFlashDrafter | None = None):
+        self.model, self.parts, self.blend, self.drafter = model, parts, blend, drafter
 
     def run(self, chain: Chain) -> ChainResult:
         """The result of a chain, as its generator returns it."""
@@ -55,21 +58,44 @@ class ReferenceEngine:
     def _law(self, path: Path, law: Law, logits: np.ndarray) -> np.ndarray:
         return exact_law.process(logits, law, np.concatenate([path.prompt, path.tokens]))
 
+    @torch.inference_mode()
     def _logits(self, path: Path, source: str) -> tuple[np.ndarray, np.ndarray]:
         """(blended, those of the source) after `path`, float64 (vocabulary,)."""
         tokens = torch.from_numpy(np.concatenate([path.prompt, path.tokens]))[None].to(self.parts.device)
         head, norm, layers = self.model.get_output_embeddings(), self.parts.final_norm, self.parts.layers
-        states: list[torch.Tensor] = []
-        hooks = [layers[layer].register_forward_hook(lambda module, arguments, output: states.append(output))
-                 for layer in self.blend.tapped_layers(len(layers))]
-        with torch.inference_mode():
-            output = self.model(input_ids=tokens, use_cache=False)
-            states = [(state[0] if isinstance(state, tuple) else state)[0, -1] for state in states]
-            # A head product for each term: mixing logits, where the batched engine mixes hidden states.
-            base = output.logits[0, -1].double()
-            logits = self.blend.mix(base, [head(state).double() for state in states], lambda _: head(norm(states[0])).double())
-        for hook in hooks:
-            hook.remove()
-        values = (logits if source == "blended" else base, logits)
+        output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+        # Entry l + 1 is the output of layer l; that of the last layer comes behind the norm, so that it is caught by a hook.
+        states = [self._output(tokens, layer)[0, -1] for layer in self.blend.tapped_layers(len(layers))]
+        # A head product for each term: mixing logits, where the batched engine mixes hidden states.
+        base = output.logits[0, -1].double()
+        drafted = self._drafted(path, tokens, output.hidden_states, base) if self.drafter else None
+        parts = [drafted] if getattr(self.blend, "needs_draft", False) else [head(state).double() for state in states]
+        blended = self.blend.mix(base, parts, lambda _: head(norm(states[0])).double())
+        if source == "draft" and not grid_slot(path.length, self.drafter.num_drafted + 1):
+            drafted = blended
+        values = ({"blended": blended, "base": base, "draft": drafted}[source], blended)
         source_logits, blended = (v.masked_fill(self.parts.forbidden, -torch.inf).cpu().numpy() for v in values)
         return blended, source_logits
+
+    def _output(self, tokens: torch.Tensor, layer: int) -> torch.Tensor:
+        """Of a decoder layer, (1, tokens, width)."""
+        states: list[torch.Tensor] = []
+        hook = self.parts.layers[layer].register_forward_hook(lambda module, arguments, output: states.append(output))
+        self.model(input_ids=tokens, use_cache=False)
+        hook.remove()
+        return states[0][0] if isinstance(states[0], tuple) else states[0]
+
+    def _drafted(self, path: Path, tokens: torch.Tensor, states: tuple[torch.Tensor, ...], base: torch.Tensor) -> torch.Tensor:
+        """Logits of the draft for the token behind `path`; those of the model where the grid has no draft."""
+        network, block = self.drafter.network, self.drafter.num_drafted + 1
+        slot = grid_slot(path.length, block)
+        if not slot:
+            return base
+        anchor = tokens.shape[1] - slot
+        features = torch.cat([states[layer + 1][:, :anchor] for layer in network.shape.target_layers], dim=-1)
+        keys, values = network.keys_values(network.context(features), torch.arange(anchor, device=tokens.device)[None])
+        fed = torch.full((1, 1, block), network.shape.mask_token_id, device=tokens.device)
+        fed[..., 0] = tokens[0, anchor]
+        hidden = block_pass(network, keys, values, torch.arange(anchor, device=tokens.device)[None],
+                            torch.tensor([[anchor]], device=tokens.device), self.parts.decoder.get_input_embeddings()(fed))
+        return self.model.get_output_embeddings()(hidden[0, 0, slot]).double()

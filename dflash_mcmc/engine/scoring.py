@@ -23,10 +23,7 @@ def scores(decoder: Decoder, cache: SlotCache, row: int, score: Score,
     # The first logits are those at the position before the first given token.
     start, parts = len(sequence) - len(score.tokens) - 1, []
     for first, size in chunks(start, len(sequence) - 1, decoder.prefill_chunk):
-        wanted = min(size, len(sequence) - 1 - first)
-        fed = np.pad(sequence[first : first + wanted], (0, size - wanted))
-        logits = {source: values[:wanted] for source, values in decoder.logits_at(
-            cache, row, fed, first, score.source == "base").items()}
+        logits = decoder.logits_at(cache, row, sequence, len(score.path.prompt), first, size, {score.source})
         if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
             return None
         parts.append(_of_a_piece(logits, score, sequence, first))

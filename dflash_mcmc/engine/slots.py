@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator
 
 import numpy as np
 
+from dflash_mcmc.engine.rows import Counts
 from dflash_mcmc.ops import Chain, Operation
 from dflash_mcmc.types import Cost, Path, common_prefix
 
@@ -21,11 +22,11 @@ class Slot:
         held: tokens whose keys and values the row holds, from position 0 on.
         saved: tokens of the current sequence, of which the spare row holds positions `saved_from` to `len(saved) - 1`.
         clock: the engine's clock at the chain's start.
-        steps: (rounds, kept), as in `Rows`, of the draw that has ended.
+        counts: of the draw that has ended.
         walk: what became of its blocks, where a trace is kept.
     """
 
-    __slots__ = ("base", "chain", "clock", "cost", "held", "operation", "saved", "saved_from", "started", "steps", "tag",
+    __slots__ = ("base", "chain", "clock", "cost", "counts", "held", "operation", "saved", "saved_from", "started", "tag",
                  "walk")
 
     def __init__(self, tag: Hashable, chain: Chain, operation: Operation, clock: float):
@@ -33,7 +34,7 @@ class Slot:
         self.started, self.cost = time.perf_counter(), Cost()
         self.base: Path = operation.path
         self.held = self.saved = np.empty(0, np.int64)
-        self.saved_from, self.steps, self.walk = 0, (0, 0), []
+        self.saved_from, self.counts, self.walk = 0, Counts(), []
 
     def charge(self, **amounts: int) -> None:
         """Adds to the chain's cost, by the names of `Cost`."""

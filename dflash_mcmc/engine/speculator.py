@@ -16,7 +16,7 @@ from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.decode import Decoder, Group
 from dflash_mcmc.engine.drafter import Anchors
-from dflash_mcmc.engine.rows import Rows, Status
+from dflash_mcmc.engine.rows import Counts, Rows, Status
 from dflash_mcmc.engine.speculation import Block, Speculation, Uniforms, Verdict
 from dflash_mcmc.ops import Law
 
@@ -44,15 +44,16 @@ class Speculator:
     def __init__(self, decoder: Decoder, speculation: Speculation):
         self.decoder, self.speculation = decoder, speculation
         self.drafter = speculation.drafter
-        self.tokens_a_step = self.drafter.num_drafted + 1
+        self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
         self.walk: Walk | None = None
         self._offsets = torch.arange(self.tokens_a_step, device=decoder.model.device)
 
-    def cost(self, tokens: int, rounds: int, kept: int) -> dict[str, int]:
-        """Of a draw that took so many steps, by the names of `Cost`."""
-        return {"tokens_drawn": tokens, "target_forwards": rounds * (1 + self.drafter.target_forwards),
-                "token_forwards": rounds * (self.tokens_a_step + self.drafter.target_forwards), "blocks_drafted": rounds,
-                "tokens_drafted": rounds * self.drafter.num_drafted, "tokens_kept": kept}
+    def cost(self, tokens: int, counts: Counts) -> dict[str, int]:
+        """Of a draw, by the names of `Cost`."""
+        rounds, extra = counts.rounds, counts.blocks * self.drafter.target_forwards
+        return {"tokens_drawn": tokens, "target_forwards": rounds + extra,
+                "token_forwards": rounds * self.tokens_a_step + extra, "blocks_drafted": counts.blocks,
+                "tokens_drafted": counts.blocks * self.drafter.num_drafted, "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
@@ -63,16 +64,16 @@ class Speculator:
         drafted, draft = self._draft(cache, state, position, key_length, groups, uniforms)
         fed = torch.cat([state.tokens[state.ids[:batch]].gather(1, position[:, None]), drafted], dim=1)
         hidden = self.decoder.forward(cache, slice(0, batch), fed, positions, key_length)
-        with_base = any(group.source == "base" for group in groups)
-        logits = self.decoder.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.decoder.tapped], with_base)
+        sources = {group.source for group in groups}
+        logits = self.decoder.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.decoder.tapped], sources)
         target = laws.weigh(logits["blended"])
         weights = self._target(logits, target, groups, state, batch, drafted)
         block = Block(drafted, weights, draft, position + 1 == state.origin[:batch])
         verdict = self.speculation.rule(block, uniforms)
         tokens = verdict.tokens.reshape(-1)
         finite = torch.isfinite(target.maximum[:, 0])
-        if with_base:
-            finite &= torch.isfinite(logits["base"].amax(dim=-1))
+        for values in list(logits.values())[1:]:
+            finite &= torch.isfinite(values.amax(dim=-1))
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
         gained = self._write(state, batch, positions + 1, ~finite.view(batch, -1), verdict, scores, floors)
@@ -101,9 +102,9 @@ class Speculator:
 
         def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             hidden = self.decoder.forward(cache, slice(0, batch), tokens, positions, key_length)[:, 0]
-            return self.decoder.logits(hidden, [tap[:, 0] for tap in self.decoder.tapped], False)["blended"]
+            return self.decoder.logits(hidden, [tap[:, 0] for tap in self.decoder.tapped], ())["blended"]
 
-        drafted = self.drafter.propose(Anchors(cache, state.tokens, position, key_length, forward), draw)
+        drafted = self.drafter.propose(Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward), draw)
         return drafted, _joined(parts, batch) if parts else None
 
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...], state: Rows,
@@ -164,6 +165,7 @@ class Speculator:
             state.weight[:batch] = torch.where(count > 0, last, state.weight[:batch])
         state.position[:batch] += count
         state.rounds[:batch] += live
+        state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, count)
         state.status[:batch] = torch.where(live, found, state.status[:batch])
         return count

@@ -13,7 +13,7 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine import exact_law
 from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.speculation import Block, Chance, Noise, Speculation, Uniforms
-from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score, drive
+from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score, drive, grid_slot
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Path
 
@@ -68,10 +68,13 @@ class TabularEngine:
         model: the target.
         blend: as in the configuration; None for none.
         speculation: draws block by block with a TabularDraft; None draws token by token.
+        draft: that the blend mixes in, or that laws are drawn from.
     """
 
-    def __init__(self, model: TabularModel, blend: object | None = None, speculation: Speculation | None = None):
+    def __init__(self, model: TabularModel, blend: object | None = None, speculation: Speculation | None = None,
+                 draft: TabularDraft | None = None):
         self.model, self.blend, self.speculation = model, NoBlend() if blend is None else blend, speculation
+        self.draft = draft
         self._laws: dict[tuple, np.ndarray] = {}
 
     def run(self, chain: Chain) -> ChainResult:
@@ -99,11 +102,11 @@ class TabularEngine:
 
     def log_p(self, path: Path) -> np.ndarray:
         """Log-probabilities of the blended target after `path`, float64 (vocab_size,)."""
-        return self._law(_prefix(path), None, "blended")
+        return self._law(_prefix(path), path.length, None, "blended")
 
     def log_q(self, path: Path, law: Law, source: str) -> np.ndarray:
         """Log-probabilities of a law after `path`, float64 (vocab_size,)."""
-        return self._law(_prefix(path), law, source)
+        return self._law(_prefix(path), path.length, law, source)
 
     def _next(self, operation: Draw, path: Path) -> list[tuple[int, np.ndarray | None]]:
         """The tokens that follow, with their intervals (None: that of the law): one, or those of a block."""
@@ -133,15 +136,16 @@ class TabularEngine:
             drafted = (*drafted, int(token))
         if speculation.fault.raw_draft:
             log_q = [drafter.logits(prefix, drafted[:slot]) for slot in range(len(drafted))]
-        log_p = [self._slot(operation, prefix, drafted[:slot]) for slot in range(len(drafted) + 1)]
+        log_p = [self._slot(operation, prefix, path.length, drafted[:slot]) for slot in range(len(drafted) + 1)]
         return Block(torch.tensor([drafted]), _weights(log_p), _weights(log_q) if drawn else None,
                      torch.tensor([path.length == 0]))
 
-    def _slot(self, operation: Draw, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
-        """Log-probabilities that the target has in the slot behind `drafted`."""
+    def _slot(self, operation: Draw, prefix: tuple[int, ...], length: int, drafted: tuple[int, ...]) -> np.ndarray:
+        """Log-probabilities that the target has in the slot behind `drafted`; `length`: generated tokens of the prefix."""
+        whole, number = (*prefix, *drafted), length + len(drafted)
         if not self.speculation.fault.late_history:
-            return self._law((*prefix, *drafted), operation.law, operation.source)
-        return exact_law.process(self._logits((*prefix, *drafted), operation.source), operation.law,
+            return self._law(whole, number, operation.law, operation.source)
+        return exact_law.process(self._logits(whole, number, operation.source), operation.law,
                                  np.array((*prefix, *drafted[:-1])))
 
     def _choose(self, operation: Draw, path: Path) -> int:
@@ -157,19 +161,27 @@ class TabularEngine:
         return path.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1], interval[None],
                              token in self.model.stop_ids)
 
-    def _law(self, prefix: tuple[int, ...], law: Law | None, source: str) -> np.ndarray:
-        if (prefix, law, source) not in self._laws:
-            logits = self._logits(prefix, source)
-            log_p = exact_law.log_softmax(logits) if law is None else exact_law.process(logits, law, np.array(prefix))
-            self._laws[prefix, law, source] = log_p
-        return self._laws[prefix, law, source]
+    def _law(self, prefix: tuple[int, ...], length: int, law: Law | None, source: str) -> np.ndarray:
+        name = (prefix, length, law, source)
+        if name not in self._laws:
+            logits = self._logits(prefix, length, source)
+            self._laws[name] = exact_law.log_softmax(logits) if law is None else exact_law.process(logits, law, np.array(prefix))
+        return self._laws[name]
 
-    def _logits(self, prefix: tuple[int, ...], source: str) -> np.ndarray:
+    def _logits(self, prefix: tuple[int, ...], length: int, source: str) -> np.ndarray:
+        """After a prefix, of which `length` tokens are generated."""
         last = self.model.logits(prefix, "last")
         if source == "base":
             return last
-        tapped = [self.model.logits(prefix, "tapped") for _ in self.blend.tapped_layers(1)]
-        return self.blend.mix(last, tapped, lambda hidden: hidden / np.sqrt(np.mean(hidden**2)))
+        slot = grid_slot(length, self.draft.num_drafted + 1) if self.draft else 0
+        drafted = self.draft.logits(prefix[: len(prefix) - slot + 1], (0,) * (slot - 1)) if slot else last
+        if source == "draft" and slot:
+            return drafted
+        if getattr(self.blend, "needs_draft", False):
+            parts = [drafted]
+        else:
+            parts = [self.model.logits(prefix, "tapped") for _ in self.blend.tapped_layers(1)]
+        return self.blend.mix(last, parts, lambda hidden: hidden / np.sqrt(np.mean(hidden**2)))
 
 
 def _prefix(path: Path) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ def test_a_step_can_be_captured(monkeypatch, laws, blend):
 
     class Watched:
         def __init__(self, decoder):
-            self.decoder = decoder
+            self.decoder, self.tokens_a_step, self.reach, self.cost = decoder, decoder.tokens_a_step, 1, decoder.cost
 
         def step(self, *arguments):
             with Refusing() as mode:
@@ -136,7 +136,7 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
         """A decoder whose steps are recorded, not run, while a graph is captured."""
 
         def __init__(self, decoder):
-            self.decoder = decoder
+            self.decoder, self.tokens_a_step, self.reach, self.cost = decoder, decoder.tokens_a_step, 1, decoder.cost
 
         def step(self, *arguments):
             if FakeGraph.current is None:

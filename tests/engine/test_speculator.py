@@ -199,7 +199,7 @@ def test_prompt_lookup_finds_what_followed():
 
     rows = torch.tensor([[1, 2, 3, 4, 1, 2, 9, 9, 9], [5, 6, 5, 6, 5, 6, 0, 0, 0], [1, 2, 3, 4, 5, 6, 0, 0, 0],
                          [7, 8, 1, 8, 2, 7, 8, 0, 0]])
-    anchors = Anchors(None, rows, torch.tensor([5, 5, 5, 6]), 9, None)
+    anchors = Anchors(slice(0, 4), None, rows, torch.tensor([5, 5, 5, 6]), 9)
     drafted = NgramDrafter(4, 2).propose(anchors, None)
     assert drafted.tolist() == [[3, 4, 1, 2], [5, 6, 5, 6], [6, 6, 6, 6], [1, 8, 2, 7]]
 

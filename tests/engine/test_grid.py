@@ -1,0 +1,89 @@
+"""What the draft says of every token: the batched engine against the reference engine, and against itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.draft import DraftBlend
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.interface import Options
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.reference import ReferenceEngine
+from dflash_mcmc.ops import Draw, Law, Score
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Path
+from tests.engine.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, same
+from tests.engine.test_speculator import drafter
+from tests.targets import random_model, rows_do_not_depend_on_the_batch
+
+BLEND = DraftBlend(beta=0.4)
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+def run(model, todo, blend=BLEND, draft="dflash", slots=8, **options):
+    parts = LanguageModel(model, stop_ids=STOPS)
+    engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None, None,
+                           drafter(draft, parts, model))
+    return {done.tag: done for done in engine.run(todo)}
+
+
+@pytest.mark.parametrize("draft", ["dflash", "dflash_short", "dflash_sliding"])
+@pytest.mark.parametrize("name", ["greedy", "truncated", "power_mh", "power_mh_matched", "power_mh_early"])
+def test_draft_blend_is_reference(qwen3, name, draft):
+    parts = LanguageModel(qwen3, stop_ids=STOPS)
+    reference = ReferenceEngine(qwen3, parts, BLEND, drafter(draft, parts, qwen3))
+    batched = run(qwen3, chains(SAMPLERS[name]), draft=draft)
+    for tag, chain in chains(SAMPLERS[name]):
+        same(batched[tag].result, reference.run(chain))
+
+
+def test_the_draft_changes_the_target(qwen3):
+    with_draft, without = (run(qwen3, chains(SAMPLERS["greedy"]), blend) for blend in (BLEND, NoBlend()))
+    assert any(with_draft[tag].result.path.tokens.tolist() != without[tag].result.path.tokens.tolist() for tag in without)
+
+
+def redrawn(prompt, number):
+    """Draws from the draft itself, from inside blocks too, and scores of what was drawn from the target."""
+    key, law = Key(5).fold_in(number), Law(0.8, top_k=20)
+    path = yield Draw(Path.start(prompt), HORIZON, law, key.fold_in("a"), "draft")
+    path = yield Draw(path.prefix(min(path.length, 7)), HORIZON, law, key.fold_in("b"), "draft", path)
+    start = path.prefix(min(path.length, 3))
+    other = yield Draw(start, HORIZON, Law(), key.fold_in("c"))
+    scored = yield Score(start, other.tokens[start.length :], Law(0.8), "draft")
+    assert scored.tokens.tolist() == other.tokens.tolist()
+    np.testing.assert_allclose(scored.log_p, other.log_p, atol=TOLERANCE)
+    last = yield Draw(scored.prefix(min(scored.length, 8)), HORIZON, law, key.fold_in("d"), "draft")
+    return ChainResult(Path(prompt, *(np.concatenate([getattr(p, name) for p in (path, scored, last)])
+                                      for name in ("tokens", "log_p", "log_q", "interval"))))
+
+
+def redraws():
+    return [(number, redrawn(PROMPTS[number % len(PROMPTS)], number)) for number in range(10)]
+
+
+@pytest.mark.parametrize("blend", [NoBlend(), BLEND], ids=["none", "draft"])
+def test_drawing_from_the_draft_is_reference(qwen3, blend):
+    parts = LanguageModel(qwen3, stop_ids=STOPS)
+    reference = ReferenceEngine(qwen3, parts, blend, drafter("dflash", parts, qwen3))
+    batched = run(qwen3, redraws(), blend)
+    for tag, chain in redraws():
+        same(batched[tag].result, reference.run(chain))
+
+
+@pytest.mark.parametrize(("slots", "options"), [(1, {}), (3, {"steps_between_checks": 3}), (16, {"read_ahead": 0}),
+                                                (8, {"skip_identical": False})])
+def test_slots_and_switches_change_nothing(qwen3, slots, options):
+    tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
+    for make in (redraws, lambda: list(chains(SAMPLERS["power_mh_early"]))):
+        expected, other = run(qwen3, make()), run(qwen3, make()[::-1], slots=slots, **options)
+        for tag, done in expected.items():
+            same(other[tag].result, done.result, tolerance)
+            if "skip_identical" not in options:
+                assert other[tag].cost == done.cost
+        assert sum(done.cost.blocks_drafted for done in expected.values()) > 0
