@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine import attention, graphs, scoring
+from dflash_mcmc.engine.blockwise import BlockSteps
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.decode import Decoder, Group, Span
 from dflash_mcmc.engine.drafter import Drafter
@@ -98,7 +99,11 @@ class BatchedEngine:
         self._speculation, self._grid = speculation, self._decoder.grid
         self._rows = Rows(*shape, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         self._tracer = Tracer() if speculation and speculation.trace else None
-        stepper = Speculator(self._decoder, speculation) if speculation else self._decoder
+        stepper = self._decoder
+        if speculation:
+            stepper = Speculator(self._decoder, speculation)
+        elif self._grid and options.whole_blocks:
+            stepper = BlockSteps(self._decoder)
         graphed = options.cuda_graphs and self._on_gpu and model.capturable and not (self._tracer or self._grid)
         self._stepper = graphs.GraphedSteps(stepper) if graphed else stepper
         self._checks = options.steps_between_checks or (4 if self._on_gpu else 1)

@@ -179,7 +179,7 @@ class Decoder:
 
     def cost(self, tokens: int, counts: Counts) -> dict[str, int]:
         """Of a draw, by the names of `Cost`."""
-        return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.rounds,
+        return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.fed,
                 "blocks_drafted": counts.blocks}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
@@ -230,7 +230,7 @@ class Decoder:
         if len(state.seen):
             state.seen[rows, tokens] = state.seen[rows, tokens] | drawn
         state.position[:batch] += drawn
-        state.rounds[:batch] += live
+        state.work[:, :batch] += live
         ended = (tokens[:, None] == self.stops).any(dim=-1) | (at >= state.last[:batch])
         found = Status.DONE * ended
         if floors:

@@ -40,6 +40,8 @@ class Options(NamedTuple):
     """Keep the current sequence's keys and values in a spare row while a draw overwrites them."""
     skip_identical: bool = True
     """Take tokens that a draw shares with the path it goes along without asking the model."""
+    whole_blocks: bool = True
+    """Draw the tokens that a draft says of a block at once, and read them in one forward of the target."""
     attention: str = "auto"
     """One of `attention.CHOICES`."""
     cuda_graphs: bool = True

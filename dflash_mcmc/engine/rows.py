@@ -49,18 +49,20 @@ class Progress(NamedTuple):
     position: np.ndarray
     status: np.ndarray
     rounds: np.ndarray
+    fed: np.ndarray
     blocks: np.ndarray
     kept: np.ndarray
 
     def counts(self, row: int) -> Counts:
         """Of one row."""
-        return Counts(*(int(values[row]) for values in (self.rounds, self.blocks, self.kept)))
+        return Counts(*(int(values[row]) for values in (self.rounds, self.fed, self.blocks, self.kept)))
 
 
 class Counts(NamedTuple):
-    """Of a draw: steps that it took part in, blocks that were drafted for it, drafted tokens that it kept."""
+    """Of a draw: steps, positions that the target was evaluated at, blocks that were drafted, drafted tokens that it kept."""
 
     rounds: int = 0
+    fed: int = 0
     blocks: int = 0
     kept: int = 0
 
@@ -87,6 +89,7 @@ class Rows:
         origin: int64 (rows,), position of the first generated token.
         status: int64 (rows,), a Status.
         rounds: int64 (rows,), steps that the draw has taken part in.
+        fed: int64 (rows,), positions that the target was evaluated at in them.
         blocks: int64 (rows,), blocks that were drafted for it.
         kept: int64 (rows,), drafted tokens that it has kept.
         noise: float64 (rows, length, k), uniforms of the block whose anchor is at a position; k may be 0.
@@ -102,9 +105,10 @@ class Rows:
         self.uniforms = torch.zeros(num_rows, length, dtype=torch.float64, device=device)
         self.scores = torch.zeros(num_rows, length, 4, dtype=torch.float64, device=device)
         self.noise = torch.zeros(num_rows, length, num_noise, dtype=torch.float64, device=device)
-        self._whole = torch.zeros(7, num_rows, dtype=torch.int64, device=device)
+        self._whole = torch.zeros(8, num_rows, dtype=torch.int64, device=device)
         self._real = torch.zeros(4, num_rows, dtype=torch.float64, device=device)
-        self.position, self.last, self.origin, self.status, self.rounds, self.blocks, self.kept = self._whole
+        self.position, self.last, self.origin, self.status, self.rounds, self.fed, self.blocks, self.kept = self._whole
+        self.work = self._whole[4:6]  # rounds and fed, which a step of one token raises alike
         self.alpha, self.weight, self.floor, self.log_length = self._real
         self.nowhere = length - 1  # no token's position: what idle rows compute goes there
         self.status.fill_(Status.DONE)
@@ -113,7 +117,7 @@ class Rows:
     def begin(self, starts: Sequence[Start]) -> None:
         """Prepares rows for draws, with one transfer for each kind of value."""
         whole = [[s.row for s in starts], [s.first - 1 for s in starts], [s.last for s in starts], [s.origin for s in starts],
-                 [Status.LIVE] * len(starts), *[[0] * len(starts)] * 3, [s.fed for s in starts]]
+                 [Status.LIVE] * len(starts), *[[0] * len(starts)] * 4, [s.fed for s in starts]]
         real = [[s.alpha for s in starts], [s.weight for s in starts], [s.floor for s in starts],
                 [s.log_length for s in starts]]
         rows, *whole, fed = torch.tensor(whole, dtype=torch.int64, device=self.device)

@@ -14,6 +14,7 @@ import torch
 
 from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.commit import Offer, commit
 from dflash_mcmc.engine.decode import Decoder, Group
 from dflash_mcmc.engine.drafter import Anchors
 from dflash_mcmc.engine.rows import Counts, Rows, Status
@@ -50,9 +51,9 @@ class Speculator:
 
     def cost(self, tokens: int, counts: Counts) -> dict[str, int]:
         """Of a draw, by the names of `Cost`."""
-        rounds, extra = counts.rounds, counts.blocks * self.drafter.target_forwards
-        return {"tokens_drawn": tokens, "target_forwards": rounds + extra,
-                "token_forwards": rounds * self.tokens_a_step + extra, "blocks_drafted": counts.blocks,
+        extra = counts.blocks * self.drafter.target_forwards
+        return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
+                "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
                 "tokens_drafted": counts.blocks * self.drafter.num_drafted, "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
@@ -76,7 +77,12 @@ class Speculator:
             finite &= torch.isfinite(values.amax(dim=-1))
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
-        gained = self._write(state, batch, positions + 1, ~finite.view(batch, -1), verdict, scores, floors)
+        live = state.status[:batch] == Status.LIVE
+        offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores,
+                      ~finite.view(batch, -1))
+        gained = commit(state, offer, self.decoder.stops, floors)
+        state.blocks[:batch] += live
+        state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:
             self.walk = Walk(position - gained, block, uniforms, verdict, gained)
 
@@ -132,53 +138,6 @@ class Speculator:
             mine = (group.rows[:, None] * slots + torch.arange(slots, device=group.rows.device)).reshape(-1)
             processed[mine] = laws.process(logits[source][mine], law, None if seen is None else seen[mine])
         return processed
-
-    def _write(self, state: Rows, batch: int, at: torch.Tensor, bad: torch.Tensor, verdict: Verdict, scores: torch.Tensor,
-               floors: bool) -> torch.Tensor:
-        """Moves the live rows on up to what ends them; the others stay as they are. Returns how far, int64 (rows,).
-
-        Args:
-            at: int64 (rows, slots), positions of the tokens.
-            bad: bool (rows, slots), where logits are not numbers.
-            scores: float64 (rows, slots, 4), as in `Rows`.
-        """
-        rows, live = state.ids[:batch, None], state.status[:batch] == Status.LIVE
-        offered = self._offsets <= verdict.accepted[:, None]
-        stop = (verdict.tokens[..., None] == self.decoder.stops).any(dim=-1) | (at >= state.last[:batch, None])
-        kind = Status.DONE * stop
-        if floors:
-            weight = self._weights(state, batch, scores)
-            kind = torch.where(stop, kind, Status.ABANDONED * self._below_floor(state, batch, at, weight))
-        kind = torch.where(bad, Status.FAILED, kind)
-        ends = (kind != Status.LIVE) & offered
-        ended, first = ends.any(dim=1), ends.long().argmax(dim=1)
-        found = torch.where(ended, kind.gather(1, first[:, None])[:, 0], Status.LIVE)
-        count = torch.where(ended, first + (found != Status.FAILED), verdict.accepted + 1) * live
-        gained = self._offsets < count[:, None]
-        where = torch.where(gained, at, state.nowhere)
-        state.tokens[rows, where], state.scores[rows, where] = verdict.tokens, scores
-        if len(state.seen):
-            marks = torch.nn.functional.one_hot(verdict.tokens, state.seen.shape[1]).bool() & gained[..., None]
-            state.seen[:batch] |= marks.any(dim=1)
-        if floors:
-            last = weight.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0]
-            state.weight[:batch] = torch.where(count > 0, last, state.weight[:batch])
-        state.position[:batch] += count
-        state.rounds[:batch] += live
-        state.blocks[:batch] += live
-        state.kept[:batch] += torch.minimum(verdict.accepted, count)
-        state.status[:batch] = torch.where(live, found, state.status[:batch])
-        return count
-
-    def _weights(self, state: Rows, batch: int, scores: torch.Tensor) -> torch.Tensor:
-        """Weights after each slot, float64 (rows, slots)."""
-        gain = state.alpha[:batch, None] * scores[..., 0] - scores[..., 1]
-        return state.weight[:batch, None] + gain.cumsum(dim=1)
-
-    def _below_floor(self, state: Rows, batch: int, at: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        generated, log_length = (at - state.origin[:batch, None] + 1).double(), state.log_length[:batch, None]
-        term = torch.where(torch.isfinite(log_length), log_length - generated.log(), 0.0)
-        return weight + term <= state.floor[:batch, None]
 
 
 def _joined(parts: Sequence[laws.Weights], num_rows: int) -> laws.Weights:

@@ -165,7 +165,8 @@ class TabularEngine:
         name = (prefix, length, law, source)
         if name not in self._laws:
             logits = self._logits(prefix, length, source)
-            self._laws[name] = exact_law.log_softmax(logits) if law is None else exact_law.process(logits, law, np.array(prefix))
+            self._laws[name] = (exact_law.log_softmax(logits) if law is None
+                                else exact_law.process(logits, law, np.array(prefix)))
         return self._laws[name]
 
     def _logits(self, prefix: tuple[int, ...], length: int, source: str) -> np.ndarray:

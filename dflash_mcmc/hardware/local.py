@@ -29,6 +29,8 @@ class Local:
     reuse_prefix: bool = runtime("keep the keys and values of what a proposal shares with the state; false reads all anew")
     keep_current: bool = runtime("keep the state's keys and values in a second cache while a proposal overwrites them; false "
                                  "reads them anew after a rejection")
+    whole_blocks: bool = runtime("draw the tokens that a draft says of a block at once and read them in one forward of "
+                                 "the target")
     skip_identical: bool = runtime("take the tokens that a proposal shares with the state without asking the model")
     attention: str = runtime("implementation of attention; auto = grouped on a CPU, sdpa on a GPU",
                              choices=("auto", "grouped", "sdpa", "eager", "flash_attention_2"))

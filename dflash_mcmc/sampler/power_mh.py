@@ -10,16 +10,17 @@ import dataclasses
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
+from dflash_mcmc.kernel import Step, result, trace_entry
 from dflash_mcmc.ops import Chain, Draw, Floor, Law
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Path, common_prefix
+from dflash_mcmc.types import Path, common_prefix
 
 if TYPE_CHECKING:
     from dflash_mcmc.config import Config
@@ -27,27 +28,6 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-5
 """Nats a token, times alpha, by which float32 may miss a weight: what cannot be accepted is told with this margin."""
-
-
-class Step(NamedTuple):
-    """Outcome of one Metropolis-Hastings step."""
-
-    path: Path
-    """The next state."""
-    cut: int
-    proposal_length: int
-    log_ratio: float
-    """Of an abandoned proposal an upper bound."""
-    decision: str
-    """`accept`, `identical` (accepted, the same as the state), `reject`, or `abandon` (rejected before it was complete)."""
-
-    @property
-    def accepted(self) -> bool:
-        return self.decision in ("accept", "identical")
-
-    @property
-    def moved(self) -> bool:
-        return self.decision == "accept"
 
 
 @register("sampler", "power_mh")
@@ -164,14 +144,11 @@ class PowerMH:
                 step = yield from self.step(path, stage, block_key.fold_in("step", number))
                 path = step.path
                 steps.append(step)
-                trace.append({"block": block, "step": number, "cut": step.cut, "length": length,
-                              "proposal_length": step.proposal_length, "log_ratio": step.log_ratio,
-                              "decision": step.decision})
+                trace.append(trace_entry(step, block, number, length))
             if path.ended and (self.rule == "published" or self.after_eos == "return"):
                 break
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
-        return ChainResult(path, len(steps), sum(s.accepted for s in steps), sum(s.moved for s in steps),
-                           sum(s.decision == "abandon" for s in steps), bound, tuple(trace))
+        return result(path, steps, bound, trace)
 
     def step(self, path: Path, horizon: int, key: Key) -> Generator[Draw, Path, Step]:
         """One step from a complete state of horizon `horizon`. The uniforms of cut, acceptance and tokens are apart."""

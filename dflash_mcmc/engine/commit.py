@@ -1,0 +1,88 @@
+"""Several tokens a row at once: what of an offer is taken, and what ends the draw."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from dflash_mcmc.engine.rows import Rows, Status
+
+
+class Offer(NamedTuple):
+    """Tokens for the first rows, slot by slot.
+
+    Attributes:
+        at: int64 (rows, slots), the positions that the slots stand for.
+        first, last: int64 (rows,), the slots that are offered.
+        tokens: int64 (rows, slots).
+        scores: float64 (rows, slots, 4), as in `Rows`.
+        bad: bool (rows, slots), where logits were not numbers.
+    """
+
+    at: torch.Tensor
+    first: torch.Tensor
+    last: torch.Tensor
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    bad: torch.Tensor
+
+
+def commit(state: Rows, offer: Offer, stops: torch.Tensor, floors: bool) -> torch.Tensor:
+    """Moves the live rows on, up to what ends them; the others stay as they are.
+
+    Args:
+        stops: int64, the stop ids.
+        floors: whether a row has a floor; without, none is looked at.
+
+    Returns:
+        int64 (rows,), how many tokens each row has gained.
+    """
+    batch, slots = offer.at.shape
+    slot = torch.arange(slots, device=offer.at.device)
+    live = state.status[:batch] == Status.LIVE
+    offered = (slot >= offer.first[:, None]) & (slot <= offer.last[:, None])
+    stop = (offer.tokens[..., None] == stops).any(dim=-1) | (offer.at >= state.last[:batch, None])
+    kind = Status.DONE * stop
+    if floors:
+        weight = _weights(state, offer, offered)
+        kind = torch.where(stop, kind, Status.ABANDONED * _below_floor(state, offer.at, weight))
+    kind = torch.where(offer.bad, Status.FAILED, kind)
+    ends = (kind != Status.LIVE) & offered
+    ended, at = ends.any(dim=1), ends.long().argmax(dim=1)
+    found = torch.where(ended, kind.gather(1, at[:, None])[:, 0], Status.LIVE)
+    behind = torch.where(ended, at + (found != Status.FAILED), offer.last + 1)
+    gained = offered & (slot < behind[:, None]) & live[:, None]
+    count = gained.sum(dim=1)
+    _keep(state, offer, gained)
+    if floors:
+        last = weight.gather(1, (behind - 1).clamp(min=0)[:, None])[:, 0]
+        state.weight[:batch] = torch.where(count > 0, last, state.weight[:batch])
+    state.position[:batch] += count
+    state.rounds[:batch] += live
+    state.fed[:batch] += live * slots
+    state.status[:batch] = torch.where(live, found, state.status[:batch])
+    return count
+
+
+def _keep(state: Rows, offer: Offer, gained: torch.Tensor) -> None:
+    batch = len(gained)
+    rows, where = state.ids[:batch, None], torch.where(gained, offer.at, state.nowhere)
+    state.tokens[rows, where], state.scores[rows, where] = offer.tokens, offer.scores
+    if len(state.seen):
+        marks = torch.nn.functional.one_hot(offer.tokens, state.seen.shape[1]).bool() & gained[..., None]
+        state.seen[:batch] |= marks.any(dim=1)
+
+
+def _weights(state: Rows, offer: Offer, offered: torch.Tensor) -> torch.Tensor:
+    """W after each slot, float64 (rows, slots)."""
+    batch = len(offered)
+    gain = state.alpha[:batch, None] * offer.scores[..., 0] - offer.scores[..., 1]
+    return state.weight[:batch, None] + torch.where(offered, gain, 0.0).cumsum(dim=1)
+
+
+def _below_floor(state: Rows, at: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    batch = len(at)
+    generated, log_length = (at - state.origin[:batch, None] + 1).double(), state.log_length[:batch, None]
+    term = torch.where(torch.isfinite(log_length), log_length - generated.log(), 0.0)
+    return weight + term <= state.floor[:batch, None]

@@ -1,0 +1,41 @@
+"""What Metropolis-Hastings samplers have in common: the outcome of a step, and what a chain tells of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dflash_mcmc.types import ChainResult, Path
+
+
+class Step(NamedTuple):
+    """Outcome of one Metropolis-Hastings step."""
+
+    path: Path
+    """The next state."""
+    cut: int
+    proposal_length: int
+    log_ratio: float
+    """Of an abandoned proposal an upper bound."""
+    decision: str
+    """`accept`, `identical` (accepted, the same as the state), `reject`, or `abandon` (rejected before it was complete)."""
+
+    @property
+    def accepted(self) -> bool:
+        return self.decision in ("accept", "identical")
+
+    @property
+    def moved(self) -> bool:
+        return self.decision == "accept"
+
+
+def trace_entry(step: Step, block: int, number: int, length: int) -> dict[str, float | int | str]:
+    """A step in the trace of its chain; `length` is that of the state before it."""
+    return {"block": block, "step": number, "cut": step.cut, "length": length, "proposal_length": step.proposal_length,
+            "log_ratio": step.log_ratio, "decision": step.decision}
+
+
+def result(path: Path, steps: Sequence[Step], law_error: float, trace: Sequence[dict]) -> ChainResult:
+    """What a chain returns after its steps."""
+    return ChainResult(path, len(steps), sum(step.accepted for step in steps), sum(step.moved for step in steps),
+                       sum(step.decision == "abandon" for step in steps), law_error, tuple(trace))

@@ -1,0 +1,170 @@
+"""Metropolis-Hastings on p^alpha with the draft as proposal: the hypothesis of the speculative-MCMC probe, runnable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.kernel import Step, result, trace_entry
+from dflash_mcmc.ops import Chain, Draw, Floor, Law, Operation, Score
+from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import Path, common_prefix
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+
+
+@register("sampler", "draft_mh")
+@dataclass(slots=True, kw_only=True)
+class DraftMH:
+    """Metropolis-Hastings on p^alpha whose proposals are blocks of the draft: regenerate a suffix from it, accept by weight.
+
+    Target and schedule are those of power_mh. The proposal law q_d is the draft's, softmax(logits / draft_temperature), on
+    blocks that start at generated tokens 0, B, 2B, ... wherever the suffix starts, so that log q_d is a function of the
+    sequence; the first token of each block is drawn from the target at the same temperature. A whole block is drawn and
+    read in one forward of the target. With `proposal=mixture` a suffix comes from the draft with probability
+    `draft_weight`, else from the target at `proposal_temperature`, and the ratio takes the density of the mixture.
+    """
+
+    alpha: float = identity("power of the target p^alpha", gt=0)
+    draft_temperature: float = identity("temperature of the draft's law", gt=0)
+    num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
+    num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
+    cut: str = identity("where a suffix may start: current = any place of the current sequence; start = its start (an "
+                        "independence sampler)", choices=("current", "start"))
+    proposal: str = identity("draft = the draft alone; mixture = the draft or the target, drawn by weight",
+                             choices=("draft", "mixture"))
+    draft_weight: float = identity("share of the draft in the mixture", gt=0, lt=1)
+    proposal_temperature: float | None = identity("of the mixture's other part, the target; null takes 1/alpha", gt=0)
+    early_reject: str = identity("abandon a proposal of the draft once it cannot be accepted any more: eps = each wrong with "
+                                 "probability at most epsilon; off", choices=("off", "eps"))
+    epsilon: float = identity("chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
+
+    needs_draft = True
+
+    def check(self, config: Config) -> None:
+        """Conditions that span fields. Raises ConfigError."""
+        length = config.dataset.max_new_tokens
+        if length % self.num_blocks:
+            near = ", ".join(str(n) for n in range(1, length + 1) if length % n == 0)
+            raise ConfigError("sampler.num_blocks", self.num_blocks, f"a divisor of dataset.max_new_tokens={length}: {near}")
+        if name_of(config.draft) in ("ngram", "self"):
+            raise ConfigError("draft", name_of(config.draft), "tiny or dflash with sampler=draft_mh: one forward that gives a "
+                              "density for a whole block")
+        if name_of(config.decoder) != "plain":
+            raise ConfigError("decoder", name_of(config.decoder), "plain with sampler=draft_mh, whose draws are the draft's")
+        if self.early_reject == "eps" and (self.proposal == "mixture" or self.alpha < 1.0):
+            raise ConfigError("sampler.early_reject", self.early_reject, "off with sampler.proposal=mixture or sampler.alpha "
+                              "below 1")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """Effective values: what has no effect here is not part of the identity."""
+        values: dict[str, object] = {"proposal_temperature": self.other_law().temperature}
+        if self.proposal == "draft":
+            values.update(draft_weight=None, proposal_temperature=None)
+        if self.early_reject == "off":
+            values["epsilon"] = None
+        return values
+
+    def law(self) -> Law:
+        """The draft's law q_d."""
+        return Law(self.draft_temperature)
+
+    def source(self) -> str:
+        """The logits that q_d is made from."""
+        return "draft"
+
+    def other_law(self) -> Law:
+        """The mixture's other part."""
+        return Law(1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature)
+
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """One chain through all stages; `horizon` is the full length in tokens."""
+        block_length = horizon // self.num_blocks
+        path, other, steps, trace = Path.start(prompt), np.empty(0), [], []
+        for block in range(1, self.num_blocks + 1):
+            block_key, stage = key.fold_in("block", block), block * block_length
+            if not path.ended:
+                start = path.length
+                path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"), "draft")
+                other = np.concatenate([other, (yield from self._other(path, start))])
+            for number in range(1, self.num_steps + 1):
+                length = path.length
+                step, other = yield from self.transition(path, other, stage, block_key.fold_in("step", number))
+                path = step.path
+                steps.append(step)
+                trace.append(trace_entry(step, block, number, length))
+        bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
+        return result(path, steps, bound, trace)
+
+    def step(self, path: Path, horizon: int, key: Key) -> Generator[Operation, Path, Step]:
+        """One step from a complete state of horizon `horizon`, of which only the path is known."""
+        other = yield from self._other(path, 0)
+        step, _ = yield from self.transition(path, other, horizon, key)
+        return step
+
+    def transition(self, path: Path, other: np.ndarray, horizon: int,
+                   key: Key) -> Generator[Operation, Path, tuple[Step, np.ndarray]]:
+        """One step. `other`, float64 (length,): log-probabilities of the path under the mixture's other part."""
+        cut = key.fold_in("cut").integer(path.length) if self.cut == "current" else 0
+        log_uniform = key.fold_in("accept").log_uniform()
+        proposal, proposed = yield from self._propose(path, horizon, cut, log_uniform, key)
+        if not proposal.complete(horizon):
+            return Step(path, cut, proposal.length, self._floor(path, cut, log_uniform).bound(
+                self.log_weight(proposal, proposed, cut), proposal.length), "abandon"), other
+        proposed = np.concatenate([other[:cut], proposed])
+        log_ratio = self.log_ratio(path, other, proposal, proposed, cut)
+        if not log_uniform < log_ratio:
+            return Step(path, cut, proposal.length, log_ratio, "reject"), other
+        decision = "identical" if np.array_equal(proposal.tokens, path.tokens) else "accept"
+        return Step(proposal, cut, proposal.length, log_ratio, decision), proposed
+
+    def _propose(self, path: Path, horizon: int, cut: int, log_uniform: float,
+                 key: Key) -> Generator[Operation, Path, tuple[Path, np.ndarray]]:
+        """A new suffix from `cut` on, whose log_q is the draft's, and its log-probabilities under the other part."""
+        start, token_key = path.prefix(cut), key.fold_in("token")
+        if self.proposal == "draft":
+            floor = self._floor(path, cut, log_uniform) if self.early_reject == "eps" else None
+            proposal = yield Draw(start, horizon, self.law(), token_key, "draft", path, floor)
+            return proposal, np.zeros(proposal.length - cut)
+        if key.fold_in("part").log_uniform() < math.log(self.draft_weight):
+            proposal = yield Draw(start, horizon, self.law(), token_key, "draft")
+            return proposal, (yield from self._other(proposal, cut))
+        drawn = yield Draw(start, horizon, self.other_law(), token_key, "base")
+        proposal = yield Score(start, drawn.tokens[cut:], self.law(), "draft")
+        return proposal, drawn.log_q[cut:]
+
+    def _other(self, path: Path, start: int) -> Generator[Operation, Path, np.ndarray]:
+        """Log-probabilities of tokens from `start` on under the mixture's other part; zeros where there is none."""
+        if self.proposal == "draft" or path.length == start:
+            return np.zeros(path.length - start)
+        scored = yield Score(path.prefix(start), path.tokens[start:], self.other_law(), "base")
+        return scored.log_q[start:]
+
+    def _floor(self, path: Path, cut: int, log_uniform: float) -> Floor:
+        length = path.length if self.cut == "current" else None
+        return Floor(log_uniform, self.alpha, self.log_weight(path, np.zeros(path.length - cut), cut), length,
+                     -math.log(self.epsilon))
+
+    def log_ratio(self, path: Path, other: np.ndarray, proposal: Path, proposed: np.ndarray, cut: int) -> float:
+        """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
+        start = cut
+        if self.proposal == "draft":  # what the two share beyond the cut has the same weight in both: left out, not cancelled
+            start += common_prefix(path.tokens[cut:], proposal.tokens[cut:])
+        term = math.log(path.length / proposal.length) if self.cut == "current" else 0.0
+        return self.log_weight(proposal, proposed[start:], start) - self.log_weight(path, other[start:], start) + term
+
+    def log_weight(self, path: Path, other: np.ndarray, start: int) -> float:
+        """Sum of alpha * log p over tokens from `start` on, minus the log-density of the proposal there."""
+        log_q = float(np.sum(path.log_q[start:]))
+        if self.proposal == "mixture":
+            log_q = float(np.logaddexp(math.log(self.draft_weight) + log_q,
+                                       math.log1p(-self.draft_weight) + float(np.sum(other))))
+        return self.alpha * float(np.sum(path.log_p[start:])) - log_q

@@ -1,0 +1,143 @@
+"""The exact law of `sampler=draft_mh` on the tabular engine: invariant on the absolute grid, and not where it is wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.draft import DraftBlend
+from dflash_mcmc.engine.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.ops import Draw
+from dflash_mcmc.sampler.draft_mh import DraftMH
+from dflash_mcmc.sampler.power_mh import PowerMH
+from dflash_mcmc.testing import balance_error, invariance_error, power_target, transition_matrix
+
+EXACT, WRONG = 1e-12, 1e-3
+HORIZON = 4
+
+
+def make(cls=DraftMH, **changes) -> DraftMH:
+    values = dict(alpha=4.0, draft_temperature=1.0, num_blocks=2, num_steps=1, cut="current", proposal="draft",
+                  draft_weight=0.4, proposal_temperature=None, early_reject="off", epsilon=1e-5)
+    return cls(**{**values, **changes})
+
+
+def engine(stop_ids=(0,), blend=None, num_drafted=2, seed=0, scale=0.7) -> TabularEngine:
+    draft = TabularDraft(3, num_drafted, seed=seed + 7, scale=scale)
+    return TabularEngine(TabularModel(3, stop_ids, seed=seed, scale=0.5), blend, None, draft)
+
+
+def errors(engine, sampler) -> tuple[float, float]:
+    target = power_target(engine, HORIZON, sampler.alpha, sampler.law(), sampler.source())
+    matrix = transition_matrix(engine, sampler, HORIZON, target)
+    assert np.abs(matrix.sum(axis=1) - 1.0).max() <= EXACT
+    return invariance_error(matrix, target), balance_error(matrix, target)
+
+
+OPTIONS = {"current": {}, "start": {"cut": "start"}, "cold": {"draft_temperature": 0.6}, "mild": {"alpha": 1.5},
+           "mixture": {"proposal": "mixture"}, "mixture_start": {"proposal": "mixture", "cut": "start", "draft_weight": 0.8}}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("stop_ids", [(0,), ()], ids=["stop", "no_stop"])
+def test_step_leaves_the_power_target_invariant(options, stop_ids):
+    assert max(errors(engine(stop_ids), make(**options))) <= EXACT
+
+
+@pytest.mark.parametrize("num_drafted", [1, 3])
+def test_whatever_the_block_size(num_drafted):
+    assert max(errors(engine(num_drafted=num_drafted), make())) <= EXACT
+
+
+def power_mh(proposal) -> PowerMH:
+    return PowerMH(alpha=4.0, proposal_temperature=None, num_blocks=2, num_steps=1, cut="current", proposal=proposal,
+                   rule="exact", after_eos="continue", early_reject="off", epsilon=1e-5, top_k=0, top_p=1.0, min_p=0.0,
+                   repetition_penalty=1.0)
+
+
+@pytest.mark.parametrize("proposal", ["base", "matched"])
+def test_power_mh_on_the_draft_blended_target(proposal):
+    assert max(errors(engine(blend=DraftBlend(beta=0.4)), power_mh(proposal))) <= EXACT
+
+
+def test_draft_mh_on_the_draft_blended_target():
+    assert max(errors(engine(blend=DraftBlend(beta=0.4)), make())) <= EXACT
+
+
+class GridFromTheCut(TabularEngine):
+    """The published grid: blocks start where the proposal starts."""
+
+    origin = 0
+
+    def answer(self, operation):
+        if isinstance(operation, Draw):
+            self.origin = operation.path.length
+            self._laws.clear()
+        return super().answer(operation)
+
+    def _logits(self, prefix, length, source):
+        return super()._logits(prefix, length - self.origin if length >= self.origin else length, source)
+
+
+@pytest.mark.parametrize(("sampler", "blend"), [(make(), None), (power_mh("matched"), DraftBlend(beta=0.4))],
+                         ids=["draft_mh", "power_mh"])
+def test_blocks_that_start_at_the_cut_have_no_target(sampler, blend):
+    right = engine(blend=blend, seed=1, scale=2.0)
+    published = GridFromTheCut(right.model, blend, None, right.draft)
+    target = power_target(right, HORIZON, 4.0, sampler.law(), sampler.source())
+    assert invariance_error(transition_matrix(published, sampler, HORIZON, target), target) > WRONG
+
+
+@dataclass(slots=True, kw_only=True)
+class NoLengthTerm(DraftMH):
+    def log_ratio(self, path, other, proposal, proposed, cut):
+        term = math.log(path.length / proposal.length) if self.cut == "current" else 0.0
+        return DraftMH.log_ratio(self, path, other, proposal, proposed, cut) - term
+
+
+@dataclass(slots=True, kw_only=True)
+class NoProposalDensity(DraftMH):
+    def log_weight(self, path, other, start):
+        return self.alpha * float(np.sum(path.log_p[start:]))
+
+
+@dataclass(slots=True, kw_only=True)
+class DensityOfThePartThatWasDrawn(DraftMH):
+    """The ratio of a mixture takes the mixture's density; this takes the draft's for both."""
+
+    def log_weight(self, path, other, start):
+        return float(np.sum(self.alpha * path.log_p[start:] - path.log_q[start:]))
+
+
+@pytest.mark.parametrize(("mutant", "options"), [(NoLengthTerm, {}), (NoProposalDensity, {}), (NoProposalDensity, {
+    "cut": "start"}), (DensityOfThePartThatWasDrawn, {"proposal": "mixture"})])
+def test_mutants_fail(mutant, options):
+    assert max(errors(engine(), make(mutant, **options))) > WRONG
+
+
+def test_eps_errs_by_at_most_epsilon():
+    """Early rejection of the draft's proposals moves each row of the transition matrix by at most epsilon."""
+    epsilon, tabular = 0.3, engine()
+    target = power_target(tabular, HORIZON, 4.0, make().law(), "draft")
+    full = transition_matrix(tabular, make(), HORIZON, target)
+    early = transition_matrix(tabular, make(early_reject="eps", epsilon=epsilon), HORIZON, target)
+    moved = 0.5 * np.abs(full - early).sum(axis=1)
+    assert 0.0 < moved.max() <= epsilon
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (["sampler.num_blocks=7"], "sampler.num_blocks: given 7; allowed: a divisor of dataset.max_new_tokens="),
+    (["draft=ngram"], "draft: given 'ngram'; allowed: tiny or dflash with sampler=draft_mh"),
+    (["draft=none"], "draft: given 'none'; allowed: a draft"),
+    (["decoder=speculative_match"], "decoder: given 'speculative_match'; allowed: plain with sampler=draft_mh"),
+    (["sampler.early_reject=eps", "sampler.proposal=mixture"], "sampler.early_reject: given 'eps'; allowed: off with"),
+])
+def test_bad_input_is_one_line(make_config, overrides, message):
+    given = overrides if any(text.startswith("draft=") for text in overrides) else ["draft=tiny", *overrides]
+    with pytest.raises(UserError) as error:
+        make_config("sampler=draft_mh", *given)
+    assert str(error.value).startswith(message)
