@@ -17,6 +17,7 @@ from dflash_mcmc import ranks
 from dflash_mcmc.cli import check_command, config_folder, prepare
 from dflash_mcmc.config import to_config
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.registry import name_of
 
 _HINT = "nothing recorded is lost: run the same command again and it goes on from there"
 
@@ -54,16 +55,23 @@ def _main(arguments: list[str]) -> None:
             sys.exit(2)
         raise
     folders: list[Path] = []
+    probed: list[Path] = []
 
     def task(composed: DictConfig) -> float | None:
-        from dflash_mcmc.run import execute
+        config = to_config(composed)
+        probes = name_of(config.probe) != "none"
+        if probes:
+            from dflash_mcmc.probing import execute
+        else:
+            from dflash_mcmc.run import execute
 
-        result = execute(to_config(composed))
-        drawn = f"{result.num_new} new samples" if result.num_new else "complete before, nothing drawn"
+        result = execute(config)
+        unit = config.probe.unit if probes else "sample"
+        drawn = f"{result.num_new} new {unit}s" if result.num_new else "complete before, nothing drawn"
         beyond = f"; {result.num_beyond} more than asked for are recorded, and counted" if result.num_beyond else ""
         if not ranks.rank():
             print(f"{result.folder}: {drawn}{beyond}")
-            folders.append(result.folder)
+            (probed if probes else folders).append(result.folder)
         return result.summary.get("accuracy")
 
     sys.argv = [sys.argv[0], *arguments]
@@ -73,6 +81,10 @@ def _main(arguments: list[str]) -> None:
         from dflash_mcmc.report.table import overall
 
         print("\n" + overall(list(dict.fromkeys(folders))))
+    if probed:
+        from dflash_mcmc.report import probed as tables
+
+        print("\n" + tables.overall(list(dict.fromkeys(probed))))
 
 
 def _reraised(task):

@@ -17,9 +17,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dflash_mcmc.config import PACKAGE, Config, Root, field_of, store_schemas, to_config, to_typed, unknown_field
+from dflash_mcmc.config import PACKAGE, Config, Root, field_of, store_schemas, to_config, to_typed, unknown_field, unused
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import spec_of
+from dflash_mcmc.registry import name_of
 
 
 def config_folder() -> Path:
@@ -58,7 +59,17 @@ def check_command(arguments: list[str]) -> None:
                             "of your own options with --config-dir")
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         for overrides in _jobs(parsed):
-            to_config(compose_checked("config", overrides))
+            _refuse_unused(to_config(compose_checked("config", overrides)), overrides)
+
+
+def _refuse_unused(config: Config, overrides: list[str]) -> None:
+    """Nothing that is given is silently ignored: a probe says what it uses."""
+    idle = unused(config)
+    for text in overrides:
+        name, _, value = text.lstrip("+~").partition("=")
+        group = re.split(r"[.@/]", name)[0]
+        if group in idle:
+            raise ConfigError(name, value, f"nothing, since probe={name_of(config.probe)} does not use {group}")
 
 
 def compose_once(config_name: str, overrides: list[str], cls: type[Root]) -> tuple[Root, dict[str, str]]:

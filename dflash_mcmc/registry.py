@@ -21,7 +21,7 @@ from dflash_mcmc.errors import UserError
 
 T = TypeVar("T", bound=type)
 
-GROUPS = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader", "hardware", "tracker")
+GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "tracker")
 _components: dict[tuple[str, str], Component] = {}
 
 

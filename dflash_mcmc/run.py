@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.language_model import LanguageModel
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "math-verify", "latex2sympy2_extended",
-             "sympy", "hydra-core", "omegaconf", "wandb", "accelerate")
+             "sympy", "matplotlib", "hydra-core", "omegaconf", "wandb", "accelerate")
 
 
 class RunResult(NamedTuple):
@@ -77,7 +77,7 @@ def execute(config: Config) -> RunResult:
             pending = _encode(config, model, todo)
             engine = _engine(config, model, pending, team)
             if not team.rank:
-                _describe(store, config, identity, device)
+                describe(store, config, identity, device)
             _sample(store, config, digest, engine, pending, team)
         summary = stats.summarise(config.label(), store.records)
         if not team.rank:
@@ -85,7 +85,8 @@ def execute(config: Config) -> RunResult:
     return RunResult(folder, summary, len(todo), len(store.records) - len(problems) * config.num_chains)
 
 
-def _describe(store: RunStore, config: Config, identity: dict[str, object], device: str) -> None:
+def describe(store: RunStore, config: Config, identity: dict[str, object], device: str) -> None:
+    """Writes configuration, identity, and what this start runs on."""
     store.write_config(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
     store.write_session(identity, {
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -202,8 +203,9 @@ def _engine(config: Config, model: LanguageModel, pending: list[_Pending], team:
     length = prompt_length + config.dataset.max_new_tokens
     drafter = config.draft.load(model)
     planned = plan(model, config.hardware.num_slots, share, length, prompt_length, options, config.hardware.memory_gb, drafter)
+    asked = any(getattr(component, "needs_draft", False) for component in (config.blend, config.sampler))
     return BatchedEngine(model, config.blend, planned.num_slots, planned.max_length, options, prompt_length,
-                         config.decoder.speculation(drafter))
+                         config.decoder.speculation(drafter), drafter if asked else None)
 
 
 def _chain(config: Config, entry: _Pending):

@@ -83,7 +83,15 @@ def summarise(condition: str, records: list[dict]) -> dict[str, object]:
         "tokens_skipped": _total(records, "tokens_skipped"),
         "token_forwards": _total(records, "token_forwards"),
         "target_forwards": _total(records, "target_forwards"),
+        "blocks_drafted": _total(records, "blocks_drafted"),
+        "accepted_length": _accepted_length(records),
     }
+
+
+def _accepted_length(records: list[dict]) -> float | None:
+    """Tokens that a drafted block gives on average, the one behind the kept ones included; null where nothing was drafted."""
+    blocks = _total(records, "tokens_drafted") and _total(records, "blocks_drafted")
+    return 1.0 + _total(records, "tokens_kept") / blocks if blocks else None
 
 
 def _total(records: list[dict], name: str) -> float:

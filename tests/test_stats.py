@@ -10,7 +10,8 @@ from dflash_mcmc.stats import accuracy, summarise
 def record(problem: str, verdict: str, chain: int = 0, **rest) -> dict:
     return {"problem": problem, "chain": chain, "verdict": verdict, "num_tokens": 10, "log_p": -2.0, "seconds": 1.0,
             "share_seconds": 0.5, "proposals": 4, "accepted": 2, "moved": 1, "abandoned": 1, "law_error": 0.0,
-            "tokens_drawn": 30, "tokens_skipped": 5, "token_forwards": 50, "target_forwards": 40, **rest}
+            "tokens_drawn": 30, "tokens_skipped": 5, "token_forwards": 50, "target_forwards": 40, "blocks_drafted": 0, "tokens_drafted": 0,
+            "tokens_kept": 0, **rest}
 
 
 @pytest.mark.parametrize(("correct", "total", "low", "high"), [
@@ -55,6 +56,12 @@ def test_summary():
     assert summary["moved_rate"] == 2 / 8
     assert summary["token_forwards"] == 150
     assert summary["mean_tokens"] == 10
+
+
+def test_accepted_length_is_over_blocks():
+    drafted = {"blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 10}
+    assert summarise("greedy", [record("a", "correct", **drafted), record("b", "wrong")])["accepted_length"] == 3.5
+    assert summarise("greedy", [record("a", "correct")])["accepted_length"] is None
 
 
 def test_no_proposals_give_no_rate_and_no_records_no_accuracy():

@@ -29,7 +29,7 @@ class BlockSteps:
     def cost(self, tokens: int, counts: Counts) -> dict[str, int]:
         """Of a draw, by the names of `Cost`."""
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.fed,
-                "blocks_drafted": counts.blocks, "tokens_drafted": counts.kept, "tokens_kept": counts.kept}
+                "blocks_drafted": counts.blocks}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
@@ -77,9 +77,8 @@ class BlockSteps:
         bad = ~torch.isfinite(target.maximum).view(batch, -1)
         bad[:, :-1] |= ~torch.isfinite(draft.maximum).view(batch, -1) & started[:, None]
         drafting = (state.status[:batch] == Status.LIVE) & started
-        gained = commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.decoder.stops, floors)
+        commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.decoder.stops, floors)
         state.blocks[:batch] += drafting
-        state.kept[:batch] += torch.where(started, torch.minimum(gained, slot - offset), 0)
 
     def _target(self, cache: SlotCache, fed: torch.Tensor, at: torch.Tensor, key_length: int, hidden: torch.Tensor,
                 started: torch.Tensor) -> laws.Weights:

@@ -12,15 +12,21 @@ from dflash_mcmc.errors import UserError
 
 _HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
             "moved", "no answer", "token-forwards")
+_DRAFTED = "accepted length"
+"""Stands last where a run has drafted."""
 
 
 def overall(folders: Sequence[Path]) -> str:
     """Rows in the order of the folders; what tells runs of one condition apart stands behind its name."""
     summaries = [_read(folder / "summary.json") for folder in folders]
     labels = _labels([s["condition"] for s in summaries], [_read(folder / "run.json")["identity"] for folder in folders])
-    rows = [_row(label, summary) for label, summary in zip(labels, summaries, strict=True) if summary["num_samples"]]
-    align = ("left", *["right"] * (len(_HEADERS) - 1))
-    return tabulate(rows, headers=_HEADERS, tablefmt="github", colalign=align, disable_numparse=True)
+    pairs = [(label, summary) for label, summary in zip(labels, summaries, strict=True) if summary["num_samples"]]
+    rows, headers = [_row(label, summary) for label, summary in pairs], list(_HEADERS)
+    if any(summary["accepted_length"] is not None for _, summary in pairs):
+        headers.append(_DRAFTED)
+        rows = [[*row, _number(summary["accepted_length"], "{:.2f}")] for row, (_, summary) in zip(rows, pairs, strict=True)]
+    align = ("left", *["right"] * (len(headers) - 1))
+    return tabulate(rows, headers=headers, tablefmt="github", colalign=align, disable_numparse=True)
 
 
 def _row(label: str, summary: dict) -> list[str]:

@@ -42,10 +42,10 @@ def whole(number, law=Law(), source="blended"):  # noqa: B008  (a law is a value
     return ChainResult(path)
 
 
-def stepped(monkeypatch, replacement, blend, laws):
+def stepped(monkeypatch, replacement, blend, laws, speculation=None):
     """Results of an engine whose decode step is wrapped."""
-    engine = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), blend, 4, 64)
-    monkeypatch.setattr(engine, "_stepper", replacement(engine._decoder))
+    engine = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), blend, 4, 64, speculation=speculation)
+    monkeypatch.setattr(engine, "_stepper", replacement(engine._stepper))
     return {d.tag: d.result.path for d in engine.run((n, whole(n, *laws)) for n in range(6))}
 
 
@@ -57,7 +57,8 @@ def test_a_step_can_be_captured(monkeypatch, laws, blend):
 
     class Watched:
         def __init__(self, decoder):
-            self.decoder, self.tokens_a_step, self.reach, self.cost = decoder, decoder.tokens_a_step, 1, decoder.cost
+            self.decoder, self.cost = decoder, decoder.cost
+            self.tokens_a_step, self.reach = decoder.tokens_a_step, decoder.reach
 
         def step(self, *arguments):
             with Refusing() as mode:
@@ -66,6 +67,18 @@ def test_a_step_can_be_captured(monkeypatch, laws, blend):
 
     assert len(stepped(monkeypatch, Watched, blend, laws)) == 6
     assert not found
+    for speculation in speculations():
+        assert len(stepped(monkeypatch, Watched, blend, laws, speculation)) == 6
+        assert not found
+
+
+def speculations():
+    from tests.engine.test_speculator import drafter, match, reject
+
+    model = random_model()
+    parts = LanguageModel(model, stop_ids=(3,))
+    for decoder, name in ((match(), "dflash"), (reject(), "dflash_sliding"), (reject(verification="block"), "ngram")):
+        yield decoder.speculation(drafter(name, parts, model))
 
 
 def test_the_watch_sees_what_it_should():
@@ -136,7 +149,8 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
         """A decoder whose steps are recorded, not run, while a graph is captured."""
 
         def __init__(self, decoder):
-            self.decoder, self.tokens_a_step, self.reach, self.cost = decoder, decoder.tokens_a_step, 1, decoder.cost
+            self.decoder, self.cost = decoder, decoder.cost
+            self.tokens_a_step, self.reach = decoder.tokens_a_step, decoder.reach
 
         def step(self, *arguments):
             if FakeGraph.current is None:

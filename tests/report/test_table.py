@@ -36,6 +36,16 @@ def test_rows(tmp_path):
     assert cells(rows[2])[7:9] == ["50.0 %", "25.0 %"]
 
 
+def test_accepted_length_is_told_where_something_was_drafted(tmp_path):
+    drafted = {"blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 10}
+    runs = [folder(tmp_path / "a", "greedy", {"decoder": "plain"}),
+            folder(tmp_path / "b", "greedy", {"decoder": "speculative_match"}, **drafted)]
+    header, _, *rows = overall(runs).splitlines()
+    assert cells(header)[-1] == "accepted length"
+    assert [cells(row)[-1] for row in rows] == ["-", "3.50"]
+    assert "accepted length" not in overall(runs[:1])
+
+
 def test_samples_that_could_not_be_drawn_have_no_answer(tmp_path):
     run = folder(tmp_path / "a", "ps", {})
     failed = [record(problem, "error", proposals=0) for problem in "ab"]

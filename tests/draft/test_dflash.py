@@ -1,0 +1,70 @@
+"""A DFlash checkpoint as the draft of a run: what is refused, and in which words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.config import identity_hash
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.run import execute
+
+RUN = ("decoder=speculative_match", "sampler=greedy", "dataset.limit=2", "dataset.max_new_tokens=32")
+
+
+@pytest.fixture
+def checkpoint(tmp_path, make_config) -> Path:
+    """A copy of the embedded draft, to be changed."""
+    config = make_config(*RUN, "draft=tiny")
+    return Path(shutil.copytree(config.draft.path, tmp_path / "draft"))
+
+
+def change(folder: Path, **values) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config.update(values)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def refused(make_config, folder: Path, message: str, *overrides: str) -> None:
+    with pytest.raises(UserError) as error:
+        execute(make_config(*RUN, "draft=dflash", f"draft.path={folder}", *overrides))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_runs_like_the_embedded_draft(make_config, checkpoint):
+    embedded = execute(make_config(*RUN, "draft=tiny"))
+    moved = execute(make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32"))
+    assert moved.folder.name.split("-")[-1] == identity_hash(make_config(*RUN, "draft=tiny"))  # what is in it counts, not where
+    assert embedded.summary["correct"] == moved.summary["correct"]
+
+
+def test_a_draft_for_another_target(make_config, checkpoint):
+    change(checkpoint, num_target_layers=36)
+    refused(make_config, checkpoint, "draft.path: the draft was trained for a target of 36 layers; allowed: 8, the target's")
+
+
+def test_a_missing_file(make_config, checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    refused(make_config, checkpoint, "draft.path:")
+    refused(make_config, checkpoint.parent / "nowhere", "draft.path: given")
+
+
+def test_a_truncated_file(make_config, checkpoint):
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    refused(make_config, checkpoint, "draft.path:")
+
+
+def test_a_block_above_the_trained_one(make_config, checkpoint):
+    size = json.loads((checkpoint / "config.json").read_text())["block_size"]
+    refused(make_config, checkpoint, f"draft.block_size: given {size + 1}; allowed: 2 to {size}", f"draft.block_size={size + 1}")
+
+
+def test_a_smaller_block_drafts_less(make_config, checkpoint):
+    result = execute(make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32", "draft.block_size=3"))
+    for line in (result.folder / "records.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert record["tokens_drafted"] == 2 * record["blocks_drafted"]

@@ -1,0 +1,39 @@
+"""Prompt lookup as a draft of a run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.run import execute
+
+
+def records(folder) -> dict:
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    return {(r["problem"], r["chain"]): r for r in map(json.loads, lines)}
+
+
+def test_a_run_with_it_has_the_tokens_of_plain_decoding(make_config):
+    common = ("sampler=temperature", "sampler.alpha=2", "dataset.limit=4", "dataset.max_new_tokens=48")
+    plain = records(execute(make_config(*common)).folder)
+    result = execute(make_config(*common, "decoder=speculative_match", "draft=ngram", "decoder.trace=true"))
+    assert result.folder.name.startswith("ngram-temperature-speculative_match-arith-")
+    for name, record in records(result.folder).items():
+        assert record["tokens"] == plain[name]["tokens"]
+        assert record["blocks_drafted"] == len(record["walk"]) > 0
+        assert record["target_forwards"] - plain[name]["target_forwards"] == -record["tokens_kept"] + len(
+            [b for b in record["walk"] if b["gained"] <= b["accepted"]])
+
+
+def test_it_has_no_density_for_a_blend_or_a_proposal(make_config):
+    for overrides in (["blend=draft"], ["sampler=draft_mh"]):
+        with pytest.raises(UserError, match=r"draft: given 'ngram'; allowed: tiny or dflash"):
+            make_config("draft=ngram", *overrides)
+
+
+@pytest.mark.parametrize("field", ["num_drafted", "longest"])
+def test_bounds(make_config, field):
+    with pytest.raises(UserError, match=rf"draft.{field}: given 0; allowed: a whole number >= 1"):
+        make_config("decoder=speculative_match", "draft=ngram", f"draft.{field}=0")

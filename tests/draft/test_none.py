@@ -1,0 +1,9 @@
+"""No draft: nothing is loaded."""
+
+from __future__ import annotations
+
+from dflash_mcmc.draft.none import NoDraft
+
+
+def test_nothing_is_loaded():
+    assert NoDraft().load(None) is None

@@ -1,0 +1,16 @@
+"""The target as its own draft."""
+
+from __future__ import annotations
+
+import json
+
+from dflash_mcmc.run import execute
+
+
+def test_drafts_of_the_same_law_are_kept(make_config):
+    result = execute(make_config("sampler=temperature", "sampler.alpha=1", "dataset.limit=3", "dataset.max_new_tokens=40",
+                                 "decoder=speculative_rejection", "draft=self"))
+    for line in (result.folder / "records.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert record["tokens_kept"] >= record["num_tokens"] - record["blocks_drafted"]
+        assert record["target_forwards"] >= 5 * record["blocks_drafted"]

@@ -1,0 +1,11 @@
+"""Without a probe samples are drawn."""
+
+from __future__ import annotations
+
+from dflash_mcmc.config import groups_of, unused
+
+
+def test_everything_else_is_in_use(make_config):
+    config = make_config("probe=none")
+    assert set(groups_of(config)) == {"model", "draft", "blend", "sampler", "decoder", "dataset", "grader"}
+    assert not unused(config)

@@ -1,0 +1,170 @@
+"""The right samplers are within noise of the target and the mistakes are not; counts come from each sampler's exact law."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hydra import initialize_config_dir
+
+from dflash_mcmc import cli
+from dflash_mcmc.__main__ import main
+from dflash_mcmc.config import identity_of, to_config
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.ops import Law
+from dflash_mcmc.probe.rejection_sampling import samplers_by_name, verdict
+from dflash_mcmc.probing import Work, execute
+from dflash_mcmc.ranks import Team
+from dflash_mcmc.store import RECORDS
+from dflash_mcmc.testing import EnumeratedKey, Enumerator
+
+SAMPLERS = list(samplers_by_name())
+RIGHT = ("speculative_rejection", "speculative_match")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """The experiment's configuration, with outputs in a folder of its own."""
+    cli.prepare()
+    overrides = ["experiment=rejection_sampling", f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
+    with initialize_config_dir(str(cli.config_folder()), version_base="1.3"):
+        return to_config(cli.compose_checked("config", overrides))
+
+
+@pytest.fixture(scope="module")
+def result(config):
+    """The document's 50,000 draws."""
+    return execute(config)
+
+
+def row_of(result, name: str) -> dict:
+    decoder, _, fault = name.partition(" ")
+    (row,) = [row for row in result.summary["tables"]["samplers"]
+              if (row["decoder"], row["fault"]) == (decoder, fault or None)]
+    return row
+
+
+def records(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+
+
+def exact_law(sampler, probe) -> np.ndarray:
+    """Law of the token, float64 (vocabulary,), every random choice enumerated."""
+    logits = tuple(torch.from_numpy(values).float() for values in probe.logits())
+    enumerator, law = Enumerator(), np.zeros(probe.vocab_size)
+    while True:
+        chance = EnumeratedKey(enumerator).chance(0, 1)
+        found = verdict(sampler, logits, Law(probe.temperature), chance, 1)
+        law[int(found.tokens[0, 0])] += enumerator.probability
+        if not enumerator.next_branch():
+            return law
+
+
+def test_the_documents_table(result):
+    assert row_of(result, "speculative_rejection argmax_proposal")["max_deviation"] == pytest.approx(0.1426, abs=0.007)
+    assert row_of(result, "speculative_rejection")["acceptance"] == pytest.approx(result.summary["overlap"], abs=0.01)
+    for name in SAMPLERS:
+        row = row_of(result, name)
+        assert row["draws"] == 50_000
+        if name in RIGHT:
+            assert row["max_deviation"] < 3.5 * row["standard_error"] < 0.01
+            assert row["chi_square_p"] > 1e-3
+        else:
+            assert row["max_deviation"] > 5.0 * row["standard_error"]
+            assert row["chi_square_p"] < 1e-20
+    assert len(SAMPLERS) == 9
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_each_sampler_draws_from_its_exact_law(result, config, name):
+    law, (p, _) = exact_law(samplers_by_name()[name], config.probe), config.probe.laws()
+    drawn = np.sum([record["counts"][name] for record in records(result.folder)], axis=0)
+    standard_error = np.sqrt((law * (1.0 - law)).clip(min=0.0).max() / 50_000)
+    assert np.abs(drawn / 50_000 - law).max() < 4.0 * standard_error + 1e-12
+    assert (np.abs(law - p).max() < 1e-6) == (name in RIGHT)
+
+
+def test_the_folder_has_tables_and_figures(result):
+    names = {path.name for path in result.folder.iterdir()}
+    assert {"samplers.csv", "tokens.csv", "course.csv", "rejection_sampling.png", "rejection_sampling.svg"} <= names
+    assert (result.folder / "rejection_sampling.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (result.folder / "rejection_sampling.svg").read_text()
+    course = (result.folder / "course.csv").read_text().splitlines()
+    assert len(course) == 101
+    assert course[0].startswith("draws,standard_error,speculative_rejection,speculative_rejection argmax_proposal,")
+
+
+def measured(probe, config) -> list[dict]:
+    """The records of all units, without a run."""
+    work = Work(probe.units(config), "cpu", Team("test"))
+    return [{**unit._asdict(), **record} for unit, record in probe.measure(config, work)]
+
+
+def test_draws_do_not_hang_on_the_chunk_they_are_in(config):
+    totals = []
+    for size in (500, 200):
+        probe = replace(config.probe, num_draws=1000, chunk_size=size)
+        totals.append({name: np.sum([record["counts"][name] for record in measured(probe, config)], axis=0).tolist()
+                       for name in SAMPLERS})
+    assert totals[0] == totals[1]
+
+
+def test_killed_and_continued_it_ends_in_the_same_records(config, monkeypatch, capsys, tmp_path):
+    values = ("experiment=rejection_sampling", "probe.chunk_size=50")
+    with subprocess.Popen([sys.executable, "-m", "dflash_mcmc", *values, "probe.num_draws=100000"], cwd=tmp_path,
+                          stderr=subprocess.DEVNULL, start_new_session=True) as run:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and run.poll() is None:
+            found = list(tmp_path.glob(f"outputs/*/*/{RECORDS}"))
+            if found and found[0].read_bytes().count(b"\n") >= 3:
+                break
+            time.sleep(0.02)
+        os.killpg(run.pid, signal.SIGKILL)
+    (killed,) = tmp_path.glob(f"outputs/*/*/{RECORDS}")
+    asked = 50 * (killed.read_bytes().count(b"\n") + 4)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dflash_mcmc"])
+    with pytest.raises(SystemExit, match="0"):
+        main([*values, f"probe.num_draws={asked}"])
+    told = capsys.readouterr()
+    assert "4 new chunks\n\nrejection_sampling: samplers\n| decoder " in told.out
+    assert "| argmax_proposal " in told.out
+    assert "chunk/s" in told.err
+    assert records(killed.parent) == measured(replace(config.probe, num_draws=asked, chunk_size=50), config)
+
+
+MISTAKES = {
+    "probe=rejection_samplin": ("probe", "did you mean 'rejection_sampling'"),
+    "probe.vocab_size=1": ("probe.vocab_size", "1; allowed: a whole number >= 2"),
+    "probe.agreement=1.5": ("probe.agreement", "1.5; allowed: a number >= -1 and <= 1"),
+    "probe.num_draws=750": ("probe.num_draws", "750; allowed: a multiple of probe.chunk_size=500"),
+    "probe.law_sed=1": ("probe.law_sed", "did you mean 'law_seed'"),
+}
+
+
+@pytest.mark.parametrize("given", MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_field(given):
+    cli.prepare()
+    with pytest.raises(UserError) as caught:
+        cli.check_command(["experiment=rejection_sampling", given])
+    field, told = MISTAKES[given]
+    assert str(caught.value).startswith(f"{field}: ")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_identity_is_its_own(config, monkeypatch):
+    for reader in ("dflash_mcmc.model.hf.HFModel.fingerprint", "dflash_mcmc.dataset.arith.Arith.fingerprint"):
+        monkeypatch.setattr(reader, lambda self: pytest.fail("read what is not used"))
+    found = identity_of(config)
+    assert all(name in ("version", "seed", "probe") or name.startswith("probe.") for name in found)
+    assert identity_of(replace(config, probe=replace(config.probe, num_draws=500))) == found
+    assert identity_of(replace(config, probe=replace(config.probe, law_seed=1))) != found
