@@ -18,8 +18,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## five conditions on the embedded model and problems, and their table (minutes)
-	$(BIN)/python -m dflash_mcmc -m experiment=demo condition=greedy,temp,ps,blend_greedy,blend_ps
+demo: $(READY)  ## six conditions on the embedded model and problems, and their table (minutes)
+	$(BIN)/python -m dflash_mcmc -m experiment=demo condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
 
 test: $(READY)  ## the tests (minutes)
 	$(BIN)/python -m pytest

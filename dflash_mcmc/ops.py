@@ -108,6 +108,14 @@ def grid_slot(number: int, block_size: int) -> int:
     return number % block_size
 
 
+def grid_origin(blend: object, path: Path) -> int:
+    """The position at which the first block starts, for an operation on `path`: that of the first generated token.
+
+    Under a blend with `grid=cut` it is where the operation starts.
+    """
+    return len(path.prompt) + (path.length if getattr(blend, "grid", "absolute") == "cut" else 0)
+
+
 Operation: TypeAlias = Draw | Score
 Chain: TypeAlias = Generator[Operation, Path, ChainResult]
 

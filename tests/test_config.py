@@ -13,7 +13,7 @@ from dflash_mcmc.config import Condition, Config, Paths, identity_hash, identity
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import ROLES, spec_of
 from dflash_mcmc.registry import GROUPS, components, register
-from dflash_mcmc.train import Plan
+from dflash_mcmc.training.target import Plan
 
 MISTAKES = {
     "unknown key": (["sampler.alpah=2"], "sampler.alpah", "did you mean 'alpha'"),
@@ -94,10 +94,21 @@ def test_traceback_is_shown_when_asked_for(command):
     assert done.returncode == 1
 
 
+WITH_A_DRAFT = {"decoder=speculative_match": "draft=ngram", "decoder=speculative_rejection": "draft=ngram",
+                "blend=draft": "draft=tiny", "sampler=draft_mh": "draft=tiny"}
+"""Options that do not compose alone, and what they come with."""
+
+
+def companions(choice: str) -> list[str]:
+    if choice.startswith("draft=") and choice != "draft=none":
+        return ["decoder=speculative_match"]
+    return [WITH_A_DRAFT[choice]] if choice in WITH_A_DRAFT else []
+
+
 @pytest.mark.parametrize("choice", [f"{group}={name}" for group, names in options().items() for name in names
                                     if (group, name) != ("model", "hf")])
 def test_every_option_composes(make_config, choice):
-    assert isinstance(make_config(choice), Config)
+    assert isinstance(make_config(choice, *companions(choice)), Config)
 
 
 @pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in components(group).values()), Config, Condition, Paths,

@@ -60,6 +60,10 @@ def test_command(command, tmp_path, real_data):
     assert done.returncode == 0, done.stderr[-2000:]
     if ".bench" in command:
         assert "engine step ms" in done.stdout
+    elif ".train" in command:
+        assert "draft written to" in done.stdout
+    elif "rejection_sampling" in command:
+        assert "| argmax_proposal" in done.stdout
     elif ".catalogue" not in command and " --cfg" not in command and " --info" not in command and " --help" not in command:
         assert "| condition" in done.stdout
 
@@ -74,10 +78,18 @@ def test_command_for_several_gpus_composes(tmp_path):
     assert "num_chains: 8" in done.stdout
 
 
-@pytest.mark.parametrize("command", [line for line in ON_GPUS if "accelerate" not in line])
+def test_training_of_a_draft_for_a_gpu_composes(tmp_path):
+    from dflash_mcmc.training import recipe
+
+    (command,) = [line for line in ON_GPUS if ".train" in line]
+    assert command == "python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=prompts.jsonl"
+    assert recipe.compose("dflash", command.split()[4:])
+
+
+@pytest.mark.parametrize("command", [line for line in ON_GPUS if "accelerate" not in line and ".train" not in line])
 def test_command_for_a_gpu_composes(command, tmp_path):
     command = command.replace(" -m dflash_mcmc -m ", " -m dflash_mcmc --cfg job ").replace(
-        "condition=greedy,temp,ps,blend_greedy,blend_ps", "condition=blend_ps")
+        "condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps", "condition=blend_ps")
     done = shell(command, tmp_path)
     assert done.returncode == 0, done.stderr
     for expected in ("Qwen/Qwen3-4B", "max_new_tokens: 1024", "num_blocks: 16", "num_steps: 2", "alpha: 4.0", "beta: 0.05",

@@ -10,8 +10,8 @@ from dflash_mcmc.stats import accuracy, summarise
 def record(problem: str, verdict: str, chain: int = 0, **rest) -> dict:
     return {"problem": problem, "chain": chain, "verdict": verdict, "num_tokens": 10, "log_p": -2.0, "seconds": 1.0,
             "share_seconds": 0.5, "proposals": 4, "accepted": 2, "moved": 1, "abandoned": 1, "law_error": 0.0,
-            "tokens_drawn": 30, "tokens_skipped": 5, "token_forwards": 50, "target_forwards": 40, "blocks_drafted": 0, "tokens_drafted": 0,
-            "tokens_kept": 0, **rest}
+            "tokens_drawn": 30, "tokens_skipped": 5, "token_forwards": 50, "target_forwards": 40,
+            "blocks_drafted": 0, "tokens_drafted": 0, "tokens_kept": 0, **rest}
 
 
 @pytest.mark.parametrize(("correct", "total", "low", "high"), [

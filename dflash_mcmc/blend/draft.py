@@ -23,10 +23,12 @@ class DraftBlend:
 
     Blocks of the draft start at generated tokens 0, B, 2B, ...; the first token of each is the target's alone. The document
     lets them start where a proposal starts, so that one sequence has as many probabilities as there are cuts, and no
-    Metropolis-Hastings ratio of them belongs to any target.
+    Metropolis-Hastings ratio of them belongs to any target: `grid=cut` does that, for comparison.
     """
 
     beta: float = identity("share of the draft's logits", ge=0, le=1)
+    grid: str = identity("where blocks start: absolute = at fixed tokens; cut = where a draw starts, as published: no law is "
+                         "left invariant", choices=("absolute", "cut"))
 
     needs_draft = True
 
@@ -38,6 +40,11 @@ class DraftBlend:
         if name_of(config.decoder) != "plain":
             raise ConfigError("decoder", name_of(config.decoder), "plain with blend=draft: what the draft says of a block is "
                               "not known before its anchor is")
+
+        rescores = name_of(config.sampler) == "power_mh" and config.sampler.rescore
+        if self.grid == "cut" and not rescores:
+            raise ConfigError("blend.grid", self.grid, "absolute; or sampler=power_mh sampler.rescore=true, which scores the "
+                              "current suffix on each proposal's blocks, as published")
 
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
         """None of the target's: the draft takes its own."""

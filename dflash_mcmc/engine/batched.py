@@ -40,7 +40,7 @@ from dflash_mcmc.engine.speculation import Noise, Speculation
 from dflash_mcmc.engine.speculator import Speculator
 from dflash_mcmc.engine.tracing import Tracer
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score
+from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score, grid_origin
 from dflash_mcmc.types import ChainResult, Cost, Path, common_prefix
 
 
@@ -290,7 +290,8 @@ class BatchedEngine:
         self._place(row, sequence, draw.along)
         slot.base, first = base, len(sequence)
         left = uniforms[base.length - draw.path.length :]
-        start = Start(row, int(sequence[-1]), first, origin + draw.horizon - 1, origin, left)
+        start = Start(row, int(sequence[-1]), first, origin + draw.horizon - 1, origin, left,
+                      grid_origin=grid_origin(self._decoder.blend, draw.path))
         if draw.floor is not None:
             start = _with_floor(start, draw, base)
         if self._rows.noise.shape[2]:

@@ -52,7 +52,7 @@ class BlockSteps:
     def _block(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
                floors: bool) -> None:
         position, rows = state.position[:batch], state.ids[:batch, None]
-        number = position - state.origin[:batch]  # of the last token; -1 is the prompt's
+        number = position - state.grid_origin[:batch]  # of the last token; -1 is the prompt's
         started, offset = number >= 0, torch.remainder(number.clamp(min=0), self.reach)
         anchor = position - offset
         at = anchor[:, None] + self._offsets

@@ -53,7 +53,7 @@ class Grid:
     def at_step(self, cache: SlotCache, state: Rows, batch: int, key_length: int) -> Said:
         """Of the tokens that the first `batch` rows draw next; before these are fed the last. Looks at which rows need it."""
         position = state.position[:batch]
-        slot = torch.remainder(position + 1 - state.origin[:batch], self.block_size)
+        slot = torch.remainder(position + 1 - state.grid_origin[:batch], self.block_size)
         anchor, inside = position + 1 - slot, slot > 0
         due = inside & (anchor != self._anchor[:batch]) & (state.status[:batch] == Status.LIVE)
         rows = due.nonzero()[:, 0]
@@ -68,7 +68,7 @@ class Grid:
     def along(self, cache: SlotCache, row: int, sequence: np.ndarray, origin: int, first: int, count: int) -> Said:
         """Of the `count` tokens behind position `first` of a sequence that the row holds up to the last of them.
 
-        `origin` is the position of the first generated token.
+        `origin` is the position at which the first block starts.
         """
         device = self._anchor.device
         slots = [grid_slot(first + 1 + index - origin, self.block_size) for index in range(count)]

@@ -14,7 +14,7 @@ from dflash_mcmc.engine import exact_law
 from dflash_mcmc.engine.dflash import block_pass
 from dflash_mcmc.engine.drafter import DFlashDrafter
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.ops import Chain, Law, Operation, Score, drive, grid_slot
+from dflash_mcmc.ops import Chain, Law, Operation, Score, drive, grid_origin, grid_slot
 from dflash_mcmc.types import ChainResult, Path
 
 
@@ -30,6 +30,7 @@ class ReferenceEngine:
 
     def __init__(self, model: torch.nn.Module, parts: LanguageModel, blend: object, drafter: DFlashDrafter | None = None):
         self.model, self.parts, self.blend, self.drafter = model, parts, blend, drafter
+        self._origin = 0
 
     def run(self, chain: Chain) -> ChainResult:
         """The result of a chain, as its generator returns it."""
@@ -38,6 +39,7 @@ class ReferenceEngine:
     def answer(self, operation: Operation) -> Path:
         """The path that a Draw or a Score asks for."""
         path = operation.path
+        self._origin = grid_origin(self.blend, path)
         if isinstance(operation, Score):
             for token in operation.tokens:
                 blended, source = self._logits(path, operation.source)
@@ -71,7 +73,7 @@ class ReferenceEngine:
         drafted = self._drafted(path, tokens, output.hidden_states, base) if self.drafter else None
         parts = [drafted] if getattr(self.blend, "needs_draft", False) else [head(state).double() for state in states]
         blended = self.blend.mix(base, parts, lambda _: head(norm(states[0])).double())
-        if source == "draft" and not grid_slot(path.length, self.drafter.num_drafted + 1):
+        if source == "draft" and not self._slot(path):
             drafted = blended
         values = ({"blended": blended, "base": base, "draft": drafted}[source], blended)
         source_logits, blended = (v.masked_fill(self.parts.forbidden, -torch.inf).cpu().numpy() for v in values)
@@ -85,10 +87,14 @@ class ReferenceEngine:
         hook.remove()
         return states[0][0] if isinstance(states[0], tuple) else states[0]
 
+    def _slot(self, path: Path) -> int:
+        """Of the token behind `path`."""
+        return grid_slot(len(path.prompt) + path.length - self._origin, self.drafter.num_drafted + 1)
+
     def _drafted(self, path: Path, tokens: torch.Tensor, states: tuple[torch.Tensor, ...], base: torch.Tensor) -> torch.Tensor:
         """Logits of the draft for the token behind `path`; those of the model where the grid has no draft."""
         network, block = self.drafter.network, self.drafter.num_drafted + 1
-        slot = grid_slot(path.length, block)
+        slot = self._slot(path)
         if not slot:
             return base
         anchor = tokens.shape[1] - slot

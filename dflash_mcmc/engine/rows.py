@@ -40,6 +40,7 @@ class Start(NamedTuple):
     weight: float = 0.0
     floor: float = -np.inf
     log_length: float = -np.inf
+    grid_origin: int = 0
     noise: np.ndarray | None = None
 
 
@@ -92,6 +93,7 @@ class Rows:
         fed: int64 (rows,), positions that the target was evaluated at in them.
         blocks: int64 (rows,), blocks that were drafted for it.
         kept: int64 (rows,), drafted tokens that it has kept.
+        grid_origin: int64 (rows,), position at which the draft's first block starts.
         noise: float64 (rows, length, k), uniforms of the block whose anchor is at a position; k may be 0.
         alpha, weight, floor, log_length: float64 (rows,), see `Start`.
         nowhere: a position that is no token's.
@@ -105,9 +107,10 @@ class Rows:
         self.uniforms = torch.zeros(num_rows, length, dtype=torch.float64, device=device)
         self.scores = torch.zeros(num_rows, length, 4, dtype=torch.float64, device=device)
         self.noise = torch.zeros(num_rows, length, num_noise, dtype=torch.float64, device=device)
-        self._whole = torch.zeros(8, num_rows, dtype=torch.int64, device=device)
+        self._whole = torch.zeros(9, num_rows, dtype=torch.int64, device=device)
         self._real = torch.zeros(4, num_rows, dtype=torch.float64, device=device)
-        self.position, self.last, self.origin, self.status, self.rounds, self.fed, self.blocks, self.kept = self._whole
+        (self.position, self.last, self.origin, self.status, self.rounds, self.fed, self.blocks, self.kept,
+         self.grid_origin) = self._whole
         self.work = self._whole[4:6]  # rounds and fed, which a step of one token raises alike
         self.alpha, self.weight, self.floor, self.log_length = self._real
         self.nowhere = length - 1  # no token's position: what idle rows compute goes there
@@ -117,7 +120,8 @@ class Rows:
     def begin(self, starts: Sequence[Start]) -> None:
         """Prepares rows for draws, with one transfer for each kind of value."""
         whole = [[s.row for s in starts], [s.first - 1 for s in starts], [s.last for s in starts], [s.origin for s in starts],
-                 [Status.LIVE] * len(starts), *[[0] * len(starts)] * 4, [s.fed for s in starts]]
+                 [Status.LIVE] * len(starts), *[[0] * len(starts)] * 4, [s.grid_origin for s in starts],
+                 [s.fed for s in starts]]
         real = [[s.alpha for s in starts], [s.weight for s in starts], [s.floor for s in starts],
                 [s.log_length for s in starts]]
         rows, *whole, fed = torch.tensor(whole, dtype=torch.int64, device=self.device)
@@ -156,7 +160,7 @@ class Rows:
 
     def progress(self, num_rows: int) -> Progress:
         """How far the first rows have come. Waits for the device."""
-        position, _, _, status, *counts = self._whole[:, :num_rows].cpu().numpy().copy()
+        position, _, _, status, *counts, _ = self._whole[:, :num_rows].cpu().numpy().copy()
         return Progress(position, status, *counts)
 
     def read(self, spans: Sequence[tuple[int, int, int]]) -> list[Drawn]:

@@ -9,7 +9,7 @@ from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.decode import Decoder
 from dflash_mcmc.engine.slots import chunks
-from dflash_mcmc.ops import Score
+from dflash_mcmc.ops import Score, grid_origin
 
 
 def scores(decoder: Decoder, cache: SlotCache, row: int, score: Score,
@@ -21,9 +21,10 @@ def scores(decoder: Decoder, cache: SlotCache, row: int, score: Score,
         sequence: int64, prompt, path and the given tokens.
     """
     # The first logits are those at the position before the first given token.
+    origin = grid_origin(decoder.blend, score.path)
     start, parts = len(sequence) - len(score.tokens) - 1, []
     for first, size in chunks(start, len(sequence) - 1, decoder.prefill_chunk):
-        logits = decoder.logits_at(cache, row, sequence, len(score.path.prompt), first, size, {score.source})
+        logits = decoder.logits_at(cache, row, sequence, origin, first, size, {score.source})
         if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
             return None
         parts.append(_of_a_piece(logits, score, sequence, first))

@@ -13,7 +13,7 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine import exact_law
 from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.speculation import Block, Chance, Noise, Speculation, Uniforms
-from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score, drive, grid_slot
+from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score, drive, grid_origin, grid_slot
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Path
 
@@ -74,7 +74,7 @@ class TabularEngine:
     def __init__(self, model: TabularModel, blend: object | None = None, speculation: Speculation | None = None,
                  draft: TabularDraft | None = None):
         self.model, self.blend, self.speculation = model, NoBlend() if blend is None else blend, speculation
-        self.draft = draft
+        self.draft, self._origin = draft, 0
         self._laws: dict[tuple, np.ndarray] = {}
 
     def run(self, chain: Chain) -> ChainResult:
@@ -83,6 +83,7 @@ class TabularEngine:
 
     def answer(self, operation: Operation) -> Path:
         """The path that a Draw or a Score asks for."""
+        self._origin = grid_origin(self.blend, operation.path) - len(operation.path.prompt)
         if isinstance(operation, Score):
             path = operation.path
             for token in operation.tokens:
@@ -162,7 +163,7 @@ class TabularEngine:
                              token in self.model.stop_ids)
 
     def _law(self, prefix: tuple[int, ...], length: int, law: Law | None, source: str) -> np.ndarray:
-        name = (prefix, length, law, source)
+        name = (prefix, length - self._origin, law, source)
         if name not in self._laws:
             logits = self._logits(prefix, length, source)
             self._laws[name] = (exact_law.log_softmax(logits) if law is None
@@ -174,7 +175,7 @@ class TabularEngine:
         last = self.model.logits(prefix, "last")
         if source == "base":
             return last
-        slot = grid_slot(length, self.draft.num_drafted + 1) if self.draft else 0
+        slot = grid_slot(length - self._origin, self.draft.num_drafted + 1) if self.draft else 0
         drafted = self.draft.logits(prefix[: len(prefix) - slot + 1], (0,) * (slot - 1)) if slot else last
         if source == "draft" and slot:
             return drafted

@@ -17,7 +17,7 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import Step, result, trace_entry
-from dflash_mcmc.ops import Chain, Draw, Floor, Law
+from dflash_mcmc.ops import Chain, Draw, Floor, Law, Operation, Score
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Path, common_prefix
@@ -63,6 +63,8 @@ class PowerMH:
         "each wrong with probability at most epsilon; auto = exact where it holds, else off",
         choices=("auto", "off", "exact", "eps"))
     epsilon: float = identity("chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
+    rescore: bool = identity("score the current suffix anew before each proposal, for blend.grid=cut, under which its "
+                             "probability depends on the cut")
     top_k: int = identity("proposal keeps the k most likely tokens; 0 keeps all", ge=0)
     top_p: float = identity("proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
     min_p: float = identity("proposal keeps tokens with this share of the top probability; 0 keeps all", ge=0, le=1)
@@ -77,6 +79,9 @@ class PowerMH:
                               + ", ".join(map(str, near)))
         if self.rule == "published" and self.cut != "current":
             raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
+        if self.rescore and getattr(config.blend, "grid", "") != "cut":
+            raise ConfigError("sampler.rescore", self.rescore, "false without blend.grid=cut: everywhere else a suffix has "
+                              "one probability, and it is known")
         reason = self.no_early_rejection(name_of(config.blend) == "none")
         if self.early_reject in ("exact", "eps") and reason[self.early_reject]:
             others = "auto, off" + (" or eps" if self.early_reject == "exact" and not reason["eps"] else "")
@@ -101,6 +106,8 @@ class PowerMH:
             eps = "sampler.rule=published compares overlaps, whose bound does not fall"
         elif self.alpha < 1.0:
             eps = f"weights grow with length at sampler.alpha={self.alpha} (below 1)"
+        elif self.rescore:
+            eps = "sampler.rescore=true gives a suffix another weight at each step"
         exact, temperature = eps, self.law().temperature
         if not exact and not 1.0 / self.alpha <= temperature <= 1.0:
             exact = f"the proposal's temperature {temperature:g} is not between 1/alpha={1 / self.alpha:g} and 1"
@@ -150,7 +157,7 @@ class PowerMH:
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
         return result(path, steps, bound, trace)
 
-    def step(self, path: Path, horizon: int, key: Key) -> Generator[Draw, Path, Step]:
+    def step(self, path: Path, horizon: int, key: Key) -> Generator[Operation, Path, Step]:
         """One step from a complete state of horizon `horizon`. The uniforms of cut, acceptance and tokens are apart."""
         if self.rule == "published":
             horizon = path.length
@@ -158,8 +165,10 @@ class PowerMH:
         if cut >= path.length:
             return Step(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
-        floor = self.floor(path, horizon, cut, log_uniform)
-        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), path, floor)
+        along, floor = path, self.floor(path, horizon, cut, log_uniform)
+        if self.rescore:
+            path, along = (yield Score(path.prefix(cut), path.tokens[cut:], self.law(), self.source())), None
+        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), along, floor)
         if not proposal.complete(horizon):
             bound = floor.bound(self.log_weight(proposal, cut, None), proposal.length)
             return Step(path, cut, proposal.length, bound, "abandon")

@@ -31,13 +31,15 @@ def change(folder: Path, **values) -> None:
 def refused(make_config, folder: Path, message: str, *overrides: str) -> None:
     with pytest.raises(UserError) as error:
         execute(make_config(*RUN, "draft=dflash", f"draft.path={folder}", *overrides))
-    assert message in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_folder_runs_like_the_embedded_draft(make_config, checkpoint):
     embedded = execute(make_config(*RUN, "draft=tiny"))
     moved = execute(make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32"))
-    assert moved.folder.name.split("-")[-1] == identity_hash(make_config(*RUN, "draft=tiny"))  # what is in it counts, not where
+    # What is in the folder counts, not where it lies.
+    assert moved.folder.name.split("-")[-1] == identity_hash(make_config(*RUN, "draft=tiny"))
     assert embedded.summary["correct"] == moved.summary["correct"]
 
 
@@ -60,11 +62,13 @@ def test_a_truncated_file(make_config, checkpoint):
 
 def test_a_block_above_the_trained_one(make_config, checkpoint):
     size = json.loads((checkpoint / "config.json").read_text())["block_size"]
-    refused(make_config, checkpoint, f"draft.block_size: given {size + 1}; allowed: 2 to {size}", f"draft.block_size={size + 1}")
+    refused(make_config, checkpoint, f"draft.block_size: given {size + 1}; allowed: 2 to {size}",
+            f"draft.block_size={size + 1}")
 
 
 def test_a_smaller_block_drafts_less(make_config, checkpoint):
-    result = execute(make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32", "draft.block_size=3"))
+    result = execute(make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32",
+                                 "draft.block_size=3"))
     for line in (result.folder / "records.jsonl").read_text().splitlines():
         record = json.loads(line)
         assert record["tokens_drafted"] == 2 * record["blocks_drafted"]

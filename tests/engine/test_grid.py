@@ -18,7 +18,8 @@ from tests.engine.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERAN
 from tests.engine.test_speculator import drafter
 from tests.targets import random_model, rows_do_not_depend_on_the_batch
 
-BLEND = DraftBlend(beta=0.4)
+BLEND = DraftBlend(beta=0.4, grid="absolute")
+FROM_THE_CUT = DraftBlend(beta=0.4, grid="cut")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,19 @@ def test_draft_blend_is_reference(qwen3, name, draft):
     batched = run(qwen3, chains(SAMPLERS[name]), draft=draft)
     for tag, chain in chains(SAMPLERS[name]):
         same(batched[tag].result, reference.run(chain))
+
+
+def test_blocks_from_the_cut_are_reference(qwen3):
+    """The published grid: a draw and a score start their own blocks."""
+    from tests.engine.test_batched import power_mh
+
+    parts, sampler = LanguageModel(qwen3, stop_ids=STOPS), power_mh(rescore=True, proposal="matched", num_steps=3)
+    reference = ReferenceEngine(qwen3, parts, FROM_THE_CUT, drafter("dflash", parts, qwen3))
+    batched = run(qwen3, chains(sampler), FROM_THE_CUT)
+    absolute = run(qwen3, chains(sampler), BLEND)
+    for tag, chain in chains(sampler):
+        same(batched[tag].result, reference.run(chain))
+    assert any(batched[tag].result.path.tokens.tolist() != absolute[tag].result.path.tokens.tolist() for tag in batched)
 
 
 def test_the_draft_changes_the_target(qwen3):

@@ -11,7 +11,6 @@ import pytest
 from dflash_mcmc.blend.draft import DraftBlend
 from dflash_mcmc.engine.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import Draw
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import balance_error, invariance_error, power_target, transition_matrix
@@ -53,43 +52,40 @@ def test_whatever_the_block_size(num_drafted):
     assert max(errors(engine(num_drafted=num_drafted), make())) <= EXACT
 
 
-def power_mh(proposal) -> PowerMH:
+BLEND = DraftBlend(beta=0.4, grid="absolute")
+
+
+def power_mh(proposal, rescore=False) -> PowerMH:
     return PowerMH(alpha=4.0, proposal_temperature=None, num_blocks=2, num_steps=1, cut="current", proposal=proposal,
-                   rule="exact", after_eos="continue", early_reject="off", epsilon=1e-5, top_k=0, top_p=1.0, min_p=0.0,
-                   repetition_penalty=1.0)
+                   rule="exact", after_eos="continue", early_reject="off", epsilon=1e-5, rescore=rescore, top_k=0, top_p=1.0,
+                   min_p=0.0, repetition_penalty=1.0)
 
 
 @pytest.mark.parametrize("proposal", ["base", "matched"])
 def test_power_mh_on_the_draft_blended_target(proposal):
-    assert max(errors(engine(blend=DraftBlend(beta=0.4)), power_mh(proposal))) <= EXACT
+    assert max(errors(engine(blend=BLEND), power_mh(proposal))) <= EXACT
 
 
 def test_draft_mh_on_the_draft_blended_target():
-    assert max(errors(engine(blend=DraftBlend(beta=0.4)), make())) <= EXACT
+    assert max(errors(engine(blend=BLEND), make())) <= EXACT
 
 
-class GridFromTheCut(TabularEngine):
-    """The published grid: blocks start where the proposal starts."""
-
-    origin = 0
-
-    def answer(self, operation):
-        if isinstance(operation, Draw):
-            self.origin = operation.path.length
-            self._laws.clear()
-        return super().answer(operation)
-
-    def _logits(self, prefix, length, source):
-        return super()._logits(prefix, length - self.origin if length >= self.origin else length, source)
+@pytest.mark.parametrize("proposal", ["base", "matched"])
+def test_blocks_that_start_at_the_cut_leave_no_target_invariant(proposal):
+    """The published grid, each state scored on the blocks of the proposal: p^alpha of the sequence is lost."""
+    published = DraftBlend(beta=0.4, grid="cut")
+    sampler = power_mh(proposal, rescore=True)
+    tabular, absolute = (engine(blend=blend, seed=1, scale=2.0) for blend in (published, BLEND))
+    target = power_target(absolute, HORIZON, 4.0, sampler.law(), sampler.source())
+    assert invariance_error(transition_matrix(tabular, sampler, HORIZON, target), target) > WRONG
+    assert invariance_error(transition_matrix(absolute, sampler, HORIZON, target), target) <= EXACT
 
 
-@pytest.mark.parametrize(("sampler", "blend"), [(make(), None), (power_mh("matched"), DraftBlend(beta=0.4))],
-                         ids=["draft_mh", "power_mh"])
-def test_blocks_that_start_at_the_cut_have_no_target(sampler, blend):
-    right = engine(blend=blend, seed=1, scale=2.0)
-    published = GridFromTheCut(right.model, blend, None, right.draft)
-    target = power_target(right, HORIZON, 4.0, sampler.law(), sampler.source())
-    assert invariance_error(transition_matrix(published, sampler, HORIZON, target), target) > WRONG
+def test_scoring_anew_changes_nothing_on_an_absolute_grid():
+    tabular = engine(blend=BLEND)
+    target = power_target(tabular, HORIZON, 4.0, power_mh("base").law(), "base")
+    matrices = [transition_matrix(tabular, power_mh("base", rescore=rescore), HORIZON, target) for rescore in (False, True)]
+    assert np.abs(matrices[0] - matrices[1]).max() <= EXACT
 
 
 @dataclass(slots=True, kw_only=True)
