@@ -21,11 +21,11 @@ $(READY): pyproject.toml
 demo: $(READY)  ## six conditions on the embedded model and problems, and their table (minutes)
 	$(BIN)/python -m dflash_mcmc -m experiment=demo condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
 
-test: $(READY)  ## the tests (minutes)
-	$(BIN)/python -m pytest
+test: $(READY)  ## the tests, two at a time (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(READY)  ## the long campaigns too (ten minutes)
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow'
 
 bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
 	$(BIN)/python -m dflash_mcmc.bench

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, note
 from dflash_mcmc.fields import check_bounds, identity, runtime, spec_of, walk
 from dflash_mcmc.registry import GROUPS, components, load_all, name_of
 
@@ -163,19 +163,21 @@ def _check_condition(config: Config) -> None:
 
 
 def _check_draft(config: Config) -> None:
-    """A draft is there where one is needed, and only there: none is silently left unused."""
+    """A draft is there where one is needed. One that nothing uses is left out, and told: some points of a sweep do without.
+
+    Raises ConfigError.
+    """
     used = groups_of(config)
     users = [group for group in used if getattr(getattr(config, group), "needs_draft", False)]
     draft = name_of(config.draft)
     if users and draft == "none":
         chosen = " and ".join(f"{group}={name_of(getattr(config, group))}" for group in users)
-        raise ConfigError("draft", draft, f"a draft, such as tiny (of the embedded model), dflash or ngram, with {chosen}")
-    if not users and draft != "none" and config.condition.name is not None:
-        config.draft = components("draft")["none"].cls()  # given for a sweep, some of whose conditions do without
-    elif not users and draft != "none":
+        raise ConfigError("draft", draft, f"a draft, such as tiny (the embedded model's) or dflash, with {chosen}")
+    if not users and draft != "none":
         chosen = ", ".join(f"{group}={name_of(getattr(config, group))}" for group in ("blend", "sampler", "decoder", "probe")
                            if group in used)
-        raise ConfigError("draft", draft, f"none, since nothing uses it ({chosen})")
+        note(f"draft={draft} is left out where nothing uses it: {chosen}")
+        config.draft = components("draft")["none"].cls()
 
 
 def identity_of(config: Config) -> dict[str, object]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 from collections.abc import Iterable
+from functools import cache
 
 
 class UserError(Exception):
@@ -19,6 +22,13 @@ class ConfigError(UserError):
 
 class RunBusy(UserError):
     """Another process is writing this run folder."""
+
+
+@cache
+def note(text: str) -> None:
+    """One line for the user on stderr, once, from the first process of a launch: what is not wrong but worth knowing."""
+    if not int(os.environ.get("RANK", 0)):
+        print(text, file=sys.stderr)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

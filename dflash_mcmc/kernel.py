@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.types import ChainResult, Path
+
+
+def check_blocks(num_blocks: int, length: int) -> None:
+    """The stages divide the length. Raises ConfigError."""
+    if length % num_blocks:
+        near = ", ".join(str(n) for n in range(1, length + 1) if length % n == 0)
+        raise ConfigError("sampler.num_blocks", num_blocks, f"a divisor of dataset.max_new_tokens={length}: {near}")
 
 
 class Step(NamedTuple):

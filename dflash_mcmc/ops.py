@@ -72,7 +72,8 @@ class Draw(NamedTuple):
     """Continue `path` token by token until a stop id or until it has `horizon` generated tokens. Answer: the longer Path.
 
     Token number t (counted from the start of the generation) is drawn with uniform number t of `key`, by inverse
-    transform over token ids. With a floor the answer may be a path that is not complete: the draw was abandoned.
+    transform over token ids; a decoder that keeps the law, but not the tokens, draws from keys of its own below it. With a
+    floor the answer may be a path that is not complete: the draw was abandoned.
     """
 
     path: Path

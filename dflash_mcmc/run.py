@@ -236,8 +236,8 @@ def _metrics(record: dict) -> dict[str, float]:
         metrics["sample/acceptance"] = record["accepted"] / record["proposals"]
         metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
         metrics["sample/abandoned_rate"] = record["abandoned"] / record["proposals"]
-    if record["blocks_drafted"]:
-        metrics["sample/accepted_length"] = 1.0 + record["tokens_kept"] / record["blocks_drafted"]
+    if record["tokens_drafted"]:
+        metrics["sample/accepted_length"] = record["tokens_drawn"] / record["blocks_drafted"]
     return metrics
 
 

@@ -91,7 +91,7 @@ def summarise(condition: str, records: list[dict]) -> dict[str, object]:
 def _accepted_length(records: list[dict]) -> float | None:
     """Tokens that a drafted block gives on average, the one behind the kept ones included; null where nothing was drafted."""
     blocks = _total(records, "tokens_drafted") and _total(records, "blocks_drafted")
-    return 1.0 + _total(records, "tokens_kept") / blocks if blocks else None
+    return _total(records, "tokens_drawn") / blocks if blocks else None
 
 
 def _total(records: list[dict], name: str) -> float:

@@ -26,7 +26,8 @@ class Path(NamedTuple):
     `tokens` int64, `log_p` and `log_q` float64, all of shape (length,): the generated part only, without the prompt.
     `log_p[t]` is log p_g(x_t | prompt, x_<t) of the (blended) target at temperature 1; `log_q[t]` is that of the law
     the token was drawn from. Both in nats. `interval` float64 (length, 2): the uniforms that this law turns into the
-    token are those from `interval[t, 0]` to `interval[t, 1]`. `ended`: the last token is a stop id.
+    token are those from `interval[t, 0]` to `interval[t, 1]`; (0, 0) where they are not known. `ended`: the last token is a
+    stop id.
     """
 
     prompt: np.ndarray

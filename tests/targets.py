@@ -20,23 +20,23 @@ _IDS = dict(vocab_size=61, eos_token_id=3, bos_token_id=None, pad_token_id=None)
 _SHAPE = dict(**_IDS, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
               max_position_embeddings=192, tie_word_embeddings=False)
 _FAMILIES = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=8)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_IDS, n_embd=32, n_layer=3, n_head=4, n_positions=192,
-                                               tie_word_embeddings=False)),
+    "qwen3": lambda changes: Qwen3ForCausalLM(Qwen3Config(**{**_SHAPE, "head_dim": 8, **changes})),
+    "qwen2": lambda changes: Qwen2ForCausalLM(Qwen2Config(**{**_SHAPE, **changes})),
+    "llama": lambda changes: LlamaForCausalLM(LlamaConfig(**{**_SHAPE, **changes})),
+    "gpt2": lambda changes: GPT2LMHeadModel(GPT2Config(**{**_IDS, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 192,
+                                                          "tie_word_embeddings": False, **changes})),
 }
 FAMILIES = tuple(_FAMILIES)
 
 
-def random_model(family: str = "qwen3", sharpness: float = 4.0) -> torch.nn.Module:
-    """Float32, in eval mode; `sharpness` scales the head so that laws are neither flat nor certain.
+def random_model(family: str = "qwen3", sharpness: float = 4.0, **changes) -> torch.nn.Module:
+    """Float32, in eval mode; `sharpness` scales the head so that laws are neither flat nor certain; `changes` of the config.
 
     Norm weights are random as well: with ones, a norm that is left out or applied twice would hardly show.
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = _FAMILIES[family]().eval()
+        model = _FAMILIES[family](changes).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "norm" in name or "ln_" in name:

@@ -27,5 +27,5 @@ def test_faults_run_beside_the_right_decoder(make_config):
                                     ("decoder=speculative_rejection", "decoder.fault=argmax_proposal", "draft=self")])
 def test_a_fault_is_taken_in_the_experiment_alone(make_config, choice):
     assert make_config("experiment=faults", *choice).name == "faults"
-    with pytest.raises(UserError, match=r"decoder.fault: given .*; allowed: null; a faulty decoder runs in experiment=faults"):
+    with pytest.raises(UserError, match=r"decoder.fault: given .*; allowed: null; a faulty decoder runs under name=faults"):
         make_config("experiment=demo", *choice)

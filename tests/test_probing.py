@@ -10,10 +10,10 @@ import pytest
 
 from dflash_mcmc import cli, registry
 from dflash_mcmc.config import identity_of, plain, run_folder
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probing import Summary, Unit, execute
-from dflash_mcmc.registry import GROUPS, components
+from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.probed import csv_of, overall
 from dflash_mcmc.store import RECORDS
 
@@ -150,9 +150,10 @@ def test_what_a_probe_uses_is_taken():
     cli.check_command(["probe=none", "sampler.alpha=2"])
 
 
-def test_a_draft_that_the_probe_does_not_use_is_refused(make_config):
-    with pytest.raises(ConfigError, match=r"draft: given 'ngram'; allowed: none, since nothing uses it \(probe=rejection_sam"):
-        make_config("experiment=faults", "probe=rejection_sampling")
+def test_a_draft_of_an_experiment_that_the_probe_does_not_use_is_left_out(make_config, capsys):
+    note.cache_clear()
+    assert name_of(make_config("experiment=faults", "probe=rejection_sampling").draft) == "none"
+    assert capsys.readouterr().err == "draft=ngram is left out where nothing uses it: probe=rejection_sampling\n"
 
 
 def test_runs_of_a_sweep_share_a_table_behind_what_varies(lengths):

@@ -59,8 +59,8 @@ def test_summary():
 
 
 def test_accepted_length_is_over_blocks():
-    drafted = {"blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 10}
-    assert summarise("greedy", [record("a", "correct", **drafted), record("b", "wrong")])["accepted_length"] == 3.5
+    drafted = {"tokens_drawn": 14, "blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 11}
+    assert summarise("greedy", [record("a", "correct", **drafted)])["accepted_length"] == 3.5
     assert summarise("greedy", [record("a", "correct")])["accepted_length"] is None
 
 

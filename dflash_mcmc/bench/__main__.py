@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.bench.subject import Subject
 
 _SUBJECTS = ("tiny", "mid")
-_PARTS = ("a", "b", "c", "d", "e", "f", "g")
+_PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j")
+_WITH_DRAFT = ("h", "i", "j")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +37,8 @@ class Bench:
 
     subjects: list[str] = runtime("models: tiny (embedded), mid (random, 107 M parameters)")  # noqa: RUF009
     parts: list[str] = runtime("a against the published loop, b switches, c overhead, d slots, "  # noqa: RUF009
-                               "e decoding, f memory, g growth")
+                               "e decoding, f memory, g growth, h decoders, i chains by decoder, "
+                               "j against transformers' speculation")
     tiny_slots: int = runtime("chains in the batch of the embedded model", ge=1)
     mid_slots: int = runtime("chains in the batch of the mid-size model", ge=1)
     most_slots: int = runtime("where part d ends for the embedded model; for the mid-size one at mid_slots", ge=1)
@@ -44,6 +46,9 @@ class Bench:
     blocks: int = runtime("of power_mh", ge=1)
     loop_chains: int = runtime("chains of the loop over transformers.generate", ge=1)
     mid_horizon: int = runtime("new tokens of the mid-size model", ge=16)
+    decoder_slots: list[int] = runtime("chains in the batch, of parts h and i")  # noqa: RUF009
+    decoder_chains: int = runtime("chains of a run of parts h and j, at least; part i takes half", ge=1)
+    draft_path: str = runtime("folder of the embedded model's draft, of parts h, i and j")
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def check(self) -> None:
@@ -51,21 +56,26 @@ class Bench:
         for field, given, known in (("subjects", self.subjects, _SUBJECTS), ("parts", self.parts, _PARTS)):
             if not given or set(given) - set(known):
                 raise ConfigError(field, given, f"some of {', '.join(known)}")
+        if not self.decoder_slots or min(self.decoder_slots) < 1:
+            raise ConfigError("decoder_slots", self.decoder_slots, "whole numbers >= 1")
+        if "tiny" in self.subjects and set(self.parts) & set(_WITH_DRAFT) and not Path(self.draft_path).is_dir():
+            raise ConfigError("draft_path", self.draft_path, "the folder of a DFlash checkpoint for the embedded model")
 
 
-def subject_of(name: str, mid_horizon: int) -> Subject:
-    """A subject by its name; also in a process of its own."""
+def subject_of(name: str, mid_horizon: int, draft: str = "") -> Subject:
+    """A subject by its name; also in a process of its own, which needs no draft."""
     from dflash_mcmc.bench.subject import subjects
 
     config, _ = cli.compose_once("config", ["tracker=none"], Config)
-    return subjects(config, mid_horizon)[name]()
+    return subjects(config, mid_horizon, draft)[name]()
 
 
 def bench(plan: Bench) -> Path:
     """Measures, prints tables as they are done, and returns the JSON file that holds all of them."""
     import torch
 
-    from dflash_mcmc.bench.parts import PARTS, Sizes
+    from dflash_mcmc.bench.measure import Sizes
+    from dflash_mcmc.bench.parts import PARTS
 
     machine = {"processor": _processor(), "cores": torch.get_num_threads(), "python": platform.python_version(),
                "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
@@ -74,14 +84,15 @@ def bench(plan: Bench) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     print(", ".join(f"{name}: {value}" for name, value in machine.items()))
     for name in plan.subjects:
-        subject = subject_of(name, plan.mid_horizon)
+        subject = subject_of(name, plan.mid_horizon, plan.draft_path)
         slots, most = (plan.tiny_slots, plan.most_slots) if name == "tiny" else (plan.mid_slots, plan.mid_slots)
-        sizes = Sizes(slots, plan.waves, plan.loop_chains, plan.blocks, most)
+        sizes = Sizes(slots, plan.waves, plan.loop_chains, plan.blocks, most, plan.decoder_slots, plan.decoder_chains)
         for part in plan.parts:
             started = time.perf_counter()
             rows = PARTS[part](subject, sizes)
             title = (PARTS[part].__doc__ or "").partition("\n")[0]
-            print(f"\n{name}: {title} [{time.perf_counter() - started:.0f} s]\n{table(rows)}", flush=True)
+            lines = table(rows) if rows else "skipped: there is no draft for this model"
+            print(f"\n{name}: {title} [{time.perf_counter() - started:.0f} s]\n{lines}", flush=True)
             report["results"].setdefault(name, {})[part] = rows
             write_atomically(path, json.dumps(report, indent=1) + "\n")
     return path

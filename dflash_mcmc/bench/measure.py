@@ -1,35 +1,82 @@
-"""One timed run of the engine over a subject's prompts."""
+"""Timed runs of the engine over a subject's prompts."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.decoder.plain import Plain
+from dflash_mcmc.draft.none import NoDraft
 from dflash_mcmc.engine.batched import BatchedEngine
-from dflash_mcmc.engine.interface import Counters, Options
+from dflash_mcmc.engine.interface import Counters, Finished, Options
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.sampler.temperature import Temperature
 
 
+class Sizes(NamedTuple):
+    """How much is measured."""
+
+    slots: int
+    waves: int
+    """Chains for each slot: with several, the last wave does not rule."""
+    loop_chains: int
+    """Chains of the loop over `generate`."""
+    blocks: int
+    most_slots: int
+    decoder_slots: Sequence[int] = ()
+    """Batches of the parts on decoders."""
+    decoder_chains: int = 1
+    """Their chains, at least: a batch of one would have too few by the waves."""
+
+
 class Measured(NamedTuple):
-    """A run of the engine. Means are over chains."""
+    """Runs of the engine. Means are over chains, rates over proposals."""
 
     seconds: float
-    num_chains: int
-    mean_drawn: float
-    """Tokens drawn by the model."""
-    mean_skipped: float
-    mean_token_forwards: float
-    acceptance: float
-    moved: float
-    abandoned: float
-    mean_length: float
+    done: list[Finished]
     counters: Counters
+    """Of the last run."""
+
+    @property
+    def num_chains(self) -> int:
+        return len(self.done)
+
+    @property
+    def mean_drawn(self) -> float:
+        """Tokens drawn by the model."""
+        return self.mean_cost("tokens_drawn")
+
+    @property
+    def mean_skipped(self) -> float:
+        return self.mean_cost("tokens_skipped")
+
+    @property
+    def mean_token_forwards(self) -> float:
+        return self.mean_cost("token_forwards")
+
+    @property
+    def acceptance(self) -> float:
+        return self._rate("accepted")
+
+    @property
+    def moved(self) -> float:
+        return self._rate("moved")
+
+    @property
+    def abandoned(self) -> float:
+        return self._rate("abandoned")
+
+    @property
+    def accepted_length(self) -> float | None:
+        """tau: drafted tokens that a block keeps, and one; None where nothing was drafted."""
+        blocks = self.mean_cost("blocks_drafted")
+        return 1.0 + self.mean_cost("tokens_kept") / blocks if blocks else None
 
     @property
     def per_hour(self) -> float:
@@ -41,12 +88,31 @@ class Measured(NamedTuple):
         """Tokens that the model drew."""
         return self.mean_drawn * self.num_chains / self.seconds
 
+    def mean_cost(self, name: str) -> float:
+        """A field of `Cost`."""
+        return sum(getattr(chain.cost, name) for chain in self.done) / self.num_chains
+
+    def _rate(self, name: str) -> float:
+        proposals = sum(chain.result.proposals for chain in self.done) or 1
+        return sum(getattr(chain.result, name) for chain in self.done) / proposals
+
+
+class Decoding(NamedTuple):
+    """A decoder with its draft: components. The draft may also be what a sampler proposes with."""
+
+    name: str
+    decoder: object
+    draft: object
+
+
+PLAIN = Decoding("plain", Plain(), NoDraft())
+
 
 def power_mh(**changes) -> PowerMH:
     """The sampler of the published setting, 16 blocks of 2 steps, but for `changes`."""
     values = dict(alpha=4.0, proposal_temperature=None, num_blocks=16, num_steps=2, cut="current", proposal="base",
-                  rule="exact", after_eos="continue", early_reject="exact", epsilon=1e-5, top_k=0, top_p=1.0, min_p=0.0,
-                  repetition_penalty=1.0)
+                  rule="exact", after_eos="continue", early_reject="exact", epsilon=1e-5, rescore=False, top_k=0, top_p=1.0,
+                  min_p=0.0, repetition_penalty=1.0)
     return PowerMH(**{**values, **changes})
 
 
@@ -56,30 +122,32 @@ def temperature(value: float) -> Temperature:
 
 
 def run(subject: Subject, sampler: object, slots: int, num_chains: int, options: Options | None = None,
-        blend: object | None = None, horizon: int | None = None, chains_per_prompt: int = 1, label: str = "") -> Measured:
-    """Runs chains of a sampler, prompt after prompt, and times it. The engine is made, and warm, before the clock starts."""
-    horizon, longest = horizon or subject.horizon, max(map(len, subject.prompts))
-    engine = BatchedEngine(subject.model, blend or NoBlend(), slots, longest + horizon, options or Options(), longest)
+        blend: object | None = None, horizon: int | None = None, chains_per_prompt: int = 1, label: str = "",
+        decoding: Decoding = PLAIN, first: int = 0) -> Measured:
+    """Runs chains of a sampler, prompt after prompt, and times it. The engine is made, and warm, before the clock starts.
 
-    def chains(count: int, name: str):
-        for number in range(count):
+    Args:
+        first: number of the first chain, which gives its prompt and its key.
+    """
+    horizon, longest = horizon or subject.horizon, max(map(len, subject.prompts))
+    drafter = decoding.draft.load(subject.model)
+    asked = drafter if getattr(sampler, "needs_draft", False) else None
+    engine = BatchedEngine(subject.model, blend or NoBlend(), slots, longest + horizon, options or Options(), longest,
+                           decoding.decoder.speculation(drafter), asked)
+
+    def chains():
+        for number in range(first, first + num_chains):
             prompt = subject.prompts[number // chains_per_prompt % len(subject.prompts)]
-            yield number, sampler.chain(prompt, horizon, Key(0).fold_in(name, number))
+            yield number, sampler.chain(prompt, horizon, Key(0).fold_in("bench", number))
 
     list(engine.run((number, temperature(1.0).chain(subject.prompts[0], 2, Key(number))) for number in range(min(slots, 8))))
     engine.counters = Counters()
     started = time.perf_counter()
-    done = list(tqdm(engine.run(chains(num_chains, "bench")), total=num_chains, desc=f"{subject.name} {label}", unit="chain",
-                     mininterval=1.0, leave=False))
-    seconds = time.perf_counter() - started
-    results, costs = [d.result for d in done], [d.cost for d in done]
-    proposals = sum(r.proposals for r in results) or 1
+    done = list(tqdm(engine.run(chains()), total=num_chains, desc=f"{subject.name} {label}", unit="chain", mininterval=1.0,
+                     leave=False))
+    return Measured(time.perf_counter() - started, done, engine.counters)
 
-    def mean(values) -> float:
-        return sum(values) / num_chains
 
-    return Measured(
-        seconds, num_chains, mean(c.tokens_drawn for c in costs), mean(c.tokens_skipped for c in costs),
-        mean(c.token_forwards for c in costs), sum(r.accepted for r in results) / proposals,
-        sum(r.moved for r in results) / proposals, sum(r.abandoned for r in results) / proposals,
-        mean(r.path.length for r in results), engine.counters)
+def joined(runs: Sequence[Measured]) -> Measured:
+    """Several runs as one."""
+    return Measured(sum(run.seconds for run in runs), [chain for run in runs for chain in run.done], runs[-1].counters)

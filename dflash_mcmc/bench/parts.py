@@ -7,7 +7,6 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -15,8 +14,8 @@ import torch
 from tqdm import tqdm
 from transformers import DynamicCache, GenerationConfig
 
-from dflash_mcmc.bench import measure, published
-from dflash_mcmc.bench.measure import Measured, power_mh, run, temperature
+from dflash_mcmc.bench import assisted, decoders, measure, published
+from dflash_mcmc.bench.measure import Measured, Sizes, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
@@ -27,18 +26,6 @@ from dflash_mcmc.rng import Key
 
 _OFF = Options(read_ahead=0, reuse_prefix=False, keep_current=False, skip_identical=False)
 _REPEATS = 20
-
-
-class Sizes(NamedTuple):
-    """How much is measured."""
-
-    slots: int
-    waves: int
-    """Chains for each slot: with several, the last wave does not rule."""
-    loop_chains: int
-    """Chains of the loop over `generate`."""
-    blocks: int
-    most_slots: int
 
 
 def against_the_published_loop(subject: Subject, sizes: Sizes) -> list[dict]:
@@ -181,7 +168,8 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 PARTS: dict[str, Callable[[Subject, Sizes], list[dict]]] = {
-    "a": against_the_published_loop, "b": switches, "c": overhead, "d": slots, "e": decoding, "f": memory, "g": growth}
+    "a": against_the_published_loop, "b": switches, "c": overhead, "d": slots, "e": decoding, "f": memory, "g": growth,
+    "h": decoders.drawing, "i": decoders.chains, "j": assisted.against_transformers}
 
 
 def _rates(got: Measured) -> dict:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.config import Config
+from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.rng import Key, Stream
 
@@ -32,17 +33,20 @@ class Subject(NamedTuple):
     prompts: list[np.ndarray]
     horizon: int
     """New tokens, at most."""
+    draft: DFlashDraft | None = None
+    """Trained for it; None where there is none."""
 
 
-def tiny(config: Config) -> Subject:
-    """The embedded model and problems, as `python -m dflash_mcmc` runs them."""
+def tiny(config: Config, draft: str) -> Subject:
+    """The embedded model and problems, as `python -m dflash_mcmc` runs them; `draft` is a folder, loaded where it is used."""
     import transformers
 
     model = config.model.load("cpu")
     causal_lm = transformers.AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32).eval()
     texts = [config.dataset.prompt.replace("{question}", problem.question) for problem in config.dataset.problems()]
     prompts = [model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat) for text in texts]
-    return Subject("tiny", causal_lm, model, prompts, config.dataset.max_new_tokens)
+    component = DFlashDraft(path=draft, revision=None, dtype="float32", block_size=None)
+    return Subject("tiny", causal_lm, model, prompts, config.dataset.max_new_tokens, component)
 
 
 def mid(horizon: int) -> Subject:
@@ -63,6 +67,6 @@ def mid(horizon: int) -> Subject:
     return Subject("mid", causal_lm, LanguageModel(causal_lm, stop_ids=range(_NUM_STOPS)), prompts, horizon)
 
 
-def subjects(config: Config, horizon: int) -> dict[str, Callable[[], Subject]]:
-    """By name; `horizon` is that of `mid`."""
-    return {"tiny": lambda: tiny(config), "mid": lambda: mid(horizon)}
+def subjects(config: Config, horizon: int, draft: str) -> dict[str, Callable[[], Subject]]:
+    """By name; `horizon` is that of `mid`, `draft` that of `tiny`."""
+    return {"tiny": lambda: tiny(config, draft), "mid": lambda: mid(horizon)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.decoder import canonical, check_fault
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
@@ -37,10 +38,13 @@ class SpeculativeRejection:
 
     def check(self, config: Config) -> None:
         """A fault is asked for by name, and stands for the token rule. Raises ConfigError."""
-        if self.fault is not None and config.name != "faults":
-            raise ConfigError("decoder.fault", self.fault, "null; a faulty decoder runs in experiment=faults alone")
+        check_fault(config, self.fault, self.draft_temperature)
         if self.fault is not None and self.verification != "token":
             raise ConfigError("decoder.verification", self.verification, "token with decoder.fault")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """Fields that have no effect here are not part of the identity."""
+        return canonical(config)
 
     def speculation(self, drafter: Drafter) -> Speculation:
         """The rule, for an engine."""

@@ -40,8 +40,15 @@ class DFlashDraft:
             self._shape_for(self._checkpoint().folder)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The revision is in the content."""
-        return {"revision": None}
+        """The revision is in the content; what null and auto come to counts, not that they were said."""
+        values: dict[str, object] = {"revision": None}
+        if self._checkpoint().folder.is_dir():
+            from dflash_mcmc.engine import dflash_checkpoint
+
+            shape = dflash_checkpoint.read_shape(self._checkpoint().folder)
+            values["block_size"] = self.block_size or shape.block_size
+            values["dtype"] = str(shape.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
+        return values
 
     def fingerprint(self) -> str:
         """Of what is in the checkpoint; see `Checkpoint.fingerprint`."""

@@ -95,6 +95,9 @@ class BatchedEngine:
             rows = min(options.read_ahead, num_slots)
             self._prompts = PromptReader(self._decoder, SlotCache(model.cache_shape, rows, length, model.device, companion))
         if asked is not None:
+            if self._decoder.on_grid and not asked.plain_head:
+                raise UserError("blend: given draft; allowed: another, since this draft scales or caps its logits, which a "
+                                "mixture of hidden states cannot")
             self._decoder.grid = Grid(asked, shape[0], self._ladder.row_step, model.device)
         self._speculation, self._grid = speculation, self._decoder.grid
         self._rows = Rows(*shape, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
@@ -403,6 +406,8 @@ class BatchedEngine:
             return None
         slot.held = sequence[:-1]
         slot.charge(token_forwards=len(given))
+        if self._grid:
+            slot.charge(blocks_drafted=self._grid.num_blocks(grid_origin(self._decoder.blend, path), start + 1, len(sequence)))
         return path.extended(given, *scores, int(given[-1]) in self.model.stop_ids)
 
     def _count_reading(self, tokens: int, forwards: int, started: float) -> None:

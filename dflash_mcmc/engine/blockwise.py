@@ -15,27 +15,24 @@ from dflash_mcmc.engine.commit import Offer, commit
 from dflash_mcmc.engine.decode import Decoder, Group
 from dflash_mcmc.engine.drafter import Anchors
 from dflash_mcmc.engine.grid import Said
-from dflash_mcmc.engine.rows import Counts, Rows, Status
+from dflash_mcmc.engine.rows import Rows, Status
 
 
 class BlockSteps:
     """Stands in for a decoder that has a grid; steps in which a row draws from something else are the decoder's."""
 
     def __init__(self, decoder: Decoder):
-        self.decoder, self.drafter = decoder, decoder.drafter
+        self.decoder, self.drafter, self.cost = decoder, decoder.drafter, decoder.cost
         self.tokens_a_step = self.reach = decoder.grid.block_size
         self._offsets = torch.arange(self.reach, device=decoder.model.device)
-
-    def cost(self, tokens: int, counts: Counts) -> dict[str, int]:
-        """Of a draw, by the names of `Cost`."""
-        return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.fed,
-                "blocks_drafted": counts.blocks}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
         """As `Decoder.step`, up to a block for every live row that draws from the draft."""
-        from_draft = tuple(group for group in groups if group.source == "draft")
-        others = tuple(group for group in groups if group.source != "draft")
+        # A penalty takes the history of every slot: those rows go token by token.
+        whole = [group.source == "draft" and group.law.repetition_penalty == 1.0 for group in groups]
+        from_draft = tuple(group for group, mine in zip(groups, whole, strict=True) if mine)
+        others = tuple(group for group, mine in zip(groups, whole, strict=True) if not mine)
         if not others:
             self._block(cache, state, batch, key_length, groups, floors)
         elif not from_draft:
@@ -54,6 +51,9 @@ class BlockSteps:
         position, rows = state.position[:batch], state.ids[:batch, None]
         number = position - state.grid_origin[:batch]  # of the last token; -1 is the prompt's
         started, offset = number >= 0, torch.remainder(number.clamp(min=0), self.reach)
+        drafting = (state.status[:batch] == Status.LIVE) & started
+        # A row that draws from something else keeps its keys and values: it is fed its last token only.
+        offset = torch.where(drafting, offset, 0)
         anchor = position - offset
         at = anchor[:, None] + self._offsets
         uniforms = state.uniforms[rows, at + 1]
@@ -76,9 +76,8 @@ class BlockSteps:
                 1, slot[:, None, None].expand(-1, 1, 2), own_interval[:, None])], dim=-1)
         bad = ~torch.isfinite(target.maximum).view(batch, -1)
         bad[:, :-1] |= ~torch.isfinite(draft.maximum).view(batch, -1) & started[:, None]
-        drafting = (state.status[:batch] == Status.LIVE) & started
         commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.decoder.stops, floors)
-        state.blocks[:batch] += drafting
+        state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 
     def _target(self, cache: SlotCache, fed: torch.Tensor, at: torch.Tensor, key_length: int, hidden: torch.Tensor,
                 started: torch.Tensor) -> laws.Weights:

@@ -46,7 +46,7 @@ def commit(state: Rows, offer: Offer, stops: torch.Tensor, floors: bool) -> torc
     kind = Status.DONE * stop
     if floors:
         weight = _weights(state, offer, offered)
-        kind = torch.where(stop, kind, Status.ABANDONED * _below_floor(state, offer.at, weight))
+        kind = torch.where(stop, kind, Status.ABANDONED * below_floor(state, offer.at, weight))
     kind = torch.where(offer.bad, Status.FAILED, kind)
     ends = (kind != Status.LIVE) & offered
     ended, at = ends.any(dim=1), ends.long().argmax(dim=1)
@@ -70,8 +70,8 @@ def _keep(state: Rows, offer: Offer, gained: torch.Tensor) -> None:
     rows, where = state.ids[:batch, None], torch.where(gained, offer.at, state.nowhere)
     state.tokens[rows, where], state.scores[rows, where] = offer.tokens, offer.scores
     if len(state.seen):
-        marks = torch.nn.functional.one_hot(offer.tokens, state.seen.shape[1]).bool() & gained[..., None]
-        state.seen[:batch] |= marks.any(dim=1)
+        counts = torch.zeros(batch, state.seen.shape[1], dtype=torch.int32, device=gained.device)
+        state.seen[:batch] |= counts.scatter_add_(1, offer.tokens, gained.int()) > 0
 
 
 def _weights(state: Rows, offer: Offer, offered: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,8 @@ def _weights(state: Rows, offer: Offer, offered: torch.Tensor) -> torch.Tensor:
     return state.weight[:batch, None] + torch.where(offered, gain, 0.0).cumsum(dim=1)
 
 
-def _below_floor(state: Rows, at: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def below_floor(state: Rows, at: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Whether the first rows may be abandoned at positions int64 (rows, slots) with weights float64 of that shape."""
     batch = len(at)
     generated, log_length = (at - state.origin[:batch, None] + 1).double(), state.log_length[:batch, None]
     term = torch.where(torch.isfinite(log_length), log_length - generated.log(), 0.0)

@@ -1,7 +1,7 @@
 """The device's side of the batched engine: forwards over a slot cache, and one decode step for a batch of rows.
 
 Nothing in a step looks at a value on the host, makes a tensor from host data or has a shape that depends on values, so that
-on a GPU it can be captured once and replayed (`graphs.py`).
+on a GPU it can be captured once and replayed (`graphs.py`); but for a draft that is asked about every token (`grid.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from dflash_mcmc.engine import attention
 from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.commit import below_floor
 from dflash_mcmc.engine.drafter import Drafter
 from dflash_mcmc.engine.grid import Grid, Said
 from dflash_mcmc.engine.language_model import LanguageModel
@@ -194,7 +195,8 @@ class Decoder:
         """
         rows, position = state.ids[:batch], state.position[:batch]
         fed = state.tokens[rows, position][:, None]
-        said = self.grid.at_step(cache, state, batch, key_length) if self.grid else None
+        asked = self.grid is not None and (self.on_grid or any(group.source == "draft" for group in groups))
+        said = self.grid.at_step(cache, state, batch, key_length) if asked else None
         hidden = self.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
         logits = self.logits(hidden, [tap[:, 0] for tap in self.tapped], {group.source for group in groups}, said)
         target = laws.weigh(logits["blended"])
@@ -244,9 +246,7 @@ class Decoder:
         """Adds the tokens' weights, and tells which rows may be abandoned."""
         gain = state.alpha[:batch] * scores[:, 0] - scores[:, 1]
         state.weight[:batch] += torch.where(drawn, gain, 0.0)
-        generated, log_length = (at - state.origin[:batch] + 1).double(), state.log_length[:batch]
-        term = torch.where(torch.isfinite(log_length), log_length - generated.log(), 0.0)
-        return state.weight[:batch] + term <= state.floor[:batch]
+        return below_floor(state, at[:, None], state.weight[:batch, None])[:, 0]
 
 
 def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, seen: torch.Tensor,

@@ -2,7 +2,6 @@
 
 A drafter has
     num_drafted: n, tokens of a block.
-    has_density: whether its tokens are drawn from a law; else it names them.
     target_forwards: forwards of the target that a block takes before it is verified.
     reads_tokens: whether it looks at tokens before the anchor.
     tapped_layers: decoder layers of the target whose outputs it needs of every token.
@@ -54,7 +53,6 @@ class Drafter(Protocol):
     """See the module's first lines."""
 
     num_drafted: int
-    has_density: bool
     target_forwards: int
     reads_tokens: bool
     tapped_layers: tuple[int, ...]
@@ -78,7 +76,7 @@ class DFlashDrafter:
         block_size: anchor and drafted tokens; at most the network's.
     """
 
-    has_density, target_forwards, reads_tokens = True, 0, False
+    target_forwards, reads_tokens = 0, False
 
     def __init__(self, network: DFlash, target: LanguageModel, block_size: int):
         shape = network.shape
@@ -88,6 +86,11 @@ class DFlashDrafter:
         self.companion = CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, self.dtype)
         self._embedding = target.decoder.get_input_embeddings().weight
         self._windows = sorted(set(shape.sliding), key=lambda window: window or 0)
+
+    @property
+    def plain_head(self) -> bool:
+        """Whether its logits are the target's head on its hidden states, and nothing more."""
+        return self.network.shape.logit_scale == 1.0 and self.network.shape.logit_softcap is None
 
     def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
@@ -142,7 +145,7 @@ class DFlashDrafter:
 class SelfDrafter:
     """The target as its own draft, token by token: no faster than plain, and how good a draft could be at best."""
 
-    has_density, reads_tokens, tapped_layers, companion = True, False, (), None
+    reads_tokens, tapped_layers, companion = False, (), None
 
     def __init__(self, num_drafted: int):
         self.num_drafted = self.target_forwards = num_drafted
@@ -166,7 +169,7 @@ class NgramDrafter:
     block is what it has, repeated. Without an occurrence the anchor is repeated.
     """
 
-    has_density, target_forwards, reads_tokens, tapped_layers, companion = False, 0, True, (), None
+    target_forwards, reads_tokens, tapped_layers, companion = 0, True, (), None
 
     def __init__(self, num_drafted: int, longest: int):
         self.num_drafted, self.longest = num_drafted, longest

@@ -65,6 +65,11 @@ class Grid:
         chosen = self._hidden[state.ids[:batch], (slot - 1).clamp(min=0)]
         return Said(chosen, inside)
 
+    def num_blocks(self, origin: int, first: int, stop: int) -> int:
+        """Blocks that are drafted for what `along` says of the tokens at positions `first` to `stop - 1`."""
+        return len({position - slot for position in range(first, stop)
+                    if (slot := grid_slot(position - origin, self.block_size))})
+
     def along(self, cache: SlotCache, row: int, sequence: np.ndarray, origin: int, first: int, count: int) -> Said:
         """Of the `count` tokens behind position `first` of a sequence that the row holds up to the last of them.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dflash_mcmc.types import ChainResult, Cost
 
-NOT_NUMBERS = "the model gave logits that are not numbers; try model.dtype=float32"
+NOT_NUMBERS = "the model, or its draft, gave logits that are not numbers; try model.dtype=float32 and draft.dtype=float32"
 
 
 class Finished(NamedTuple):

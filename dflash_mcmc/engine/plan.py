@@ -24,6 +24,8 @@ _ROW_STATE_BYTES = 8 + 8 + 4 * 8
 """Of a position of a row: token, uniform and four scores."""
 _LOGIT_COPIES = 5
 """Float32 arrays of the size of the logits that are alive at once in a step."""
+_BLOCK_COPIES = 12
+"""The same in a step of a block: those of the draft too, and what a rule makes of both."""
 
 
 class Plan(NamedTuple):
@@ -60,7 +62,7 @@ def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length
         token_bytes += drafter.companion.token_bytes()
     row_bytes = _ROW_STATE_BYTES + 2 * num_drafted * 8
     caches = positions * token_bytes + rows * length * row_bytes
-    copies = _LOGIT_COPIES * (2 if drafter else 1)  # those of the draft beside those of the target
+    copies = _BLOCK_COPIES if drafter else _LOGIT_COPIES
     step = rows * (1 + num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
     # Where a rejected proposal or a path is read anew, every row may have something to read at once.
     readers, keys = (ahead, prompt_length) if ahead and options.keep_current else (rows, length)

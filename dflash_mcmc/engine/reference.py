@@ -102,6 +102,9 @@ class ReferenceEngine:
         keys, values = network.keys_values(network.context(features), torch.arange(anchor, device=tokens.device)[None])
         fed = torch.full((1, 1, block), network.shape.mask_token_id, device=tokens.device)
         fed[..., 0] = tokens[0, anchor]
+        embeddings = self.parts.decoder.get_input_embeddings().weight[fed] * network.shape.embedding_scale
         hidden = block_pass(network, keys, values, torch.arange(anchor, device=tokens.device)[None],
-                            torch.tensor([[anchor]], device=tokens.device), self.parts.decoder.get_input_embeddings()(fed))
-        return self.model.get_output_embeddings()(hidden[0, 0, slot]).double()
+                            torch.tensor([[anchor]], device=tokens.device), embeddings)
+        logits = self.model.get_output_embeddings()(hidden[0, 0, slot]).double() * network.shape.logit_scale
+        softcap = network.shape.logit_softcap
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)

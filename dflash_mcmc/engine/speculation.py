@@ -87,7 +87,7 @@ class Speculation(NamedTuple):
 
     rule: Rule
     drafter: object
-    """`num_drafted`: n. `has_density`: whether it gives a law."""
+    """`num_drafted`: n. See `drafter.py`; in the tests a `TabularDraft`."""
     shared_noise: bool
     """Drafts are drawn by the uniforms of the positions, as the target's tokens are."""
     temperature: float | None
@@ -130,7 +130,7 @@ class Noise(NamedTuple):
     @staticmethod
     def of(key: Key, start: int, stop: int, count: int) -> Noise:
         """For anchors before generated token `start` to `stop - 1` and blocks of `count`."""
-        return Noise(*(key.fold_in(use).uniforms(start * count, stop * count).reshape(-1, count)
+        return Noise(*(key.fold_in("speculation", use).uniforms(start * count, stop * count).reshape(-1, count)
                        for use in ("draft", "accept")))
 
 

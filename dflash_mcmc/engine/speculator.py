@@ -75,11 +75,14 @@ class Speculator:
         finite = torch.isfinite(target.maximum[:, 0])
         for values in list(logits.values())[1:]:
             finite &= torch.isfinite(values.amax(dim=-1))
+        finite = finite.view(batch, -1)
+        if draft is not None:  # a rule that judges by the draft's law can use none of the block
+            finite &= torch.isfinite(draft.maximum).view(batch, -1).all(dim=1, keepdim=True)
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
         live = state.status[:batch] == Status.LIVE
         offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores,
-                      ~finite.view(batch, -1))
+                      ~finite)
         gained = commit(state, offer, self.decoder.stops, floors)
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
@@ -89,7 +92,9 @@ class Speculator:
     def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
         rows = state.ids[:batch, None]
         noise, count = state.noise[rows, positions[:, :1]][:, 0], self.drafter.num_drafted
-        return Uniforms(state.uniforms[rows, positions + 1], noise[:, :count], noise[:, count:])
+        # Behind the last position stands what an earlier draw has left: nothing drawn by it is kept, but a trace shows it.
+        tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
+        return Uniforms(tokens, noise[:, :count], noise[:, count:])
 
     def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
                uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None]:
@@ -118,7 +123,8 @@ class Speculator:
         """Weights of the laws that are drawn from, (rows * slots)."""
         seen = None
         if any(group.law.repetition_penalty != 1.0 for group in groups):
-            marks = torch.nn.functional.one_hot(drafted, logits["blended"].shape[-1]).cumsum(dim=1) > 0
+            marks = torch.zeros(*drafted.shape, logits["blended"].shape[-1], dtype=torch.uint8, device=drafted.device)
+            marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=torch.uint8) > 0
             marks = torch.nn.functional.pad(marks, (0, 0, 1, 0))
             if self.speculation.fault.late_history:
                 marks = torch.nn.functional.pad(marks[:, :-1], (0, 0, 1, 0))

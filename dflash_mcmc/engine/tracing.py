@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dflash_mcmc.engine import rules
@@ -24,6 +25,12 @@ class Tracer:
                 zip(slots, *columns, strict=False)):
             if gained:
                 slot.walk.append({
-                    "anchor": anchor - len(slot.operation.path.prompt), "drafted": drafted, "log_p": p,
-                    "log_q": None if draft is None else draft[row], "accepting": accepting[row] or None,
-                    "uniforms": uniforms, "accepted": accepted, "tokens": tokens[: accepted + 1], "gained": gained})
+                    "anchor": anchor - len(slot.operation.path.prompt), "drafted": drafted,
+                    "log_p": [_number(value) for value in p], "log_q": None if draft is None else draft[row],
+                    "accepting": accepting[row] or None, "uniforms": uniforms, "accepted": accepted,
+                    "tokens": tokens[: accepted + 1], "gained": gained})
+
+
+def _number(log_p: float) -> float | None:
+    """None for a token that the law does not allow: JSON has no infinities."""
+    return log_p if math.isfinite(log_p) else None

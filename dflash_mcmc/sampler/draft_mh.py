@@ -11,7 +11,7 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import Step, result, trace_entry
+from dflash_mcmc.kernel import Step, check_blocks, result, trace_entry
 from dflash_mcmc.ops import Chain, Draw, Floor, Law, Operation, Score
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
@@ -51,10 +51,7 @@ class DraftMH:
 
     def check(self, config: Config) -> None:
         """Conditions that span fields. Raises ConfigError."""
-        length = config.dataset.max_new_tokens
-        if length % self.num_blocks:
-            near = ", ".join(str(n) for n in range(1, length + 1) if length % n == 0)
-            raise ConfigError("sampler.num_blocks", self.num_blocks, f"a divisor of dataset.max_new_tokens={length}: {near}")
+        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
         if name_of(config.draft) in ("ngram", "self"):
             raise ConfigError("draft", name_of(config.draft), "tiny or dflash with sampler=draft_mh: one forward that gives a "
                               "density for a whole block")

@@ -6,21 +6,40 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
-from dflash_mcmc.bench import measure, published
+from dflash_mcmc.bench import assisted, decoders, measure, published
 from dflash_mcmc.bench.__main__ import subject_of, table
+from dflash_mcmc.engine import dflash_checkpoint
+from dflash_mcmc.engine.dflash import DFlash, DFlashShape
 from dflash_mcmc.rng import Key
+
+SMALL = measure.Sizes(slots=2, waves=1, loop_chains=1, blocks=2, most_slots=2, decoder_slots=(1, 2), decoder_chains=2)
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory):
+    """The embedded model with a random draft and short answers: what parts measure does not hang on how good the draft is."""
+    folder = tmp_path_factory.mktemp("draft")
+    shape = DFlashShape(hidden_size=128, num_layers=1, num_heads=2, num_key_heads=1, head_dim=16, intermediate_size=32,
+                        block_size=3, mask_token_id=468, target_layers=(1, 4), num_target_layers=8, max_positions=1024,
+                        rope={"rope_type": "default", "rope_theta": 1e4}, sliding=(None,))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        dflash_checkpoint.save(DFlash(shape), folder)
+    subject = subject_of("tiny", 64, str(folder))
+    return subject._replace(prompts=subject.prompts[:3], horizon=12)
 
 
 @pytest.mark.slow
 def test_every_part_writes_its_rows(command, tmp_path):
-    done = command("dflash_mcmc.bench", "subjects=[tiny]", "parts=[a,c,f]", "tiny_slots=4", "most_slots=4", "waves=1",
-                   "loop_chains=1", "blocks=2", timeout=600)
+    done = command("dflash_mcmc.bench", "subjects=[tiny]", "parts=[a,c,f,j]", "tiny_slots=4", "most_slots=4", "waves=1",
+                   "loop_chains=1", "blocks=2", "decoder_chains=2", timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads((tmp_path / "outputs/bench.json").read_text())
     assert report["machine"]["cores"] >= 1
     results = report["results"]["tiny"]
-    assert [len(results[part]) for part in "acf"] == [2, 6, 2]
+    assert [len(results[part]) for part in "acfj"] == [2, 6, 2, 10]
     for row in results["a"]:
         assert row["loop token-forwards"] > row["engine token-forwards"] > 0
         assert row["utilisation"] > 0.9
@@ -31,7 +50,9 @@ def test_every_part_writes_its_rows(command, tmp_path):
 
 @pytest.mark.parametrize(("override", "told"), [("parts=[x]", "parts: given ['x']; allowed: some of a, b"),
                                                 ("subjects=[]", "subjects: given []; allowed: some of tiny, mid"),
-                                                ("waves=0", "waves: given 0")])
+                                                ("waves=0", "waves: given 0"),
+                                                ("decoder_slots=[0]", "decoder_slots: given [0]"),
+                                                ("draft_path=nowhere", "draft_path: given 'nowhere'; allowed: the folder of")])
 def test_mistakes_are_one_line(command, override, told):
     done = command("dflash_mcmc.bench", override)
     assert done.returncode == 2
@@ -50,6 +71,49 @@ def test_the_loop_draws_what_the_engine_draws():
     assert spent.accepted == 2
     assert spent.token_forwards >= spent.tokens_drawn + len(prompt)
     assert greedy.mean_drawn + greedy.mean_skipped == pytest.approx(spent.tokens_drawn, abs=24)
+
+
+def finite(rows: list[dict], without: tuple[str, ...] = ()) -> None:
+    """Every figure is a number, but for those of the rows that have none."""
+    for row in rows:
+        assert all(np.isfinite(value) for value in row.values() if isinstance(value, float))
+        assert (None in row.values()) == (next(iter(row.values())) in without), row
+
+
+def test_decoders_are_measured_at_every_law_and_batch(drafted):
+    rows = decoders.drawing(drafted, SMALL)
+    finite(rows, ("plain", "match, the target itself"))
+    assert [row["law"] for row in rows] == ["greedy"] * 7 + ["temperature 0.25"] * 8 + ["temperature 1"] * 8
+    for row in rows:
+        if row["decoder"] == "plain":
+            assert row["forwards/token"] >= 1.0 == row["ratio (1)"] == row["ratio (2)"]
+        else:
+            assert 1.0 <= row["tau"] <= (8 if "ngram" in row["decoder"] else 5 if "itself" in row["decoder"] else 3)
+
+
+def test_a_model_without_a_draft_is_measured_with_ngrams(drafted):
+    rows = decoders.drawing(drafted._replace(draft=None), SMALL)
+    finite(rows, ("plain",))
+    assert [row["decoder"] for row in rows] == ["plain", "match, ngram"]
+    assert decoders.chains(drafted._replace(draft=None), SMALL) == []
+    assert assisted.against_transformers(drafted._replace(draft=None), SMALL) == []
+
+
+def test_chains_are_the_same_by_every_match(drafted):
+    rows = {row["by"]: row for row in decoders.chains(drafted, SMALL._replace(decoder_slots=(2,)))}
+    finite(list(rows.values()), ("plain", "draft_mh, draft", "draft_mh, mixture", "draft_mh, eps"))
+    for name in ("match, draft's best", "match, blocks of 2", "match, draft sampled", "match, ngram"):
+        assert [rows[name][key] for key in ("accepts", "moved")] == [rows["plain"][key] for key in ("accepts", "moved")]
+        assert rows[name]["token-forwards"] > rows["plain"]["token-forwards"]
+
+
+def test_transformers_speculates_with_the_same_draft(drafted):
+    rows = assisted.against_transformers(drafted, SMALL)
+    assert len(rows) == 10
+    for row in rows:
+        assert row["tokens/s"] > 0
+        assert 1.0 <= row["tokens/round"] <= 3.0
+        assert row["same tokens"] == (1.0 if row["law"] == "greedy" else None)
 
 
 def test_tables_have_three_digits_that_count():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_mcmc.config import identity_hash
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.engine import faults
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.registry import name_of
 from tests.speculation import DRAFTS, LAWS, differing, speculative_error
 
 
@@ -43,7 +45,7 @@ def test_faulty_tokens_are_not():
 
 
 def test_a_fault_needs_its_experiment(make_config):
-    with pytest.raises(UserError, match=r"decoder.fault: given 'greedy_first'; allowed: null; a faulty decoder runs in"):
+    with pytest.raises(UserError, match=r"decoder.fault: given 'greedy_first'; allowed: null; a faulty decoder runs un"):
         make_config("decoder=speculative_match", "draft=ngram", "decoder.fault=greedy_first")
     assert make_config("decoder=speculative_match", "draft=ngram", "decoder.fault=greedy_first", "name=faults")
 
@@ -51,5 +53,27 @@ def test_a_fault_needs_its_experiment(make_config):
 def test_a_decoder_and_its_draft_come_together(make_config):
     with pytest.raises(UserError, match=r"draft: given 'none'; allowed: a draft, such as tiny .* with decoder=specul"):
         make_config("decoder=speculative_match")
-    with pytest.raises(UserError, match=r"draft: given 'ngram'; allowed: none, since nothing uses it"):
-        make_config("draft=ngram")
+
+
+def test_a_fault_that_does_nothing_is_refused(make_config):
+    faulty = ("name=faults", "sampler=temperature", "draft=ngram")
+    with pytest.raises(UserError, match=r"decoder.fault: given 'argmax_proposal'; allowed: another, or a draft whose token"):
+        make_config(*faulty, "decoder=speculative_rejection", "decoder.fault=argmax_proposal")
+    with pytest.raises(UserError, match=r"decoder.fault: given 'late_penalty'; allowed: another, or a sampler.repetitio"):
+        make_config(*faulty, "decoder=speculative_match", "decoder.fault=late_penalty")
+
+
+def test_a_temperature_without_effect_is_not_part_of_the_identity(make_config):
+    hashes = {identity_hash(make_config("decoder=speculative_match", "draft=ngram", f"decoder.draft_temperature={value}"))
+              for value in (0.0, 1.0)}
+    assert len(hashes) == 1
+
+
+def test_a_draft_that_nothing_uses_is_left_out_and_that_is_told(make_config, capsys):
+    note.cache_clear()
+    for _ in range(2):
+        assert name_of(make_config("draft=ngram", "sampler=greedy").draft) == "none"
+    assert identity_hash(make_config("draft=ngram")) == identity_hash(make_config())
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["draft=ngram is left out where nothing uses it: blend=none, sampler=greedy, decoder=plain",
+                    "draft=ngram is left out where nothing uses it: blend=none, sampler=power_mh, decoder=plain"]

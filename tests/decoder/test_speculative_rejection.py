@@ -79,5 +79,5 @@ def test_a_fault_needs_its_experiment(make_config):
     with pytest.raises(UserError, match=r"decoder.fault: given 'argmax_proposal'; allowed: null; a faulty"):
         make_config("decoder=speculative_rejection", "draft=ngram", "decoder.fault=argmax_proposal")
     with pytest.raises(UserError, match=r"decoder.verification: given 'block'; allowed: token with decoder.fault"):
-        make_config("decoder=speculative_rejection", "draft=ngram", "decoder.fault=argmax_proposal", "name=faults",
+        make_config("decoder=speculative_rejection", "draft=self", "decoder.fault=argmax_proposal", "name=faults",
                     "decoder.verification=block")

@@ -12,5 +12,5 @@ def test_drafts_of_the_same_law_are_kept(make_config):
                                  "decoder=speculative_rejection", "draft=self"))
     for line in (result.folder / "records.jsonl").read_text().splitlines():
         record = json.loads(line)
-        assert record["tokens_kept"] >= record["num_tokens"] - record["blocks_drafted"]
-        assert record["target_forwards"] >= 5 * record["blocks_drafted"]
+        assert record["blocks_drafted"] == -(-record["num_tokens"] // 5)  # four that are all kept, and the one behind them
+        assert record["target_forwards"] > 5 * record["blocks_drafted"]

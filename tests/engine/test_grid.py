@@ -13,6 +13,7 @@ from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.reference import ReferenceEngine
 from dflash_mcmc.ops import Draw, Law, Score
 from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.types import ChainResult, Path
 from tests.engine.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, same
 from tests.engine.test_speculator import drafter
@@ -88,6 +89,30 @@ def test_drawing_from_the_draft_is_reference(qwen3, blend):
     batched = run(qwen3, redraws(), blend)
     for tag, chain in redraws():
         same(batched[tag].result, reference.run(chain))
+
+
+DRAFT_MH = {"draft": {}, "mixture": {"proposal": "mixture"}, "start": {"cut": "start", "early_reject": "eps"}}
+
+
+def draft_mh(**changes) -> DraftMH:
+    values = dict(alpha=2.0, draft_temperature=0.7, num_blocks=3, num_steps=2, cut="current", proposal="draft",
+                  draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-3)
+    return DraftMH(**{**values, **changes})
+
+
+@pytest.mark.parametrize("changes", DRAFT_MH.values(), ids=DRAFT_MH)
+@pytest.mark.parametrize("blend", [NoBlend(), BLEND], ids=["none", "draft"])
+def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, blend, changes):
+    parts, sampler = LanguageModel(qwen3, stop_ids=STOPS), draft_mh(**changes)
+    reference = ReferenceEngine(qwen3, parts, blend, drafter("dflash", parts, qwen3))
+    batched, alone = (run(qwen3, chains(sampler), blend, slots=slots) for slots in (8, 1))
+    for tag, chain in chains(sampler):
+        if not changes.get("early_reject"):
+            same(batched[tag].result, reference.run(chain))
+        if rows_do_not_depend_on_the_batch():
+            assert batched[tag].result.trace == alone[tag].result.trace
+        assert batched[tag].cost == alone[tag].cost
+    assert sum(done.result.moved for done in batched.values())
 
 
 @pytest.mark.parametrize(("slots", "options"), [(1, {}), (3, {"steps_between_checks": 3}), (16, {"read_ahead": 0}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -213,9 +215,48 @@ def test_prompt_lookup_reads_the_sequence(qwen3):
             assert set(block["drafted"]) <= set(known)
 
 
+class Insider(DFlashDrafter):
+    """The network at work, and in place of what it says the target's own tokens: so that much of it is kept."""
+
+    target_forwards = 4
+
+    def propose(self, anchors, draw):
+        super().propose(anchors, draw)
+        return SelfDrafter(self.num_drafted).propose(anchors, draw)
+
+
+@pytest.mark.parametrize("name", ["greedy", "temperature", "truncated", "power_mh", "power_mh_early"])
+def test_blocks_of_which_much_is_kept(qwen3, name):
+    """What is accepted moves the companion cache on by several tokens at once."""
+    plain = run_batched(qwen3, SAMPLERS[name], BLENDS["none"])
+    for options in ({}, {"prefill_chunk": 8, "keep_current": False}, {"steps_between_checks": 4, "read_ahead": 2}):
+        parts = LanguageModel(qwen3, stop_ids=STOPS)
+        engine = BatchedEngine(parts, BLENDS["none"], 4, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
+                               match().speculation(Insider(network(qwen3), parts, 5)))
+        done = {d.tag: d for d in engine.run(chains(SAMPLERS[name]))}
+        for tag, expected in plain.items():
+            same(done[tag].result, expected.result)
+        kept, blocks = (sum(getattr(d.cost, n) for d in done.values()) for n in ("tokens_kept", "blocks_drafted"))
+        assert kept > 0.3 * blocks
+
+
+def test_drafts_that_are_no_numbers_end_the_sample(qwen3):
+    """Under a rule that judges by them; sample and match does without."""
+    parts, broken = LanguageModel(qwen3, stop_ids=STOPS), network(qwen3)
+    broken.norm.weight.data.fill_(torch.nan)
+    for decoder, healthy in ((reject(), False), (reject(verification="block"), False), (match(), True)):
+        engine = BatchedEngine(parts, BLENDS["none"], 4, 180, Options(), None,
+                               decoder.speculation(DFlashDrafter(broken, parts, 5)))
+        results = [d.result for d in engine.run(chains(SAMPLERS["truncated"]))]
+        assert all((result is not None) == healthy for result in results)
+
+
 def test_trace_tells_the_walk(qwen3):
-    for decoder in (match(trace=True), reject(trace=True)):
-        for done in run(qwen3, SAMPLERS["temperature"], BLENDS["none"], decoder, "self").values():
+    for decoder, name in ((match(trace=True), "truncated"), (reject(trace=True), "temperature"),
+                          (match(trace=True), "greedy")):
+        other = run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, "self", slots=2, order=[3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
+        for tag, done in run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, "self").items():
+            assert json.dumps(done.walk, allow_nan=False) == json.dumps(other[tag].walk, allow_nan=False)
             tokens = done.result.path.tokens.tolist()
             assert sum(block["gained"] for block in done.walk) == len(tokens)
             assert len(done.walk) == done.cost.blocks_drafted

@@ -37,7 +37,7 @@ def test_rows(tmp_path):
 
 
 def test_accepted_length_is_told_where_something_was_drafted(tmp_path):
-    drafted = {"blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 10}
+    drafted = {"tokens_drawn": 14, "blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 10}
     runs = [folder(tmp_path / "a", "greedy", {"decoder": "plain"}),
             folder(tmp_path / "b", "greedy", {"decoder": "speculative_match"}, **drafted)]
     header, _, *rows = overall(runs).splitlines()

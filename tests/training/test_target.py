@@ -1,4 +1,4 @@
-"""Training: a run stopped anywhere ends in the same weights, and what it writes is a checkpoint like any other."""
+"""Training the embedded target: stopped anywhere it ends in the same weights, and it writes a checkpoint like any other."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from dflash_mcmc import cli, train
+from dflash_mcmc import cli
 from dflash_mcmc.config import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.run import execute
-from tests.conftest import ROOT
+from dflash_mcmc.training import loop, target
 
 SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "problems_per_level=1", "warmup_steps=2", "num_threads=1")
 
@@ -26,8 +26,8 @@ def keep_threads():
 @pytest.fixture
 def plan(tmp_path):
     """A plan of six small steps; further overrides may be given."""
-    def make(*overrides: str) -> train.Plan:
-        made, choices = cli.compose_once("train", [*SMALL, f"paths.outputs={tmp_path}", *overrides], train.Plan)
+    def make(*overrides: str) -> target.Plan:
+        made, choices = cli.compose_once("train", [*SMALL, f"paths.outputs={tmp_path}", *overrides], target.Plan)
         made.check(choices["model"])
         return made
     return make
@@ -40,9 +40,9 @@ def weights(folder) -> dict:
 
 
 def test_stopped_and_continued_ends_in_the_same_weights(plan, tmp_path, monkeypatch):
-    whole = weights(train.train(plan(f"paths.outputs={tmp_path / 'whole'}")))
+    whole = weights(target.train(plan(f"paths.outputs={tmp_path / 'whole'}")))
     stopped = plan(f"paths.outputs={tmp_path / 'stopped'}")
-    optimise, calls = train._optimise, []
+    optimise, calls = loop.optimise, []
 
     def stop_at_fifth(*arguments):
         calls.append(1)
@@ -50,17 +50,17 @@ def test_stopped_and_continued_ends_in_the_same_weights(plan, tmp_path, monkeypa
             raise KeyboardInterrupt
         return optimise(*arguments)
 
-    monkeypatch.setattr(train, "_optimise", stop_at_fifth)
+    monkeypatch.setattr(loop, "optimise", stop_at_fifth)
     with pytest.raises(KeyboardInterrupt):
-        train.train(stopped)
-    continued = weights(train.train(stopped))
+        target.train(stopped)
+    continued = weights(target.train(stopped))
     assert len(calls) == 7  # four, the one that was stopped and its repetition, the last
     assert whole.keys() == continued.keys()
     assert all(torch.equal(whole[name], continued[name]) for name in whole)
 
 
 def test_model_learns_and_what_is_written_is_loaded_by_model_path(plan, make_config):
-    folder = train.train(plan("steps=30", "batch_size=16"))
+    folder = target.train(plan("steps=30", "batch_size=16"))
     lines = [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(2, 31, 2))
     assert lines[-1]["loss"] < lines[0]["loss"] - 1.0
@@ -68,13 +68,13 @@ def test_model_learns_and_what_is_written_is_loaded_by_model_path(plan, make_con
 
 
 def test_export_goes_where_it_is_told(plan, tmp_path):
-    assert train.train(plan(f"export={tmp_path / 'there'}", "steps=2")) == tmp_path / "there"
+    assert target.train(plan(f"export={tmp_path / 'there'}", "steps=2")) == tmp_path / "there"
     assert (tmp_path / "there" / "model.safetensors").is_file()
 
 
 def test_learning_rate_warms_up_stays_and_falls_to_zero(plan):
     made = plan("steps=100", "warmup_steps=10", "decay_fraction=0.3", "learning_rate=2.0")
-    rates = [train.learning_rate(made, step) for step in range(101)]
+    rates = [target.learning_rate(made, step) for step in range(101)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[9:71] == [2.0] * 62
     assert rates[85] == pytest.approx(1.0)
@@ -83,7 +83,7 @@ def test_learning_rate_warms_up_stays_and_falls_to_zero(plan):
 
 
 def test_recipe_of_the_shipped_tokenizer_gives_the_shipped_tokenizer():
-    pairs = train.training_pairs(0, 0, 10_000)
+    pairs = target.training_pairs(0, 0, 10_000)
     built = train_tokenizer(pairs)
     shipped = json.loads((PACKAGE / "assets/tiny/tokenizer.json").read_text())
     assert json.loads(built)["model"]["vocab"] == shipped["model"]["vocab"]
@@ -105,10 +105,3 @@ def test_mistakes_are_one_line(plan, override, message):
     with pytest.raises(UserError) as caught:
         plan(override)
     assert message in str(caught.value)
-
-
-def test_command_trains(command):
-    done = command("dflash_mcmc.train", "model=tiny", *SMALL)
-    assert done.returncode == 0, done.stderr
-    assert "model written to outputs/train/tiny-" in done.stdout
-    assert (ROOT / "conf/train.yaml").is_file()

@@ -1,0 +1,134 @@
+"""Speculation by `transformers` with the same draft: its class for DFlash, driven by its own `generate`, and ours beside it.
+
+The published layout and theirs are the same weights under two other names (checked by `tests/engine/test_dflash.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+import transformers
+from tqdm import tqdm
+from transformers import GenerationConfig
+
+from dflash_mcmc.bench.measure import PLAIN, Decoding, Measured, Sizes, run, temperature
+from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
+from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
+from dflash_mcmc.engine.dflash import DFlash
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.greedy import Greedy
+
+_RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+
+
+class Generated(NamedTuple):
+    """Generations one after the other."""
+
+    seconds: float
+    tokens: list[list[int]]
+    per_round: float
+    """Tokens for each forward of the target but those that read a prompt."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(map(len, self.tokens)) / self.seconds
+
+
+def against_transformers(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(j) Against `generate(assistant_model=...)` of transformers with the same draft, one chain at a time."""
+    if not subject.draft:
+        return []
+    theirs, reason = assistant(subject.draft.load(subject.model).network)
+    return [row for value in (0.0, 1.0) for row in _at(subject, sizes.decoder_chains, value, theirs, reason)]
+
+
+def _at(subject: Subject, chains: int, value: float, theirs: torch.nn.Module | None, reason: str) -> list[dict]:
+    """Rows at a temperature. Greedy tokens are to be those of plain `generate`; drawn ones only have its law."""
+    law, sampler = (f"temperature {value:g}", temperature(value)) if value else ("greedy", Greedy(alpha=1.0))
+    plain = _generate(subject, chains, value, None)
+    assisted = _generate(subject, chains, value, theirs) if theirs else None
+    ours = [_drawn(run(subject, sampler, 1, chains, label=decoding.name, decoding=decoding)) for decoding in _ours(subject)]
+    rows = []
+    for name, got, unit in (("generate", plain, plain), (f"generate, assisted{reason and ': '}{reason}", assisted, plain),
+                            *((decoding.name, got, ours[0]) for decoding, got in zip(_ours(subject), ours, strict=True))):
+        same = None if value or got is None else sum(a == b for a, b in zip(got.tokens, plain.tokens, strict=True)) / chains
+        rows.append({"by": name, "law": law, "tokens/round": got and got.per_round, "tokens/s": got and got.tokens_per_second,
+                     "against own plain": got and got.tokens_per_second / unit.tokens_per_second,
+                     "against generate": got and got.tokens_per_second / plain.tokens_per_second, "same tokens": same})
+    return rows
+
+
+def assistant(network: DFlash) -> tuple[torch.nn.Module | None, str]:
+    """(the same weights in the class of transformers, ""), or (None, why that cannot be)."""
+    shape = network.shape
+    if not hasattr(transformers, "MuseGlimmerAssistantModel"):
+        return None, f"transformers {transformers.__version__} has no DFlash network of its own"
+    if set(shape.sliding) != {None} or shape.bias or (shape.embedding_scale, shape.logit_scale, shape.logit_softcap) != (
+            1.0, 1.0, None):
+        return None, "its class has neither our windows nor biases nor scales"
+    config = transformers.MuseGlimmerAssistantConfig(
+        hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size, num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_key_heads, head_dim=shape.head_dim,
+        rms_norm_eps=shape.norm_eps, rope_parameters=dict(shape.rope), max_position_embeddings=shape.max_positions,
+        layer_types=["full_attention"] * shape.num_layers, block_size=shape.block_size, mask_token_id=shape.mask_token_id,
+        target_layer_ids=list(shape.target_layers))
+    model = transformers.MuseGlimmerAssistantModel(config).eval().requires_grad_(False)
+    model.load_state_dict({_RENAMED.get(name, name): tensor for name, tensor in network.state_dict().items()})
+    return model, ""
+
+
+def _ours(subject: Subject) -> list[Decoding]:
+    """Plain decoding, the decoder to be recommended, and the rule that theirs applies."""
+    match = SpeculativeMatch(draft_temperature=0.0, trace=False, fault=None)
+    reject = SpeculativeRejection(draft_temperature=None, verification="token", trace=False, fault=None)
+    return [PLAIN._replace(name="engine, plain"), Decoding("engine, match", match, subject.draft),
+            Decoding("engine, rejection", reject, subject.draft)]
+
+
+def _generate(subject: Subject, chains: int, value: float, draft: torch.nn.Module | None) -> Generated:
+    """Generations of `generate`; their tokens come from PyTorch's generator."""
+    settings = GenerationConfig(
+        max_new_tokens=subject.horizon, do_sample=value > 0, temperature=value or None, top_k=0 if value else None,
+        eos_token_id=list(subject.model.stop_ids), pad_token_id=0, **({"speculation_type": "dflash"} if draft else {}))
+    label = f"{subject.name} generate{', assisted' if draft else ''}"
+
+    def generate(number: int) -> list[int]:
+        prompt = torch.from_numpy(subject.prompts[number % len(subject.prompts)])[None]
+        drawn = subject.causal_lm.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings,
+                                           **({"assistant_model": draft} if draft else {}))
+        return drawn[0, prompt.shape[1] :].tolist()
+
+    torch.manual_seed(Key(0).fold_in("bench", "generate").integer(2**31))
+    generate(0)
+    with _Counted(subject.causal_lm) as counted:
+        started = time.perf_counter()
+        tokens = [generate(number) for number in tqdm(range(chains), desc=label, unit="chain", mininterval=1.0, leave=False)]
+        seconds = time.perf_counter() - started
+    # The forward that reads the prompt gives a token too.
+    return Generated(seconds, tokens, (sum(map(len, tokens)) - chains) / max(1, counted.forwards - chains))
+
+
+def _drawn(got: Measured) -> Generated:
+    """Generations of the engine, in the order of their problems."""
+    tokens = [chain.result.path.tokens.tolist() for chain in sorted(got.done, key=lambda chain: chain.tag)]
+    return Generated(got.seconds, tokens, got.mean_drawn / (got.mean_cost("blocks_drafted") or got.mean_drawn))
+
+
+class _Counted:
+    """Counts the forwards of a model inside."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._model, self.forwards = model, 0
+
+    def __enter__(self) -> _Counted:
+        self._handle = self._model.register_forward_hook(self._count)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._handle.remove()
+
+    def _count(self, *call: object) -> None:
+        self.forwards += 1

@@ -1,0 +1,131 @@
+"""The parts of the benchmark on decoders and on the draft as a proposal: the same chains by each, beside plain decoding.
+
+Cases take turns, so that a slow minute of the machine falls on all of them. Ratios are to plain decoding in the same run: of
+tokens a second where answers are drawn, since a decoder that leaves only the law as it is draws other tokens, and not as many;
+of problems an hour where chains are, since tokens that rejection draws cannot be skipped by what the current sequence is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dflash_mcmc.bench.measure import PLAIN, Decoding, Measured, Sizes, joined, power_mh, run, temperature
+from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.decoder.plain import Plain
+from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
+from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
+from dflash_mcmc.draft.ngram import NgramDraft
+from dflash_mcmc.draft.self import SelfDraft
+from dflash_mcmc.sampler.draft_mh import DraftMH
+from dflash_mcmc.sampler.greedy import Greedy
+
+_TURNS = 2
+_PLAIN_TEMPERATURE = 0.25
+"""Of a subject without a draft, which is measured at one law only."""
+_NGRAM = NgramDraft(num_drafted=7, longest=3)
+
+
+class Case(NamedTuple):
+    """A line of a table."""
+
+    name: str
+    sampler: object
+    decoding: Decoding
+    batches: Sequence[int]
+
+
+def drawing(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(h) Decoders against plain decoding, by law; in brackets the chains in the batch."""
+    rows = []
+    for value in (0.0, 0.25, 1.0) if subject.draft else (_PLAIN_TEMPERATURE,):
+        law, sampler = (f"temperature {value:g}", temperature(value)) if value else ("greedy", Greedy(alpha=1.0))
+        cases = [Case(decoding.name, sampler, decoding, sizes.decoder_slots) for decoding in _decodings(subject, value)]
+        if subject.draft and 1 in sizes.decoder_slots:
+            cases.append(Case("match, the target itself", sampler, _match("self", SelfDraft(num_drafted=4), value), (1,)))
+        found = _in_turn(subject, cases, sizes, _fewest(subject, sizes))
+        plain = found[PLAIN.name]
+        for name, by_batch in found.items():
+            together = joined(list(by_batch.values()))
+            rows.append({"decoder": name, "law": law, "tau": together.accepted_length,
+                         "forwards/token": together.mean_cost("target_forwards") / together.mean_drawn,
+                         **_by_batch("tokens/s", sizes, {batch: got.tokens_per_second for batch, got in by_batch.items()}),
+                         **_by_batch("ratio", sizes, {batch: got.tokens_per_second / plain[batch].tokens_per_second
+                                                  for batch, got in by_batch.items()})})
+    return rows
+
+
+def chains(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(i) power_mh of 4 blocks of 2 steps by each decoder, and draft_mh; in brackets the chains in the batch."""
+    if not subject.draft:
+        return []
+    law = 1.0 / power_mh().alpha
+    cases = [Case(decoding.name, power_mh(num_blocks=4), decoding, sizes.decoder_slots)
+             for decoding in _decodings(subject, law)]
+    proposing = Decoding("draft", Plain(), subject.draft)
+    cases += [Case(f"draft_mh, {name}", sampler, proposing, sizes.decoder_slots) for name, sampler in _draft_mh(law).items()]
+    found = _in_turn(subject, cases, sizes, max(_TURNS, _fewest(subject, sizes) // 2))
+    plain, rows = found[PLAIN.name], []
+    for name, by_batch in found.items():
+        together = joined(list(by_batch.values()))
+        rows.append({"by": name, "tau": None if name.startswith("draft_mh") else together.accepted_length,
+                     "forwards/token": together.mean_cost("target_forwards") / together.mean_drawn,
+                     "accepts": together.acceptance, "moved": together.moved,
+                     "token-forwards": together.mean_token_forwards,
+                     "target forwards": together.mean_cost("target_forwards"),
+                     **_by_batch("tokens/s", sizes, {batch: got.tokens_per_second for batch, got in by_batch.items()}),
+                     **_by_batch("problems/h", sizes, {batch: got.per_hour for batch, got in by_batch.items()}),
+                     **_by_batch("ratio", sizes, {batch: got.per_hour / plain[batch].per_hour
+                                                  for batch, got in by_batch.items()})})
+    return rows
+
+
+def _decodings(subject: Subject, value: float) -> list[Decoding]:
+    """What is compared where tokens are drawn at this temperature."""
+    found = [PLAIN, _match("ngram", _NGRAM, 0.0)]
+    if not subject.draft:
+        return found
+    half = (subject.draft.load(subject.model).num_drafted + 2) // 2
+    found[1:1] = [_match("draft's best", subject.draft, 0.0),
+                  _match(f"blocks of {half}", dataclasses.replace(subject.draft, block_size=half), 0.0)]
+    if value:  # a draft at temperature 0 is the one before
+        found[3:3] = [_match("draft sampled", subject.draft, value)]
+    for name, verification in (("rejection", "token"), ("rejection by block", "block")):
+        decoder = SpeculativeRejection(draft_temperature=None, verification=verification, trace=False, fault=None)
+        found.append(Decoding(name, decoder, subject.draft))
+    return found
+
+
+def _match(name: str, draft: object, value: float) -> Decoding:
+    return Decoding(f"match, {name}", SpeculativeMatch(draft_temperature=value, trace=False, fault=None), draft)
+
+
+def _draft_mh(law: float) -> dict[str, DraftMH]:
+    """With power_mh's target and schedule; proposals at the temperature of its own."""
+    values = dict(alpha=power_mh().alpha, draft_temperature=law, num_blocks=4, num_steps=2, cut="current", proposal="draft",
+                  draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-5)
+    changes = {"draft": {}, "mixture": {"proposal": "mixture"}, "eps": {"early_reject": "eps"}}
+    return {name: DraftMH(**{**values, **changed}) for name, changed in changes.items()}
+
+
+def _in_turn(subject: Subject, cases: Sequence[Case], sizes: Sizes, fewest: int) -> dict[str, dict[int, Measured]]:
+    """Runs by case and batch, each in several turns over the same problems."""
+    found: dict[str, dict[int, Measured]] = {case.name: {} for case in cases}
+    for batch in sizes.decoder_slots:
+        mine = [case for case in cases if batch in case.batches]
+        count = -(-max(fewest, sizes.waves * batch if subject.draft else batch) // _TURNS)
+        turns = [[run(subject, case.sampler, batch, count, label=f"{case.name}, {batch} slots", decoding=case.decoding,
+                      first=turn * count) for case in mine] for turn in range(_TURNS)]
+        for case, runs in zip(mine, zip(*turns, strict=True), strict=True):
+            found[case.name][batch] = joined(runs)
+    return found
+
+
+def _fewest(subject: Subject, sizes: Sizes) -> int:
+    """Chains of a run, at least; those of the mid-size model take seconds each."""
+    return sizes.decoder_chains if subject.draft else _TURNS
+
+
+def _by_batch(name: str, sizes: Sizes, values: dict[int, float]) -> dict[str, float | None]:
+    return {f"{name} ({batch})": values.get(batch) for batch in sizes.decoder_slots}

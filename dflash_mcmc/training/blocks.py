@@ -1,0 +1,100 @@
+"""Which blocks a step learns from: sequences in an order of the epoch's, anchors drawn anew for every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.rng import Key
+from dflash_mcmc.training.batches import POOL_BATCHES, cut_by_length
+from dflash_mcmc.training.responses import Response
+
+
+class Blocks(NamedTuple):
+    """Blocks of some sequences.
+
+    Attributes:
+        tokens: int64 (rows, length), padded on the right.
+        lengths: int64 (rows,).
+        anchors: int64 (rows, blocks), positions; -1 for none.
+    """
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    anchors: torch.Tensor
+
+    def rows(self, rows: list[int]) -> Blocks:
+        """Some of the sequences, without the padding that only the others need."""
+        length = int(self.lengths[rows].max())
+        return Blocks(self.tokens[rows, :length], self.lengths[rows], self.anchors[rows])
+
+    def to(self, device: torch.device) -> Blocks:
+        """On a device."""
+        return Blocks(*(part.to(device) for part in self))
+
+
+def first_anchor(response: Response, prompt_end: bool) -> int:
+    """Position of the first token from which a block may be drafted: the first drawn one, or the prompt's last."""
+    return response.prompt_length - prompt_end
+
+
+def possible_anchors(response: Response, prompt_end: bool) -> range:
+    """Positions after which a token of the response follows."""
+    return range(first_anchor(response, prompt_end), response.length - 1)
+
+
+def draw_anchors(response: Response, count: int, prompt_end: bool, key: Key) -> np.ndarray:
+    """`count` different anchors, uniformly and in order of position; all of them where there are fewer."""
+    possible = possible_anchors(response, prompt_end)
+    chosen = key.uniforms(0, len(possible)).argsort(kind="stable")[:count]
+    return possible.start + np.sort(chosen)
+
+
+def gather(responses: Sequence[Response], anchors: Sequence[np.ndarray]) -> Blocks:
+    """The sequences and their anchors, padded to the longest."""
+    lengths = [response.length for response in responses]
+    tokens = np.zeros((len(responses), max(lengths)), np.int64)
+    padded = np.full((len(responses), max(map(len, anchors))), -1)
+    for row, (response, chosen) in enumerate(zip(responses, anchors, strict=True)):
+        tokens[row, : response.length] = response.tokens
+        padded[row, : len(chosen)] = chosen
+    return Blocks(torch.from_numpy(tokens), torch.tensor(lengths), torch.from_numpy(padded))
+
+
+class Epochs:
+    """Batch n of a run, a function of (seed, n).
+
+    Args:
+        responses: those without an anchor are left out.
+        batch_size: sequences in a batch.
+        anchors: blocks of a sequence, at most.
+    """
+
+    def __init__(self, responses: Sequence[Response], batch_size: int, anchors: int, prompt_end: bool, seed: int):
+        self._responses = [response for response in responses if possible_anchors(response, prompt_end)]
+        self._batch_size, self._anchors, self._prompt_end = batch_size, anchors, prompt_end
+        self._key = Key(seed).fold_in("draft", "blocks")
+        self.num_batches = len(self._responses) // batch_size
+        self._at: tuple[int, int] | None = None
+        self._pool: list[list[int]] = []
+
+    def __call__(self, step: int) -> Blocks:
+        epoch, batch = divmod(step, self.num_batches)
+        pool, offset = divmod(batch, POOL_BATCHES)
+        if self._at != (epoch, pool):
+            self._at, self._pool = (epoch, pool), self._make_pool(epoch, pool)
+        indices = self._pool[offset]
+        responses = [self._responses[index] for index in indices]
+        keys = [self._key.fold_in("anchors", epoch, index) for index in indices]
+        return gather(responses, [draw_anchors(response, self._anchors, self._prompt_end, key)
+                                  for response, key in zip(responses, keys, strict=True)])
+
+    def _make_pool(self, epoch: int, pool: int) -> list[list[int]]:
+        size = self._batch_size * POOL_BATCHES
+        order = self._key.fold_in("order", epoch).uniforms(0, len(self._responses)).argsort(kind="stable")
+        indices = order[pool * size : (pool + 1) * size].tolist()
+        lengths = [self._responses[index].length for index in indices]
+        return cut_by_length(indices, lengths, self._batch_size, self._key.fold_in("pool", epoch, pool))

@@ -1,0 +1,206 @@
+"""Trains a DFlash draft for a target: `python -m dflash_mcmc.train draft=tiny`. Resumes where it was stopped.
+
+The target answers prompts; each step takes some of its responses, reads them with the target, drafts blocks from random
+anchors in one forward, and fits them to what the target said there. Only the draft is trained: embedding and head are the
+target's. The processes of a launch have the same weights, and each takes its part of every batch.
+
+Source: DFlash (arXiv 2602.06036).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from omegaconf import OmegaConf
+
+from dflash_mcmc.engine import dflash_checkpoint
+from dflash_mcmc.engine.dflash import DFlash, DFlashShape
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.rng import Key
+from dflash_mcmc.store import write_atomically
+from dflash_mcmc.tracker import Guarded, RunInfo
+from dflash_mcmc.training import accepted, loop, schedule
+from dflash_mcmc.training.blocks import Blocks, Epochs
+from dflash_mcmc.training.loss import Objective, loss_sum, slot_weights
+from dflash_mcmc.training.prompts import questions
+from dflash_mcmc.training.recipe import DraftPlan, identity_of, run_folder
+from dflash_mcmc.training.responses import Request, Response, responses
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from dflash_mcmc.engine.language_model import LanguageModel
+
+_BETAS = (0.9, 0.95)
+_TRACK_EVERY = 10
+
+
+def train(plan: DraftPlan) -> Path:
+    """Trains to the end of the plan, from the last checkpoint where there is one. Returns the folder of the draft."""
+    from accelerate import Accelerator
+
+    asked = questions(plan)
+    device = plan.hardware.resolve()
+    accelerator = Accelerator(cpu=device == "cpu")
+    model = plan.model.load(device)
+    shape = shape_of(plan, model)
+    folder = run_folder(plan)
+    folder.mkdir(parents=True, exist_ok=True)
+    requests = [Request("training", asked.training, plan.responses.temperatures),
+                *(Request(f"held-out-{t:g}", asked.held_out, (t,)) for t in plan.responses.held_out)]
+    training, *held_out = (responses(plan, model, folder, request) for request in requests)
+    draft = new_draft(shape, model, plan.seed).to(device)
+    if accelerator.is_main_process:
+        write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(plan))))
+    session = _Session(plan, accelerator, model, draft, training, dict(zip(plan.responses.held_out, held_out, strict=True)))
+    session.run(folder)
+    target = Path(plan.export) if plan.export else folder / "draft"
+    if accelerator.is_main_process:
+        export(draft, plan, model, target)
+    accelerator.end_training()
+    return target
+
+
+def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
+    """The draft's shape: what the plan leaves open is the target's. Raises UserError for what does not fit the target."""
+    given, config, num_layers = plan.shape, model.config, len(model.layers)
+    layers = given.target_layers or dflash_checkpoint.default_target_layers(num_layers, given.num_features)
+    heads = given.num_heads or config.num_attention_heads
+    key_heads = given.num_key_heads or getattr(config, "num_key_value_heads", None) or heads
+    head_dim = given.head_dim or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if heads % key_heads:
+        raise ConfigError("shape.num_heads", heads, f"a multiple of the {key_heads} key heads")
+    if max(layers) > num_layers - 2:
+        raise ConfigError("shape.target_layers", list(layers), f"layers from 0 to {num_layers - 2}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    shape = DFlashShape(
+        hidden_size=config.hidden_size, num_layers=given.num_layers, num_heads=heads, num_key_heads=key_heads,
+        head_dim=head_dim,
+        intermediate_size=given.intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        block_size=given.block_size, mask_token_id=_mask_token(plan, model), target_layers=tuple(layers),
+        num_target_layers=num_layers, norm_eps=getattr(config, "rms_norm_eps", 1e-6),
+        # What stretches a target's rotation to long contexts is for a model trained on short ones first.
+        rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
+        max_positions=config.max_position_embeddings, sliding=(None,) * given.num_layers,
+    )
+    dflash_checkpoint.check_pair(shape, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
+                                 field="shape")
+    return shape
+
+
+def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
+    """An id that is never drawn, if there is one: then no drafted slot looks like a token."""
+    if plan.shape.mask_token_id is not None:
+        return plan.shape.mask_token_id
+    unused = model.forbidden.nonzero().flatten().tolist()
+    spare = unused[0] if unused else getattr(model.tokenizer, "pad_token_id", None)
+    if spare is None:
+        raise ConfigError("shape.mask_token_id", None, "an id; the target has none without a token, and no padding token")
+    return spare
+
+
+def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
+    """A freshly initialised draft, float32: matrices keep the size of what they are given, the last norm is the target's.
+
+    (At a width of 2,560 that is a standard deviation of 0.02, Qwen3's. With 0.02 at any width the layers of a small draft
+    hardly change an embedding, and it takes hundreds of steps to unlearn that every mask stands for itself.)
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(Key(seed).fold_in("draft", "weights").integer(2**31))
+        draft = DFlash(shape)
+        for parameter in draft.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        draft.norm.weight.data.copy_(model.final_norm.weight)  # so that the head finds the scale that it was trained on
+    return draft
+
+
+class _Session:
+    """What a step and an evaluation need."""
+
+    def __init__(self, plan: DraftPlan, accelerator: Accelerator, model: LanguageModel, draft: DFlash,
+                 training: list[Response], held_out: dict[float, list[Response]]):
+        self.plan, self.accelerator, self.model, self.draft, self.held_out = plan, accelerator, model, draft, held_out
+        self.batches = Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
+        if not self.batches.num_batches:
+            raise ConfigError("batch_size", plan.batch_size, "fewer: most responses are a single token, from which nothing is "
+                              "learnt")
+        self.objective = Objective(plan.target, plan.alpha, plan.gamma)
+
+    def run(self, folder: Path) -> None:
+        """Trains to the end."""
+        plan, first = self.plan, self.accelerator.is_main_process
+        optimizer = torch.optim.AdamW(self.draft.parameters(), betas=_BETAS, weight_decay=plan.weight_decay, fused=True)
+        info = RunInfo(folder.name.rpartition("-")[2], "train", "draft", dataclasses.asdict(plan), folder)
+        tracker, exit_code = Guarded(plan.tracker, info) if first else None, 1
+
+        def track(metrics: dict[str, float], step: int) -> None:
+            if tracker and (step % _TRACK_EVERY == 0 or "train/loss" not in metrics):
+                tracker.log(metrics, step)
+
+        try:
+            loop.run(loop.Loop(
+                name="train draft", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every,
+                max_norm=plan.max_norm,
+                rate=lambda step: schedule.cosine(step, plan.steps, plan.learning_rate, plan.warmup_fraction),
+                gradients=self.gradients, evaluate=self.evaluate, describe=_describe, track=track, first=first,
+            ), self.draft, optimizer)
+            exit_code = 0
+        finally:
+            if tracker:
+                tracker.finish(exit_code)
+
+    def gradients(self, step: int) -> float:
+        """Leaves the gradients of the whole batch's loss, the same in every process. Returns that loss, in nats."""
+        batch = self.batches(step)
+        # Known without the other processes, so that the parts need only be added.
+        total = slot_weights(batch, self.draft.shape.block_size, self.plan.gamma).sum().item()
+        loss = torch.zeros(1, device=self.model.device)
+        for part in self._share(batch):
+            value = loss_sum(self.draft, self.model, part.to(self.model.device), self.objective,
+                             self.plan.precision == "bfloat16") / total
+            value.backward()
+            loss += value.detach()
+        return self._add_up(loss)
+
+    def _share(self, batch: Blocks) -> list[Blocks]:
+        """This process's sequences of a batch, in parts that are computed one after another."""
+        rows = range(self.accelerator.process_index, len(batch.lengths), self.accelerator.num_processes)
+        at_once = self.plan.rows_at_once or max(1, len(rows))
+        return [batch.rows(list(rows[start : start + at_once])) for start in range(0, len(rows), at_once)]
+
+    def _add_up(self, loss: torch.Tensor) -> float:
+        """Adds loss and gradients of all processes, in one message."""
+        if self.accelerator.num_processes > 1:
+            parameters = list(self.draft.parameters())
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            flat = self.accelerator.reduce(torch.cat([loss, *(gradient.flatten() for gradient in gradients)]), "sum")
+            loss, *parts = flat.split([1, *(p.numel() for p in parameters)])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.grad = part.view_as(parameter)
+        return loss.item()
+
+    def evaluate(self) -> dict[str, object]:
+        """The accepted length on held-out responses, `tau_T` for each of their temperatures T."""
+        figures, at_once = {}, self.plan.rows_at_once or self.plan.batch_size
+        for temperature, held_out in self.held_out.items():
+            mine = held_out[self.accelerator.process_index :: self.accelerator.num_processes]
+            counted = accepted.count(self.draft, self.model, mine, at_once, self.plan.anchors)
+            tokens, forwards = self.accelerator.reduce(torch.tensor(counted, device=self.model.device), "sum").tolist()
+            figures[f"tau_{temperature:g}"] = tokens / forwards
+        return figures
+
+
+def _describe(figures: dict[str, object]) -> str:
+    taus = [f"{value:.2f} at temperature {name.removeprefix('tau_')}" for name, value in figures.items() if "tau_" in name]
+    return "tokens for each forward of the target: " + ", ".join(taus)
+
+
+def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path) -> None:
+    """Writes a checkpoint in the published layout: weights rounded to bfloat16, and how they came to be."""
+    stored = copy.deepcopy(draft).to(torch.bfloat16)
+    dflash_checkpoint.save(stored, folder, {"vocab_size": model.vocab_size, "training": identity_of(plan)})

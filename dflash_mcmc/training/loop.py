@@ -1,0 +1,104 @@
+"""The loop of optimiser steps, and its checkpoint: a run stopped anywhere and started again ends in the same weights.
+
+Everything that decides step n must be a function of n: texts, anchors, learning rate. A checkpoint holds weights, the
+optimiser's state and the number of steps, and is written at every evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+EVALUATIONS = "metrics.jsonl"
+_CHECKPOINT = "checkpoint.pt"
+
+
+class Loop(NamedTuple):
+    """A training run, as the loop sees it."""
+
+    name: str
+    """For the progress bar."""
+    folder: Path
+    steps: int
+    evaluate_every: int
+    """Steps between evaluations; each leaves a checkpoint and a line of `metrics.jsonl`."""
+    max_norm: float
+    """Longest gradient; longer ones are scaled to it."""
+    rate: Callable[[int], float]
+    """Learning rate of a step."""
+    gradients: Callable[[int], float]
+    """Leaves the gradients of a step's loss in the parameters, and returns the loss in nats."""
+    evaluate: Callable[[], dict[str, object]]
+    """Figures of the weights as they are, for `metrics.jsonl`."""
+    describe: Callable[[dict[str, object]], str]
+    """The figures in words."""
+    track: Callable[[dict[str, float], int], None] = lambda metrics, step: None
+    """Is told of every step, with loss and learning rate, and of every evaluation."""
+    first: bool = True
+    """Whether this process is the one that writes and tells; all processes of a launch have the same weights."""
+
+
+def run(loop: Loop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Trains to the end, from the last checkpoint where there is one."""
+    from tqdm import tqdm
+
+    start, losses = restore(loop.folder, module, optimizer), []
+    with tqdm(total=loop.steps, initial=start, unit="step", desc=loop.name, mininterval=0.5, dynamic_ncols=True,
+              disable=not loop.first) as bar:
+        for step in range(start, loop.steps):
+            losses.append(optimise(loop, module, optimizer, step))
+            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
+            bar.update()
+            if (step + 1) % loop.evaluate_every == 0 or step + 1 == loop.steps:
+                # What is evaluated belongs to the checkpoint, so that a run stopped between the two evaluates again.
+                figures = {"step": step + 1, "loss": sum(losses) / len(losses), **loop.evaluate()}
+                losses = []
+                if loop.first:
+                    save(loop.folder, module, optimizer, figures)
+                    bar.write(f"step {step + 1}: loss {figures['loss']:.3f}, {loop.describe(figures)}")
+                numbers = {f"evaluation/{name}": value for name, value in figures.items() if isinstance(value, float)}
+                loop.track(numbers, step + 1)
+
+
+def optimise(loop: Loop, module: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
+    """One step. Returns its loss in nats."""
+    import torch
+
+    rate = loop.rate(step)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    loss = loop.gradients(step)
+    torch.nn.utils.clip_grad_norm_(module.parameters(), loop.max_norm)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    loop.track({"train/loss": loss, "train/learning_rate": rate}, step + 1)
+    return loss
+
+
+def restore(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """The step to go on with; 0 without a checkpoint."""
+    import torch
+
+    if not (folder / _CHECKPOINT).is_file():
+        return 0
+    state = torch.load(folder / _CHECKPOINT, weights_only=True, map_location="cpu")
+    module.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]
+
+
+def save(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer, figures: dict[str, object]) -> None:
+    """Writes the checkpoint, the old one or the new one and never a part, and the line of its evaluation."""
+    import torch
+
+    temporary = folder / f".{_CHECKPOINT}.{os.getpid()}.tmp"
+    torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": figures["step"]}, temporary)
+    os.replace(temporary, folder / _CHECKPOINT)
+    with (folder / EVALUATIONS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(figures) + "\n")

@@ -1,0 +1,132 @@
+"""The target's own responses: drawn once by the batched engine, and kept on disk beside the run.
+
+They lie in pieces of 256 prompts, each written whole or not at all. The processes of a launch take the next piece when they
+are free; a run that is stopped draws again only the pieces that were under way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.ops import Chain, Draw, Law
+from dflash_mcmc.ranks import Team
+from dflash_mcmc.rng import Key
+from dflash_mcmc.training.recipe import DraftPlan
+from dflash_mcmc.types import ChainResult
+from dflash_mcmc.types import Path as PathOfTokens
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.batched import BatchedEngine
+    from dflash_mcmc.engine.language_model import LanguageModel
+
+_PIECE = 256
+
+
+class Response(NamedTuple):
+    """A prompt with what the target said."""
+
+    tokens: np.ndarray
+    """int32 (length,), the prompt's first; a stop id is the last where the response has one."""
+    prompt_length: int
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+class Request(NamedTuple):
+    """A set of responses that is to be had."""
+
+    name: str
+    """Of its folder, and of its random numbers."""
+    questions: Sequence[str]
+    temperatures: Sequence[float]
+    """The questions take them in turn."""
+
+
+def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Request) -> list[Response]:
+    """The set, drawn as far as the folder lacks it. Raises UserError for prompts that are too long and laws that are none."""
+    here, team = folder / "responses" / request.name, Team(f"{folder.name}/{request.name}")
+    here.mkdir(parents=True, exist_ok=True)
+    pieces = [here / f"{number:05d}.npz" for number in range(-(-len(request.questions) // _PIECE))]
+    if not all(piece.is_file() for piece in pieces):
+        _draw(plan, model, team, request, pieces)
+    team.add("drawn", 1)
+    team.wait("drawn", team.size)
+    return [response for piece in pieces for response in _read(piece)]
+
+
+def _draw(plan: DraftPlan, model: LanguageModel, team: Team, request: Request, pieces: list[Path]) -> None:
+    from tqdm import tqdm
+
+    prompts = [_encode(plan, model, question) for question in request.questions]
+    engine = _engine(plan, model, prompts, team)
+    key = Key(plan.seed).fold_in("response", request.name)
+
+    def chain(index: int) -> Chain:
+        law = Law(temperature=request.temperatures[index % len(request.temperatures)])
+        path = yield Draw(PathOfTokens.start(prompts[index]), plan.responses.max_new_tokens, law, key.fold_in(index))
+        return ChainResult(path)
+
+    with tqdm(total=len(prompts), unit="response", desc=request.name, mininterval=0.5, dynamic_ncols=True,
+              disable=bool(team.rank)) as bar:
+        for number in team.take(len(pieces)):
+            indices = range(number * _PIECE, min((number + 1) * _PIECE, len(prompts)))
+            if not pieces[number].is_file():
+                drawn: dict[int, Response] = {}
+                for done in engine.run((index, chain(index)) for index in indices):
+                    if done.result is None:
+                        raise UserError(f"{request.name}, prompt {done.tag}: {done.failure}")
+                    tokens = np.concatenate((prompts[done.tag], done.result.path.tokens))
+                    drawn[done.tag] = Response(tokens.astype(np.int32), len(prompts[done.tag]))
+                    bar.update()
+                _write(pieces[number], [drawn[index] for index in indices])
+            else:
+                bar.update(len(indices))
+
+
+def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
+    text = plan.model.prompt(model.tokenizer, plan.prompts.template.replace("{question}", question))
+    return model.encode(text, not plan.model.chat)
+
+
+def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray], team: Team) -> BatchedEngine:
+    """The engine, once its memory is known to be there. Raises ConfigError."""
+    from dflash_mcmc.engine.batched import BatchedEngine
+    from dflash_mcmc.engine.interface import Options
+    from dflash_mcmc.engine.plan import plan as plan_memory
+
+    prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
+    if model.max_positions is not None and prompt_length + horizon > model.max_positions:
+        raise ConfigError("responses.max_new_tokens", horizon, f"at most {model.max_positions - prompt_length}: the longest "
+                          f"prompt takes {prompt_length} of the model's {model.max_positions} positions")
+    options = Options(**{name: getattr(hardware, name) for name in Options._fields})
+    share = min(_PIECE, -(-len(prompts) // team.size))
+    length = prompt_length + horizon
+    planned = plan_memory(model, hardware.num_slots, share, length, prompt_length, options, hardware.memory_gb)
+    return BatchedEngine(model, NoBlend(), planned.num_slots, length, options, prompt_length)
+
+
+def _write(piece: Path, drawn: list[Response]) -> None:
+    temporary = piece.with_name(f".{piece.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        np.savez(file, tokens=np.concatenate([response.tokens for response in drawn]),
+                 lengths=np.array([response.length for response in drawn]),
+                 prompt_lengths=np.array([response.prompt_length for response in drawn]))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, piece)
+
+
+def _read(piece: Path) -> list[Response]:
+    with np.load(piece) as stored:
+        tokens, lengths, prompt_lengths = stored["tokens"], stored["lengths"], stored["prompt_lengths"]
+    parts = np.split(tokens, np.cumsum(lengths)[:-1])
+    return [Response(part, int(length)) for part, length in zip(parts, prompt_lengths, strict=True)]

@@ -1,0 +1,103 @@
+"""Many draws of a decoder on the batched engine, and whether they have the law of drawing token by token."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import scipy.stats
+import torch
+
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.drafter import DFlashDrafter
+from dflash_mcmc.engine.interface import Options
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.speculation import Speculation
+from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Path
+from tests.engine.test_speculator import network
+from tests.laws import conditional
+
+_SWAPS = 2000
+_EXPECTED = 5.0
+"""In a cell of a chi-square test, at least."""
+
+
+def random_drafter(parts: LanguageModel, model: torch.nn.Module, mask: int) -> DFlashDrafter:
+    """Blocks of three tokens, from a network that has never seen the target, `mask` being one of the target's tokens."""
+    draft = network(model, block_size=4)
+    draft.shape = dataclasses.replace(draft.shape, mask_token_id=mask)
+    return DFlashDrafter(draft, parts, 4)
+
+
+def drawn(model: LanguageModel, speculation: Speculation | None, prompts: Sequence[np.ndarray], law: Law, horizon: int,
+          key: Key, num_slots: int, repeats: int = 1) -> list[tuple[int, ...]]:
+    """Tokens behind every prompt, each `repeats` times, by independent keys."""
+    found: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def chain(number: int, prompt: np.ndarray):
+        for repeat in range(repeats):
+            path = yield Draw(Path.start(prompt), horizon, law, key.fold_in(number, repeat))
+            found[number, repeat] = tuple(path.tokens.tolist())
+        return ChainResult(path)
+
+    longest = max(map(len, prompts))
+    engine = BatchedEngine(model, NoBlend(), num_slots, longest + horizon, Options(), longest, speculation)
+    assert all(done.result for done in engine.run((n, chain(n, prompt)) for n, prompt in enumerate(prompts)))
+    return [found[place] for place in sorted(found)]
+
+
+def exact_law(model: torch.nn.Module, prompt: Sequence[int], law: Law, horizon: int,
+              stops: Sequence[int]) -> dict[tuple[int, ...], float]:
+    """Of every complete sequence, from the model's own forward and a law that is written out."""
+    complete, open_ones = {}, {(): 1.0}
+    for length in range(1, horizon + 1):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *tokens] for tokens in open_ones])).logits[:, -1].tolist()
+        longer = {(*tokens, token): open_ones[tokens] * p for tokens, row in zip(open_ones, logits, strict=True)
+                  for token, p in conditional(row, (*prompt, *tokens), **law._asdict()).items()}
+        complete.update({t: p for t, p in longer.items() if t[-1] in stops or length == horizon})
+        open_ones = {t: p for t, p in longer.items() if t not in complete}
+    return complete
+
+
+def chi_square(found: Sequence[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    """p-value; cells of fewer than five are pooled, and what the law does not have is impossible."""
+    counts = Counter(found)
+    if counts.keys() - law.keys():
+        return 0.0
+    cells = sorted(((len(found) * p, counts[tokens]) for tokens, p in law.items()), reverse=True)
+    large = sum(expected >= _EXPECTED for expected, _ in cells)
+    if sum(expected for expected, _ in cells[large:]) < _EXPECTED:
+        large -= 1
+    expected, observed = (np.append(column[:large], column[large:].sum()) for column in np.array(cells).T)
+    return float(scipy.stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
+
+
+def swapped(statistic: Callable[[np.ndarray, np.ndarray], float], one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """A paired permutation test, (pairs, ...) each: (p-value, standard deviations above the mean under the null).
+
+    Under it the two of a pair have one law, so that which is which says nothing. Tokens of one generation may hang together.
+    """
+    generator, seen = np.random.default_rng(0), statistic(one, other)
+    swaps = generator.random((_SWAPS, len(one), *[1] * (one.ndim - 1))) < 0.5
+    null = np.array([statistic(np.where(swap, other, one), np.where(swap, one, other)) for swap in swaps])
+    return (1 + np.sum(null >= seen)) / (1 + _SWAPS), (seen - null.mean()) / null.std()
+
+
+def two_histograms(one: np.ndarray, other: np.ndarray) -> float:
+    """Two-sample chi-square of counts (generations, cells), rare cells pooled."""
+    table = np.stack([one.sum(axis=0), other.sum(axis=0)])
+    rare = table.sum(axis=0) < 2 * _EXPECTED
+    table = np.column_stack([table[:, ~rare], table[:, rare].sum(axis=1)])
+    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
+    return float(((table - expected) ** 2 / np.where(expected > 0, expected, 1.0)).sum())
+
+
+def two_means(one: np.ndarray, other: np.ndarray) -> float:
+    """How far apart they are."""
+    return abs(float(one.mean() - other.mean()))

@@ -1,0 +1,26 @@
+"""The command: what is trained is told by one word."""
+
+from __future__ import annotations
+
+SMALL = ("steps=2", "batch_size=4", "evaluate_every=2", "num_threads=1")
+DRAFT = (*SMALL, "prompts.num=8", "prompts.held_out=2", "responses.max_new_tokens=12", "shape.num_layers=1", "anchors=2")
+
+
+def test_trains_the_embedded_target(command):
+    done = command("dflash_mcmc.train", "model=tiny", *SMALL, "problems_per_level=1", "warmup_steps=1")
+    assert done.returncode == 0, done.stderr
+    assert "model written to outputs/train/tiny-" in done.stdout
+
+
+def test_trains_a_draft(command):
+    done = command("dflash_mcmc.train", "draft=tiny", *DRAFT)
+    assert done.returncode == 0, done.stderr
+    assert "draft written to outputs/train/draft-" in done.stdout
+    assert "tokens for each forward of the target" in done.stdout + done.stderr
+
+
+def test_mistake_is_one_line(command, tmp_path):
+    done = command("dflash_mcmc.train", "draft=tny", *DRAFT)
+    assert done.returncode == 2
+    assert done.stderr == "error: draft: given 'tny' (did you mean 'tiny'?); allowed: 'tiny', 'dflash'\n"
+    assert list(tmp_path.iterdir()) == []

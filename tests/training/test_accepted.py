@@ -1,0 +1,84 @@
+"""The accepted length from all anchors at once is that of a loop that drafts one block after another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.training.accepted import accepted_lengths, count, walk
+from dflash_mcmc.training.responses import Response
+from tests.training.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
+
+PROMPT = (7, 3, 50)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = random_target()
+    return random_draft(target).eval(), target
+
+
+@torch.no_grad()
+def agreeing(pair, agreements: tuple[int, ...]) -> Response:
+    """A sequence along which the blocks from the prompt's end accept so many tokens, one after another."""
+    tokens = list(PROMPT)
+    for agreed in agreements:
+        proposed = block_alone(*pair, torch.tensor(tokens), len(tokens) - 1).argmax(dim=-1).tolist()
+        tokens += proposed[:agreed]
+        tokens.append((proposed[agreed] + 1) % 58 if agreed < BLOCK_SIZE - 1 else 9)
+    return Response(np.array(tokens, np.int32), len(PROMPT))
+
+
+@torch.no_grad()
+def speculate(pair, response: Response) -> int:
+    """Forwards of the target, drafting a block at a time."""
+    tokens, anchor, forwards = torch.from_numpy(response.tokens).long(), response.prompt_length - 1, 0
+    while anchor < response.length - 1:
+        for proposed in block_alone(*pair, tokens[: anchor + 1], anchor).argmax(dim=-1).tolist():
+            if anchor + 1 == response.length or proposed != tokens[anchor + 1]:
+                break
+            anchor += 1
+        anchor += 1
+        forwards += 1
+    return forwards
+
+
+AGREEMENTS = ((2, 0, 4, 1), (0, 0), (4, 4, 3), (1,))
+
+
+def test_count_is_that_of_a_loop(pair):
+    responses = [agreeing(pair, agreements) for agreements in AGREEMENTS]
+    forwards = sum(speculate(pair, response) for response in responses)
+    assert forwards == sum(map(len, AGREEMENTS))
+    tokens = sum(response.length - response.prompt_length for response in responses)
+    for rows_at_once, anchors_at_once in ((4, 99), (3, 2), (1, 1)):
+        assert count(*pair, responses, rows_at_once, anchors_at_once) == (tokens, forwards)
+
+
+def test_what_is_accepted_at_every_anchor(pair):
+    responses = [agreeing(pair, agreements) for agreements in AGREEMENTS]
+    found = accepted_lengths(*pair, responses, 3)
+    for response, row in zip(responses, found, strict=True):
+        for anchor in range(found.shape[1]):
+            expected = 0
+            if response.prompt_length - 1 <= anchor < response.length - 1:
+                tokens = torch.from_numpy(response.tokens).long()
+                proposed = block_alone(*pair, tokens, anchor).argmax(dim=-1)
+                following = tokens[anchor + 1 : anchor + BLOCK_SIZE]
+                expected = int((proposed[: len(following)] == following).long().cumprod(0).sum())
+            assert row[anchor] == expected
+
+
+def test_a_sequence_that_ends_within_a_block_takes_one_forward(pair):
+    whole = agreeing(pair, (4,))
+    cut = Response(whole.tokens[:-2], whole.prompt_length)
+    assert speculate(pair, cut) == 1
+    assert count(*pair, [cut], 8, 8) == (3, 1)
+
+
+def test_walk_goes_from_block_to_block():
+    accepted = np.array([9, 9, 1, 9, 0, 2, 9, 9, 9])
+    assert walk(accepted, 2, 9) == 3  # 2 -> 4 -> 5 -> 8
+    assert walk(accepted, 8, 9) == 0
+    assert walk(np.zeros(9, int), 2, 9) == 6

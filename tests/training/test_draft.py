@@ -1,0 +1,156 @@
+"""Training a draft: stopped anywhere it ends in the same weights; it learns; what it writes is a draft like any other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dflash_mcmc.config import PACKAGE
+from dflash_mcmc.engine import dflash_checkpoint
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.training import accepted, draft, loop, responses
+from dflash_mcmc.training.prompts import questions
+from dflash_mcmc.training.recipe import compose, identity_of
+from tests.conftest import ROOT
+from tests.targets import FAMILIES, random_model
+
+SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "num_threads=1", "prompts.num=12", "prompts.held_out=2",
+         "responses.max_new_tokens=16", "shape.num_layers=1", "shape.intermediate_size=32", "anchors=3", "loss_gamma=4")
+
+
+@pytest.fixture(autouse=True)
+def keep_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """A plan of six small steps; further overrides may be given."""
+    return lambda *overrides: compose("tiny", [*SMALL, f"paths.outputs={tmp_path}", *overrides])
+
+
+def evaluations(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_stopped_and_continued_ends_in_the_same_weights(plan, tmp_path, monkeypatch):
+    whole = draft.train(plan(f"paths.outputs={tmp_path / 'whole'}"))
+    stopped = plan(f"paths.outputs={tmp_path / 'stopped'}")
+    optimise, write, calls = loop.optimise, responses._write, []
+
+    def stop_at_once(piece, drawn):
+        raise KeyboardInterrupt
+
+    def stop_at_fourth(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return optimise(*arguments)
+
+    def refuse(*arguments):
+        raise AssertionError("responses are drawn again")
+
+    monkeypatch.setattr(responses, "_write", stop_at_once)
+    with pytest.raises(KeyboardInterrupt):
+        draft.train(stopped)
+    monkeypatch.setattr(responses, "_write", write)
+    monkeypatch.setattr(loop, "optimise", stop_at_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        draft.train(stopped)
+    monkeypatch.setattr(responses, "_draw", refuse)
+    continued = draft.train(stopped)
+    assert len(calls) == 8  # three, the one that was stopped, the one behind the checkpoint and it again, the last two
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (whole, continued))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert evaluations(whole) == evaluations(continued)
+
+
+def test_learns_and_is_loaded_as_any_draft(plan, tmp_path):
+    made = plan("steps=40", "evaluate_every=20", "learning_rate=0.01", f"export={tmp_path / 'there'}", "tracker=jsonl")
+    folder = draft.train(made)
+    assert folder == tmp_path / "there"
+    (run,) = (tmp_path / "train").iterdir()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    figures = [line for line in lines if "tau_0" in line]
+    assert [line["step"] for line in figures] == [20, 40]
+    assert figures[1]["loss"] < figures[0]["loss"] - 0.5
+    assert all(1.0 <= line[name] <= 16.0 for line in figures for name in ("tau_0", "tau_1"))
+    assert [line["step"] for line in lines if "train/loss" in line] == [10, 20, 30, 40]
+    loaded = dflash_checkpoint.load(folder, None, "cpu")
+    trained = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
+    assert all(torch.equal(value, trained[name].bfloat16()) for name, value in loaded.state_dict().items())
+    config = json.loads((folder / "config.json").read_text())
+    assert config["training"]["steps"] == 40
+    assert config["dflash_config"]["target_layer_ids"] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("overrides", [("target=p_alpha", "alpha=2", "precision=float32"), ("target=p", "rows_at_once=3")])
+def test_learns_laws(plan, overrides):
+    folder = draft.train(plan("steps=20", "evaluate_every=10", "learning_rate=0.01", *overrides))
+    first, second = evaluations(folder)
+    assert second["loss"] < first["loss"] - 0.3
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_weights_of_one(plan, tmp_path):
+    small = ("steps=2", "precision=float32", "evaluate_every=2")
+    alone = load_file(draft.train(plan(*small)) / "model.safetensors")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+               "--main_process_port", "0", "-m", "dflash_mcmc.train", "draft=tiny", *SMALL, *small, "export=both"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    both = load_file(tmp_path / "both" / "model.safetensors")
+    assert all(torch.allclose(alone[name].float(), both[name].float(), rtol=0.02, atol=2e-4) for name in alone)
+
+
+def test_shipped_draft_is_that_of_the_recipe_and_good(tmp_path):
+    plan = compose("tiny", ["prompts.num=8", "prompts.held_out=15"])
+    folder, target = PACKAGE / "assets/tiny_draft", plan.model.load("cpu")
+    shipped = dflash_checkpoint.load(folder, torch.float32, "cpu")
+    assert shipped.shape == dataclasses.replace(draft.shape_of(plan, target), dtype=torch.bfloat16)
+    trained = json.loads((folder / "config.json").read_text())["training"]
+    recipe = identity_of(compose("tiny", []))
+    assert {name: trained[name] for name in recipe} == recipe
+    held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
+    tokens, forwards = accepted.count(shipped, target, held_out, 15, 16)
+    assert tokens / forwards > 3.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shape_is_that_of_the_target_where_it_is_left_open(plan, family):
+    model = LanguageModel(random_model(family))
+    shape = draft.shape_of(plan("shape.mask_token_id=9", "shape.target_layers=[0,1]", "shape.intermediate_size=null"), model)
+    key_heads = 4 if family == "gpt2" else 2
+    assert (shape.hidden_size, shape.num_heads, shape.num_key_heads, shape.head_dim) == (32, 4, key_heads, 8)
+    assert (shape.target_layers, shape.mask_token_id, shape.intermediate_size) == (
+        (0, 1), 9, 128 if family == "gpt2" else 48)
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (["shape.target_layers=[0,2]", "shape.mask_token_id=9"], "shape.target_layers: given [0, 2]; allowed: layers from 0 to 1"),
+    (["shape.target_layers=[0]", "shape.mask_token_id=61"], "shape: the draft has mask_token_id 61; allowed: an id below 61"),
+    (["shape.target_layers=[0]"], "shape.mask_token_id: given None; allowed: an id"),
+    (["shape.target_layers=[0]", "shape.mask_token_id=9", "shape.num_heads=3"], "shape.num_heads: given 3; allowed: a mult"),
+])
+def test_what_does_not_fit_the_target_is_one_line(plan, overrides, message):
+    with pytest.raises(UserError) as caught:
+        draft.shape_of(plan(*overrides), LanguageModel(random_model()))
+    assert message in str(caught.value)
+
+
+def test_a_response_that_finds_no_room_is_told_before_it_is_drawn(plan):
+    with pytest.raises(UserError) as caught:
+        draft.train(plan("responses.max_new_tokens=1024"))
+    assert "responses.max_new_tokens: given 1024; allowed: at most" in str(caught.value)
