@@ -78,9 +78,11 @@ def test_command_for_several_gpus_composes(tmp_path):
     assert "num_chains: 8" in done.stdout
 
 
-def test_training_of_a_draft_for_a_gpu_composes(tmp_path):
+def test_training_of_a_draft_for_a_gpu_composes(tmp_path, monkeypatch):
     from dflash_mcmc.training import recipe
 
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"question": "What is 2+3?"}\n')
     (command,) = [line for line in ON_GPUS if ".train" in line]
     assert command == "python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=prompts.jsonl"
     assert recipe.compose("dflash", command.split()[4:])

@@ -8,7 +8,7 @@ import pytest
 
 from dflash_mcmc.dataset.arith import LEVELS, NUM_TEST_PROBLEMS, make_problem, make_solution
 from dflash_mcmc.rng import Key
-from dflash_mcmc.train import training_pairs
+from dflash_mcmc.training.target import training_pairs
 
 
 def test_problems_are_the_same_for_ever(make_config):
