@@ -47,7 +47,7 @@ class Bench:
     loop_chains: int = runtime("chains of the loop over transformers.generate", ge=1)
     mid_horizon: int = runtime("new tokens of the mid-size model", ge=16)
     decoder_slots: list[int] = runtime("chains in the batch, of parts h and i")  # noqa: RUF009
-    decoder_chains: int = runtime("chains of a run of parts h and j, at least; part i takes half", ge=1)
+    decoder_chains: int = runtime("chains of parts h and j where they run one by one; part i takes half", ge=1)
     draft_path: str = runtime("folder of the embedded model's draft, of parts h, i and j")
     paths: Paths = dataclasses.field(default_factory=Paths)
 

@@ -6,6 +6,8 @@ The published layout and theirs are the same weights under two other names (chec
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ import transformers
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from dflash_mcmc.bench.measure import PLAIN, Decoding, Measured, Sizes, run, temperature
+from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Sizes, run, temperature
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
@@ -29,11 +31,14 @@ class Generated(NamedTuple):
 
     seconds: float
     tokens: list[list[int]]
-    per_round: float
-    """Tokens for each forward of the target but those that read a prompt."""
+    rounds: int
+    """Forwards of the target, but for those that read a prompt."""
+    by_rounds: int
+    """Tokens that they gave."""
 
     @property
-    def tokens_per_second(self) -> float:
+    def per_second(self) -> float:
+        """Tokens a second."""
         return sum(map(len, self.tokens)) / self.seconds
 
 
@@ -48,17 +53,34 @@ def against_transformers(subject: Subject, sizes: Sizes) -> list[dict]:
 def _at(subject: Subject, chains: int, value: float, theirs: torch.nn.Module | None, reason: str) -> list[dict]:
     """Rows at a temperature. Greedy tokens are to be those of plain `generate`; drawn ones only have its law."""
     law, sampler = (f"temperature {value:g}", temperature(value)) if value else ("greedy", Greedy(alpha=1.0))
-    plain = _generate(subject, chains, value, None)
-    assisted = _generate(subject, chains, value, theirs) if theirs else None
-    ours = [_drawn(run(subject, sampler, 1, chains, label=decoding.name, decoding=decoding)) for decoding in _ours(subject)]
-    rows = []
-    for name, got, unit in (("generate", plain, plain), (f"generate, assisted{reason and ': '}{reason}", assisted, plain),
-                            *((decoding.name, got, ours[0]) for decoding, got in zip(_ours(subject), ours, strict=True))):
-        same = None if value or got is None else sum(a == b for a, b in zip(got.tokens, plain.tokens, strict=True)) / chains
-        rows.append({"by": name, "law": law, "tokens/round": got and got.per_round, "tokens/s": got and got.tokens_per_second,
-                     "against own plain": got and got.tokens_per_second / unit.tokens_per_second,
-                     "against generate": got and got.tokens_per_second / plain.tokens_per_second, "same tokens": same})
+    cases: dict[str, Callable[[range], Generated]] = {"generate": partial(_generate, subject, value, None)}
+    if theirs:
+        cases["generate, assisted"] = partial(_generate, subject, value, theirs)
+    for decoding in _ours(subject):
+        cases[decoding.name] = partial(_drawn, subject, sampler, decoding)
+    found = _in_turn(cases, chains)
+    rows, plain = [], found["generate"]
+    for name, got in found.items():
+        own = found["engine, plain"] if name.startswith("engine") else plain
+        same = [a == b for a, b in zip(got.tokens, plain.tokens, strict=True)]
+        rows.append({"by": name, "law": law, "tokens/round": got.by_rounds / max(1, got.rounds), "tokens/s": got.per_second,
+                     "against own plain": got.per_second / own.per_second,
+                     "against generate": got.per_second / plain.per_second,
+                     "same tokens": None if value else sum(same) / len(same)})
+    if not theirs:
+        rows.insert(1, {"by": f"generate, assisted: {reason}", "law": law})
     return rows
+
+
+def _in_turn(cases: dict[str, Callable[[range], Generated]], chains: int) -> dict[str, Generated]:
+    """All cases over the same problems, in several turns."""
+    count = -(-chains // TURNS)
+    turns = [{name: case(range(turn * count, (turn + 1) * count)) for name, case in cases.items()} for turn in range(TURNS)]
+    found = {}
+    for name in cases:
+        seconds, tokens, rounds, by_rounds = zip(*(turn[name] for turn in turns), strict=True)
+        found[name] = Generated(sum(seconds), [one for some in tokens for one in some], sum(rounds), sum(by_rounds))
+    return found
 
 
 def assistant(network: DFlash) -> tuple[torch.nn.Module | None, str]:
@@ -88,12 +110,11 @@ def _ours(subject: Subject) -> list[Decoding]:
             Decoding("engine, rejection", reject, subject.draft)]
 
 
-def _generate(subject: Subject, chains: int, value: float, draft: torch.nn.Module | None) -> Generated:
+def _generate(subject: Subject, value: float, draft: torch.nn.Module | None, numbers: range) -> Generated:
     """Generations of `generate`; their tokens come from PyTorch's generator."""
     settings = GenerationConfig(
         max_new_tokens=subject.horizon, do_sample=value > 0, temperature=value or None, top_k=0 if value else None,
         eos_token_id=list(subject.model.stop_ids), pad_token_id=0, **({"speculation_type": "dflash"} if draft else {}))
-    label = f"{subject.name} generate{', assisted' if draft else ''}"
 
     def generate(number: int) -> list[int]:
         prompt = torch.from_numpy(subject.prompts[number % len(subject.prompts)])[None]
@@ -101,20 +122,23 @@ def _generate(subject: Subject, chains: int, value: float, draft: torch.nn.Modul
                                            **({"assistant_model": draft} if draft else {}))
         return drawn[0, prompt.shape[1] :].tolist()
 
-    torch.manual_seed(Key(0).fold_in("bench", "generate").integer(2**31))
-    generate(0)
+    torch.manual_seed(Key(0).fold_in("bench", "generate", numbers.start).integer(2**31))
+    generate(numbers.start)
+    label = f"{subject.name} generate{', assisted' if draft else ''}"
     with _Counted(subject.causal_lm) as counted:
         started = time.perf_counter()
-        tokens = [generate(number) for number in tqdm(range(chains), desc=label, unit="chain", mininterval=1.0, leave=False)]
+        tokens = [generate(number) for number in tqdm(numbers, desc=label, unit="chain", mininterval=1.0, leave=False)]
         seconds = time.perf_counter() - started
-    # The forward that reads the prompt gives a token too.
-    return Generated(seconds, tokens, (sum(map(len, tokens)) - chains) / max(1, counted.forwards - chains))
+    count = len(numbers)  # the forward that reads a prompt gives a token too
+    return Generated(seconds, tokens, counted.forwards - count, sum(map(len, tokens)) - count)
 
 
-def _drawn(got: Measured) -> Generated:
+def _drawn(subject: Subject, sampler: object, decoding: Decoding, numbers: range) -> Generated:
     """Generations of the engine, in the order of their problems."""
+    got = run(subject, sampler, 1, len(numbers), label=decoding.name, decoding=decoding, first=numbers.start)
     tokens = [chain.result.path.tokens.tolist() for chain in sorted(got.done, key=lambda chain: chain.tag)]
-    return Generated(got.seconds, tokens, got.mean_drawn / (got.mean_cost("blocks_drafted") or got.mean_drawn))
+    count = sum(map(len, tokens))
+    return Generated(got.seconds, tokens, sum(chain.cost.blocks_drafted for chain in got.done) or count, count)
 
 
 class _Counted:

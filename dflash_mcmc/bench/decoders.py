@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dflash_mcmc.bench.measure import PLAIN, Decoding, Measured, Sizes, joined, power_mh, run, temperature
+from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Measured, Sizes, joined, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.decoder.plain import Plain
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
@@ -21,7 +21,6 @@ from dflash_mcmc.draft.self import SelfDraft
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.greedy import Greedy
 
-_TURNS = 2
 _PLAIN_TEMPERATURE = 0.25
 """Of a subject without a draft, which is measured at one law only."""
 _NGRAM = NgramDraft(num_drafted=7, longest=3)
@@ -44,7 +43,7 @@ def drawing(subject: Subject, sizes: Sizes) -> list[dict]:
         cases = [Case(decoding.name, sampler, decoding, sizes.decoder_slots) for decoding in _decodings(subject, value)]
         if subject.draft and 1 in sizes.decoder_slots:
             cases.append(Case("match, the target itself", sampler, _match("self", SelfDraft(num_drafted=4), value), (1,)))
-        found = _in_turn(subject, cases, sizes, _fewest(subject, sizes))
+        found = _in_turn(subject, cases, sizes)
         plain = found[PLAIN.name]
         for name, by_batch in found.items():
             together = joined(list(by_batch.values()))
@@ -65,7 +64,8 @@ def chains(subject: Subject, sizes: Sizes) -> list[dict]:
              for decoding in _decodings(subject, law)]
     proposing = Decoding("draft", Plain(), subject.draft)
     cases += [Case(f"draft_mh, {name}", sampler, proposing, sizes.decoder_slots) for name, sampler in _draft_mh(law).items()]
-    found = _in_turn(subject, cases, sizes, max(_TURNS, _fewest(subject, sizes) // 2))
+    half = sizes._replace(waves=max(1, sizes.waves // 2), decoder_chains=max(1, sizes.decoder_chains // 2))
+    found = _in_turn(subject, cases, half)  # a chain is several answers' work
     plain, rows = found[PLAIN.name], []
     for name, by_batch in found.items():
         together = joined(list(by_batch.values()))
@@ -109,22 +109,24 @@ def _draft_mh(law: float) -> dict[str, DraftMH]:
     return {name: DraftMH(**{**values, **changed}) for name, changed in changes.items()}
 
 
-def _in_turn(subject: Subject, cases: Sequence[Case], sizes: Sizes, fewest: int) -> dict[str, dict[int, Measured]]:
+def _in_turn(subject: Subject, cases: Sequence[Case], sizes: Sizes) -> dict[str, dict[int, Measured]]:
     """Runs by case and batch, each in several turns over the same problems."""
     found: dict[str, dict[int, Measured]] = {case.name: {} for case in cases}
     for batch in sizes.decoder_slots:
         mine = [case for case in cases if batch in case.batches]
-        count = -(-max(fewest, sizes.waves * batch if subject.draft else batch) // _TURNS)
+        count = _chains_a_turn(subject, sizes, batch)
         turns = [[run(subject, case.sampler, batch, count, label=f"{case.name}, {batch} slots", decoding=case.decoding,
-                      first=turn * count) for case in mine] for turn in range(_TURNS)]
+                      first=turn * count) for case in mine] for turn in range(TURNS)]
         for case, runs in zip(mine, zip(*turns, strict=True), strict=True):
             found[case.name][batch] = joined(runs)
     return found
 
 
-def _fewest(subject: Subject, sizes: Sizes) -> int:
-    """Chains of a run, at least; those of the mid-size model take seconds each."""
-    return sizes.decoder_chains if subject.draft else _TURNS
+def _chains_a_turn(subject: Subject, sizes: Sizes, batch: int) -> int:
+    """Those of the mid-size model, which has no draft, take seconds each."""
+    if not subject.draft:
+        return -(-batch // TURNS)
+    return max(-(-sizes.decoder_chains // TURNS), sizes.waves * batch if batch > 1 else 1)
 
 
 def _by_batch(name: str, sizes: Sizes, values: dict[int, float]) -> dict[str, float | None]:

@@ -18,6 +18,9 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.sampler.temperature import Temperature
 
+TURNS = 2
+"""Of each of several things that are measured beside one another."""
+
 
 class Sizes(NamedTuple):
     """How much is measured."""
@@ -32,7 +35,7 @@ class Sizes(NamedTuple):
     decoder_slots: Sequence[int] = ()
     """Batches of the parts on decoders."""
     decoder_chains: int = 1
-    """Their chains, at least: a batch of one would have too few by the waves."""
+    """Chains of a batch of one, which by its waves would have too few."""
 
 
 class Measured(NamedTuple):

@@ -87,6 +87,7 @@ def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None) -> No
     save_file({name: tensor.contiguous() for name, tensor in draft.state_dict().items()}, temporary, {"format": "pt"})
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
+    temporary.chmod(0o644)  # safetensors writes for the owner alone, but checkpoints are shared
     os.replace(temporary, folder / _WEIGHTS)
     write_atomically(folder / "config.json", config + "\n")
 
