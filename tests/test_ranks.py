@@ -15,6 +15,8 @@ PROGRAM = """
 import sys, time
 from dflash_mcmc.ranks import Team
 team = Team("run")
+team.add("here", 1)
+team.wait("here", team.size)  # so that none takes all before the others are there
 mine = []
 for number in team.take(40):
     mine.append(number)
