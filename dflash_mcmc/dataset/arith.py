@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
-from dflash_mcmc.dataset import check_prompt, content_hash
-from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.dataset import Dataset
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.types import Problem
-
-if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
 
 LEVELS = (1, 2, 3, 4, 5)
 NUM_TEST_BUCKETS = 16
@@ -44,32 +41,23 @@ _CLOSERS = (" The answer is ", " Answer: ")
 
 @register("dataset", "arith")
 @dataclass(slots=True, kw_only=True)
-class Arith:
-    """300 generated word problems of five levels, disjoint from the embedded model's training problems."""
+class Arith(Dataset):
+    """300 generated word problems, the five levels in turn, disjoint from the embedded model's training problems."""
 
-    limit: int | None = runtime("first so many problems, the levels in turn; null takes all 300", ge=1)
-    max_new_tokens: int = identity("longest answer in tokens", ge=1)
-    prompt: str = identity("what is asked; {question} stands for the problem")
-
-    def check(self, config: Config) -> None:
-        """Raises ConfigError."""
-        check_prompt(self.prompt)
-
-    def problems(self) -> list[Problem]:
-        """The test problems up to the limit."""
-        return _test_problems()[: self.limit]
-
-    def fingerprint(self) -> str:
-        """Hash of all test problems, whatever the limit."""
-        return content_hash(_test_problems())
+    def all_problems(self) -> list[Problem]:
+        """The test problems."""
+        return _test_problems()
 
 
+@cache
 def _test_problems() -> list[Problem]:
     problems = []
     for index in range(NUM_TEST_PROBLEMS):
         level = LEVELS[index % len(LEVELS)]
-        made = make_problem(Key(_TEST_SEED).fold_in("test", index), level, "test")
-        problems.append(Problem(f"arith-{index:03d}", made.question, str(made.answer), level, "arithmetic"))
+        key = Key(_TEST_SEED).fold_in("test", index)
+        made = make_problem(key, level, "test")
+        solution = make_solution(key, made)
+        problems.append(Problem(f"arith-{index:03d}", made.question, str(made.answer), level, "arithmetic", solution))
     return problems
 
 

@@ -21,7 +21,7 @@ def test_problems_are_the_same_for_ever(make_config):
     assert {p.level for p in problems} == set(LEVELS)
 
 
-GOLDEN = "c55cbad04cacd247f25fa94b3870d595"
+GOLDEN = "4ef88c84db1a977b3e41f1f768468937"
 
 
 def test_limit_takes_the_first_and_leaves_the_fingerprint(make_config):

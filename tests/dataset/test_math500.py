@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 
 import pytest
 
 from dflash_mcmc.errors import UserError
 
 ROWS = [{"problem": "What is $1+1$?", "answer": "2", "level": 1, "subject": "Algebra", "unique_id": "a/1.json",
-         "solution": ""},
+         "solution": "It is $\\boxed{2}$."},
         {"problem": "What is $\\{1\\}$?", "answer": "\\{1\\}", "level": 5, "subject": "Sets", "unique_id": "b/2.json",
          "solution": ""}]
 
@@ -19,26 +21,48 @@ def write(path, rows):
     return f"dataset.path={path}"
 
 
+ANY_NUMBER = "dataset.check_rows=false"
+
+
 def test_reads_a_file(make_config, tmp_path):
-    dataset = make_config("dataset=math500", write(tmp_path / "rows.jsonl", ROWS)).dataset
+    dataset = make_config("dataset=math500", write(tmp_path / "rows.jsonl", ROWS), ANY_NUMBER).dataset
     first, second = dataset.problems()
-    assert first == ("a/1.json", "What is $1+1$?", "2", 1, "Algebra")
+    assert first == ("a/1.json", "What is $1+1$?", "2", 1, "Algebra", "It is $\\boxed{2}$.")
     assert second.answer == "\\{1\\}"
-    limited = make_config("dataset=math500", f"dataset.path={tmp_path}/rows.jsonl", "dataset.limit=1").dataset
+    limited = make_config("dataset=math500", f"dataset.path={tmp_path}/rows.jsonl", "dataset.limit=1", ANY_NUMBER).dataset
     assert limited.problems() == [first]
 
 
 def test_content_is_the_fingerprint(make_config, tmp_path):
-    one = make_config("dataset=math500", write(tmp_path / "one.jsonl", ROWS)).dataset.fingerprint()
-    same = make_config("dataset=math500", write(tmp_path / "same.jsonl", ROWS)).dataset.fingerprint()
-    other = make_config("dataset=math500", write(tmp_path / "other.jsonl", ROWS[:1])).dataset.fingerprint()
-    assert one == same != other
+    def fingerprint(name: str, rows: list[dict]) -> str:
+        return make_config("dataset=math500", write(tmp_path / name, rows), ANY_NUMBER).dataset.fingerprint()
+
+    assert fingerprint("one.jsonl", ROWS) == fingerprint("same.jsonl", ROWS) != fingerprint("other.jsonl", ROWS[:1])
+
+
+@pytest.mark.parametrize(("field", "value", "allowed"), [
+    ("problem", None, "a text"), ("answer", 2, "a text"), ("unique_id", 7, "a text"), ("subject", ["Algebra"], "a text"),
+    ("solution", 1, "a text"), ("level", "1", "a whole number"), ("level", True, "a whole number")])
+def test_wrong_types_are_one_line(make_config, tmp_path, field, value, allowed):
+    path = write(tmp_path / "rows.jsonl", [{**ROWS[0], field: value}])
+    with pytest.raises(UserError) as caught:
+        make_config("dataset=math500", path, ANY_NUMBER).dataset.problems()
+    assert f"has {value!r} for its " in str(caught.value)
+    assert str(caught.value).endswith(f"; allowed: {allowed}")
+    assert "\n" not in str(caught.value)
+
+
+def test_another_number_of_rows_is_refused(make_config, tmp_path):
+    dataset = make_config("dataset=math500", write(tmp_path / "rows.jsonl", ROWS)).dataset
+    for read in (dataset.problems, dataset.fingerprint):
+        with pytest.raises(UserError, match=r"rows.jsonl has 2 rows; allowed: the benchmark's 500, or any number with"):
+            read()
 
 
 @pytest.mark.parametrize(("content", "message"), [
     (None, "a JSON Lines file that exists"),
-    ("", "cannot load"),
-    ("not json\n", "cannot load"),
+    ("", "has no rows"),
+    ("not json\n", "line 1 is not JSON"),
     ('{"question": "x"}\n', "lacks the field 'problem'; it has: question"),
 ])
 def test_bad_files_are_one_line(make_config, tmp_path, content, message):
@@ -53,14 +77,25 @@ def test_bad_files_are_one_line(make_config, tmp_path, content, message):
 def test_without_network_and_cache_is_one_line(make_config, tmp_path, monkeypatch):
     import datasets.config
 
+    from dflash_mcmc import rows
+
+    rows._downloaded.cache_clear()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     with pytest.raises(UserError, match="hub cannot be reached; allowed: a file, dataset"):
         make_config("dataset=math500").dataset.problems()
 
 
 def test_all_real_problems(make_config, shared_data):
-    problems = make_config("dataset=math500", f"dataset.path={shared_data}/math500/test.jsonl").dataset.problems()
-    assert len(problems) == 500
+    dataset = make_config("dataset=math500", f"dataset.path={shared_data}/math500/test.jsonl").dataset
+    problems = dataset.problems()
+    assert len(problems) == 500 == dataset.num_chosen()
     assert len({p.id for p in problems}) == 500
     levels = [sum(p.level == level for p in problems) for level in range(1, 6)]
     assert levels == [43, 90, 105, 128, 134]
+    assert Counter(problem.subject for problem in problems) == {
+        "Algebra": 124, "Intermediate Algebra": 97, "Prealgebra": 82, "Number Theory": 62, "Precalculus": 56, "Geometry": 41,
+        "Counting & Probability": 38}
+    assert sum(re.fullmatch(r"-?\d+", problem.answer) is not None for problem in problems) == 311
+    assert all("boxed" in problem.solution for problem in problems)
+    assert problems[0].id == "test/precalculus/807.json"
+    assert dataset.fingerprint() == "22ee0c9910b9b1e7ac852ff5a83bf4e3"

@@ -1,8 +1,7 @@
-"""`grader=math`: the last balanced box, verdicts apart, and nothing that hangs or kills."""
+"""`grader=math`: verdicts apart, nothing that hangs or kills, and processes that end with the run."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import subprocess
 import sys
@@ -11,30 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.config import identity_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grader.math import equivalent, extract_answer
-
-
-@pytest.mark.parametrize(("text", "answer"), [
-    (r"so \boxed{42}.", "42"),
-    (r"\boxed{1} then \boxed{2}", "2"),
-    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-    (r"\fbox{7}", "7"),
-    (r"\boxed {7}", "7"),
-    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-    (r"\boxed{5} and \boxed{6", "5"),
-    (r"<think>\boxed{1}</think> \boxed{2}", "2"),
-    (r"<think>\boxed{1}</think> nothing", None),
-    (r"<think>\boxed{1}", None),
-    ("no box", None),
-    (r"\boxed{unclosed", None),
-    (r"\boxed 5", None),
-    ("", None),
-    (r"\boxed{}", ""),
-    (r"\boxed{" * 3000, None),
-])
-def test_extraction(text, answer):
-    assert extract_answer(text) == answer
+from dflash_mcmc.grading import VERSION
+from dflash_mcmc.types import Grade
 
 
 @pytest.fixture
@@ -54,52 +33,55 @@ def grades(pool, pairs) -> list:
 def test_verdicts(pool):
     found = grades(pool, [(r"\boxed{042}", "42"), (r"\boxed{41}", "42"), ("none", "42"), (r"\boxed{\frac{2}{4}}", r"\frac12"),
                           (r"\boxed{0.5}", r"\frac{1}{2}"), (r"\boxed{\text{circle}}", r"\text{line}"), (r"\boxed{}", "3"),
-                          (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)"), (r"\boxed{[0,1)}", "[0,1]")])
-    assert [g.verdict for g in found] == ["correct", "wrong", "unparsed", "correct", "correct", "wrong", "wrong", "correct",
-                                         "wrong"]
-    assert found[2].reason == "no_box"
-    assert found[0].answer == "042"
+                          (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)"), (r"\boxed{[0,1)}", "[0,1]"),
+                          (r"<think>\boxed{42}", "42"), (r"\boxed{\sum_{n=1}^5 n}", "15"),
+                          (rf"\boxed{{{'1+' * 250}1}}", "251")])
+    assert [g.verdict for g in found] == ["correct", "wrong", "no_answer", "correct", "correct", "wrong", "wrong", "correct",
+                                         "wrong", "no_answer", "unsupported", "unsupported"]
+    assert [g.rule for g in found] == ["integer", "integer", "no_box", "number", "number", "text", "empty", "tuple",
+                                      "interval", "unfinished_thinking", "sum", "length"]
+    assert found[0] == Grade("correct", "042", "integer", same_string=True)
+    assert found[3] == Grade("correct", r"\frac{2}{4}", "number", same_string=False)  # it rejects what is not reduced
 
 
-HOSTILE = [r"9^{9^{9^{9}}}", "9**9**9**9", "99999999!", "1e999999999", "1.5E+99999999", "7" * 5000, "(" * 2000 + ")" * 2000,
-           "__import__('os').system('touch hostile')", "\x00", "\ud800", r"1 - \frac{1}{(1+\omega)^{1997}}", "{" * 300]
-
-
-def test_hostile_answers_are_graded_and_the_pool_goes_on(make_config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pool = make_config("grader.timeout_seconds=2").grader.start()
+def test_an_answer_that_takes_too_long_is_apart_and_the_pool_goes_on(make_config):
+    """In a busy machine's wall clock it may take any time: what counts is the processor's."""
+    slow = r"\boxed{(1+x+y+xy)^{40}(1+z)^{40}(1+u+v+uv)^{30}}"
+    pool = make_config("grader.timeout_seconds=0.3").grader.start()
     try:
-        hostile = [(rf"\boxed{{{text}}}", r"\frac{1}{3}") for text in HOSTILE]
-        found = grades(pool, [*hostile, (r"\boxed{\frac{2}{6}}", r"\frac13")])
+        late, good = grades(pool, [(slow, "(1+x)^{40}(1+y)^{40}(1+z)^{40}(1+u)^{30}(1+v)^{30}"),
+                                   (r"\boxed{2/6}", r"\frac13")])
     finally:
         pool.close()
-    assert [g.verdict for g in found[:-1]].count("correct") == 0
-    assert found[-1].verdict == "correct"
-    assert not (tmp_path / "hostile").exists()
-    assert not [child for child in multiprocessing.active_children() if "pebble" in child.name.lower()]
+    assert (late.verdict, late.rule) == ("timeout", "timeout")
+    assert good.verdict == "correct"
 
 
 def test_workers_that_cannot_run_decide_nothing(make_config):
     """They would otherwise mark right answers wrong, for good."""
+    before = set(multiprocessing.active_children())
     pool = make_config("grader.memory_gib=1").grader.start()
-    pool._settings.memory_gib = 0.05
+    pool._memory = 0.05
     try:
         with pytest.raises(UserError, match="grading processes cannot run"):
-            pool.submit(0, r"\boxed{\frac{2}{6}}", r"\frac13")
+            grades(pool, [(r"\boxed{\frac{2}{6}}", r"\frac13")])
     finally:
         pool.close()
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_a_busy_worker_ends_with_a_killed_run(tmp_path):
-    """The answer is one long C call: neither an alarm nor a request to stop would reach it."""
+    """The worker is in one long C call: neither an alarm nor a request to stop would reach it."""
     script = tmp_path / "killed.py"
     script.write_text(r"""
 import os, signal, time
-from dflash_mcmc.grader.math import MathGrader
+from dflash_mcmc.grading.pool import MathPool
 if __name__ == "__main__":
-    pool = MathGrader(timeout_seconds=600, memory_gib=4, num_workers=1).start()
-    pool.submit(0, r"\boxed{1.5E+99999999}", r"\frac13")
-    time.sleep(1)
+    pool = MathPool(600, 4, 1)
+    pool.submit(0, r"\boxed{2/4}", r"\frac12")
+    assert [grade.verdict for _, grade in pool.finished(wait=True)] == ["correct"]
+    pool._pool.schedule(pow, (3, 10**9))
+    time.sleep(0.5)
     print(*[p for p in os.listdir("/proc") if p.isdigit() and f"\nPPid:\t{os.getpid()}\n" in open(f"/proc/{p}/status").read()],
           flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -120,25 +102,5 @@ def alive(pid: str) -> bool:
         return False
 
 
-def test_an_answer_that_is_not_judged_in_time_is_wrong_with_the_reason(make_config):
-    pool = make_config("grader.timeout_seconds=1").grader.start()
-    try:
-        (grade,) = grades(pool, [(r"\boxed{1.5E+99999999}", r"\frac13")])
-    finally:
-        pool.close()
-    assert (grade.verdict, grade.reason) == ("wrong", "timeout")
-
-
-def test_real_gold_answers_equal_themselves(shared_data):
-    """All 500 through math-verify itself, with none of the shortcuts."""
-    rows = [json.loads(line) for line in (shared_data / "math500/test.jsonl").read_text().splitlines()]
-    rejected = [row["answer"] for row in rows if not equivalent(row["answer"], row["answer"])]
-    assert rejected == []
-
-
-def test_real_solutions_hold_their_gold_answer(shared_data):
-    rows = [json.loads(line) for line in (shared_data / "math500/test.jsonl").read_text().splitlines()]
-    boxed = [extract_answer(row["solution"]) for row in rows]
-    different = [(row["answer"], answer) for row, answer in zip(rows, boxed, strict=True)
-                 if answer is None or not (answer == row["answer"] or equivalent(row["answer"], answer))]
-    assert different == []
+def test_the_rules_are_part_of_the_identity(make_config):
+    assert identity_of(make_config())["grader.version"] == VERSION

@@ -1,0 +1,30 @@
+"""AIME 2024: the 30 problems of the American Invitational Mathematics Examination I and II of that year."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_mcmc.dataset import Benchmark
+from dflash_mcmc.fields import runtime
+from dflash_mcmc.registry import register
+from dflash_mcmc.rows import Hub
+from dflash_mcmc.types import Problem
+
+
+@register("dataset", "aime24")
+@dataclass(slots=True, kw_only=True)
+class Aime24(Benchmark):
+    """AIME I and II of 2024, from the hub (HuggingFaceH4/aime_2024) or a JSON Lines file.
+
+    Gold answers stay as they are written: with leading zeros, as the examination wants them.
+    """
+
+    path: str | None = runtime("JSON Lines file with id, problem, answer, and solution if there is one; null takes the hub")
+
+    hub = Hub("HuggingFaceH4/aime_2024", split="train")  # its only split
+    num_published = 30
+    columns = ("id", "problem", "answer")
+
+    def problem(self, row: dict, number: int) -> Problem:
+        """The problem of a row."""
+        return Problem(f"aime24-{row['id']}", row["problem"], row["answer"], solution=row.get("solution"))

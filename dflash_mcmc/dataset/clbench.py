@@ -1,0 +1,64 @@
+"""CL-bench: tasks with contexts of 20,000 to 160,000 characters that have to be learnt from (Tencent Hunyuan).
+
+Its licence is for evaluation alone: no row of it is part of this repository. An answer is graded by rubrics, which a language
+model judges; there is none here, so that it is for probes that go along what the target says by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.dataset import FromFile
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.fields import runtime
+from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.types import Problem
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+
+
+@register("dataset", "clbench")
+@dataclass(slots=True, kw_only=True)
+class ClBench(FromFile):
+    """CL-bench's tasks from a JSON Lines file: long contexts, for probes; there is no judge for its rubrics.
+
+    The question is the conversation up to its last turn of the user: a system message and one of the user are the two texts,
+    of a longer conversation each begins with its role. The gold answer is empty and there is no solution; the subject is the
+    category of the context.
+    """
+
+    path: str | None = runtime("JSON Lines file with messages and metadata.task_id; needed, since where it lies on the hub "
+                               "is not known")
+
+    columns = ("messages", "metadata")
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError."""
+        from dflash_mcmc.config import groups_of
+
+        if "grader" in groups_of(config):
+            raise ConfigError("dataset", "clbench", "a dataset with gold answers, or a probe that grades nothing, with "
+                              f"probe={name_of(config.probe)}: the rubrics of clbench need a judge model")
+        FromFile.check(self, config)
+
+    def problem(self, row: dict, number: int) -> Problem:
+        """The task of a row. Raises UserError where it has no conversation."""
+        metadata = row["metadata"] if isinstance(row["metadata"], dict) else {}
+        question = _question(row["messages"], number)
+        return Problem(metadata.get("task_id"), question, "", subject=metadata.get("context_category"))
+
+
+def _question(messages: object, number: int) -> str:
+    """The text of a conversation. Raises UserError where it is none, or has no turn of the user."""
+    turns = messages if isinstance(messages, list) else []
+    texts = [(turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None) for turn in turns]
+    if not all(isinstance(text, str) for turn in texts for text in turn) or "user" not in dict(texts):
+        raise UserError(f"dataset.path: row {number} has no conversation for its messages; allowed: a list of role and "
+                        "content, both texts, with a turn of the user")
+    while texts[-1][0] != "user":
+        texts.pop()
+    if [role for role, _ in texts] in (["user"], ["system", "user"]):
+        return "\n\n".join(content for _, content in texts)
+    return "\n\n".join(f"{role}: {content}" for role, content in texts)

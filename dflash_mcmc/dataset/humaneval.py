@@ -1,0 +1,53 @@
+"""HumanEval: 164 Python functions to complete, each with its tests (Chen et al. 2021, arXiv 2107.03374)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.dataset import Benchmark
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.fields import runtime
+from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.rows import Hub
+from dflash_mcmc.types import Problem
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+
+_COMPARE_ANSWERS = ("math", "choice")
+
+
+@register("dataset", "humaneval")
+@dataclass(slots=True, kw_only=True)
+class HumanEval(Benchmark):
+    """HumanEval, from the hub (openai/openai_humaneval) or a JSON Lines file; for grader=code.
+
+    The question is the beginning of a file: imports, signature, docstring. A chat model is asked for all of it in a code
+    block, prompt=code; a base model goes on from it, prompt=plain with model.chat=false. The gold answer is what a grader
+    needs to run a completion: `prompt`, `test` and `entry_point` as JSON. The solution is the published body.
+    """
+
+    path: str | None = runtime("JSON Lines file with task_id, prompt, entry_point, canonical_solution and test; null "
+                               "takes the hub")
+
+    hub = Hub("openai/openai_humaneval")
+    num_published = 164
+    columns = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError."""
+        from dflash_mcmc.config import groups_of
+
+        Benchmark.check(self, config)
+        if "grader" in groups_of(config) and name_of(config.grader) in _COMPARE_ANSWERS:
+            raise ConfigError("grader", name_of(config.grader), "code, with dataset=humaneval, whose answers are run")
+
+    def problem(self, row: dict, number: int) -> Problem:
+        """The problem of a row. Raises UserError where its tests cannot be run."""
+        needed = {name: row[name] for name in ("prompt", "test", "entry_point")}
+        for name, text in needed.items():
+            if not isinstance(text, str):
+                raise UserError(f"dataset.path: row {number} has {text!r:.80} for its {name}; allowed: a text")
+        return Problem(row["task_id"], row["prompt"], json.dumps(needed), solution=row["canonical_solution"])

@@ -1,0 +1,58 @@
+"""`dataset=jsonl`: any JSON Lines file of questions and gold answers; which field is which is told by the configuration."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dflash_mcmc.dataset import FromFile
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.fields import runtime
+from dflash_mcmc.registry import register
+from dflash_mcmc.types import Problem
+
+_LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
+"""As MATH writes it, or the number alone."""
+
+
+@register("dataset", "jsonl")
+@dataclass(slots=True, kw_only=True)
+class JsonLines(FromFile):
+    """Any JSON Lines file. What is read is part of the identity, the names of the fields are not."""
+
+    path: str | None = runtime("JSON Lines file, plain or .gz; needed")
+    question_field: str = runtime("field of the question, a text")
+    answer_field: str = runtime("field of the gold answer, a text or a whole number")
+    id_field: str | None = runtime("field of an id, a text or a whole number; null numbers the rows: 00000, 00001, ...")
+    level_field: str | None = runtime("field of the level, a whole number, also as '3' or 'Level 3'; null has none")
+    subject_field: str | None = runtime("field of the subject, a text; null has none")
+    solution_field: str | None = runtime("field of a worked solution, a text; null has none")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Fields that each row must have."""
+        kinds = ("question", "answer", "id", "level", "subject", "solution")
+        named = (getattr(self, f"{kind}_field") for kind in kinds)
+        return tuple(name for name in named if name is not None)
+
+    def problem(self, row: dict, number: int) -> Problem:
+        """The problem of a row. Raises UserError."""
+        name = f"{number:05d}" if self.id_field is None else _written(row[self.id_field])
+        level = None if self.level_field is None else _level(row[self.level_field], name)
+        subject, solution = (None if field is None else row[field] for field in (self.subject_field, self.solution_field))
+        return Problem(name, row[self.question_field], _written(row[self.answer_field]), level, subject, solution)
+
+
+def _written(value: object) -> object:
+    """A whole number as its digits. A number with a point stays one, and is refused: how it was written is lost."""
+    return str(value) if type(value) is int else value
+
+
+def _level(value: object, problem: object) -> int | None:
+    if value is None or type(value) is int:
+        return value
+    found = _LEVEL.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise UserError(f"dataset.level_field: problem {problem!r} has {value!r:.80} for its level; allowed: a whole number, "
+                        "'3', 'Level 3' or null")
+    return int(found[1])

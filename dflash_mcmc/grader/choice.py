@@ -1,0 +1,47 @@
+"""Multiple choice: the letter that the text settles on against the letter of the gold answer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.grading import VERSION
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+    from dflash_mcmc.grading.letter_pool import LetterPool
+
+
+@register("grader", "choice")
+@dataclass(slots=True, kw_only=True)
+class ChoiceGrader:
+    """The letter of the last box, of the last `answer is ...` or of the last line; several letters are no answer."""
+
+    version = VERSION
+
+    letters: str = identity("letters of the choices, such as ABCDE")
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError."""
+        if not re.fullmatch("[A-Z]{2,}", self.letters) or len(set(self.letters)) < len(self.letters):
+            raise ConfigError("grader.letters", self.letters, "two or more capital letters, each once")
+
+    def check_gold(self, gold: str) -> None:
+        """Raises UserError for a gold answer that names no letter, or several."""
+        from dflash_mcmc.grading.letters import gold_letter
+
+        gold_letter(gold, self.letters)
+
+    def start(self) -> LetterPool:
+        """What grades."""
+        from dflash_mcmc.grading.letter_pool import LetterPool
+
+        return LetterPool(self.letters)
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The version of the rules is part of the identity: records of another one are not continued."""
+        return {"version": self.version}

@@ -1,0 +1,61 @@
+"""Code: the program that a text holds is run with the problem's tests, in a sandbox.
+
+The gold answer is JSON with `prompt`, `test` and `entry_point`, as `dflash_mcmc.grading.programs` says and dataset=humaneval
+makes it. A program passes if its tests come to their end: a random word that the harness is given is then handed back.
+
+This is no prison. The tests run in the program's own process, as in HumanEval's harness (Chen et al. 2021, arXiv 2107.03374),
+so that a program can cheat: by an object that equals everything, or by looking for the word on the stack. And a fault of the
+kernel is a way out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.grading import VERSION
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+    from dflash_mcmc.grading.program_pool import ProgramPool
+
+
+@register("grader", "code")
+@dataclass(slots=True, kw_only=True)
+class CodeGrader:
+    """The program in the text is run with the problem's tests, behind walls; opt-in, Linux only."""
+
+    version = VERSION
+
+    allow_execution: bool = runtime("whether programs that a model has written may be run here")
+    timeout_seconds: float = identity("wall clock of a program; one that takes longer is wrong: timeout", gt=0)
+    memory_gib: float = identity("address space of each process of a program, in GiB", ge=0.125, le=1024)
+    walls: str = runtime("required: refuses a machine that does not shut a program off from network, other processes "
+                         "and the user's rights; available: runs it behind those walls that there are",
+                         choices=("required", "available"))
+    num_workers: int = runtime("programs at a time; more than there are cores to spare make time-outs", ge=1)
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError while nobody has said that model text may be run."""
+        if not self.allow_execution:
+            raise ConfigError("grader.allow_execution", False, "true, which runs the programs that the model writes on this "
+                              "machine, behind walls; without it grader=code grades nothing")
+
+    def check_gold(self, gold: str) -> None:
+        """Raises UserError for a gold answer without tests."""
+        from dflash_mcmc.grading.programs import task_of
+
+        task_of(gold)
+
+    def start(self) -> ProgramPool:
+        """The running pool. Raises UserError where programs cannot be run as asked for."""
+        from dflash_mcmc.grading.program_pool import ProgramPool
+
+        return ProgramPool(self.timeout_seconds, self.memory_gib, self.num_workers, self.walls == "required")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The version of the rules is part of the identity: records of another one are not continued."""
+        return {"version": self.version}

@@ -1,0 +1,151 @@
+"""Puts up walls around one program: `python -I -S -B launch.py SETTINGS`, with the program on stdin for the interpreter
+inside.
+
+Settings are JSON: `walls` to put up, `limits` (of the `resource` module), `python` and `base` (the interpreter, and the folder
+that it is in), `runner` (source of what it runs), `arguments` for that, `scratch_bytes`, `verdict`, `name`, `programs` (how
+many run at a time). Two processes: this one puts up what takes rights, and waits; a fresh interpreter, process 1 of its own
+namespace, runs the program. What begins with the launcher's `name`, on the descriptor `verdict`, says why the walls could not
+be put up: then nothing was run.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+
+NOBODY = 65534
+_OWN_USER = 0x70000000 + os.getpid()
+"""No system gives a user such a number (https://systemd.io/UIDS-GIDS). Process 1 inside must not ask for its own."""
+CANNOT = 125
+_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+_RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+_DETACH = 2
+_PDEATHSIG, _DUMPABLE, _NO_NEW_PRIVS = 1, 4, 38
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", *_DEVICES)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def launch(settings):
+    """Runs the program behind the walls and ends with its exit code, or 128 and the signal that ended it."""
+    try:
+        _end_with_parent()
+        if "network" in settings["walls"]:
+            _own_namespaces()
+    except OSError as error:
+        _cannot(settings, error)
+    inside = os.fork()
+    if inside == 0:
+        try:
+            _end_with_parent()
+            _go_inside(settings)
+        except BaseException as error:
+            _cannot(settings, error)
+    status = os.waitpid(inside, 0)[1]
+    os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+
+
+def _go_inside(settings):
+    walls = settings["walls"]
+    if "files" in walls:
+        _own_root(settings["base"], settings["scratch_bytes"])
+    if "user" in walls and os.geteuid() == 0:
+        _drop_rights()
+    _end_with_parent()  # the kernel forgets it where the user changes
+    limits = dict(settings["limits"])
+    if os.geteuid() != _OWN_USER:  # what programs that run at a time are allowed is allowed to them together
+        limits["NPROC"] *= settings["programs"]
+    for name, value in limits.items():
+        kind = getattr(resource, "RLIMIT_" + name)
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+    _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
+    os.execve(settings["python"], [settings["python"], "-I", "-S", "-B", "-c", settings["runner"], *settings["arguments"]], {})
+
+
+def _cannot(settings, error):
+    os.write(settings["verdict"], f"{settings['name']} {type(error).__name__}: {error}"[:200].encode())
+    os._exit(CANNOT)
+
+
+def _end_with_parent():
+    _check(_libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def _check(result, what):
+    if result != 0:
+        raise OSError(ctypes.get_errno(), what + ": " + os.strerror(ctypes.get_errno()))
+
+
+def _drop_rights():
+    """Becomes a user that nobody else is: the kernel counts processes by user, and one program's are not another's.
+
+    It is the user nobody in a container that has not that many users.
+    """
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    try:
+        os.setresuid(_OWN_USER, _OWN_USER, _OWN_USER)
+    except OSError:
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def _own_namespaces():
+    """Network, processes, mounts and names of its own. Whoever may not make them as he is makes a user namespace for it."""
+    flags = _NEWNET | _NEWPID | _NEWIPC | _NEWUTS | _NEWNS
+    if os.geteuid() == 0:
+        if _libc.unshare(flags) == 0:
+            return
+        _drop_rights()
+        _libc.prctl(_DUMPABLE, 1, 0, 0, 0)  # else /proc/self is root's, and the maps cannot be written
+    user, group = os.geteuid(), os.getegid()
+    _check(_libc.unshare(_NEWUSER | flags), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open("/proc/self/" + name, "w") as file:
+            file.write(text)
+
+
+def _own_root(base, scratch_bytes):
+    """A root of the system's libraries and the interpreter, read only, and an empty /tmp. There is no /proc."""
+    _check(_libc.mount(None, b"/", None, _REC | _PRIVATE, None), "mount /")
+    root = next(place for place in ("/tmp", "/mnt", "/var/tmp") if os.path.isdir(place) and not base.startswith(place))
+    _check(_libc.mount(b"tmpfs", root.encode(), b"tmpfs", _NOSUID, f"size={scratch_bytes},mode=755".encode()), "mount tmpfs")
+    for path in (*_SYSTEM, base):
+        _show(path, root)
+    os.mkdir(root + "/old")
+    if not os.path.isdir(root + "/tmp"):
+        os.mkdir(root + "/tmp")
+    os.chmod(root + "/tmp", 0o777)
+    _check(_libc.syscall(_PIVOT_ROOT[os.uname().machine], root.encode(), (root + "/old").encode()), "pivot_root")
+    os.chdir("/")
+    _check(_libc.umount2(b"/old", _DETACH), "umount")
+    os.rmdir("/old")
+    os.chdir("/tmp")
+
+
+def _show(path, root):
+    """Makes a path of the machine visible below the new root, read only but for devices."""
+    place = root + path
+    if os.path.islink(path):
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.symlink(os.readlink(path), place)
+        return
+    if not os.path.exists(path) or os.path.exists(place):
+        return
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    if os.path.isdir(path):
+        os.mkdir(place)
+    else:
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY))
+    _check(_libc.mount(path.encode(), place.encode(), None, _BIND | _REC, None), "mount " + path)
+    if path not in _DEVICES:
+        read_only = _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV
+        _check(_libc.mount(None, place.encode(), None, read_only, None), "remount " + path)
+
+
+if __name__ == "__main__":
+    launch(json.loads(sys.argv[1]))

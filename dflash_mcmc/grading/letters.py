@@ -1,0 +1,97 @@
+r"""Choices: the letter that a text settles on.
+
+A box decides, then the last `answer is X` or `option X is correct`, then a last line that is a letter. Where the place that
+decides names several letters, or none, there is no answer.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.extraction import behind_thinking, last_box
+
+_WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")
+_SAID = re.compile(r"(?:answer|choice|option)[*_]*(?:\s+(?:choice|option))?(?:\s+(?:is|would\s+be|must\s+be|:)|\s*[:=])\s*:?"
+                   r"(?:\s*(?:the\s+)?(?:option|choice|letter)\b)?", re.IGNORECASE)
+_CONFIRMED = r"(?i:option|choice|answer)\s+[*_(]*([{letters}])[*_)]*\s+(?i:is\s+(?:the\s+)?(?:correct|right|true|best))\b"
+_DENIED = re.compile(r"(?:\bnot|n['’]t|\bcannot|\bnever)\s+(?:be|think|believe|mean|say|true|the\s+case)\b[^.,;!?\n]*$",
+                     re.IGNORECASE)
+_NEXT = r"(?:\s*[,/&]\s*(?:or\s+|and\s+)?|\s+(?:or|and)\s+)"
+_LETTER = r"(?<![A-Za-z0-9])([{letters}])(?![A-Za-z0-9'’])"
+_ARTICLE = re.compile(r"\b[AI](?=\s+(?!(?:because|since|as|which|with|but|or|and|is|so)\b)[a-z])")
+_MARKS = "*_`\"'()[]{}$. \t"
+
+
+def final_letter(text: str, letters: str) -> tuple[str | None, str]:
+    """(letter, rule): the choice that a text settles on, None with the reason where it settles on none or on several."""
+    answer = behind_thinking(text)
+    if answer is None:
+        return None, "unfinished_thinking"
+    box = last_box(text)
+    if box is not None:
+        return _only(_named(_WRAPPED.sub(r"\1", box), letters), "box")
+    for found in reversed(_statements(answer, letters)):
+        if found:
+            return _only(found, "statement")
+    lines = [line.strip() for line in answer.splitlines() if line.strip()]
+    if not lines:
+        return None, "empty"
+    return _last_line(lines, letters)
+
+
+def gold_letter(gold: str, letters: str) -> str:
+    """The letter of a gold answer. Raises UserError for one that names none, or several."""
+    letter = final_letter(rf"\boxed{{{gold}}}", letters)[0]
+    if letter is None:
+        raise UserError(f"grader=choice: given the gold answer {gold[:60]!r}; allowed: one of the letters {letters}")
+    return letter
+
+
+def _statements(answer: str, letters: str) -> list[set[str]]:
+    """The letters of each statement of what the answer is, in their order."""
+    said = [(place, _at_start(_sentence(answer[place.end():]), letters)) for place in _SAID.finditer(answer)]
+    said += [(place, {place.group(1)}) for place in re.finditer(_CONFIRMED.format(letters=letters), answer)]
+    said.sort(key=lambda statement: statement[0].start())
+    return [found for place, found in said if not _DENIED.search(answer[:place.start()])]
+
+
+def _at_start(text: str, letters: str) -> set[str]:
+    """The letters that a statement begins with: `B`, `(b) 12`, `A or B`. A reason or `not C` behind them is not read."""
+    text = _WRAPPED.sub(r"\1", text).lstrip(_MARKS.replace("(", "") + "\\")
+    if _ARTICLE.match(text):
+        return set()
+    if len(text.strip(_MARKS + "\\")) == 1:
+        return _named(text.strip(_MARKS + "\\"), letters)
+    choice = rf"[*_$\\]*(?:\(?[{letters}]|\([{letters.lower()}]\))(?![A-Za-z0-9'’])[*_$\\)]*"
+    begins = re.match(f"{choice}(?:{_NEXT}{choice})*", text)
+    return _named(begins.group(), letters) if begins else set()
+
+
+def _last_line(lines: list[str], letters: str) -> tuple[str | None, str]:
+    line = _WRAPPED.sub(r"\1", lines[-1])
+    if len(line.strip(_MARKS)) == 1:
+        return _only(_named(line, letters), "last_line")
+    listed = re.match(rf"[*_(\[ ]*([{letters}])[*_]*[).:\]]", line)
+    if listed and len(lines) == 1:  # `B. Paris` is the whole text
+        return listed.group(1), "last_line"
+    return None, "no_letter"
+
+
+def _sentence(text: str) -> str:
+    """What follows, to the end of its line or sentence."""
+    line = text.lstrip().partition("\n")[0]
+    return re.split(r"(?<=[A-Za-z)*])\.(?:\s|$)", line)[0]
+
+
+def _named(text: str, letters: str) -> set[str]:
+    """The letters that a text names as choices; small ones alone or in brackets alone."""
+    stripped = text.strip(_MARKS)
+    if len(stripped) == 1 and stripped.upper() in letters:
+        return {stripped.upper()}
+    found = set(re.findall(_LETTER.format(letters=letters), _ARTICLE.sub(" ", text)))
+    return found | {letter.upper() for letter in re.findall(rf"\(([{letters.lower()}])\)", text)}
+
+
+def _only(found: set[str], rule: str) -> tuple[str | None, str]:
+    return (found.pop(), rule) if len(found) == 1 else (None, "several_letters" if found else "no_letter")

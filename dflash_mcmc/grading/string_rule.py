@@ -1,0 +1,87 @@
+r"""The string rule of published numbers: two answers are equal if they are once both are normalised as strings.
+
+Normalisation is that of the PRM800K grader (Lightman et al. 2023, arXiv 2305.20050), which evaluations of power sampling use:
+that of Hendrycks et al. (2021, arXiv 2103.03874), or a second one that knows units and digit groups, element by element in a
+tuple. What it does not hold is PRM800K's last step, SymPy's `parse_expr` on the answer, since that executes it; its verdicts
+are therefore at most as lenient. They stand beside a grade for comparison, and never change it.
+"""
+
+from __future__ import annotations
+
+import re
+
+_GROUPED = re.compile(r"(\d),(\d{3})(?!\d)")
+_UNITS = ("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month", "year", "foot",
+          "feet", "inch", "yard")
+_UNIT = re.compile(rf"(?:{'|'.join(_UNITS)})(?:es)?(?:s)? *(?:\^[0-9]+)?")
+_WHOLE = re.compile(r"([+-]?\d{1,60})(?:\.0*)?")
+_BRACKETS = "()[]"
+
+
+def same_string(gold: str, answer: str) -> bool:
+    """Whether the string rule takes an answer for the gold answer."""
+    if _hendrycks(gold) == _hendrycks(answer):
+        return True
+    a, b = _prm800k(gold), _prm800k(answer)
+    if a == b:
+        return True
+    golds, answers = _elements(a), _elements(b)
+    if not b or len(golds) < 2 or len(golds) != len(answers) or (a[0], a[-1]) != (b[0], b[-1]):
+        return False
+    return golds == answers
+
+
+def _hendrycks(text: str) -> str:
+    text = _without_text(text.strip()).replace("\n", "").replace(r"\!", "").replace("\\\\", "\\")
+    text = text.replace("tfrac", "frac").replace("dfrac", "frac").replace(r"\left", "").replace(r"\right", "")
+    text = text.replace(r"^{\circ}", "").replace(r"^\circ", "").replace(r"\$", "")
+    text = text.split(r"\text{ ")[0] if text.count(r"\text{ ") == 1 else text
+    text = text.replace(r"\%", "").replace(" .", " 0.").replace("{.", "{0.")
+    text = f"0{text}" if text.startswith(".") else text
+    name, equals, value = text.partition("=")
+    if equals and "=" not in value and len(name) <= 2:
+        text = value
+    text = re.sub(r"\\sqrt(?=[^{])(.)", r"\\sqrt{\1}", text).replace(" ", "")
+    text = re.sub(r"\\frac(?!\{)(.)(?:(\{)|(.))", lambda part: rf"\frac{{{part[1]}}}" + (part[2] or f"{{{part[3]}}}"), text)
+    if text == "0.5":
+        return r"\frac{1}{2}"
+    return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
+
+
+def _prm800k(text: str) -> str:
+    text = _without_text(text).replace(r"\%", "%").replace(r"\$", "$").replace("$", "").replace("%", "")
+    text = text.replace(" or ", " , ").replace(" and ", " , ")
+    for word, zeros in (("million", 6), ("billion", 9), ("trillion", 12)):
+        text = text.replace(word, f"*10^{zeros}")
+    text = re.sub(r"\^ *\\circ", "", _UNIT.sub("", text))
+    if text.startswith("{") and text.endswith("}"):
+        text = text[1:-1]
+    text = _integer(re.sub(r",\\! *", "", text))
+    text = text.replace(r"\tfrac", r"\frac").replace(r"\dfrac", r"\frac").replace(r"\frac", r" \frac")
+    text = re.sub(r" ?\\frac *\{([^{}]*)\} *\{([^{}]*)\}", r" \1/\2", text)
+    text = re.sub(r"\\(?:text|mathrm|mbox|textbf) *\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"([0-9]) +([0-9])", r"\1+\2", re.sub("- *", "-", text.strip()))
+    return _integer(text.replace(" ", "").replace("{", "").replace("}", "").replace("\\", "").lower())
+
+
+def _elements(text: str) -> list[str]:
+    """The elements of a tuple or interval without brackets inside; else the text alone."""
+    text = _ungrouped(text)
+    if len(text) > 2 and text[0] in _BRACKETS and text[-1] in _BRACKETS and not any(sign in text[1:-1] for sign in _BRACKETS):
+        return [_integer(element) for element in text[1:-1].split(",")]
+    return [text]
+
+
+def _without_text(text: str) -> str:
+    found = re.fullmatch(r"\\text\{(.+?)\}", text)
+    return found.group(1).strip() if found else text
+
+
+def _integer(text: str) -> str:
+    whole = _WHOLE.fullmatch(_ungrouped(text))
+    return str(int(whole.group(1))) if whole else text
+
+
+def _ungrouped(text: str) -> str:
+    shorter = _GROUPED.sub(r"\1\2", text)
+    return text if shorter == text else _ungrouped(shorter)

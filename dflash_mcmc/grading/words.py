@@ -1,0 +1,79 @@
+"""Words that answers are written with: units, names of functions, numbers, and what stands between two answers."""
+
+from __future__ import annotations
+
+FUNCTIONS = ("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln",
+             "exp")
+NAMED = {**{name: f"\\{name}" for name in FUNCTIONS}, "sqrt": r"\sqrt", "pi": r"\pi", "infinity": r"\infty",
+         "infty": r"\infty", "inf": r"\infty", "oo": r"\infty", "frac": r"\frac", "theta": r"\theta", "alpha": r"\alpha",
+         "beta": r"\beta", "gamma": r"\gamma", "omega": r"\omega", "lambda": r"\lambda", "phi": r"\phi"}
+"""Words that models write for a command."""
+
+SEPARATORS = ("and", "or")
+NUMBERS = {
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18,
+    "nineteen": 19, "twenty": 20,
+}
+MULTIPLIERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+
+_UNITS = {
+    "mm": "millimeter millimetre mm", "cm": "centimeter centimetre cm", "m": "meter metre m", "km": "kilometer kilometre km",
+    "in": "inch in", "ft": "foot feet ft", "yd": "yard yd", "mi": "mile mi", "g": "gram gramme gm g", "kg": "kilogram kg",
+    "mg": "milligram mg", "lb": "pound lb", "oz": "ounce oz", "s": "second sec s", "min": "minute min", "h": "hour hr h",
+    "day": "day", "week": "week wk", "month": "month mo", "year": "year yr", "l": "liter litre l",
+    "ml": "milliliter millilitre ml",
+    "gal": "gallon gal", "mph": "mph", "kmh": "kmh kph", "dollar": "dollar usd buck", "cent": "cent", "euro": "euro eur",
+    "degree": "degree deg", "percent": "percent pct percentage", "radian": "radian rad", "hz": "hertz hz", "j": "joule",
+    "acre": "acre", "quart": "quart qt", "pint": "pint pt", "cup": "cup",
+}
+_PLURALS = {"inches": "inch", "feet": "foot", "centuries": "century", "pennies": "cent", "penny": "cent"}
+_UNIT_OF = {alias: unit for unit, aliases in _UNITS.items() for alias in aliases.split()}
+_PHRASES = {
+    ("mile", "per", "hour"): "mph", ("mi", "per", "h"): "mph", ("kilometer", "per", "hour"): "kmh", ("km", "per", "h"): "kmh",
+    ("degree", "fahrenheit"): "degree f", ("degree", "celsius"): "degree c", ("degree", "f"): "degree f",
+    ("degree", "c"): "degree c",
+}
+WITHOUT_MEANING = ("unit", "th", "st", "nd", "rd", "total", "approximately", "about", "exactly", "only")
+"""Words that say nothing of a number beside them."""
+
+MEANINGFUL = frozenset((
+    "or", "and", "not", "no", "none", "more", "less", "than", "least", "most", "above", "below", "over", "under", "if", "when",
+    "while", "where", "to", "minus", "plus", "negative", "positive", "mod", "modulo", "base", "remainder", "divided",
+    "squared", "cubed", "except", "without", "true", "false", "is", "are", "was", "wrong", "incorrect", "never", "factorial",
+    "choose", "times", "halves", "half", "thirds", "third", "fourths", "fourth", "quarters", "quarter", "fifths", "fifth",
+    "sixths", "sixth", "sevenths", "seventh", "eighths", "eighth", "ninths", "ninth", "tenths", "tenth", "twelfths", "twelfth",
+    "hundredths", "hundredth", "thousandths", "thousandth", "millionths", "millionth", "gross", "score", "lakh", "crore",
+    "repeating", "recurring", "binary", "octal", "hexadecimal", "hex", "tens", "bn", "mn", "mil", "rejected", "extraneous",
+    "invalid", "excluded", "undefined", "inverse", "doubled", "tripled", "halved", "fewer", "fails",
+))
+"""Words that change what a number beside them says: no unit has them."""
+ONE_LETTER = frozenset("mgshlLJNWVCF")
+"""Letters that are units by themselves. Another one may stand for thousand, or for a variable."""
+SHORT_WORDS = frozenset(("yes", "no", "odd", "all"))
+"""Answers that are words, though short enough to be a product of variables."""
+LINKS = ("of", "per", "sq", "cu", "for")
+"""Words between or before units: short, though no variables."""
+BARE = frozenset(word for word in _UNIT_OF if len(word) > 1)
+"""Units that need no `\\text` behind a number. One letter alone is a variable."""
+
+
+def unit_of(words: str) -> tuple[str, int]:
+    """(unit, exponent) of a phrase such as `square inches`: one name for all ways to write it; "" for one without meaning."""
+    parts = [part.strip(".") for part in words.lower().replace("-", " ").replace("/", " per ").split()]
+    parts = [part for part in parts if part and part not in ("of", "the", "a", "an")]
+    exponent = 1
+    if len(parts) > 1 and parts[0] in ("square", "sq", "cubic", "cu"):
+        exponent = 2 if parts[0] in ("square", "sq") else 3
+        parts = parts[1:]
+    parts = [singular(part) for part in parts]
+    parts = [part for part in parts if part not in WITHOUT_MEANING]
+    phrase = _PHRASES.get(tuple(parts)) or _PHRASES.get(tuple(_UNIT_OF.get(part, part) for part in parts))
+    return phrase or " ".join(_UNIT_OF.get(part, part) for part in parts), exponent
+
+
+def singular(word: str) -> str:
+    """`meter` of `meters`."""
+    if word in _PLURALS:
+        return _PLURALS[word]
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

@@ -1,0 +1,137 @@
+"""`python -m dflash_mcmc.regrade RUNS... grader=...`: grades recorded texts again. Nothing is drawn, and no record is changed.
+
+The new grades are a run of their own beside the old one (`grading.again`), so that reports and statistics take either, and a
+start with that grader goes on from it. Each of its records has the old grade in `before`. What changed is printed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+from dflash_mcmc import program
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.grading.again import NoTexts, Regraded, regrade
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+    from dflash_mcmc.intervals import Estimate
+    from dflash_mcmc.report.locate import Found
+
+_SHOWN = 20
+"""Changed samples that are printed; the records have all of them."""
+_WIDTH = 60
+
+
+def report(regraded: Regraded) -> str:
+    """What changed: accuracy, a table of old and new verdicts, and the changed samples."""
+    from dflash_mcmc.statistics.shares import accuracy
+
+    records = regraded.records
+    before = [{**record, "verdict": record["before"]["verdict"]} for record in records]
+    changed = [record for record in records if record["verdict"] != record["before"]["verdict"]]
+    lines = [str(regraded.folder), "", f"accuracy {_share(accuracy(before))} -> {_share(accuracy(records))} of {len(records)} "
+             f"samples; {len(changed)} verdicts changed", "", _verdicts(records)]
+    strings = [record["same_string"] for record in records if record["same_string"] is not None]
+    if strings:
+        lines += ["", "by the string rule of published numbers, for comparison: "
+                  f"{100 * sum(strings) / len(records):.1f} %"]
+    if changed:
+        lines += ["", _changes(changed[:_SHOWN])]
+    if len(changed) > _SHOWN:
+        lines += [f"... and {len(changed) - _SHOWN} more"]
+    return "\n".join([*lines, "", _where(regraded)])
+
+
+def _where(regraded: Regraded) -> str:
+    if regraded.target == regraded.folder:
+        return "the run has this grader, settings and version: nothing was written"
+    return f"written: {regraded.target}"
+
+
+def _verdicts(records: Sequence[dict]) -> str:
+    counts = Counter((record["before"]["verdict"], record["verdict"]) for record in records)
+    old, new = (sorted({pair[place] for pair in counts}) for place in (0, 1))
+    cells = [[name, *(counts[name, other] or "" for other in new), sum(counts[name, other] for other in new)] for name in old]
+    totals = ["all", *(sum(counts[name, other] for name in old) for other in new), len(records)]
+    return tabulate([*cells, totals], headers=["recorded / now", *new, "all"], tablefmt="github",
+                    colalign=("left", *["right"] * (len(new) + 1)))
+
+
+def _changes(records: Sequence[dict]) -> str:
+    cells = [[record["problem"], record["chain"], _short(record["gold"]), _short(record["answer"]),
+              f"{record['before']['verdict']} -> {record['verdict']}", record["rule"]] for record in records]
+    headers = ["problem", "chain", "gold", "answer", "verdict", "rule"]
+    return tabulate(cells, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def _short(text: object) -> str:
+    shown = " ".join(str(text).split()).encode("utf-8", "backslashreplace").decode()
+    return shown if len(shown) <= _WIDTH else shown[:_WIDTH - 3] + "..."
+
+
+def _share(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def grader_config(overrides: Sequence[str]) -> Config:
+    """A configuration with the grader of the overrides, which may name nothing else. Raises UserError."""
+    from hydra import initialize_config_dir
+
+    from dflash_mcmc import cli
+    from dflash_mcmc.config import Config, to_typed
+
+    for text in overrides:
+        name, _, value = text.lstrip("+~").partition("=")
+        if name.partition(".")[0] != "grader":
+            raise ConfigError(name, value, "grader=... and its fields, grader.timeout_seconds=8 say: nothing else grades")
+    cli.prepare()
+    with initialize_config_dir(str(cli.config_folder()), version_base="1.3"):
+        config = to_typed(cli.compose_checked("config", list(overrides)), Config)
+    if hasattr(config.grader, "check"):
+        config.grader.check(config)
+    return config
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits."""
+    program.run(_main, arguments)
+
+
+def _main(arguments: list[str]) -> None:
+    parser = program.Parser("python -m dflash_mcmc.regrade",
+                            description="Grades recorded texts again, and shows what changes.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run or of an experiment, glob, or id of a run in "
+                        "W&B; and overrides of the grader: grader=math grader.timeout_seconds=8")
+    parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="where ids of W&B are looked "
+                        "up; default: outputs")
+    given = parser.parse_args(arguments)
+    from dflash_mcmc.report.locate import run_folders
+
+    overrides = [text for text in given.runs if "=" in text and not Path(text).exists()]
+    runs = run_folders([text for text in given.runs if text not in overrides], given.outputs)
+    config = grader_config(overrides)
+    print("\n\n".join(_reports(runs, config)))
+
+
+def _reports(runs: Sequence[Found], config: Config) -> Iterator[str]:
+    """What changed in each run. One without texts is left out where it was not asked for by its own name."""
+    pool = config.grader.start()
+    try:
+        for folder, named in runs:
+            try:
+                yield report(regrade(folder, config, pool))
+            except NoTexts as error:
+                if named:
+                    raise
+                yield f"left out: {error}"
+    finally:
+        pool.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Which problems are asked for: by limit, id and shard, in every dataset the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflash_mcmc.config import identity_of
+from dflash_mcmc.dataset import chosen
+from tests.refusals import refused
+
+
+def ids_of(dataset) -> list[str]:
+    return [problem.id for problem in dataset.problems()]
+
+
+def test_shards_divide_the_problems_without_overlap(make_config):
+    every = ids_of(make_config().dataset)
+    shards = [ids_of(make_config(f"dataset.shards=[{shard}]", "dataset.num_shards=7").dataset) for shard in range(7)]
+    assert sorted(name for shard in shards for name in shard) == sorted(every)
+    assert shards[2] == every[2::7]
+    two = make_config("dataset.shards=[5,2]", "dataset.num_shards=7").dataset
+    assert ids_of(two) == [name for name in every if name in shards[2] + shards[5]]
+    assert two.num_chosen() == len(shards[2]) + len(shards[5])
+
+
+def test_shards_are_those_of_the_documents_code():
+    """`range(shard, len(dataset), n_shards)`, eight of forty: 104 of 500."""
+    document = sorted(index for shard in range(8) for index in range(shard, 500, 40))
+    assert chosen(range(500), None, None, range(8), 40) == document
+    assert len(document) == 104
+
+
+def test_ids_come_in_the_order_of_the_dataset(make_config):
+    dataset = make_config("dataset.ids=[arith-030,arith-004]").dataset
+    assert ids_of(dataset) == ["arith-004", "arith-030"]
+    assert dataset.num_chosen() == 2
+
+
+def test_limit_is_of_what_is_left(make_config):
+    assert ids_of(make_config("dataset.ids=[arith-030,arith-004]", "dataset.limit=1").dataset) == ["arith-004"]
+    assert ids_of(make_config("dataset.shards=[1]", "dataset.num_shards=100", "dataset.limit=2").dataset) == [
+        "arith-001", "arith-101"]
+
+
+def test_the_choice_changes_no_identity(make_config):
+    every = make_config("sampler=greedy")
+    for choice in (["dataset.ids=[arith-004]"], ["dataset.shards=[1]", "dataset.num_shards=2"], ["dataset.limit=9"]):
+        assert identity_of(make_config("sampler=greedy", *choice)) == identity_of(every)
+
+
+@pytest.mark.parametrize(("choice", "message"), [
+    (["dataset.ids=[arith-4]"], "dataset.ids: given 'arith-4'; allowed: ids of the 300 problems, such as 'arith-000'"),
+    (["dataset.ids=[]"], "dataset.ids: given []; allowed: at least one, or null"),
+    (["dataset.shards=[]", "dataset.num_shards=4"], "dataset.shards: given []"),
+    (["dataset.shards=[1]"], "dataset.num_shards: given None; allowed: not null with dataset.shards"),
+    (["dataset.num_shards=4"], "dataset.shards: given None; allowed: not null with dataset.num_shards"),
+    (["dataset.shards=[0,4]", "dataset.num_shards=4"], "dataset.shards: given 4; allowed: 0 to 3 with dataset.num_shards=4"),
+    (["dataset.shards=[-1]", "dataset.num_shards=4"], "dataset.shards: given -1; allowed: 0 to 3"),
+    (["dataset.shards=[0]", "dataset.num_shards=0"], "dataset.num_shards: given 0; allowed: a whole number >= 1"),
+    (["dataset.shards=[400]", "dataset.num_shards=500"], "dataset.shards: given [400]; allowed: shards with a problem"),
+    (["dataset.shards=[0]", "dataset.num_shards=4", "dataset.ids=[x]"], "dataset.ids: given ['x']; allowed: null"),
+    (["dataset.shards=[one]", "dataset.num_shards=4"], "dataset.shards"),
+])
+def test_mistakes_are_one_line(make_config, choice, message):
+    with refused(message):
+        make_config(*choice).dataset.problems()
+
+
+@pytest.mark.parametrize(("name", "row"), [
+    ("math500", {"problem": "q", "answer": "1", "level": 1, "subject": "s", "solution": ""}),
+    ("gsm8k", {"question": "q", "answer": "#### 1"})])
+def test_datasets_from_files_take_the_same_fields(make_config, tmp_path, name, row):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "unique_id": str(n)}) + "\n" for n in range(6)))
+    source = (f"dataset={name}", f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false")
+    every = ids_of(make_config(*source).dataset)
+    picked = make_config(*source, "dataset.shards=[1]", "dataset.num_shards=3").dataset
+    assert ids_of(picked) == [every[1], every[4]]
+    assert picked.num_chosen() == 2

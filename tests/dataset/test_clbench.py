@@ -1,0 +1,93 @@
+"""`dataset=clbench` from a file: conversations as questions, and nothing to grade."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflash_mcmc.config import identity_of
+from tests.refusals import refused
+
+PROBED = ("probe=deep_readout", "probe.answers=greedy", "draft=tiny", "dataset=clbench")
+
+
+def row(task: str, *turns: tuple[str, str], category: str = "Rules") -> dict:
+    return {"messages": [{"role": role, "content": content} for role, content in turns], "rubrics": ["r"],
+            "metadata": {"task_id": task, "context_id": "c", "context_category": category, "sub_category": "s"}}
+
+
+@pytest.fixture
+def tasks(make_config, tmp_path):
+    """The problems of rows: tasks(row, ...)."""
+    def read(*rows: dict, limit: str = "null"):
+        file = tmp_path / "rows.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return make_config(*PROBED, f"dataset.path={file}", f"dataset.limit={limit}")
+
+    return read
+
+
+def test_a_question_is_the_conversation_up_to_the_last_turn_of_the_user(tasks):
+    config = tasks(row("a", ("system", "Be brief."), ("user", "Why?\nTell.")), row("b", ("user", "Who?"), category="Facts"),
+                   row("c", ("system", "S"), ("user", "U"), ("assistant", "A"), ("user", "V"), ("assistant", "left out")))
+    found = config.dataset.problems()
+    assert [problem.id for problem in found] == ["a", "b", "c"]
+    assert [problem.question for problem in found] == [
+        "Be brief.\n\nWhy?\nTell.", "Who?", "system: S\n\nuser: U\n\nassistant: A\n\nuser: V"]
+    assert [problem.subject for problem in found] == ["Rules", "Facts", "Rules"]
+    assert {(problem.answer, problem.solution) for problem in found} == {("", None)}
+
+
+def test_content_is_of_all_tasks_whatever_the_limit(tasks):
+    rows = [row(name, ("user", name)) for name in "ab"]
+    all_of_them, one = tasks(*rows), tasks(*rows, limit="1")
+    assert (len(all_of_them.dataset.problems()), len(one.dataset.problems())) == (2, 1)
+    before = identity_of(all_of_them)
+    assert before == identity_of(one)
+    assert identity_of(tasks(row("a", ("user", "other")), rows[1])) != before
+
+
+def test_it_is_not_graded(make_config):
+    with refused("dataset: given 'clbench'", "probe=none", "need a judge model"):
+        make_config("dataset=clbench", "dataset.path=x")
+
+
+def test_it_has_no_gold_solutions(tasks, make_config, tmp_path):
+    tasks(row("a", ("user", "u")))
+    with refused("probe.answers: given 'gold'", "'greedy'", "dataset=clbench"):
+        make_config(*PROBED, "probe.answers=gold", f"dataset.path={tmp_path}/rows.jsonl")
+
+
+def test_a_path_is_needed(make_config, tmp_path):
+    with refused("dataset.path: given None", "JSON Lines"):
+        make_config(*PROBED)
+    with refused("dataset.path", "exists"):
+        make_config(*PROBED, f"dataset.path={tmp_path}/none.jsonl").dataset.problems()
+
+
+@pytest.mark.parametrize("wrong", [
+    row("a", ("system", "s")), row("a"), row("a", ("user", None)), {**row("a", ("user", "u")), "messages": "text"},
+], ids=["no user", "no turns", "no text", "no list"])
+def test_a_row_without_a_conversation_is_refused(tasks, wrong):
+    with refused("row 0 has no conversation"):
+        tasks(wrong).dataset.problems()
+
+
+def test_each_task_has_an_id_of_its_own(tasks):
+    with refused("'a' stands twice"):
+        tasks(row("a", ("user", "u")), row("a", ("user", "v"))).dataset.problems()
+    with refused("None for its id"):
+        tasks({**row("a", ("user", "u")), "metadata": {"context_id": "c"}}).dataset.problems()
+    missing = row("a", ("user", "u"))
+    del missing["metadata"]
+    with refused("lacks the field 'metadata'"):
+        tasks(missing).dataset.problems()
+
+
+def test_all_sample_tasks(make_config, shared_data):
+    file = shared_data / "clbench_sample" / "sample.jsonl"
+    problems = make_config(*PROBED, f"dataset.path={file}").dataset.problems()
+    assert len(problems) == 12
+    assert all(20_000 < len(problem.question) < 170_000 and problem.subject for problem in problems)
+    assert sum(problem.question.startswith("system: ") for problem in problems) == 5

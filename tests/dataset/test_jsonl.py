@@ -1,0 +1,118 @@
+"""`dataset=jsonl`: fields by name, values as they are written, and each mistake in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.config import identity_hash
+from dflash_mcmc.dataset.jsonl import JsonLines
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.types import Problem
+from tests.refusals import refused
+
+ALL = ("dataset.question_field=q", "dataset.answer_field=a", "dataset.id_field=i", "dataset.level_field=l",
+       "dataset.subject_field=s", "dataset.solution_field=w")
+ROW = {"q": "Why?", "a": "so", "i": "x-1", "l": 3, "s": "Rules", "w": "Since so."}
+
+
+def read(folder: Path, row: dict) -> list[Problem]:
+    """The problems of one row with all fields, without composing a configuration."""
+    file = folder / "row.jsonl"
+    file.write_text(json.dumps(row))
+    return JsonLines(path=str(file), limit=None, ids=None, shards=None, num_shards=None, max_new_tokens=1, prompt="plain",
+                     **dict(text.removeprefix("dataset.").split("=") for text in ALL)).problems()
+
+
+@pytest.fixture
+def made(make_config, tmp_path):
+    """The configuration over rows: made(rows, override, ...)."""
+    def of(rows: list[dict], *overrides: str):
+        file = tmp_path / f"rows{len(list(tmp_path.iterdir()))}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return make_config("dataset=jsonl", f"dataset.path={file}", *overrides)
+
+    return of
+
+
+def test_fields_by_name(made):
+    assert made([ROW], *ALL).dataset.problems() == [("x-1", "Why?", "so", 3, "Rules", "Since so.")]
+
+
+def test_without_the_optional_fields_rows_are_numbered(made):
+    problems = made([{"question": "p", "answer": "1"}, {"question": "q", "answer": "2"}]).dataset.problems()
+    assert problems == [("00000", "p", "1", None, None, None), ("00001", "q", "2", None, None, None)]
+
+
+@pytest.mark.parametrize(("field", "given", "part", "kept"), [
+    ("a", 7, 2, "7"), ("a", -12345678901234567890123, 2, "-12345678901234567890123"), ("a", "07", 2, "07"), ("i", 7, 0, "7"),
+    ("l", "5", 3, 5), ("l", "Level 5", 3, 5), ("l", None, 3, None), ("s", None, 4, None), ("w", None, 5, None),
+    ("w", "", 5, ""),
+])
+def test_values(tmp_path, field, given, part, kept):
+    [problem] = read(tmp_path, {**ROW, field: given})
+    assert problem[part] == kept
+    assert type(problem[part]) is type(kept)
+
+
+@pytest.mark.parametrize(("field", "given", "told"), [
+    ("q", 7, "problem 'x-1' has 7 for its question; allowed: a text"),
+    ("q", None, "has None for its question"), ("q", "\ud800", "for its question; allowed: a text"),
+    ("a", 0.5, "has 0.5 for its answer; allowed: a text"), ("a", True, "has True for its answer"),
+    ("a", None, "has None for its answer"), ("a", ["1"], "has ['1'] for its answer"),
+    ("i", None, "has None for its id"), ("i", 1.5, "has 1.5 for its id"),
+    ("l", 1.5, "dataset.level_field: problem 'x-1' has 1.5 for its level"), ("l", True, "has True for its level"),
+    ("l", "hard", "has 'hard' for its level"), ("s", 3, "has 3 for its subject"), ("w", {}, "has {} for its solution"),
+])
+def test_wrong_types_are_one_line(tmp_path, field, given, told):
+    with refused(told):
+        read(tmp_path, {**ROW, field: given})
+
+
+def test_a_field_that_is_missing_is_named(made):
+    with pytest.raises(UserError, match=r"line 2 lacks the field 'l'; it has: q, a, i, s, w"):
+        made([ROW, {name: value for name, value in ROW.items() if name != "l"}], *ALL).dataset.problems()
+
+
+def test_an_id_that_stands_twice_is_named(made):
+    with pytest.raises(UserError, match="the id 'x-1' stands twice"):
+        made([ROW, ROW], *ALL).dataset.problems()
+
+
+def test_a_path_is_needed(make_config):
+    with pytest.raises(UserError, match=r"dataset.path: given None; allowed: a JSON Lines file"):
+        make_config("dataset=jsonl")
+
+
+def test_what_is_read_is_the_identity_wherever_it_stands(made):
+    """The same problems under other names of file and fields are the same run; others are another."""
+    one = identity_hash(made([ROW], *ALL))
+    renamed = made([{"question": "Why?", "answer": "so", "number": "x-1", "text": "Since so."}], "dataset.id_field=number",
+                   "dataset.solution_field=text")
+    assert identity_hash(renamed) == one
+    assert identity_hash(made([{**ROW, "a": "no"}], *ALL)) != one
+    assert identity_hash(made([ROW], *ALL[:1], "dataset.answer_field=w", *ALL[2:])) != one
+
+
+def test_subsets(made):
+    rows = [{**ROW, "i": name} for name in "abcdef"]
+    for overrides, ids in (((), "abcdef"), (("dataset.limit=2",), "ab"), (("dataset.ids=[e,b]",), "be"),
+                           (("dataset.shards=[1]", "dataset.num_shards=3"), "be"),
+                           (("dataset.shards=[0,1]", "dataset.num_shards=3", "dataset.limit=3"), "abd")):
+        dataset = made(rows, *ALL, *overrides).dataset
+        assert [problem.id for problem in dataset.problems()] == list(ids)
+        assert dataset.num_chosen() == len(ids)
+        assert dataset.fingerprint() == made(rows, *ALL).dataset.fingerprint()
+
+
+def test_a_benchmark_as_any_file(make_config, shared_data):
+    """The same problems as `dataset=math500` has."""
+    file = f"dataset.path={shared_data}/math500/test.jsonl"
+    fields = ("question_field=problem", "id_field=unique_id", "level_field=level", "subject_field=subject",
+              "solution_field=solution")
+    as_file = make_config("dataset=jsonl", file, *(f"dataset.{field}" for field in fields)).dataset
+    benchmark = make_config("dataset=math500", file).dataset
+    assert as_file.problems() == benchmark.problems()
+    assert as_file.fingerprint() == benchmark.fingerprint()

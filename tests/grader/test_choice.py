@@ -1,0 +1,60 @@
+"""`grader=choice`: the letter that a text settles on, and no answer where it settles on none or several."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_mcmc import cli
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.letters import final_letter
+
+TEXTS = {
+    r"\boxed{C}": "C", r"\boxed{\text{(C)}}": "C", r"\boxed{C) Paris}": "C", r"\boxed{\textbf{(E)}\ 12}": "E",
+    r"\boxed{c}": "C", r"first \boxed{A}, no: \boxed{B}": "B", "The answer is (B).": "B",
+    "the correct answer is **D**.": "D", "Answer: C": "C",
+    "Answer: c": "C", "The final answer is: option E": "E", "The answer is A because it fits": "A", "Final answer\n\nB": "B",
+    "B": "B", "(b)": "B", "B. Paris": "B", "**Answer: B**": "B", "answer choice: (D) 12": "D", "The answer is\n\n(C)": "C",
+    "Therefore, the correct option is C.": "C", "The answer is A. No, wait. The answer is B.": "B",
+    "<think>The answer is A.</think>The answer is D.": "D", "Option A is wrong, so the answer is J.": "J",
+    r"\boxed{A or B}": None, r"\boxed{42}": None, "The answer is A or B": None, "Answer: A, B": None, "I do not know": None,
+    "": None, "<think>The answer is A.": None, "Let A and B be sets.\nSo C = D": None, "The answer is 7.": None,
+    r"\boxed{": None,
+    "Therefore, option D is correct.": "D", "Choice A is wrong, choice (B) is right.": "B", "Option A is not correct": None,
+    "It is not true that option A is correct": None,
+    "The answer is B because A is wrong.": "B", "The answer is B, since C fails": "B", "The correct option is B, not C.": "B",
+    "The answer is (C) 12 A": "C", "The best answer is E: vitamin A": "E", "The answer is $\\text{(C)}$.": "C",
+    "**Answer**: C": "C", "The answer is the letter C": "C", "The answer is (b) seven": "B", "The answer is \\(B\\)": "B",
+    "The answer is Vitamin C": None, "It cannot be that the answer is A.": None, "I don't think the answer is A": None,
+    "It cannot be A, so the answer is B.": "B", "The answer is not B but C.": None, "The answer isn't A": None,
+    "The answer is A, B, or C": None, "The answer is A.\nThe answer is B or C": None, "The answer is A and (B)": None,
+    "The answer is A good idea": None, "The answer is A mix of B and gold": None, "The answer is K": None,
+}
+
+
+@pytest.mark.parametrize(("text", "letter"), TEXTS.items(), ids=range(len(TEXTS)))
+def test_the_letter_that_a_text_settles_on(text, letter):
+    assert final_letter(text, "ABCDEFGHIJ")[0] == letter
+
+
+def test_grades(make_config):
+    pool = make_config("grader=choice", "grader.letters=ABCDE").grader.start()
+    submitted = [(r"\boxed{C}", r"\text{(C)}"), ("The answer is B", "C"), ("A or B", "A"), ("Answer: F", "A")]
+    for tag, (text, gold) in enumerate(submitted):
+        pool.submit(tag, text, gold)
+    found = dict(pool.finished(wait=True))
+    pool.close()
+    assert [found[tag].verdict for tag in range(4)] == ["correct", "wrong", "no_answer", "no_answer"]
+    assert found[1].answer == "B"
+
+
+def test_a_gold_answer_that_is_no_letter_is_refused(make_config):
+    pool = make_config("grader=choice").grader.start()
+    with pytest.raises(UserError, match="gold answer '42'; allowed: one of the letters"):
+        pool.submit(0, "A", "42")
+
+
+@pytest.mark.parametrize("letters", ["A", "abc", "AAB", "A B"])
+def test_letters_are_capital_and_each_once(letters):
+    cli.prepare()
+    with pytest.raises(UserError, match=r"grader\.letters"):
+        cli.check_command(["grader=choice", f"grader.letters={letters}"])

@@ -1,0 +1,171 @@
+"""`grader=code`: HumanEval's programs pass or fail, and what a program does to the machine stays behind the walls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+
+import psutil
+import pytest
+
+from dflash_mcmc import cli
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading import VERSION
+from dflash_mcmc.grading.programs import Task, gold_of
+from dflash_mcmc.grading.sandbox import WALLS
+from dflash_mcmc.grading.verdicts import VERDICTS
+
+ADD = Task('def add(a, b):\n    """Their sum."""\n', "def check(candidate):\n    assert candidate(1, 2) == 3\n", "add")
+PREPARED = ("grader=code", "grader.allow_execution=true", "grader.walls=available")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    from dflash_mcmc.grading.program_pool import ProgramPool
+
+    started = ProgramPool(timeout_seconds=3, memory_gib=1, num_workers=2, all_walls=False)
+    yield started
+    started.close()
+
+
+def grades(pool, submitted) -> list:
+    for tag, (text, task) in enumerate(submitted):
+        pool.submit(tag, text, gold_of(task))
+    found = dict(pool.finished(wait=True))
+    return [found[tag] for tag in range(len(submitted))]
+
+
+def test_verdicts_and_rules(pool):
+    found = grades(pool, [(text, ADD) for text in (
+        "    return a + b\n", "return a + b", "```python\ndef add(a, b):\n    return a + b\n```", "    return a - b\n",
+        "    return (\n", "```python\ndef plus(a, b):\n    return a + b\n```\n", "    raise KeyError\n", "", "<think>hm",
+        "    import sys; sys.exit(0)\n", "    import os; os._exit(0)\n", "    while True: pass\n",
+        "    import ctypes; ctypes.string_at(0)\n", "    return '" + "x" * 200_000)])
+    assert [(grade.verdict, grade.rule) for grade in found] == [
+        ("correct", "tests"), ("correct", "tests"), ("correct", "tests"), ("wrong", "failed_test"), ("wrong", "syntax_error"),
+        ("wrong", "syntax_error"), ("wrong", "raised"), ("no_answer", "empty"), ("no_answer", "unfinished_thinking"),
+        ("wrong", "raised"), ("wrong", "exited"), ("timeout", "timeout"), ("error", "killed"), ("unsupported", "length")]
+    assert found[6].reason == "KeyError"
+    assert found[12].reason == "SIGSEGV"
+    assert {grade.walls for grade in found} == {pool.walls}
+    assert found[3].answer.endswith("return a - b\n")
+
+
+def test_a_missing_definition_is_apart(pool):
+    task = Task("if True:\n", "def check(candidate):\n    assert candidate(4) == 2\n", "root")
+    missing, other = grades(pool, [("    square = 2\n", task), ("    print(nothing)\n", task)])
+    assert (missing.rule, other.rule) == ("missing_definition", "raised")
+
+
+def test_no_process_is_left(pool):
+    forks = "    import os\n    for _ in range(20): os.fork()\n    return 3\n"
+    stays = "    import os, time\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(60)\n    return a + b\n"
+    assert [grade.verdict for grade in grades(pool, [(forks, ADD), (stays, ADD)])] == ["wrong", "correct"]
+    if "processes" in pool.walls:
+        left = []
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+                left.append(child.cmdline())
+        assert not [command for command in left if any("launch.py" in part or "descriptor" in part for part in command)]
+
+
+def test_a_program_takes_no_processes_from_its_neighbour():
+    from dflash_mcmc.grading.program_pool import ProgramPool
+
+    patient = ProgramPool(timeout_seconds=30, memory_gib=1, num_workers=2, all_walls=False)
+    takes_all = ("    import os, time\n    try:\n        while os.fork(): pass\n    except OSError:\n        time.sleep(2)\n"
+                 "        return a + b\n    time.sleep(60)\n")
+    forks = "    import os, time\n    time.sleep(1)\n    if os.fork() == 0: os._exit(0)\n    return a + b\n"
+    assert [grade.verdict for grade in grades(patient, [(takes_all, ADD), (forks, ADD)])] == ["correct", "correct"]
+    patient.close()
+
+
+def test_it_is_opt_in():
+    cli.prepare()
+    with pytest.raises(UserError, match=r"grader\.allow_execution: given False; allowed: true"):
+        cli.check_command(["grader=code"])
+
+
+def test_a_gold_answer_without_tests_is_refused(pool):
+    with pytest.raises(UserError, match="grader=code: given the gold answer '42'"):
+        pool.submit(0, "x", "42")
+
+
+def test_walls_that_are_required_and_missing_are_refused(monkeypatch, make_config):
+    from dflash_mcmc.grading import program_pool
+
+    monkeypatch.setattr(program_pool, "find_sandbox", lambda: (None, ("user", "limits")))
+    with pytest.raises(UserError, match="has not the walls network, processes"):
+        make_config("grader=code", "grader.allow_execution=true").grader.start()
+    pool = make_config(*PREPARED).grader.start()
+    assert pool.walls == ("user", "limits")
+    pool.close()
+
+
+def human_eval(shared_data) -> list[tuple[str, Task]]:
+    rows = [json.loads(line) for line in (shared_data / "humaneval/HumanEval.jsonl").read_text().splitlines()]
+    return [(row["canonical_solution"], Task(row["prompt"], row["test"], row["entry_point"])) for row in rows]
+
+
+def mutated(body: str) -> str:
+    """The body of a function that always gives back something else than it did."""
+    return re.sub(r"\breturn\b[^\n]*", "return object()", body) + "    return object()\n"
+
+
+def test_some_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool):
+    chosen = human_eval(shared_data)[::12]
+    found = grades(pool, [*chosen, *((mutated(solution), task) for solution, task in chosen)])
+    assert [grade.verdict for grade in found[:len(chosen)]] == ["correct"] * len(chosen)
+    assert [grade.verdict for grade in found[len(chosen):]] == ["wrong"] * len(chosen)
+
+
+@pytest.mark.slow
+def test_all_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool):
+    chosen = human_eval(shared_data)
+    assert len(chosen) == 164
+    found = grades(pool, [*chosen, *((mutated(solution), task) for solution, task in chosen)])
+    assert [(grade.verdict, task.entry_point) for grade, (_, task) in zip(found, chosen, strict=False)
+            if grade.verdict != "correct"] == []
+    assert [(grade.verdict, task.entry_point) for grade, (_, task) in zip(found[164:], chosen, strict=True)
+            if grade.verdict != "wrong"] == []
+
+
+def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_the_usual_one(make_config, tmp_path):
+    from math import comb
+
+    from dflash_mcmc.records import read_records
+    from dflash_mcmc.run import execute
+    from dflash_mcmc.statistics.chains import pass_curve
+
+    rows = [{"task_id": f"T/{number}", "canonical_solution": "", **ADD._asdict(), "test": test} for number, test in enumerate(
+        (ADD.test, "def check(candidate):\n    assert candidate(1, 2) is None\n"))]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = make_config(*PREPARED, "dataset=humaneval", f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false",
+                         "dataset.prompt=plain", "model.chat=false", "dataset.max_new_tokens=4", "num_chains=3",
+                         "sampler=temperature", "tracker=none", f"paths.outputs={tmp_path}")
+    result = execute(config)
+    records = read_records(result.folder)
+    assert len(records) == result.summary["num_samples"] == 6
+    for record in records:
+        assert record["grader"] == f"code {VERSION}"
+        assert set(record["walls"]) <= set(WALLS)
+        assert record["rule"]
+        assert record["same_string"] is None
+    assert sum(result.summary[verdict] for verdict in VERDICTS) == 6
+    made_up = [{**record, "verdict": "correct" if (record["problem"], record["chain"]) in (("T/0", 1), ("T/1", 0), ("T/1", 2))
+                else "wrong"} for record in records]
+    curve = {row["k"]: row["pass_at_k"] for row in pass_curve(made_up, [1, 2, 3])}
+    assert curve == pytest.approx({k: sum(1 - comb(3 - right, k) / comb(3, k) for right in (1, 2)) / 2 for k in (1, 2, 3)})
+
+
+@pytest.mark.parametrize(("grader", "said"), [(PREPARED, "grader=code: given the gold answer"),
+                                              (("grader=choice",), "grader=choice: given the gold answer")])
+def test_gold_answers_of_another_kind_are_refused_before_anything_is_loaded(make_config, tmp_path, monkeypatch, grader, said):
+    from dflash_mcmc.run import execute
+
+    config = make_config(*grader, "tracker=none", f"paths.outputs={tmp_path}")
+    monkeypatch.setattr(type(config.model), "load", lambda self, device: pytest.fail("a model was loaded"))
+    with pytest.raises(UserError, match=said):
+        execute(config)
+    assert not list(tmp_path.rglob("run.json"))

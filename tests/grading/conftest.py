@@ -1,0 +1,17 @@
+"""One pool for all tests that only ask it: its processes take seconds to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dflash_mcmc.grading.pool import MathPool
+
+
+@pytest.fixture(scope="session")
+def math_pool() -> Iterator[MathPool]:
+    """A pool of one process with 4 GiB, 8 s for an answer."""
+    started = MathPool(timeout_seconds=8, memory_gib=4, num_workers=1)
+    yield started
+    started.close()

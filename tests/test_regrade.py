@@ -1,0 +1,225 @@
+"""`python -m dflash_mcmc.regrade`: new grades from recorded texts, as a run beside the old one, which stays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dflash_mcmc.config import identity_of
+from dflash_mcmc.errors import RunBusy, UserError
+from dflash_mcmc.grader.math import MathGrader
+from dflash_mcmc.grading import VERSION
+from dflash_mcmc.grading.again import NoTexts, regrade
+from dflash_mcmc.grading.pool import MathPool
+from dflash_mcmc.records import read_records
+from dflash_mcmc.regrade import grader_config, main, report
+from dflash_mcmc.run import execute
+from dflash_mcmc.store import RunStore
+from tests.report import folders
+
+TEXTS = {  # problem, chain -> (text, gold, old verdict, old answer, new verdict)
+    ("a", 0): (r"so \boxed{\frac{2}{4}}", r"\frac{1}{2}", "wrong", r"\frac{2}{4}", "correct"),
+    ("a", 1): (r"so \boxed{0.5}", r"\frac{1}{2}", "correct", "0.5", "correct"),
+    ("b", 0): ("no box", "7", "no_answer", None, "no_answer"),
+    ("b", 1): (r"\boxed{17_9}", "17_8", "correct", "17_9", "wrong"),
+    ("c", 0): (r"\boxed{\sum n}", "7", "wrong", r"\sum n", "unsupported"),
+    ("c", 1): ("", "7", "not_drawn", None, "not_drawn"),
+}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    started = MathPool(timeout_seconds=8, memory_gib=4, num_workers=1)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a run with an older grader."""
+    records = [folders.record(problem, verdict, chain, text=text, gold=gold, answer=answer, same_string=None,
+                              grader="math 1") for (problem, chain), (text, gold, verdict, answer, _) in TEXTS.items()]
+    made = {**folders.identity("ps"), "grader.timeout_seconds": 8.0, "grader.version": 1}
+    return folders.write(tmp_path / "outputs/demo", "ps", records, made, num_chains=2)
+
+
+def digests(folder) -> dict[str, str]:
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def test_grades_are_given_again_and_the_old_run_stays(run, pool):
+    before = digests(run)
+    found = regrade(run, grader_config([]), pool)
+    assert digests(run) == before
+    assert found.target.parent == run.parent
+    old, new = read_records(run), read_records(found.target)
+    assert new == json.loads(json.dumps(found.records))
+    assert [record["verdict"] for record in new] == [verdict for *_, verdict in TEXTS.values()]
+    graded = {"verdict", "answer", "rule", "reason", "same_string", "walls", "grader", "before"}
+    for was, now in zip(old, new, strict=True):
+        assert {name: value for name, value in now.items() if name not in graded} == {
+            name: value for name, value in was.items() if name not in graded}
+        assert {name: was[name] for name in now["before"]} == now["before"]
+        assert now["before"].keys() >= {"verdict", "answer", "reason", "grader"}
+    assert new[0]["rule"] == "number"
+    assert new[0]["same_string"] is False
+    assert new[0]["grader"] == f"math {VERSION}"
+
+
+def test_the_new_run_has_the_identity_and_numbers_of_its_grader(run, pool):
+    target = regrade(run, grader_config(["grader.timeout_seconds=4"]), pool).target
+    old, new = (json.loads((folder / "run.json").read_text()) for folder in (run, target))
+    assert new["identity"] == {**old["identity"], "grader.timeout_seconds": 4.0, "grader.version": VERSION}
+    assert new["sessions"][-1]["regraded"]["from"] == run.name
+    assert set(new["sessions"][-1]["regraded"]["packages"]) == {"math-verify", "latex2sympy2_extended", "sympy"}
+    summary = json.loads((target / "summary.json").read_text())
+    assert [summary[name] for name in ("correct", "wrong", "no_answer", "unsupported", "not_drawn")] == [2, 1, 1, 1, 1]
+    assert summary["condition"] == "ps"
+    assert json.loads((run / "summary.json").read_text())["wrong"] == 2
+    assert "timeout_seconds: 4.0" in (target / "config.yaml").read_text()
+
+
+def test_the_same_grader_builds_the_same_run_and_another_one_another(run, pool):
+    first = regrade(run, grader_config([]), pool).target
+    content = (first / "records.jsonl").read_bytes()
+    assert regrade(run, grader_config([]), pool).target == first
+    assert (first / "records.jsonl").read_bytes() == content
+    assert regrade(run, grader_config(["grader.timeout_seconds=4"]), pool).target != first
+    again = regrade(first, grader_config([]), pool)
+    assert again.target == first  # its grader already
+    assert (first / "records.jsonl").read_bytes() == content
+    assert report(again).endswith("nothing was written")
+
+
+def test_a_start_with_the_new_grader_goes_on_from_it(make_config, tmp_path, pool):
+    """Under an older version of the rules three samples are drawn; after regrading them, only the fourth is."""
+    arguments = ("sampler=greedy", f"paths.outputs={tmp_path}", "dataset.max_new_tokens=8", "tracker=none")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MathGrader, "version", VERSION - 1)
+        old = execute(make_config(*arguments, "dataset.limit=3"))
+    target = regrade(old.folder, grader_config([]), pool).target
+    config = make_config(*arguments, "dataset.limit=4")
+    assert json.loads((target / "run.json").read_text())["identity"] == identity_of(make_config(*arguments, "dataset.limit=3"))
+    new = execute(config)
+    assert (new.folder, new.num_new) == (target, 1)
+    assert ["before" in record for record in read_records(target)] == [True, True, True, False]
+    with pytest.raises(UserError, match="has 1 samples that were drawn there"):
+        regrade(old.folder, grader_config([]), pool)
+
+
+def test_a_run_that_is_being_written_is_refused(run, pool):
+    holder = subprocess.Popen([sys.executable, "-c", "import sys; from pathlib import Path\n"
+                               "from dflash_mcmc.store import RunStore\n"
+                               f"with RunStore.open(Path({str(run)!r})):\n    print('open', flush=True); sys.stdin.read()"],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(RunBusy, match="being written by"):
+            regrade(run, grader_config([]), pool)
+    finally:
+        holder.communicate("")
+    assert list(run.parent.iterdir()) == [run]
+    regrade(run, grader_config([]), pool)
+
+
+def test_killed_while_it_writes_it_leaves_all_records_or_none(run, pool, monkeypatch):
+    replaced = []
+
+    def stops(source, target):
+        replaced.append(target.name)
+        if target.name == "records.jsonl":
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", stops)
+    with pytest.raises(KeyboardInterrupt):
+        regrade(run, grader_config([]), pool)
+    monkeypatch.undo()
+    target, = (folder for folder in run.parent.iterdir() if folder != run)
+    assert "records.jsonl" in replaced
+    assert read_records(target) == []
+    with RunStore.open(target):  # which tidies up
+        pass
+    assert len(read_records(regrade(run, grader_config([]), pool).target)) == len(TEXTS)
+
+
+def test_the_report_has_accuracy_verdicts_and_changes(run, pool):
+    text = report(regrade(run, grader_config([]), pool))
+    lines = text.splitlines()
+    assert any(line.startswith("accuracy 33.3 %") and "-> 33.3 %" in line and "3 verdicts changed" in line for line in lines)
+    header = next(line for line in lines if line.startswith("| recorded / now"))
+    columns = [cell.strip() for cell in header.strip("|").split("|")]
+    wrong = next(line for line in lines if line.startswith("| wrong")).strip("|").split("|")
+    cells = dict(zip(columns, (cell.strip() for cell in wrong), strict=True))
+    assert (cells["correct"], cells["unsupported"], cells["all"]) == ("1", "1", "2")
+    assert any("17_8" in line and "17_9" in line and "correct -> wrong" in line and "base" in line for line in lines)
+    assert not any("0.5" in line for line in lines)  # unchanged
+
+
+@pytest.fixture
+def shared_pool(pool, monkeypatch):
+    """Commands start no pool of their own: its processes take seconds."""
+    monkeypatch.setattr(MathGrader, "start", lambda self: pool)
+    monkeypatch.setattr(MathPool, "close", lambda self: None)
+
+
+@pytest.mark.usefixtures("shared_pool")
+def test_command_takes_runs_and_overrides_and_leaves_out_what_has_no_texts(run, monkeypatch, capsys):
+    monkeypatch.chdir(run.parents[2])
+    probe = folders.write(run.parent, "greedy", [{"problem": "a", "chain": 0, "layer": 3}], finished=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["outputs", "grader=math"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "3 verdicts changed" in printed
+    assert f"left out: {probe.relative_to(run.parents[2])}: cannot be graded again" in printed
+
+
+@pytest.mark.usefixtures("shared_pool")
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["grader=choice"], "gold answer"), (["grader=code"], "grader.allow_execution: given False"),
+    (["sampler=greedy"], "sampler: given 'greedy'; allowed: grader=..."), (["grader=nothing"], "unknown option 'nothing'"),
+    (["grader.timeout_seconds=0"], "grader.timeout_seconds: given 0"),
+])
+def test_a_mistake_is_one_line_and_writes_nothing(run, arguments, said, capsys):
+    before = digests(run.parent)
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), *arguments])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+    assert digests(run.parent) == before
+
+
+def test_runs_without_texts_are_refused(run, pool):
+    (run / "records.jsonl").write_text(json.dumps({"problem": "a", "chain": 0, "layer": 3}) + "\n")
+    with pytest.raises(NoTexts, match="cannot be graded again: it has no answer, gold, text, verdict"):
+        regrade(run, grader_config([]), pool)
+    (run / "records.jsonl").write_text("")
+    with pytest.raises(NoTexts, match="it has no records"):
+        regrade(run, grader_config([]), pool)
+    (run / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run\.json: is not what a run writes"):
+        regrade(run, grader_config([]), pool)
+
+
+def test_code_is_run_again_where_that_is_allowed(tmp_path):
+    gold = json.dumps({"prompt": "def f():\n", "test": "def check(f):\n    assert f() == 1\n", "entry_point": "f"})
+    records = [folders.record("a", "wrong", chain, text=text, gold=gold)
+               for chain, text in enumerate(("    return 1\n", "    return 2\n"))]
+    run = folders.write(tmp_path / "demo", "greedy", records, num_chains=2)
+    config = grader_config(["grader=code", "grader.allow_execution=true", "grader.walls=available"])
+    pool = config.grader.start()
+    found = regrade(run, config, pool)
+    pool.close()
+    assert [record["verdict"] for record in found.records] == ["correct", "wrong"]
+    assert found.records[0]["walls"]
+    assert json.loads((found.target / "run.json").read_text())["identity"]["grader"] == "code"
