@@ -7,22 +7,24 @@ business.
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dflash_mcmc.config import Config, hash_of, identity_of, plain, run_folder
-from dflash_mcmc.ranks import Team
+from dflash_mcmc import ranks, stopping
+from dflash_mcmc.config import Config, hash_of, identity_of, run_folder
+from dflash_mcmc.files import write_atomically
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.report.probed import csv_of
 from dflash_mcmc.run import RunResult, describe
-from dflash_mcmc.store import RunStore, write_atomically
-from dflash_mcmc.tracker import Guarded, RunInfo
+from dflash_mcmc.store import RunStore
+from dflash_mcmc.tracking import Tracking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from tqdm import tqdm
+
+
+_POLL_SECONDS = 0.5
 
 
 class Unit(NamedTuple):
@@ -33,21 +35,26 @@ class Unit(NamedTuple):
 
 
 class Work:
-    """The pending units. Iterating takes the next one that no process of the launch has taken: ask when there is room for it.
+    """The pending units. Iterating takes the next one that no other process has taken: ask when there is room for it.
 
     Attributes:
         units: all that are pending, whoever takes them.
         device: name for PyTorch.
         taken: number of units that this process has taken.
+
+    Args:
+        take: of the units those that this process may measure, each when it is asked for.
     """
 
-    def __init__(self, units: list[Unit], device: str, team: Team):
-        self.units, self.device, self.taken, self._team = units, device, 0, team
+    def __init__(self, units: list[Unit], device: str, take: Callable[[Iterable[Unit]], Iterable[Unit]] = iter):
+        self.units, self.device, self.taken, self._take = units, device, 0, take
 
     def __iter__(self) -> Iterator[Unit]:
-        for number in self._team.take(len(self.units)):
+        for unit in self._take(self.units):
+            if stopping.requested():
+                return
             self.taken += 1
-            yield self.units[number]
+            yield unit
 
 
 class Summary(NamedTuple):
@@ -87,86 +94,87 @@ class Probe(Protocol):
         """By name: each becomes a PNG and an SVG. Made with matplotlib's Figure, not with pyplot, whose state is global."""
 
 
-_runs = itertools.count()
-
-
 def execute(config: Config) -> RunResult:
-    """Measures what the run lacks and summarises it. A run that lacks nothing loads no model. Raises UserError.
+    """Measures what the run lacks and summarises it. A run that lacks nothing loads no model. Raises UserError and Stopped.
 
-    The processes of a launch share the pending units; the first of them tells, tracks and summarises.
+    Any number of processes measure together, each what no other has claimed; one tells the tracker and summarises.
     """
     identity, units = identity_of(config), config.probe.units(config)
     digest = hash_of(identity)
-    folder = run_folder(config, digest)
-    team = Team(f"probe-{next(_runs)}-{digest}")
-    with RunStore.open(folder, team) as store:
-        recorded = store.recorded()
-        pending = [unit for unit in units if unit not in recorded]
-        if pending:
-            _measure(store, config, identity, units, pending, team)
-        summary = {} if team.rank else _write(store, config, units)
-    return RunResult(folder, summary, len(pending), len(store.records) - len(units))
+    with stopping.heeded(config.hardware.grace_seconds):
+        with (RunStore.open(run_folder(config, digest)) as store,
+              Tracking(store, config, digest, _numbers) as tracking):
+            recorded = store.recorded()
+            pending = [unit for unit in units if unit not in recorded]
+            if pending:
+                _Measuring(store, config, identity, pending, tracking).run()
+            store.look_again()  # behind its own last record: of all processes the last to look sees the run complete
+            left, summary = set(units) - store.recorded(), {}
+            num_new = len(set(pending) - left)
+            if not left and not ranks.rank() and store.lead(wait=True):
+                summary = _write(store, config, units, tracking)
+            result = RunResult(store.folder, summary, num_new, 0 if left else len(store.records) - len(units), len(left))
+        stopping.check()
+    return result
 
 
-def _measure(store: RunStore, config: Config, identity: dict[str, object], units: list[Unit], pending: list[Unit],
-             team: Team) -> None:
-    """Records the pending units. What is under way when it is stopped is given up, not recorded."""
-    from tqdm import tqdm
+class _Measuring:
+    """Records the pending units that no other process measures. What is under way when it is stopped is given up."""
 
-    work, first, number = Work(pending, config.hardware.resolve(), team), not team.rank, 0
-    with tqdm(total=len(pending), unit=config.probe.unit, desc=config.label(), smoothing=0.1, mininterval=0.5,
-              dynamic_ncols=True, disable=not first) as bar:
-        measured = iter(config.probe.measure(config, work))
-        done, tracker, exit_code = next(measured, None), None, 1  # what it refuses, it refuses before anything is written
-        if first:
-            describe(store, config, identity, work.device)
-            tracker = Guarded(config.tracker, RunInfo(hash_of(identity), config.name, config.label(), plain(config),
-                                                      store.folder))
-        try:
-            while done is not None:
-                unit, record = done
-                store.append({**unit._asdict(), **record})
-                bar.update(team.add("recorded", 1) - bar.n)
-                number += 1
-                if tracker:
-                    tracker.log(_metrics(record), len(store.records))
-                done = next(measured, None)
-            if number != work.taken:
-                raise RuntimeError(f"probe={name_of(config.probe)} has taken {work.taken} units and recorded {number}")
-            if first:
-                _gather(store, tracker, bar, team, len(pending))
-                tracker.summary(config.probe.summarise(config, _in_order(store, units)).values, store.records)
-            exit_code = 0
-        finally:
-            if tracker:
-                tracker.finish(exit_code)
+    def __init__(self, store: RunStore, config: Config, identity: dict[str, object], pending: list[Unit],
+                 tracking: Tracking):
+        self._store, self._config, self._identity, self._pending, self._tracking = store, config, identity, pending, tracking
+        self._device, self._before, self._described = config.hardware.resolve(), len(store.records), False
 
+    def run(self) -> None:
+        """Comes back when nothing is left that this process can measure. Raises UserError and Stopped."""
+        from tqdm import tqdm
 
-def _gather(store: RunStore, tracker: Guarded, bar: tqdm, team: Team, total: int) -> None:
-    """Waits for the other processes and tracks what they have recorded."""
-    while (count := team.add("recorded", 0)) < total:
-        bar.update(count - bar.n)
-        time.sleep(0.5)
-    bar.update(total - bar.n)
-    own = store.recorded()
-    store.reread()
-    others = [record for record in store.records if (record["problem"], record["chain"]) not in own]
-    for number, record in enumerate(others, start=len(own) + 1):
-        tracker.log(_metrics(record), number)
+        with tqdm(total=len(self._pending), unit=self._config.probe.unit, desc=self._config.label(), smoothing=0.1,
+                  mininterval=0.5, dynamic_ncols=True, disable=bool(ranks.rank())) as self._bar:
+            self._measure(Work(ranks.own_part_first(self._pending), self._device, self._store.take))
+            while ranks.waits() and not stopping.requested() and (left := self._left()):
+                unit = next(self._store.take(left), None)
+                if unit is None:
+                    time.sleep(_POLL_SECONDS)
+                    self._store.refresh()
+                    self._show()
+                else:  # the process that had it is gone
+                    self._measure(Work([unit], self._device))
+        if self._left():
+            stopping.check()
 
+    def _measure(self, work: Work) -> None:
+        number, measured = 0, iter(self._config.probe.measure(self._config, work))
+        done = next(measured, None)  # what it refuses, it refuses before anything is written
+        if not self._described and (not ranks.rank() or not self._store.is_described()):
+            self._described = True
+            describe(self._store, self._config, self._identity, work.device)
+            self._tracking.start()
+        while done is not None:
+            unit, record = done
+            self._store.append({**unit._asdict(), **record})
+            number += 1
+            self._show()
+            done = next(measured, None)
+        self._store.sync()
+        if number != work.taken:
+            raise RuntimeError(f"probe={name_of(self._config.probe)} has taken {work.taken} units and recorded {number}")
 
-def _in_order(store: RunStore, units: list[Unit]) -> list[dict]:
-    """Records in the order of the units, however they were come by; those that were not asked for now stand behind."""
-    place = {unit: number for number, unit in enumerate(units)}
-    keyed = [((record["problem"], record["chain"]), record) for record in store.records]
-    return [record for key, record in sorted(keyed, key=lambda pair: (place.get(pair[0], len(place)), pair[0]))]
+    def _show(self) -> None:
+        self._tracking.catch_up()
+        self._bar.update(len(self._store.records) - self._before - self._bar.n)
+
+    def _left(self) -> list[Unit]:
+        recorded = self._store.recorded()
+        return [unit for unit in self._pending if unit not in recorded]
 
 
-def _write(store: RunStore, config: Config, units: list[Unit]) -> dict:
-    """Summary, tables and figures into the run folder, from its records alone; returns what is in `summary.json`."""
+def _write(store: RunStore, config: Config, units: list[Unit], tracking: Tracking) -> dict:
+    """Summary, tables and figures into the run folder, from its records alone, and to the tracker; returns `summary.json`."""
     from dflash_mcmc.report import figure
 
-    records = _in_order(store, units)
+    records = store.in_order(units)
     summary = config.probe.summarise(config, records)
     written = {"condition": config.label(), "probe": name_of(config.probe), "num_units": len(records), **summary.values,
                "tables": summary.tables}
@@ -174,15 +182,22 @@ def _write(store: RunStore, config: Config, units: list[Unit]) -> dict:
     for name, rows in {**summary.tables, **summary.data}.items():
         write_atomically(store.folder / f"{name}.csv", csv_of(rows))
     with figure.style():
-        for name, drawn in config.probe.figures(config, records, summary).items():
+        figures = config.probe.figures(config, records, summary)
+        for name, drawn in figures.items():
             figure.save(drawn, store.folder, name)
+    tracking.complete(summary.values, summary.tables, [store.folder / f"{name}.png" for name in figures])
     return written
 
 
-def _metrics(record: dict, prefix: str = "unit") -> dict[str, float]:
-    """The numbers of a record, those of its dictionaries too."""
+def _numbers(record: dict) -> dict[str, float]:
+    """What a tracker shows of a record."""
+    return _metrics({name: value for name, value in record.items() if name not in Unit._fields})
+
+
+def _metrics(values: dict, prefix: str = "unit") -> dict[str, float]:
+    """The numbers among the values, those of dictionaries too."""
     found = {}
-    for name, value in record.items():
+    for name, value in values.items():
         if isinstance(value, dict):
             found.update(_metrics(value, f"{prefix}/{name}"))
         elif isinstance(value, (int, float)):

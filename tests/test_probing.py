@@ -13,9 +13,9 @@ from dflash_mcmc.config import identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probing import Summary, Unit, execute
+from dflash_mcmc.records import RECORDS
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.probed import csv_of, overall
-from dflash_mcmc.store import RECORDS
 
 PROBES = [component.cls for component in components("probe").values() if component.name != "none"]
 
@@ -45,7 +45,9 @@ class Lengths:
         return Summary({"longest": max(lengths)}, {"all": [{"length": length} for length in lengths]}, {})
 
     def figures(self, config, records, summary):
-        return {}
+        from matplotlib.figure import Figure
+
+        return {"lengths": Figure(figsize=(1, 1))}
 
 
 @pytest.fixture
@@ -85,9 +87,10 @@ def test_records_are_kept_and_summarised_in_the_order_of_the_units(lengths, tmp_
     assert result.summary == json.loads((result.folder / "summary.json").read_text())
     assert (result.folder / "all.csv").read_text().splitlines() == ["length", *map(str, expected)]
     told = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line.get("step") for line in told] == [1, 2, 3, 4, 5, None]
-    assert told[0]["unit/length"] == expected[-1]
-    assert told[-1] == {"summary": {"longest": max(expected)}}
+    assert [line.get("step") for line in told] == [1, 2, 3, 4, 5, None, None]
+    assert told[0] == {"step": 1, "unit/length": expected[-1]}
+    assert told[-2:] == [{"summary": {"longest": max(expected)}}, {"tables": {"all": 5}, "figures": ["lengths.png"]}]
+    assert (result.folder / "lengths.png").is_file()
     assert json.loads((result.folder / "run.json").read_text())["sessions"][0]["command"]
 
 
@@ -97,8 +100,13 @@ def test_a_stopped_probe_goes_on_and_more_units_continue_it(lengths):
     again, more = execute(lengths()), execute(lengths(limit=7))
     assert (again.num_new, more.num_new) == (3, 2)
     assert again.folder == more.folder
+    before = (more.folder / "metrics.jsonl").read_text()
     less = execute(lengths())
     assert (less.num_new, less.num_beyond) == (0, 2)
+    assert (more.folder / "metrics.jsonl").read_text() == before  # the tracker has been told all of it
+    told = [json.loads(line) for line in before.splitlines()]
+    assert [line["step"] for line in told if "step" in line] == list(range(1, 8))
+    assert len([line for line in told if "summary" in line]) == 2
     assert less.summary["num_units"] == 7
 
 

@@ -9,26 +9,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from dflash_mcmc import cli
-from dflash_mcmc.config import Config, Paths
+from dflash_mcmc import cli, program
+from dflash_mcmc.config import Paths
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.store import write_atomically
-
-if TYPE_CHECKING:
-    from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.files import write_atomically
 
 _SUBJECTS = ("tiny", "mid")
-_PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j")
-_WITH_DRAFT = ("h", "i", "j")
+_PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l")
+_WITH_DRAFT = ("h", "i", "j", "k")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +33,8 @@ class Bench:
     subjects: list[str] = runtime("models: tiny (embedded), mid (random, 107 M parameters)")  # noqa: RUF009
     parts: list[str] = runtime("a against the published loop, b switches, c overhead, d slots, "  # noqa: RUF009
                                "e decoding, f memory, g growth, h decoders, i chains by decoder, "
-                               "j against transformers' speculation")
+                               "j against transformers' speculation, k probe=speculative_mcmc, "
+                               "l processes that share a run")
     tiny_slots: int = runtime("chains in the batch of the embedded model", ge=1)
     mid_slots: int = runtime("chains in the batch of the mid-size model", ge=1)
     most_slots: int = runtime("where part d ends for the embedded model; for the mid-size one at mid_slots", ge=1)
@@ -48,7 +44,7 @@ class Bench:
     mid_horizon: int = runtime("new tokens of the mid-size model", ge=16)
     decoder_slots: list[int] = runtime("chains in the batch, of parts h and i")  # noqa: RUF009
     decoder_chains: int = runtime("chains of parts h and j where they run one by one; part i takes half", ge=1)
-    draft_path: str = runtime("folder of the embedded model's draft, of parts h, i and j")
+    draft_path: str = runtime("folder of the embedded model's draft, of parts h to k")
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def check(self) -> None:
@@ -62,20 +58,13 @@ class Bench:
             raise ConfigError("draft_path", self.draft_path, "the folder of a DFlash checkpoint for the embedded model")
 
 
-def subject_of(name: str, mid_horizon: int, draft: str = "") -> Subject:
-    """A subject by its name; also in a process of its own, which needs no draft."""
-    from dflash_mcmc.bench.subject import subjects
-
-    config, _ = cli.compose_once("config", ["tracker=none"], Config)
-    return subjects(config, mid_horizon, draft)[name]()
-
-
 def bench(plan: Bench) -> Path:
     """Measures, prints tables as they are done, and returns the JSON file that holds all of them."""
     import torch
 
     from dflash_mcmc.bench.measure import Sizes
     from dflash_mcmc.bench.parts import PARTS
+    from dflash_mcmc.bench.subject import subject_of
 
     machine = {"processor": _processor(), "cores": torch.get_num_threads(), "python": platform.python_version(),
                "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
@@ -122,13 +111,11 @@ def _processor() -> str:
 
 def main() -> None:
     """Measures what the command line says and exits."""
-    from dflash_mcmc.__main__ import guarded
-
-    sys.exit(guarded(_main))
+    program.run(_main)
 
 
-def _main() -> None:
-    plan, _ = cli.compose_once("bench", sys.argv[1:], Bench)
+def _main(arguments: list[str]) -> None:
+    plan, _ = cli.compose_once("bench", arguments, Bench)
     plan.check()
     print(f"\nwritten to {bench(plan)}")
 

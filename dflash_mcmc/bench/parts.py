@@ -14,9 +14,9 @@ import torch
 from tqdm import tqdm
 from transformers import DynamicCache, GenerationConfig
 
-from dflash_mcmc.bench import assisted, decoders, measure, published
+from dflash_mcmc.bench import assisted, decoders, measure, probes, published, sharing
 from dflash_mcmc.bench.measure import Measured, Sizes, power_mh, run, temperature
-from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.bench.subject import Subject, subject_of
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
@@ -169,7 +169,8 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
 
 PARTS: dict[str, Callable[[Subject, Sizes], list[dict]]] = {
     "a": against_the_published_loop, "b": switches, "c": overhead, "d": slots, "e": decoding, "f": memory, "g": growth,
-    "h": decoders.drawing, "i": decoders.chains, "j": assisted.against_transformers}
+    "h": decoders.drawing, "i": decoders.chains, "j": assisted.against_transformers,
+    "k": probes.blocks_per_second, "l": sharing.sharing}
 
 
 def _rates(got: Measured) -> dict:
@@ -240,8 +241,6 @@ def _generate(subject: Subject, batch: int, chains: int, sample: bool, stop: boo
 
 def _peak_bytes(name: str, horizon: int, slots: int) -> int:
     """Memory that an engine and a run of it take beyond the loaded model."""
-    from dflash_mcmc.bench.__main__ import subject_of
-
     subject, process = subject_of(name, horizon), psutil.Process()
     run(subject, temperature(1.0), 1, 1)  # what PyTorch allocates once is not the engine's
     before, peak, stopped = process.memory_info().rss, 0, threading.Event()

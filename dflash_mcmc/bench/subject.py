@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from dflash_mcmc import cli, prompts
 from dflash_mcmc.config import Config
 from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.engine.language_model import LanguageModel
@@ -43,10 +43,11 @@ def tiny(config: Config, draft: str) -> Subject:
 
     model = config.model.load("cpu")
     causal_lm = transformers.AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32).eval()
-    texts = [config.dataset.prompt.replace("{question}", problem.question) for problem in config.dataset.problems()]
-    prompts = [model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat) for text in texts]
+    template = prompts.resolve(config.dataset.prompt)
+    texts = [template.replace("{question}", problem.question) for problem in config.dataset.problems()]
+    tokens = [model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat) for text in texts]
     component = DFlashDraft(path=draft, revision=None, dtype="float32", block_size=None)
-    return Subject("tiny", causal_lm, model, prompts, config.dataset.max_new_tokens, component)
+    return Subject("tiny", causal_lm, model, tokens, config.dataset.max_new_tokens, component)
 
 
 def mid(horizon: int) -> Subject:
@@ -67,6 +68,7 @@ def mid(horizon: int) -> Subject:
     return Subject("mid", causal_lm, LanguageModel(causal_lm, stop_ids=range(_NUM_STOPS)), prompts, horizon)
 
 
-def subjects(config: Config, horizon: int, draft: str) -> dict[str, Callable[[], Subject]]:
-    """By name; `horizon` is that of `mid`, `draft` that of `tiny`."""
-    return {"tiny": lambda: tiny(config, draft), "mid": lambda: mid(horizon)}
+def subject_of(name: str, mid_horizon: int, draft: str = "") -> Subject:
+    """`tiny`, with the draft in that folder, or `mid`; also in a process of its own, which needs no draft."""
+    config, _ = cli.compose_once("config", ["tracker=none"], Config)
+    return tiny(config, draft) if name == "tiny" else mid(mid_horizon)

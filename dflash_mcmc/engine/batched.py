@@ -17,9 +17,7 @@ switches.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +27,7 @@ from dflash_mcmc.engine.blockwise import BlockSteps
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.decode import Decoder, Group, Span
 from dflash_mcmc.engine.drafter import Drafter
+from dflash_mcmc.engine.draws import is_abandoned, uniforms_of, until_abandoned, with_floor
 from dflash_mcmc.engine.grid import Grid
 from dflash_mcmc.engine.interface import DEFAULTS, NOT_NUMBERS, Counters, Finished, Options
 from dflash_mcmc.engine.ladder import cache_size, ladder_of
@@ -39,18 +38,10 @@ from dflash_mcmc.engine.slots import Slot, chunks
 from dflash_mcmc.engine.speculation import Noise, Speculation
 from dflash_mcmc.engine.speculator import Speculator
 from dflash_mcmc.engine.tracing import Tracer
+from dflash_mcmc.engine.waiting import Waiting
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import Chain, Draw, Law, Operation, Score, grid_origin
+from dflash_mcmc.ops import Chain, Draw, Law, Score, grid_origin
 from dflash_mcmc.types import ChainResult, Cost, Path, common_prefix
-
-
-class _Next(NamedTuple):
-    """A chain that waits, with its first operation; without one it has ended at once, with this result."""
-
-    tag: Hashable
-    chain: Chain
-    operation: Operation | None
-    result: ChainResult | None
 
 
 class BatchedEngine:
@@ -110,16 +101,13 @@ class BatchedEngine:
         graphed = options.cuda_graphs and self._on_gpu and model.capturable and not (self._tracer or self._grid)
         self._stepper = graphs.GraphedSteps(stepper) if graphed else stepper
         self._checks = options.steps_between_checks or (4 if self._on_gpu else 1)
-        self._waiting: Iterator[tuple[Hashable, Chain]] = iter(())
-        self._ahead: deque[_Next] = deque()
-        self._reset()
+        self._reset(())
 
-    def _reset(self) -> None:
+    def _reset(self, chains: Iterable[tuple[Hashable, Chain]]) -> None:
+        self._waiting = Waiting(chains, self._prompts, self._prompts_read)
         self._slots: list[Slot] = []
         self._unread: list[Span] = []
         self._starts: dict[int, Start] = {}
-        self._ahead.clear()
-        self._drained = False
         self._rows.idle(slice(None))
         self._clock = 0.0
         self._groups: tuple[Group, ...] = ()
@@ -133,8 +121,7 @@ class BatchedEngine:
     @torch.inference_mode()
     def steps(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished | None]:
         """The same, and None after every step, so that the caller can do something else in between."""
-        self._waiting = iter(chains)
-        self._reset()
+        self._reset(chains)
         with self._decoder.ready():
             yield from self._fill()
             while self._slots:
@@ -160,36 +147,12 @@ class BatchedEngine:
     def _take(self):
         """The next chain in a new slot, or None; a generator of chains that end before they ask for anything."""
         while True:
-            if not self._ahead:
-                self._look_ahead()
-            if not self._ahead:
+            entry = self._waiting.next()
+            if entry is None:
                 return None
-            entry = self._ahead.popleft()
             if entry.operation is not None:
                 return Slot(entry.tag, entry.chain, entry.operation, self._clock)
             yield Finished(entry.tag, entry.result, Cost(), 0.0, 0.0)
-
-    def _look_ahead(self) -> None:
-        """Starts the chains that come next and reads their prompts together."""
-        limit = self._prompts.num_rows if self._prompts else 1
-        for tag, chain in self._waiting:
-            try:
-                self._ahead.append(_Next(tag, chain, next(chain), None))
-            except StopIteration as stop:
-                self._ahead.append(_Next(tag, chain, None, stop.value))
-            if len(self._ahead) == limit:
-                break
-        else:
-            self._drained = True
-        if self._prompts:
-            self._read_prompts()
-
-    def _read_prompts(self) -> None:
-        """Reads the prompts of the chains that wait, those that are not read yet."""
-        started = time.perf_counter()
-        prompts = [entry.operation.path.prompt for entry in self._ahead if entry.operation is not None]
-        self._count_reading(*self._prompts.read(prompts), started)
-        self._clock += (time.perf_counter() - started) / max(1, len(self._slots))
 
     def _start(self, row: int) -> Iterator[Finished]:
         """The first operation of the row's new chain."""
@@ -223,9 +186,9 @@ class BatchedEngine:
                     yield from self._end(row, None, NOT_NUMBERS)
                     return
             else:
-                uniforms = _uniforms(operation)
+                uniforms = uniforms_of(operation)
                 answer = self._along(slot, operation, uniforms)
-                if not answer.complete(operation.horizon) and not _abandoned(operation, answer):
+                if not answer.complete(operation.horizon) and not is_abandoned(operation, answer):
                     self._begin(row, operation, answer, uniforms)
                     return
 
@@ -236,7 +199,7 @@ class BatchedEngine:
             return draw.path
         along = along.prefix(draw.horizon)
         shared = along.drawn_again(start, uniforms[: along.length - start])
-        shared = min(shared, _until_abandoned(draw, along))
+        shared = min(shared, until_abandoned(draw, along))
         slot.charge(tokens_skipped=shared)
         return along.prefix(start + shared)
 
@@ -262,7 +225,7 @@ class BatchedEngine:
                 cache.clear(row)
         if self._prompts:
             self._prompts.clear()
-            self._read_prompts()
+            self._waiting.read()
         generated = self._slots[row].base.length + len(drawn.tokens)
         yield from self._end(row, None, f"{NOT_NUMBERS} (after {generated} tokens)")
 
@@ -296,7 +259,7 @@ class BatchedEngine:
         start = Start(row, int(sequence[-1]), first, origin + draw.horizon - 1, origin, left,
                       grid_origin=grid_origin(self._decoder.blend, draw.path))
         if draw.floor is not None:
-            start = _with_floor(start, draw, base)
+            start = with_floor(start, draw, base)
         if self._rows.noise.shape[2]:
             noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.drafter.num_drafted)
             start = start._replace(noise=np.concatenate(noise, axis=1))
@@ -328,13 +291,12 @@ class BatchedEngine:
         slot.held = sequence[:-1]
 
     def _reserve(self, length: int) -> None:
-        """Has the caches hold a sequence of so many tokens, and what pads it."""
-        for cache in (self._cache, self._spare):
-            if cache is not None:
-                cache.reserve(min(self._ladder.keys(length + self._padding), self._rows.tokens.shape[1]))
+        """Has the rows hold a sequence of so many tokens, and what pads it."""
+        self._cache.reserve(min(self._ladder.keys(length + self._padding), self._rows.tokens.shape[1]))
 
     def _copy(self, cache: SlotCache, source: SlotCache, row: int, start: int, stop: int) -> None:
         if start < stop:
+            cache.reserve(self._cache.length)  # spare rows are as long once something is kept: plain draws never do
             cache.copy(source, row, row, start, stop)
 
     def _step(self) -> list[tuple[int, Drawn, Status]]:
@@ -410,6 +372,10 @@ class BatchedEngine:
             slot.charge(blocks_drafted=self._grid.num_blocks(grid_origin(self._decoder.blend, path), start + 1, len(sequence)))
         return path.extended(given, *scores, int(given[-1]) in self.model.stop_ids)
 
+    def _prompts_read(self, tokens: int, forwards: int, started: float) -> None:
+        self._count_reading(tokens, forwards, started)
+        self._clock += (time.perf_counter() - started) / max(1, len(self._slots))
+
     def _count_reading(self, tokens: int, forwards: int, started: float) -> None:
         counters = self.counters
         self.counters = counters._replace(
@@ -418,42 +384,9 @@ class BatchedEngine:
 
     def _count_steps(self, rows: int, live: int, seconds: float) -> None:
         counters = self.counters
-        busy = bool(self._ahead) or not self._drained
+        busy = self._waiting.more
         self.counters = counters._replace(
             steps=counters.steps + self._checks, row_steps=counters.row_steps + rows,
             busy_row_steps=counters.busy_row_steps + busy * rows,
             busy_slot_steps=counters.busy_slot_steps + busy * self._checks * self.num_slots,
             step_seconds=counters.step_seconds + seconds)
-
-
-def _uniforms(draw: Draw) -> np.ndarray:
-    """Of the positions that the draw may fill, float64; greedy decoding takes none."""
-    length = max(draw.horizon - draw.path.length, 0)
-    if draw.law.temperature == 0.0:
-        return np.full(length, 0.5)
-    return draw.key.uniforms(draw.path.length, draw.path.length + length)
-
-
-def _until_abandoned(draw: Draw, along: Path) -> int:
-    """Tokens of `along` after the draw's path up to the one at which the draw may be abandoned; all where at none."""
-    start, floor = draw.path.length, draw.floor
-    if floor is None or along.length == start:
-        return along.length - start
-    weights = floor.weights(along, start)
-    crossed = [floor.crossed(float(weight), start + number) for number, weight in enumerate(weights, start=1)]
-    return crossed.index(True) + 1 if True in crossed else len(crossed)
-
-
-def _abandoned(draw: Draw, path: Path) -> bool:
-    """Whether a draw ends here: what it shares with the path that it goes along has crossed its floor."""
-    if draw.floor is None or path.length == draw.path.length:
-        return False
-    return draw.floor.crossed(float(draw.floor.weights(path, draw.path.length)[-1]), path.length)
-
-
-def _with_floor(start: Start, draw: Draw, base: Path) -> Start:
-    floor = draw.floor
-    threshold = floor.log_uniform + floor.reference - floor.margin
-    weights = floor.weights(base, draw.path.length)
-    return start._replace(alpha=floor.alpha, weight=float(weights[-1]) if len(weights) else 0.0, floor=threshold,
-                          log_length=-np.inf if floor.length is None else float(np.log(floor.length)))

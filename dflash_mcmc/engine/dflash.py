@@ -106,7 +106,7 @@ class DFlash(torch.nn.Module):
 
 def block_pass(
     draft: DFlash, context_keys: torch.Tensor, context_values: torch.Tensor, context_positions: torch.Tensor,
-    anchors: torch.Tensor, embeddings: torch.Tensor,
+    anchors: torch.Tensor, embeddings: torch.Tensor, seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Many blocks of each row in one forward, each as if it were drafted alone. Differentiable.
 
@@ -119,6 +119,7 @@ def block_pass(
         anchors: int64 (rows, blocks), positions of the anchors; -1 for a block that is not used: its output is finite,
             and means nothing.
         embeddings: (rows, blocks, n, hidden), n <= block_size.
+        seen: bool (rows, blocks, m), context before the anchor that a block may look at; None for all of it.
 
     Returns:
         (rows, blocks, n, hidden).
@@ -126,7 +127,7 @@ def block_pass(
     num_rows, num_blocks, n, _ = embeddings.shape
     anchors = anchors.clamp(min=0)  # an unused block sees itself, so that its softmax is over something
     positions = _block_positions(anchors, n).flatten(1)
-    masks = {window: _pass_mask(context_positions, anchors, n, window) for window in set(draft.shape.sliding)}
+    masks = {window: _pass_mask(context_positions, anchors, n, window, seen) for window in set(draft.shape.sliding)}
 
     def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         keys, values = torch.cat((context_keys[layer], keys), dim=2), torch.cat((context_values[layer], values), dim=2)
@@ -290,10 +291,13 @@ def _block_positions(anchors: torch.Tensor, n: int) -> torch.Tensor:
     return anchors[..., None] + torch.arange(n, device=anchors.device)
 
 
-def _pass_mask(context_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None) -> torch.Tensor:
+def _pass_mask(context_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None,
+               seen: torch.Tensor | None) -> torch.Tensor:
     """bool (rows, 1, blocks · n, m + blocks · n): context strictly before the anchor, and the block itself."""
     num_blocks = anchors.shape[1]
     before = (context_positions[:, None] < anchors[..., None])[:, :, None]
+    if seen is not None:
+        before = before & seen[:, :, None]
     context = block_mask(context_positions, anchors, n, window) & before
     blocks = torch.arange(num_blocks, device=anchors.device).repeat_interleave(n)
     own = blocks == torch.arange(num_blocks, device=anchors.device)[:, None]

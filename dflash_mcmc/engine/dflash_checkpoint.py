@@ -18,7 +18,7 @@ import torch
 
 from dflash_mcmc.engine.dflash import DFlash, DFlashShape, Rotation
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.store import write_atomically
+from dflash_mcmc.files import write_atomically
 
 _FIELD = "draft.path"
 _WEIGHTS = "model.safetensors"

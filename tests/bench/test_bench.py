@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from dflash_mcmc.bench import assisted, decoders, measure, published
-from dflash_mcmc.bench.__main__ import subject_of, table
+from dflash_mcmc.bench.__main__ import main, table
+from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.engine import dflash_checkpoint
 from dflash_mcmc.engine.dflash import DFlash, DFlashShape
 from dflash_mcmc.rng import Key
@@ -53,11 +55,13 @@ def test_every_part_writes_its_rows(command, tmp_path):
                                                 ("waves=0", "waves: given 0"),
                                                 ("decoder_slots=[0]", "decoder_slots: given [0]"),
                                                 ("draft_path=nowhere", "draft_path: given 'nowhere'; allowed: the folder of")])
-def test_mistakes_are_one_line(command, override, told):
-    done = command("dflash_mcmc.bench", override)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {told}")
-    assert done.stderr.count("\n") == 1
+def test_mistakes_are_one_line(monkeypatch, capsys, override, told):
+    monkeypatch.setattr(sys, "argv", ["bench", override])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {told}")
+    assert error.count("\n") == 1
 
 
 def test_the_loop_draws_what_the_engine_draws():
@@ -80,6 +84,7 @@ def finite(rows: list[dict], without: tuple[str, ...] = ()) -> None:
         assert (None in row.values()) == (next(iter(row.values())) in without), row
 
 
+@pytest.mark.slow
 def test_decoders_are_measured_at_every_law_and_batch(drafted):
     rows = decoders.drawing(drafted, SMALL)
     finite(rows, ("plain", "match, the target itself"))
@@ -99,6 +104,7 @@ def test_a_model_without_a_draft_is_measured_with_ngrams(drafted):
     assert assisted.against_transformers(drafted._replace(draft=None), SMALL) == []
 
 
+@pytest.mark.slow
 def test_chains_are_the_same_by_every_match(drafted):
     rows = {row["by"]: row for row in decoders.chains(drafted, SMALL._replace(decoder_slots=(2,)))}
     finite(list(rows.values()), ("plain", "draft_mh, draft", "draft_mh, mixture", "draft_mh, eps"))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dflash_mcmc.bench.__main__ import subject_of
+from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.config import PACKAGE
 from dflash_mcmc.engine import faults
 from dflash_mcmc.engine.drafter import NgramDrafter

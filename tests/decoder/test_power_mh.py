@@ -35,8 +35,9 @@ RULES = {"match": (rules.match, {"shared_noise": True, "temperature": 0.0}),
          "block": (rules.reject_block, {"shared_noise": False, "temperature": None})}
 
 
-@pytest.mark.parametrize("early_reject", ["off", "exact"])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("name", "early_reject"), [
+    *((name, "exact") for name in RULES), ("match", "off"), ("match_sampled", "off"),
+    *(pytest.param(name, "off", marks=pytest.mark.slow) for name in ("rejection", "block"))])
 def test_power_mh_keeps_its_law(name, early_reject):
     rule, options = RULES[name]
     matrix, target = matrix_and_target(rule, sampler(early_reject), **options)

@@ -11,7 +11,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
 from dflash_mcmc.types import Path
-from tests.speculation import DRAFTS, LAWS, MODEL, SMALL, speculative_error
+from tests.speculation import DRAFTS, LAWS, MODEL, SMALL, slow_ones, speculative_error
 
 
 def rule(draft, temperature=None, fault=None, verification="token"):
@@ -19,27 +19,35 @@ def rule(draft, temperature=None, fault=None, verification="token"):
     return decoder.speculation(DRAFTS[draft])
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
-@pytest.mark.parametrize("temperature", [None, 0.0])
 @pytest.mark.parametrize("verification", ["token", "block"])
-@pytest.mark.parametrize("draft", ["parallel", "sequential", "point"])
+@pytest.mark.parametrize(("draft", "temperature", "law"), slow_ones((None, 0.0), slow=None))
 def test_law_is_exact(draft, verification, temperature, law):
-    assert speculative_error(rule(draft, temperature, verification=verification), law, horizon=2) <= 1e-12
+    assert speculative_error(rule(draft, temperature, verification=verification), LAWS[law], horizon=2) <= 1e-12
 
 
+@pytest.mark.parametrize("law", ["temperature", "penalty"])
+@pytest.mark.parametrize("temperature", [None, 1.3])
 @pytest.mark.parametrize("verification", ["token", "block"])
-def test_law_is_exact_at_another_temperature_of_the_draft(verification):
-    assert speculative_error(rule("sequential", 1.3, verification=verification), LAWS["temperature"], horizon=2) <= 1e-12
+@pytest.mark.parametrize("draft", ["small", "small_sequential"])
+def test_law_is_exact_among_three_tokens(draft, verification, temperature, law):
+    assert speculative_error(rule(draft, temperature, verification=verification), LAWS[law], 2, SMALL) <= 1e-12
 
 
-@pytest.mark.parametrize("verification", ["token", "block"])
+@pytest.mark.parametrize("verification", [pytest.param("token", marks=pytest.mark.slow), "block"])
 def test_law_is_exact_over_several_blocks(verification):
     assert speculative_error(rule("small", verification=verification), LAWS["temperature"], 4, SMALL) <= 1e-12
 
 
 @pytest.mark.parametrize("name", ["argmax_proposal", "reject_then_p", "residual_by_draft_noise"])
-@pytest.mark.parametrize("draft", ["parallel", "sequential"])
+@pytest.mark.parametrize("draft", ["small", "small_sequential"])
 def test_faults_are_caught(draft, name):
+    assert speculative_error(rule(draft, fault=name), LAWS["temperature"], 2, SMALL) > 0.005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["argmax_proposal", "reject_then_p", "residual_by_draft_noise"])
+@pytest.mark.parametrize("draft", ["parallel", "sequential"])
+def test_faults_are_caught_among_four_tokens(draft, name):
     assert speculative_error(rule(draft, fault=name), LAWS["temperature"], horizon=2) > 0.005
 
 

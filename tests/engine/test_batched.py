@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +18,7 @@ from dflash_mcmc.engine.reference import ReferenceEngine
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw, Law, Score
 from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.best_of_n import BestOfN
 from dflash_mcmc.sampler.greedy import Greedy
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.sampler.temperature import Temperature
@@ -42,6 +46,7 @@ SAMPLERS = {
     "greedy": Greedy(alpha=1.0),
     "temperature": temperature(),
     "truncated": temperature(top_k=9, top_p=0.9, min_p=0.02, repetition_penalty=1.3),
+    "best_of_n": BestOfN(num_candidates=3, select="power", alpha=2.0, temperature=None, top_k=9, top_p=0.9),
     "power_mh": power_mh(),
     "power_mh_horizon": power_mh(cut="horizon", proposal_temperature=0.8),
     "power_mh_matched": power_mh(proposal="matched", repetition_penalty=1.2),
@@ -58,6 +63,12 @@ NUM_CHAINS = 2 * len(PROMPTS)
 @pytest.fixture(scope="module")
 def qwen3():
     return random_model("qwen3")
+
+
+@pytest.fixture(scope="module")
+def plain(qwen3):
+    """What a sampler draws under a blend with every switch as it is, drawn once: plain("power_mh", "layer")."""
+    return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
 
 
 def chains(sampler):
@@ -80,23 +91,30 @@ def same(a: ChainResult, b: ChainResult, tolerance: float = TOLERANCE) -> None:
     assert (a.proposals, a.accepted, a.moved, a.path.ended) == (b.proposals, b.accepted, b.moved, b.path.ended)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
-@pytest.mark.parametrize("blend", BLENDS.values(), ids=BLENDS.keys())
-def test_batched_is_reference(qwen3, sampler, blend):
-    reference = ReferenceEngine(qwen3, LanguageModel(qwen3, stop_ids=STOPS), blend)
-    batched = run_batched(qwen3, sampler, blend)
+def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
+    """One chain behind each prompt; the others are there to share their batch."""
     assert len(batched) == NUM_CHAINS
-    for tag, chain in chains(sampler):
+    for tag, chain in itertools.islice(chains(sampler), len(PROMPTS)):
         same(batched[tag].result, reference.run(chain))
+
+
+def with_one_of_them(name: str, blend: str) -> list:
+    """Every sampler under one blend, and every blend with a proposal of its own and one of the base, are not slow."""
+    return [] if blend == "layer" or name in ("power_mh", "power_mh_early") else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize(("name", "blend"), [pytest.param(name, blend, marks=with_one_of_them(name, blend))
+                                             for blend in BLENDS for name in SAMPLERS])
+def test_batched_is_reference(qwen3, name, blend):
+    reference = ReferenceEngine(qwen3, LanguageModel(qwen3, stop_ids=STOPS), BLENDS[blend])
+    same_as_reference(run_batched(qwen3, SAMPLERS[name], BLENDS[blend]), SAMPLERS[name], reference)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family):
     model, sampler, blend = random_model(family), SAMPLERS["power_mh"], BLENDS["layer"]
     reference = ReferenceEngine(model, LanguageModel(model, stop_ids=STOPS), blend)
-    batched = run_batched(model, sampler, blend)
-    for tag, chain in chains(sampler):
-        same(batched[tag].result, reference.run(chain))
+    same_as_reference(run_batched(model, sampler, blend), sampler, reference)
 
 
 def test_results_are_varied_enough_to_tell_errors_apart(qwen3):
@@ -109,8 +127,8 @@ def test_results_are_varied_enough_to_tell_errors_apart(qwen3):
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 16])
 @pytest.mark.parametrize("name", ["power_mh", "truncated"])
-def test_number_of_slots_and_order_change_nothing(qwen3, slots, name):
-    expected = run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], slots=8)
+def test_number_of_slots_and_order_change_nothing(qwen3, plain, slots, name):
+    expected = plain(name, "layer")
     order = [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]
     # To the last bit, where the machine's arithmetic allows it: that is what the engine keeps its shapes to a ladder for.
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
@@ -146,10 +164,10 @@ ROUNDED = {  # these read by chunks what was decoded token by token: equal but f
 
 @pytest.mark.parametrize("options", [*SWITCHED.values(), *ROUNDED.values()], ids=[*SWITCHED, *ROUNDED])
 @pytest.mark.parametrize("name", ["power_mh", "power_mh_published", "power_mh_early"])
-def test_switches_change_nothing(qwen3, name, options):
+def test_switches_change_nothing(qwen3, plain, name, options):
     """To the last bit, tokens and log-probabilities, wherever a switch changes no arithmetic."""
     exact = options in SWITCHED.values() and rows_do_not_depend_on_the_batch()
-    on, off = (run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], **changed) for changed in ({}, options))
+    on, off = plain(name, "layer"), run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], **options)
     assert on.keys() == off.keys()
     for tag, done in on.items():
         same(off[tag].result, done.result, 0.0 if exact else TOLERANCE)

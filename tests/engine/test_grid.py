@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from dflash_mcmc.ops import Draw, Law, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.types import ChainResult, Path
-from tests.engine.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, same
+from tests.engine.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, same, same_as_reference
 from tests.engine.test_speculator import drafter
 from tests.targets import random_model, rows_do_not_depend_on_the_batch
 
@@ -35,14 +37,15 @@ def run(model, todo, blend=BLEND, draft="dflash", slots=8, **options):
     return {done.tag: done for done in engine.run(todo)}
 
 
-@pytest.mark.parametrize("draft", ["dflash", "dflash_short", "dflash_sliding"])
-@pytest.mark.parametrize("name", ["greedy", "truncated", "power_mh", "power_mh_matched", "power_mh_early"])
+@pytest.mark.parametrize(("name", "draft"), [
+    *((name, "dflash") for name in ("greedy", "truncated", "power_mh", "power_mh_matched", "power_mh_early")),
+    *((name, draft) for name in ("truncated", "power_mh_early") for draft in ("dflash_short", "dflash_sliding")),
+    *(pytest.param(name, draft, marks=pytest.mark.slow) for name in ("greedy", "power_mh", "power_mh_matched")
+      for draft in ("dflash_short", "dflash_sliding"))])
 def test_draft_blend_is_reference(qwen3, name, draft):
     parts = LanguageModel(qwen3, stop_ids=STOPS)
     reference = ReferenceEngine(qwen3, parts, BLEND, drafter(draft, parts, qwen3))
-    batched = run(qwen3, chains(SAMPLERS[name]), draft=draft)
-    for tag, chain in chains(SAMPLERS[name]):
-        same(batched[tag].result, reference.run(chain))
+    same_as_reference(run(qwen3, chains(SAMPLERS[name]), draft=draft), SAMPLERS[name], reference)
 
 
 def test_blocks_from_the_cut_are_reference(qwen3):
@@ -53,8 +56,7 @@ def test_blocks_from_the_cut_are_reference(qwen3):
     reference = ReferenceEngine(qwen3, parts, FROM_THE_CUT, drafter("dflash", parts, qwen3))
     batched = run(qwen3, chains(sampler), FROM_THE_CUT)
     absolute = run(qwen3, chains(sampler), BLEND)
-    for tag, chain in chains(sampler):
-        same(batched[tag].result, reference.run(chain))
+    same_as_reference(batched, sampler, reference)
     assert any(batched[tag].result.path.tokens.tolist() != absolute[tag].result.path.tokens.tolist() for tag in batched)
 
 
@@ -106,21 +108,31 @@ def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, blend, ch
     parts, sampler = LanguageModel(qwen3, stop_ids=STOPS), draft_mh(**changes)
     reference = ReferenceEngine(qwen3, parts, blend, drafter("dflash", parts, qwen3))
     batched, alone = (run(qwen3, chains(sampler), blend, slots=slots) for slots in (8, 1))
-    for tag, chain in chains(sampler):
-        if not changes.get("early_reject"):
-            same(batched[tag].result, reference.run(chain))
+    if not changes.get("early_reject"):
+        same_as_reference(batched, sampler, reference)
+    for tag in batched:
         if rows_do_not_depend_on_the_batch():
             assert batched[tag].result.trace == alone[tag].result.trace
         assert batched[tag].cost == alone[tag].cost
     assert sum(done.result.moved for done in batched.values())
 
 
+def early():
+    return list(chains(SAMPLERS["power_mh_early"]))
+
+
+@pytest.fixture(scope="module")
+def as_they_are(qwen3):
+    """Results of chains with 8 slots and every switch as it is, drawn once."""
+    return functools.cache(lambda make: run(qwen3, make()))
+
+
 @pytest.mark.parametrize(("slots", "options"), [(1, {}), (3, {"steps_between_checks": 3}), (16, {"read_ahead": 0}),
                                                 (8, {"skip_identical": False}), (8, {"whole_blocks": False})])
-def test_slots_and_switches_change_nothing(qwen3, slots, options):
+def test_slots_and_switches_change_nothing(qwen3, as_they_are, slots, options):
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() and "whole_blocks" not in options else TOLERANCE
-    for make in (redraws, lambda: list(chains(SAMPLERS["power_mh_early"]))):
-        expected, other = run(qwen3, make()), run(qwen3, make()[::-1], slots=slots, **options)
+    for make in (redraws, early):
+        expected, other = as_they_are(make), run(qwen3, make()[::-1], slots=slots, **options)
         for tag, done in expected.items():
             same(other[tag].result, done.result, tolerance)
             if not options.keys() & {"skip_identical", "whole_blocks"}:

@@ -23,6 +23,8 @@ def test_caches_are_as_large_as_predicted(model, changes):
     options = Options(**changes)
     engine = BatchedEngine(model, NoBlend(), 12, 150, options, prompt_length=100)
     engine._reserve(150)
+    if engine._spare:
+        engine._copy(engine._spare, engine._cache, 0, 0, 1)
     caches = [engine._cache, engine._spare, engine._prompts and engine._prompts._cache]
     rows = engine._rows
     held = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches if cache)

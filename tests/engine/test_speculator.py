@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -68,15 +69,20 @@ def qwen3():
     return random_model("qwen3")
 
 
+@pytest.fixture(scope="module")
+def plain(qwen3):
+    """What a sampler draws under a blend token by token, drawn once: plain("greedy", "none")."""
+    return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
+
+
 DRAFTS = ("dflash", "dflash_short", "dflash_sliding", "self", "ngram")
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
-def test_match_is_plain(qwen3, sampler, draft):
-    plain = run_batched(qwen3, sampler, BLENDS["none"])
-    speculative = run(qwen3, sampler, BLENDS["none"], match(), draft)
-    for tag, done in plain.items():
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_match_is_plain(qwen3, plain, name, draft):
+    speculative = run(qwen3, SAMPLERS[name], BLENDS["none"], match(), draft)
+    for tag, done in plain(name, "none").items():
         same(speculative[tag].result, done.result)
         assert speculative[tag].cost.tokens_drawn == done.cost.tokens_drawn
     if draft == "self":
@@ -84,25 +90,24 @@ def test_match_is_plain(qwen3, sampler, draft):
 
 
 @pytest.mark.parametrize("blend", ["layer", "layer_final", "last_layer"])
-def test_match_is_plain_under_a_blend(qwen3, blend):
+def test_match_is_plain_under_a_blend(qwen3, plain, blend):
     for name in ("truncated", "power_mh_early"):
-        plain = run_batched(qwen3, SAMPLERS[name], BLENDS[blend])
         for decoder, draft in ((match(), "dflash"), (match(0.8), "self")):
             speculative = run(qwen3, SAMPLERS[name], BLENDS[blend], decoder, draft)
-            for tag, done in plain.items():
+            for tag, done in plain(name, blend).items():
                 same(speculative[tag].result, done.result)
 
 
-def test_greedy_by_rejection_is_plain(qwen3):
-    plain = run_batched(qwen3, SAMPLERS["greedy"], BLENDS["none"])
+def test_greedy_by_rejection_is_plain(qwen3, plain):
     for decoder, draft in ((reject(), "dflash"), (reject(verification="block"), "self"), (reject(), "ngram")):
         speculative = run(qwen3, SAMPLERS["greedy"], BLENDS["none"], decoder, draft)
-        for tag, done in plain.items():
+        for tag, done in plain("greedy", "none").items():
             same(speculative[tag].result, done.result)
 
 
-@pytest.mark.parametrize(("decoder", "draft"), [(match(), "dflash"), (match(0.6), "dflash_sliding"), (reject(), "dflash"),
-                                                (reject(verification="block"), "self"), (reject(), "ngram")])
+@pytest.mark.parametrize(("decoder", "draft"), [
+    (match(), "dflash"), (reject(verification="block"), "self"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+        (match(0.6), "dflash_sliding"), (reject(), "dflash"), (reject(), "ngram")))])
 @pytest.mark.parametrize("name", ["power_mh_early", "truncated"])
 def test_slots_order_and_reading_ahead_change_nothing(qwen3, decoder, draft, name):
     expected = run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, draft)
@@ -226,15 +231,14 @@ class Insider(DFlashDrafter):
 
 
 @pytest.mark.parametrize("name", ["greedy", "temperature", "truncated", "power_mh", "power_mh_early"])
-def test_blocks_of_which_much_is_kept(qwen3, name):
+def test_blocks_of_which_much_is_kept(qwen3, plain, name):
     """What is accepted moves the companion cache on by several tokens at once."""
-    plain = run_batched(qwen3, SAMPLERS[name], BLENDS["none"])
     for options in ({}, {"prefill_chunk": 8, "keep_current": False}, {"steps_between_checks": 4, "read_ahead": 2}):
         parts = LanguageModel(qwen3, stop_ids=STOPS)
         engine = BatchedEngine(parts, BLENDS["none"], 4, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
                                match().speculation(Insider(network(qwen3), parts, 5)))
         done = {d.tag: d for d in engine.run(chains(SAMPLERS[name]))}
-        for tag, expected in plain.items():
+        for tag, expected in plain(name, "none").items():
             same(done[tag].result, expected.result)
         kept, blocks = (sum(getattr(d.cost, n) for d in done.values()) for n in ("tokens_kept", "blocks_drafted"))
         assert kept > 0.3 * blocks

@@ -1,0 +1,85 @@
+"""What it costs that several processes draw one run: claims, plans, and how evenly the work falls to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dflash_mcmc.bench.measure import Sizes
+from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.config import PACKAGE
+from dflash_mcmc.records import read_records, records_file
+from dflash_mcmc.store import RunStore
+
+_CLAIMS, _PROCESSES = 2000, (1, 4)
+_RUN = ("experiment=demo", "condition=ps", "sampler.num_blocks=8", "dataset.limit=240", "tracker=none", "hardware.num_slots=4")
+_PROBLEMS, _CHAINS = 10_000, 8
+_PLAN = f"""
+import sys, time
+from pathlib import Path
+from dflash_mcmc.store import RunStore
+started = time.perf_counter()
+asked = [(str(problem), chain) for problem in range({_PROBLEMS}) for chain in range({_CHAINS})]
+with RunStore.open(Path(sys.argv[1])) as store:
+    pending = [key for key in asked if key not in store.recorded()]
+seconds = time.perf_counter() - started
+(peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(len(pending), seconds, int(peak) / 1024)
+"""
+"""What a process does before it draws, but for problems and model."""
+
+
+def sharing(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(l) processes that draw one run: samples that fall to each, a claim against a sample, and the plan of a large run."""
+    if subject.name != "tiny":
+        return []
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in _PROCESSES:
+            counts, seconds, mean = _shares(Path(folder) / str(number), number)
+            claim = _claim_seconds(Path(folder) / f"claims-{number}", number)
+            rows.append({"what": f"{number} process{'es' * (number > 1)}", "samples of each": " ".join(map(str, counts)),
+                         "farthest from even, %": 100 * max(abs(count * number / sum(counts) - 1) for count in counts),
+                         "s": seconds, "claim, us": 1e6 * claim, "claim of a sample, %": 100 * claim / mean})
+        rows.append(_plan(Path(folder) / "plan"))
+    return rows
+
+
+def _shares(folder: Path, number: int) -> tuple[list[int], float, float]:
+    """(samples that each process has drawn, seconds, mean seconds of a sample)."""
+    command = [sys.executable, "-m", PACKAGE.name, *_RUN, f"paths.outputs={folder}"]
+    started = time.perf_counter()
+    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=PACKAGE.parent,
+                                  env={**os.environ, "OMP_NUM_THREADS": "1", "DFLASH_MCMC_SHARD": f"{index}/{number}"})
+                 for index in range(number)]
+    if any([process.wait() for process in processes]):
+        raise RuntimeError(f"a process that should have drawn its share failed: {' '.join(command)}")
+    (run,) = (folder / "demo").iterdir()
+    counts = [path.read_bytes().count(b"\n") for path in sorted(run.glob("records*.jsonl"))]
+    records = read_records(run)
+    return counts, time.perf_counter() - started, sum(record["share_seconds"] for record in records) / len(records)
+
+
+def _claim_seconds(folder: Path, number: int) -> float:
+    """Seconds of a claim in a folder in which so many processes write."""
+    folder.mkdir(parents=True)
+    for other in range(number):
+        (folder / records_file(other)).write_text(json.dumps({"problem": f"of {other}", "chain": 0}) + "\n")
+    with RunStore.open(folder) as store:
+        started = time.perf_counter()
+        for index in range(_CLAIMS):
+            store.claim((f"problem {index}", 0))
+        return (time.perf_counter() - started) / _CLAIMS
+
+
+def _plan(folder: Path) -> dict:
+    """A large run of which nothing is recorded: seconds and memory, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", _PLAN, folder], capture_output=True, text=True, check=True,
+                          cwd=PACKAGE.parent)
+    pending, seconds, megabytes = done.stdout.split()
+    return {"what": f"plan of {int(pending):,} samples", "s": float(seconds), "MiB": float(megabytes)}

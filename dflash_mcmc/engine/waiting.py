@@ -1,0 +1,68 @@
+"""The chains that have no slot yet: begun a few ahead of the slots that fall free, so that their prompts are read together."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple
+
+from dflash_mcmc.engine.prompts import PromptReader
+from dflash_mcmc.ops import Chain, Operation
+from dflash_mcmc.types import ChainResult
+
+
+class Next(NamedTuple):
+    """A chain that waits, with its first operation; without one it has ended at once, with this result."""
+
+    tag: Hashable
+    chain: Chain
+    operation: Operation | None
+    result: ChainResult | None
+
+
+class Waiting:
+    """Hands out chains in their order.
+
+    Args:
+        chains: (tag, generator) pairs.
+        prompts: reads the prompts of the chains that come next; None where each slot reads its own.
+        was_read: told of each reading: tokens, forwards, and when it was begun.
+    """
+
+    def __init__(self, chains: Iterable[tuple[Hashable, Chain]], prompts: PromptReader | None,
+                 was_read: Callable[[int, int, float], None]):
+        self._chains, self._prompts, self._was_read = iter(chains), prompts, was_read
+        self._ahead: deque[Next] = deque()
+        self._drained = False
+
+    @property
+    def more(self) -> bool:
+        """Whether there may be another chain."""
+        return bool(self._ahead) or not self._drained
+
+    def next(self) -> Next | None:
+        """The next chain; None where there is no more."""
+        if not self._ahead and not self._drained:
+            self._look_ahead()
+        return self._ahead.popleft() if self._ahead else None
+
+    def read(self) -> None:
+        """Reads the prompts of the chains that wait, those that are not read yet."""
+        if self._prompts:
+            started = time.perf_counter()
+            prompts = [entry.operation.path.prompt for entry in self._ahead if entry.operation is not None]
+            self._was_read(*self._prompts.read(prompts), started)
+
+    def _look_ahead(self) -> None:
+        limit = self._prompts.num_rows if self._prompts else 1
+        for tag, chain in self._chains:
+            try:
+                self._ahead.append(Next(tag, chain, next(chain), None))
+            except StopIteration as stop:
+                self._ahead.append(Next(tag, chain, None, stop.value))
+            if len(self._ahead) == limit:
+                break
+        else:
+            self._drained = True
+        self.read()

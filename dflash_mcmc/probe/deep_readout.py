@@ -1,0 +1,117 @@
+"""What a draft reads out of the target's features along an answer: the document `deep_readout_diagnostic`.
+
+The document believed that blocks behind the first are starved, since each is given no more than the features of a block. A
+draft's cache keeps those of all positions (`dflash.md`, section 4.1), so that this is no property of the draft; `context`
+shows it what the document believed it to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.answers import SOURCES, answers, check_source
+from dflash_mcmc.draft import check_features
+from dflash_mcmc.fields import identity
+from dflash_mcmc.measuring.readout_tables import CONTEXTS
+from dflash_mcmc.probing import Summary, Unit, Work
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.answers import Answer
+    from dflash_mcmc.config import Config
+    from dflash_mcmc.engine.drafter import DFlashDrafter
+
+
+@register("probe", "deep_readout")
+@dataclass(slots=True, kw_only=True)
+class DeepReadout:
+    """Probability and rank of an answer's tokens in target and draft: drafting from masks, from the tokens, and from noise.
+
+    A problem's answer is gone along in whole blocks; one that is shorter than a block is skipped, and counted.
+    """
+
+    answers: str = identity("what is gone along: gold, the dataset's solutions; greedy, what the target says by itself, as "
+                            "the draft has learnt it", choices=SOURCES)
+    context: str = identity("what a block is shown of the features before it: full, all, as the draft is made for; block, "
+                            "only those since the block before (of the first, the prompt); prompt, only the prompt's",
+                            choices=CONTEXTS)
+
+    uses = ("model", "draft", "dataset")
+    unit = "problem"
+    needs_draft = True
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError."""
+        check_features(config, "probe=deep_readout")
+        check_source(config, "probe.answers", self.answers)
+
+    def units(self, config: Config) -> list[Unit]:
+        """A problem each."""
+        return [Unit(problem.id) for problem in config.dataset.problems()]
+
+    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+        """Probabilities and ranks of each problem's tokens, and the parameters of target and draft.
+
+        Raises UserError for an answer that does not fit into the model's positions.
+        """
+        from dflash_mcmc.measuring.readout_parameters import count_parameters
+
+        model = config.model.load(work.device)
+        drafter = config.draft.load(model)
+        counts, key = count_parameters(model, drafter.network), Key(config.seed).fold_in("deep_readout")
+        for unit, answer in answers(config, model, work, self.answers):
+            yield unit, self._record(drafter, answer, key.fold_in(unit.problem, "noise"), counts)
+
+    def _record(self, drafter: DFlashDrafter, answer: Answer, key: Key, counts: dict) -> dict:
+        from dflash_mcmc.engine.interface import NOT_NUMBERS
+        from dflash_mcmc.measuring.readout import Blocks, hidden_states, read_out
+
+        size = drafter.num_drafted + 1
+        if reason := answer.skipped(least=size):
+            return {"skipped": reason}
+        blocks = Blocks.of(len(answer.prompt), len(answer.tokens), size)
+        found = read_out(drafter, hidden_states(drafter, answer.sequence, blocks, self.context, key))
+        if any(p != p for values in found.p.values() for p in values):
+            return {"skipped": NOT_NUMBERS}
+        numbers = [number for number in range(len(blocks.anchors)) for _ in range(drafter.num_drafted)]
+        return {"prompt_length": blocks.prompt_length, "block_size": size, "block": numbers, **found._asdict(),
+                "parameters": counts}
+
+    def summarise(self, config: Config, records: list[dict]) -> Summary:
+        """The document's tables: overall, by the target's confidence, decomposed, by block, and parameters.
+
+        Intervals are clustered by problem. `factor` is that of mean ranks.
+        """
+        from dflash_mcmc.measuring import readout_parameters, readout_tables
+
+        tokens, counts = readout_tables.Tokens(records, self.context), _parameters(records)
+        decomposition = readout_tables.decomposition(tokens)
+        skipped = sum("skipped" in record for record in records)
+        values = {"num_problems": len(records) - skipped, "num_skipped": skipped}
+        tables = {"overall": readout_tables.overall(tokens), "confidence": readout_tables.confidence(tokens),
+                  "decomposition": decomposition, "blocks": readout_tables.blocks(tokens),
+                  "parameters": readout_parameters.parameter_rows(counts) if counts else []}
+        return Summary(values | readout_tables.summary_values(tokens, decomposition), tables, {
+            "block_curves": readout_tables.block_curves(tokens), "position_curves": readout_tables.position_curves(tokens)})
+
+    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+        """The document's, by its names; none where there is no token to compare."""
+        from dflash_mcmc.measuring import readout_architecture, readout_figures
+
+        if not (counts := _parameters(records)):
+            return {}
+        return {"fig_architecture": readout_architecture.architecture(counts),
+                "fig_bucket_rank_comparison": readout_figures.buckets(summary.tables["confidence"]),
+                "fig_signal_decomposition": readout_figures.decomposition(summary.tables["decomposition"]),
+                "fig_block_rank_decay": readout_figures.by_block(summary.data["block_curves"], self.context),
+                "fig_extended_context": readout_figures.by_position(summary.data["position_curves"], self.context)}
+
+
+def _parameters(records: list[dict]) -> dict | None:
+    """Of the pair, which is that of all records."""
+    return next((record["parameters"] for record in records if "parameters" in record), None)

@@ -1,0 +1,202 @@
+"""`probe=deep_readout` on the embedded pair: its records, its options, a run that is stopped, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.config import identity_of
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.measuring.readout import Blocks, hidden_states, read_out
+from dflash_mcmc.measuring.readout_tables import MODES, READERS
+from dflash_mcmc.probe.deep_readout import DeepReadout
+from dflash_mcmc.probing import Work, execute
+from dflash_mcmc.records import RECORDS
+from dflash_mcmc.rng import Key
+from tests.refusals import command_is_refused
+
+PROBE = ("probe=deep_readout", "draft=tiny")
+BLOCK = 8
+
+
+def measured(config) -> dict[str, dict]:
+    """The record of each problem, without a run."""
+    work = Work(config.probe.units(config), "cpu")
+    return {unit.problem: record for unit, record in config.probe.measure(config, work)}
+
+
+@pytest.fixture
+def found(make_config):
+    """Records of overrides on four problems of the embedded dataset: found("probe.context=block")."""
+    return lambda *overrides: measured(make_config(*PROBE, "dataset.limit=4", *overrides))
+
+
+def test_a_run_leaves_records_tables_and_figures(make_config):
+    config = make_config(*PROBE, "dataset.limit=8")
+    result = execute(config)
+    records = [json.loads(line) for line in (result.folder / RECORDS).read_text().splitlines()]
+    assert len(records) == result.summary["num_problems"] + result.summary["num_skipped"] == 8
+    model = config.model.load("cpu")
+    for problem, record in zip(config.dataset.problems(), records, strict=True):
+        whole = len(model.encode(problem.solution)) // BLOCK
+        assert record["block"] == [number for number in range(whole) for _ in range(BLOCK - 1)]
+        assert {len(values) for part in ("p", "rank") for values in record[part].values()} == {len(record["block"])}
+        assert set(record["p"]) == set(record["rank"]) == set(READERS)
+    tables = result.summary["tables"]
+    assert list(tables) == ["overall", "confidence", "decomposition", "blocks", "parameters"]
+    assert [row["n"] for row in tables["overall"]] == [sum(len(record["block"]) for record in records)] * 3
+    assert sum(row["n"] for row in tables["blocks"]) == tables["overall"][0]["n"]
+    mean = [sum(sum(record["p"][name]) for record in records) / tables["overall"][0]["n"] for name in ("target", "mask")]
+    assert [tables["overall"][0][f"mean_p_{end}"] for end in ("target", "draft")] == pytest.approx(mean)
+    names = {path.name for path in result.folder.iterdir()}
+    for figure in ("architecture", "bucket_rank_comparison", "signal_decomposition", "block_rank_decay", "extended_context"):
+        assert (result.folder / f"fig_{figure}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"fig_{figure}.svg" in names
+    assert {"block_curves.csv", "position_curves.csv", *(f"{name}.csv" for name in tables)} <= names
+    assert execute(config).num_new == 0
+
+
+def test_the_draft_reads_out_what_it_was_made_to(make_config):
+    """From masks it is nearly as good as the target; behind noise it is lost. Over ten tokens a problem, so no near thing."""
+    records = list(measured(make_config(*PROBE, "dataset.limit=20")).values())
+    ranks = {name: [rank for record in records for rank in record["rank"][name]] for name in READERS}
+    mean = {name: sum(values) / len(values) for name, values in ranks.items()}
+    assert mean["target"] < mean["mask"] < 3.0 < 3.0 * mean["mask"] < mean["random"]
+
+
+def test_a_record_is_that_of_its_problem_alone(make_config):
+    config = make_config(*PROBE, "dataset.limit=4")
+    model = config.model.load("cpu")
+    drafter, records = config.draft.load(model), measured(config)
+    problem = config.dataset.problems()[3]
+    prompt = model.encode(config.model.prompt(model.tokenizer, problem.question))
+    answer = model.encode(problem.solution)
+    blocks, key = Blocks.of(len(prompt), len(answer), BLOCK), Key(0).fold_in("deep_readout", problem.id, "noise")
+    alone = read_out(drafter, hidden_states(drafter, np.concatenate([prompt, answer]), blocks, "full", key))
+    assert records[problem.id]["rank"] == alone.rank
+    assert records[problem.id]["p"] == alone.p
+    counts = records[problem.id]["parameters"]
+    assert counts["draft_fc"] == drafter.network.fc.weight.numel()
+    assert counts["words"] == len(model.tokenizer)
+
+
+def test_each_option_changes_what_it_should(found):
+    base = found()
+    for context in ("block", "prompt"):
+        other = found(f"probe.context={context}")
+        for name, record in base.items():
+            first = record["block"].count(0)
+            for mode in MODES:
+                assert other[name]["p"][mode][:first] == pytest.approx(record["p"][mode][:first], rel=1e-3)
+            if len(record["block"]) > first:
+                assert other[name]["p"]["mask"][first:] != pytest.approx(record["p"]["mask"][first:], rel=1e-3)
+            assert other[name]["p"]["target"] == record["p"]["target"]
+    reseeded = found("seed=1")
+    for name, record in base.items():
+        assert {mode for mode in READERS if reseeded[name]["p"][mode] != record["p"][mode]} == {"random"}
+    short = found("draft.block_size=5")
+    assert {record["block_size"] for record in short.values()} == {5}
+    assert all(max(short[name]["block"]) > max(record["block"]) for name, record in base.items())
+
+
+def test_greedy_answers_are_the_targets(found):
+    """Its own most likely tokens have rank 1 in it, and the end of the text is one of them."""
+    greedy, gold = found("probe.answers=greedy"), found()
+    for name, record in gold.items():
+        assert set(greedy[name]["rank"]["target"]) == {1}
+        assert greedy[name]["prompt_length"] == record["prompt_length"]
+    assert any(greedy[name]["block"] != record["block"] for name, record in gold.items())
+
+
+def test_behind_a_long_prompt(make_config):
+    """Several times what the pair was trained on, so that nothing is said about how good it is: it is measured, and told."""
+    config = make_config(*PROBE, "dataset.limit=2", "probe.answers=greedy", "dataset.max_new_tokens=40")
+    short = measured(config)
+    config.dataset.prompt = "Count on. " * 80 + "{question}"
+    long = measured(config)
+    assert all(long[name]["prompt_length"] > 500 + record["prompt_length"] for name, record in short.items())
+    assert all(set(record["rank"]["target"]) == {1} for record in long.values())
+    summary = config.probe.summarise(config, [{"problem": name, **record} for name, record in long.items()])
+    assert summary.data["position_curves"][0]["from"] >= 512
+    assert summary.tables["blocks"][0]["context_positions"] == np.mean([record["prompt_length"] for record in long.values()])
+
+
+def test_stopped_and_continued_it_ends_in_the_same_records(make_config, monkeypatch):
+    config = make_config(*PROBE, "dataset.limit=5")
+    whole, record, calls = measured(config), DeepReadout._record, []
+
+    def stops(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return record(*arguments)
+
+    monkeypatch.setattr(DeepReadout, "_record", stops)
+    monkeypatch.setattr(DeepReadout, "figures", lambda *arguments: {})
+    with pytest.raises(KeyboardInterrupt):
+        execute(config)
+    result = execute(config)
+    assert (result.num_new, len(calls)) == (3, 6)
+    records = [json.loads(line) for line in (result.folder / RECORDS).read_text().splitlines()]
+    assert records == [{"problem": name, "chain": 0, **entries} for name, entries in whole.items()]
+
+
+@pytest.fixture
+def solved(make_config, tmp_path):
+    """A configuration for problems with these solutions."""
+    def make(*solutions: str):
+        rows = [{"problem": "Ann has 3 pens.", "answer": "3", "level": 1, "subject": "s", "unique_id": f"p{number}",
+                 "solution": solution} for number, solution in enumerate(solutions)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return make_config(*PROBE, "dataset=math500", f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false")
+
+    return make
+
+
+def test_what_is_empty_or_short_is_skipped_and_counted(solved):
+    config = solved("", "3+4=7.", "First 30+41=71. Then 71-11=60. The answer is 60.")
+    result = execute(config)
+    records = [json.loads(line) for line in (result.folder / RECORDS).read_text().splitlines()]
+    assert [record.get("skipped") for record in records] == ["empty", f"shorter than {BLOCK} tokens", None]
+    assert (result.summary["num_problems"], result.summary["num_skipped"]) == (1, 2)
+    assert result.summary["tables"]["overall"][0]["n"] == len(records[2]["block"]) > 0
+
+
+def test_where_all_is_skipped_there_is_a_summary(solved):
+    result = execute(solved("", ""))
+    assert (result.summary["num_problems"], result.summary["num_skipped"], result.summary["num_tokens"]) == (0, 2, 0)
+    assert result.summary["mean_rank_mask"] is None
+    assert result.summary["tables"]["parameters"] == []
+    assert not list(result.folder.glob("*.png"))
+
+
+def test_an_answer_that_does_not_fit_is_refused_before_the_first_record(solved, tmp_path):
+    with pytest.raises(UserError, match=r"the solution of problem p1 takes \d+ tokens .* allowed: 1024 positions") as caught:
+        execute(solved("Seven and eight are fifteen.", "1+1=2. " * 300))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("*/*"))
+
+
+MISTAKES = {
+    "none": (["probe=deep_readout"], "draft: given 'none'", "a draft, such as tiny"),
+    "ngram": (["probe=deep_readout", "draft=ngram"], "draft: given 'ngram'", "tiny or dflash with probe=deep_readout"),
+    "self": (["probe=deep_readout", "draft=self"], "draft: given 'self'", "tiny or dflash"),
+    "answers": ([*PROBE, "probe.answers=silver"], "probe.answers: given 'silver'", "one of 'gold', 'greedy'"),
+    "context": ([*PROBE, "probe.context=none"], "probe.context: given 'none'", "one of 'full', 'block', 'prompt'"),
+    "unused": ([*PROBE, "sampler=greedy"], "sampler: given 'greedy'", "does not use sampler"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "given", "allowed"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_field(arguments, given, allowed):
+    command_is_refused(arguments, given, allowed)
+
+
+def test_identity_is_what_can_change_a_record(make_config):
+    base = identity_of(make_config(*PROBE))
+    assert {name for name in base if name.startswith("probe.")} == {"probe.answers", "probe.context"}
+    assert identity_of(make_config(*PROBE, "dataset.limit=2")) == base
+    for override in ("probe.answers=greedy", "probe.context=block"):
+        assert identity_of(make_config(*PROBE, override)) != base

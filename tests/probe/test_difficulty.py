@@ -1,0 +1,235 @@
+"""Answers are those of a run, signals those of the answer alone, tables those of the records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hydra import initialize_config_dir
+from scipy import stats
+
+from dflash_mcmc import cli, drawing, run
+from dflash_mcmc.config import identity_of, to_config
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.measuring import detection_tables, signals, steps
+from dflash_mcmc.probe import difficulty
+from dflash_mcmc.probe.difficulty import Difficulty
+from dflash_mcmc.probing import Unit, Work, execute
+from dflash_mcmc.records import RECORDS
+from dflash_mcmc.store import RunStore
+from dflash_mcmc.types import Grade
+from tests.refusals import command_is_refused
+
+GREEDY = ("probe=difficulty", "draft=tiny", "sampler=greedy")
+WARM = ("probe=difficulty", "draft=tiny", "sampler=temperature", "sampler.temperature=1.0", "num_chains=2")
+
+
+def records(folder) -> list[dict]:
+    found = [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+    return sorted(found, key=lambda record: (record["problem"], record["chain"]))
+
+
+def measured(config) -> list[dict]:
+    """The records of all units, without a run, in the order of `records`."""
+    work = Work(config.probe.units(config), "cpu")
+    return sorted(({**unit._asdict(), **record} for unit, record in config.probe.measure(config, work)),
+                  key=lambda record: (record["problem"], record["chain"]))
+
+
+@pytest.fixture(scope="module")
+def fifteen(tmp_path_factory) -> tuple[str, ...]:
+    """What is given for fifteen greedy answers."""
+    return (*GREEDY, "dataset.limit=15", "tracker=none", f"paths.outputs={tmp_path_factory.mktemp('outputs')}")
+
+
+@pytest.fixture(scope="module")
+def result(fifteen):
+    """Their run."""
+    cli.prepare()
+    with initialize_config_dir(str(cli.config_folder()), version_base="1.3"):
+        return execute(to_config(cli.compose_checked("config", list(fifteen))))
+
+
+def test_answers_are_those_of_a_run_and_signals_those_of_the_answer_alone(make_config):
+    config = make_config(*WARM, "dataset.limit=3")
+    found = measured(config)
+    drawn = records(run.execute(make_config(*WARM[2:], "dataset.limit=3")).folder)
+    assert [record["verdict"] for record in found] == [record["verdict"] for record in drawn]
+    model = config.model.load("cpu")
+    drafter = config.draft.load(model)
+    prompts = drawing.prompts(config, model, config.dataset.problems())
+    for record, sample in zip(found, drawn, strict=True):
+        tokens = np.array(sample["tokens"])
+        alone = signals.along(model, drafter, prompts[record["problem"]], tokens)
+        assert (record["level"], record["num_tokens"]) == (sample["level"], len(tokens))
+        assert record["num_compared"] == len(tokens) // 8 * 7
+        assert record["mean"] == pytest.approx(alone.mean(), rel=1e-4, abs=1e-5)
+        assert record["max"] == pytest.approx(alone.max(), rel=1e-4, abs=1e-5)
+        equations = steps.steps(sample["text"])
+        assert record["steps_left_out"] + len(record["steps"]) == len(equations)
+        ends = steps.ends(model.decode, tokens)
+        for step, equation in zip(record["steps"], equations, strict=True):
+            assert (step["text"], step["wrong"]) == (equation.text, equation.wrong)
+            own = [n for n, place in enumerate(alone.places) if ends[place] > equation.start
+                   and (ends[place - 1] if place else 0) < equation.stop]
+            assert step["num_compared"] == len(own) > 0
+            for name, values in alone.values.items():
+                assert step["mean"][name] == pytest.approx(values[own].mean(), rel=1e-4, abs=1e-5)
+                assert step["max"][name] == pytest.approx(values[own].max(), rel=1e-4, abs=1e-5)
+    assert sum(len(record["steps"]) for record in found) > 5
+
+
+def test_the_tables_are_those_of_the_records(result):
+    found, tables = records(result.folder), result.summary["tables"]
+    wrong = np.array([record["verdict"] != "correct" for record in found])
+    assert 0 < wrong.sum() < len(wrong)
+    for row in tables["answers"]:
+        values = np.array([record[row["statistic"]][row["signal"]] if row["statistic"] else record[row["signal"]]
+                           for record in found])
+        expected = stats.mannwhitneyu(values[wrong], values[~wrong]).statistic / (wrong.sum() * (~wrong).sum())
+        assert row["auroc"] == pytest.approx(expected)
+        assert (row["wrong"], row["n"]) == (wrong.sum(), len(wrong))
+    by_label = {(row["signal"], row["statistic"]): row for row in tables["answers"]}
+    kinds = {row["signal"]: row["kind"] for row in tables["answers"]}
+    assert set(kinds) == {*signals.DRAFT, *signals.TARGET, "num_tokens", "level"}
+    best = max(row["auroc"] for row in tables["answers"] if row["kind"] != "draft")
+    for row in tables["answers"]:
+        assert row["minus_best"] is None or row["minus_best"] == pytest.approx(row["auroc"] - best)
+        entropy = by_label["target_entropy", row["statistic"] or "mean"]
+        assert row["minus_entropy"] is None or row["minus_entropy"] == pytest.approx(row["auroc"] - entropy["auroc"])
+    told = result.summary
+    assert told["answers/best_baseline_auroc"] == best
+    assert told["answers/difference"] == pytest.approx(told["answers/best_draft_auroc"] - best)
+    (outcome,) = [row for row in tables["outcomes"] if row["cases"] == "steps"]
+    of_steps = [step for record in found for step in record["steps"]]
+    assert (outcome["n"], outcome["wrong"]) == (len(of_steps), sum(step["wrong"] for step in of_steps))
+    right = [1 - step["mean"]["total_variation"] for step in of_steps if not step["wrong"]]
+    assert outcome["acceptance_right"] == pytest.approx(np.mean(right))
+    names = {path.name for path in result.folder.iterdir()}
+    assert {f"fig_difficulty_{name}.{kind}" for name in ("auroc", "roc", "reliability") for kind in ("png", "svg")} <= names
+    assert {f"{name}.csv" for name in ("outcomes", "answers", "steps", "combined", "reliability", "roc")} <= names
+
+
+def test_stopped_and_continued_it_ends_in_the_same_records(make_config, monkeypatch, tmp_path):
+    monkeypatch.setattr(Difficulty, "figures", lambda *given: {})
+    whole = execute(make_config(*WARM, "dataset.limit=4", f"paths.outputs={tmp_path / 'whole'}"))
+    config = make_config(*WARM, "dataset.limit=4")
+    append = RunStore.append
+
+    def interrupted(store, record):
+        append(store, record)
+        if len(store.records) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunStore, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        execute(config)
+    monkeypatch.setattr(RunStore, "append", append)
+    continued = execute(config)
+    assert continued.num_new == 5
+    assert records(continued.folder) == records(whole.folder)
+    assert continued.summary == whole.summary
+
+
+def test_bins_and_folds_change_the_summary_and_no_record(make_config, monkeypatch, fifteen, result):
+    monkeypatch.setattr(Difficulty, "figures", lambda *given: {})
+    config = make_config(*fifteen, "probe.num_bins=3", "probe.num_folds=2")
+    again = execute(config)
+    assert (again.num_new, again.folder) == (0, result.folder)
+    assert identity_of(config) == identity_of(replace(config, probe=replace(config.probe, num_bins=10)))
+    tables, before = again.summary["tables"], result.summary["tables"]
+    assert max(row["bin"] for row in tables["reliability"]) == 3 < max(row["bin"] for row in before["reliability"])
+    assert [row["auroc"] for row in tables["answers"]] == [row["auroc"] for row in before["answers"]]
+    assert [row["brier"] for row in tables["answers"]] != [row["brier"] for row in before["answers"]]
+
+
+def test_a_shorter_block_of_the_draft_gives_other_signals_of_other_tokens(make_config, result):
+    short = measured(make_config(*GREEDY, "dataset.limit=2", "draft.block_size=3"))
+    for record, long in zip(short, records(result.folder), strict=False):
+        assert record["num_tokens"] == long["num_tokens"]
+        assert record["num_compared"] == record["num_tokens"] // 3 * 2 != long["num_compared"]
+        assert record["mean"] != long["mean"]
+
+
+class LatePool:
+    """Decides when there is nothing left to do, in another order."""
+
+    def __init__(self):
+        self.texts, self.closed = {}, False
+
+    def submit(self, tag, text, gold):
+        self.texts[tag] = f"{text} {gold}"
+
+    def finished(self, wait=False):
+        if wait:
+            for tag in reversed(list(self.texts)):
+                yield tag, Grade("no_answer" if tag.problem == "arith-001" else "wrong", None)
+
+    def close(self):
+        self.closed = True
+
+
+def test_grades_that_come_late_find_their_answers(make_config, monkeypatch, result):
+    config, pool = make_config(*GREEDY, "dataset.limit=3"), LatePool()
+    monkeypatch.setattr(type(config.grader), "start", lambda self: pool)
+    late = measured(config)
+    assert pool.closed
+    assert [record["verdict"] for record in late] == ["wrong", "no_answer", "wrong"]
+    for record, known in zip(late, records(result.folder), strict=False):
+        assert {**record, "verdict": None} == {**known, "verdict": None}
+    values = detection_tables.summary(late, 5, 10).values
+    assert (values["num_no_answer"], values["answers/wrong"]) == (1, 3)
+
+
+def test_the_graders_processes_are_ended_whatever_happens(make_config, monkeypatch):
+    config, pool = make_config(*GREEDY, "dataset.limit=3"), LatePool()
+    monkeypatch.setattr(type(config.grader), "start", lambda self: pool)
+    monkeypatch.setattr(signals, "along", lambda *given: (_ for _ in ()).throw(RuntimeError("broken")))
+    with pytest.raises(RuntimeError, match="broken"):
+        measured(config)
+    assert pool.closed
+
+
+def test_skipped_answers_are_counted(make_config, monkeypatch):
+    nothing = signals.Signals(np.array([1]), {"target_entropy": np.array([np.nan])})
+    monkeypatch.setattr(signals, "along", lambda *given: nothing)
+    found = measured(make_config(*GREEDY, "dataset.limit=2"))
+    assert all("not numbers" in record["skipped"] for record in found)
+    values = detection_tables.summary(found, 5, 10).values
+    assert (values["num_answers"], values["num_skipped"]) == (0, 2)
+    assert values["num_skipped_not_correct"] == sum(record["verdict"] != "correct" for record in found)
+    with pytest.raises(UserError, match=r"^dataset\.max_new_tokens: given 7; allowed: at least 8, a block$"):
+        measured(make_config(*GREEDY, "dataset.limit=2", "dataset.max_new_tokens=7"))
+
+
+def test_answers_that_could_not_be_drawn_or_are_short_are_skipped_with_their_verdict():
+    units = [Unit("a"), Unit("b")]
+    short = SimpleNamespace(path=SimpleNamespace(length=3, tokens=np.arange(3)))
+    finished = [SimpleNamespace(tag=units[0], result=None, failure="no memory"), None,
+                SimpleNamespace(tag=units[1], result=short, failure="")]
+    engine = SimpleNamespace(steps=lambda chains: iter(finished), model=SimpleNamespace(decode=str))
+    problems = {name: SimpleNamespace(level=2, answer="7") for name in "ab"}
+    config = SimpleNamespace(grader=SimpleNamespace(start=LatePool))
+    found = dict(difficulty._graded(config, engine, problems, iter(()), lambda done: difficulty._along(
+        None, SimpleNamespace(num_drafted=7), done)))
+    assert found[units[0]] == {"level": 2, "verdict": "not_drawn", "num_tokens": 0, "skipped": "no memory"}
+    assert found[units[1]] == {"level": 2, "verdict": "wrong", "num_tokens": 3, "skipped": "shorter than 8 tokens"}
+
+
+MISTAKES = {
+    "blend=layer": ("blend: given 'layer'", "none with probe=difficulty"),
+    "draft=ngram": ("draft: given 'ngram'", "with probe=difficulty"),
+    "draft=none": ("draft: given 'none'", "probe=difficulty"),
+    "probe.num_folds=1": ("probe.num_folds: given 1", "a whole number >= 2"),
+    "probe.num_bins=1": ("probe.num_bins: given 1", "a whole number >= 2"),
+    "probe.num_bin=3": ("probe.num_bin: unknown field", "num_bins"),
+}
+
+
+@pytest.mark.parametrize("given", MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_field(given):
+    start, told = MISTAKES[given]
+    command_is_refused([*GREEDY, given], told, start=start)

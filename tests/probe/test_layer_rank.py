@@ -1,0 +1,243 @@
+"""`probe=layer_rank` on the embedded pair: each rank is a float64 loop's, and every option changes what it should."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from dflash_mcmc.answers import Answer
+from dflash_mcmc.config import identity_of
+from dflash_mcmc.engine import forcing
+from dflash_mcmc.probe import layer_rank
+from dflash_mcmc.probing import execute
+from dflash_mcmc.records import RECORDS
+from dflash_mcmc.report.probed import overall
+from tests.probes import changed, composed, measured, records, without_times
+from tests.refusals import command_is_refused
+
+RUN = ("probe=layer_rank", "dataset.limit=4", "probe.hard_below=0.3")
+DRAFT = ("draft=tiny",)
+NUM_LAYERS = 8
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    """A run with the draft: (configuration, result)."""
+    config = composed(tmp_path_factory.mktemp("outputs"), *RUN, *DRAFT)
+    return config, execute(config)
+
+
+def tables_of(config) -> dict[str, list[dict]]:
+    return config.probe.summarise(config, measured(config)).tables
+
+
+def row_of(rows: list[dict], source: str, layer: int | None = None, norm: str | None = None) -> dict:
+    (row,) = [row for row in rows if (row["source"], row["layer"], row["norm"]) == (source, layer, norm)]
+    return row
+
+
+@torch.no_grad()
+def streams(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """(outputs of all layers, logits) of transformers' own model, float64 logits."""
+    outputs = []
+
+    def keep(module, given, output):
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [layer.register_forward_hook(keep) for layer in model.model.layers]
+    logits = model(input_ids=tokens).logits[0].double()
+    for handle in handles:
+        handle.remove()
+    return [output.reshape(tokens.shape[1], -1) for output in outputs], logits
+
+
+def bounds(logits: torch.Tensor, token: int) -> tuple[int, int]:
+    """Ranks between which that of a token is, where logits within 1e-4 cannot be told apart."""
+    return 1 + int((logits > logits[token] + 1e-4).sum()), int((logits > logits[token] - 1e-4).sum())
+
+
+def test_every_rank_is_that_of_a_loop_in_float64(result):
+    config = changed(result[0], limit=2, drafting=False)
+    model = config.model.load("cpu")
+    theirs = AutoModelForCausalLM.from_pretrained(config.model.path)
+    allowed, head = (~model.forbidden).nonzero()[:, 0], theirs.lm_head.weight.detach().double()
+    for record, problem in zip(measured(config), config.dataset.problems(), strict=True):
+        prompt = model.encode(config.model.prompt(model.tokenizer, problem.question))
+        answer = model.encode(problem.solution)
+        outputs, target = streams(theirs, torch.from_numpy(np.concatenate([prompt, answer]))[None])
+        first, hard, log_p = len(prompt) - 1, [], 0.0
+        for t, token in enumerate(answer):
+            laws = {"target": target[first + t]}
+            for layer, output in enumerate(outputs):
+                state = output[first + t]
+                laws[f"{layer} none"] = head @ state.double()
+                laws[f"{layer} final"] = head @ theirs.model.norm(state).detach().double()
+            place = allowed.tolist().index(token)
+            for name, logits in laws.items():
+                low, high = bounds(logits[allowed], place)
+                assert low <= record["ranks"][name][t] <= high, (name, t)
+            values = target[first + t][allowed].tolist()
+            of_token = values[place] - math.log(math.fsum(math.exp(value) for value in values))
+            log_p += of_token
+            hard += [t] if of_token < math.log(0.3) else []
+        assert record["hard"] == hard
+        assert (record["num_tokens"], record["num_hard"]) == (len(answer), len(hard))
+        assert record["log_p"]["target"][0] == pytest.approx(log_p, rel=1e-5, abs=1e-4)
+        assert record["vocabulary"] == len(allowed)
+
+
+def test_tables_are_those_of_the_records(result):
+    _, found = result
+    tables, of = found.summary["tables"], records(found.folder)
+    assert len(tables["layers"]) == len(tables["hard_layers"]) == 2 * NUM_LAYERS + 3
+    assert len(tables["norms"]) == len(tables["hard_norms"]) == NUM_LAYERS
+    for prefix in ("", "hard_"):
+        for name in ("target", "3 none", "3 final", "draft"):
+            layer, _, norm = name.partition(" ")
+            row = row_of(tables[f"{prefix}layers"], *(("layer", int(layer), norm) if norm else (name,)))
+            ranks = [rank for record in of for t, rank in enumerate(record["ranks"][name])
+                     if rank is not None and (not prefix or t in record["hard"])]
+            assert (row["n"], row["mean_rank"]) == (len(ranks), pytest.approx(np.mean(ranks)))
+            assert row["median_rank"] == np.quantile(ranks, 0.5, method="inverted_cdf")
+            assert row["share_rank_1"] == pytest.approx(np.mean(np.array(ranks) == 1))
+            assert row["mean_rank_low"] <= row["mean_rank"] <= row["mean_rank_high"]
+    assert found.summary["num_tokens"] == sum(record["num_tokens"] for record in of)
+    assert 0 < found.summary["num_hard"] == tables["hard_norms"][0]["n"] < found.summary["num_tokens"]
+    assert found.summary["published_layer/none/mean_rank"] == row_of(tables["layers"], "layer", 5, "none")["mean_rank"]
+    assert found.summary["chance_rank"] == 237.0  # of 473 words
+
+
+def test_the_last_layer_behind_the_final_norm_is_the_target(result):
+    for rows in (result[1].summary["tables"]["layers"], result[1].summary["tables"]["hard_layers"]):
+        target, last = row_of(rows, "target"), row_of(rows, "layer", NUM_LAYERS - 1, "final")
+        assert {**last, "source": "target", "layer": None, "norm": None} == target
+        assert target["agreement"] == 1.0
+
+
+def test_the_draft_and_the_target_are_told_on_the_same_tokens(result):
+    config, found = result
+    drafted = config.draft.load(config.model.load("cpu")).num_drafted
+    for record in records(found.folder):
+        there = [t for t, rank in enumerate(record["ranks"]["draft"]) if rank is not None]
+        assert there == [t for t in range(record["num_tokens"] // (drafted + 1) * (drafted + 1)) if t % (drafted + 1)]
+        assert [record["ranks"]["target where drafted"][t] for t in there] == [record["ranks"]["target"][t] for t in there]
+    draft, target = (row_of(found.summary["tables"]["layers"], source) for source in ("draft", "target where drafted"))
+    assert 0 < draft["n"] == target["n"] < found.summary["num_tokens"]
+    assert target["mean_rank"] < draft["mean_rank"] < found.summary["chance_rank"]
+
+
+def test_the_folder_has_tables_and_the_figure(result):
+    names = {path.name for path in result[1].folder.iterdir()}
+    assert {"layers.csv", "hard_layers.csv", "norms.csv", "hard_norms.csv", "fig_layer_probe_ranks.png",
+            "fig_layer_probe_ranks.svg"} <= names
+
+
+def test_killed_and_continued_it_ends_in_the_same_records(result, tmp_path):
+    _, found = result
+    outputs = found.folder.parent.parent
+    folder = shutil.copytree(outputs, tmp_path / "outputs") / found.folder.relative_to(outputs)
+    kept = (folder / RECORDS).read_text().splitlines(keepends=True)[:2]
+    (folder / RECORDS).write_text("".join(kept) + '{"problem": "arith-0')
+    again = execute(composed(tmp_path / "outputs", *RUN, *DRAFT))
+    assert (again.folder, again.num_new) == (folder, 2)
+    assert without_times(records(folder)) == without_times(records(found.folder))
+    assert again.summary["tables"] == found.summary["tables"]
+
+
+def test_without_the_draft_the_rest_is_the_same(result):
+    alone, together = tables_of(changed(result[0], drafting=False)), result[1].summary["tables"]
+    assert alone["layers"] == [row for row in together["layers"] if row["source"] in ("target", "layer")]
+    assert alone["hard_norms"] == together["hard_norms"]
+
+
+def test_along_the_targets_own_answers_it_is_always_right(result):
+    config = changed(result[0], answers="greedy", hard_below=0.01)
+    config.dataset = replace(config.dataset, limit=2, max_new_tokens=12)
+    found = measured(config)
+    summary = config.probe.summarise(config, found)
+    target = row_of(summary.tables["layers"], "target")
+    assert (target["mean_rank"], target["share_rank_1"]) == (1.0, 1.0)
+    assert 0 < target["n"] <= 24
+    assert summary.values["num_hard"] == 0
+    assert row_of(summary.tables["hard_layers"], "target")["mean_rank"] is None
+    assert list(config.probe.figures(config, found, summary)) == ["fig_layer_probe_ranks"]
+
+
+def test_hard_tokens_are_those_below_the_bound(result):
+    found = tables_of(changed(result[0], hard_below=0.6))
+    assert result[1].summary["num_hard"] < found["hard_layers"][0]["n"] < found["layers"][0]["n"]
+    assert found["layers"][0] == row_of(result[1].summary["tables"]["layers"], "target")
+
+
+def test_what_changes_a_record_is_in_the_identity(make_config):
+    config = make_config(*RUN)
+    found = [identity_of(changed(config, **changes)) for changes in ({}, {"answers": "greedy"}, {"hard_below": 0.2})]
+    found.append(identity_of(make_config(*RUN, *DRAFT)))
+    assert all(a != b for n, a in enumerate(found) for b in found[:n])
+    assert identity_of(changed(config, limit=9)) == found[0]
+    assert "draft.content" not in found[0]
+    assert "draft.content" in found[3]
+
+
+def test_neither_pieces_nor_groups_of_layers_show(result, monkeypatch):
+    config = changed(result[0], limit=1)
+    whole = measured(config)
+    monkeypatch.setattr(forcing, "_LOGITS_BYTES", 5 * 4 * 512)
+    monkeypatch.setattr("dflash_mcmc.measuring.layers._STATES_BYTES", 1)
+    parts = measured(config)
+    assert [list(record["ranks"]) for record in parts] == [list(record["ranks"]) for record in whole]
+    for name, ranks in whole[0]["ranks"].items():
+        close = np.array(parts[0]["ranks"][name], float) - np.array(ranks, float)
+        assert np.nanmax(np.abs(close)) <= 1, name  # by rounding, which hangs on the shape of a product
+        assert parts[0]["log_p"][name] == pytest.approx(whole[0]["log_p"][name], rel=1e-4)
+
+
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_an_empty_answer_is_recorded_and_counted(make_config, monkeypatch, skipped):
+    given = layer_rank.answers
+
+    def some_empty(*arguments):
+        for number, (unit, answer) in enumerate(given(*arguments)):
+            yield unit, answer._replace(tokens=answer.tokens[:0]) if number < skipped else answer
+
+    monkeypatch.setattr(layer_rank, "answers", some_empty)
+    result = execute(make_config(*RUN, "dataset.limit=2"))
+    assert [record.get("skipped") for record in records(result.folder)] == ["empty"] * skipped + [None] * (2 - skipped)
+    assert result.summary["num_skipped"] == skipped
+    assert bool(result.summary["tables"]["layers"]) == (skipped < 2)
+    assert (result.folder / "fig_layer_probe_ranks.png").exists() == (skipped < 2)
+    assert "layer_rank: layers" in overall([result.folder])
+
+
+def test_an_answer_shorter_than_a_block_has_no_ranks_of_the_draft(result, monkeypatch):
+    given = layer_rank.answers
+    monkeypatch.setattr(layer_rank, "answers", lambda *arguments: (
+        (unit, Answer(answer.prompt, answer.tokens[:5])) for unit, answer in given(*arguments)))
+    config = changed(result[0], limit=2)
+    found = measured(config)
+    assert all(record["ranks"]["draft"] == [None] * 5 for record in found)
+    summary = config.probe.summarise(config, found)
+    row = row_of(summary.tables["layers"], "draft")
+    assert (row["n"], row["mean_rank"], row["median_rank"]) == (0, None, None)
+    assert list(config.probe.figures(config, found, summary)) == ["fig_layer_probe_ranks"]
+
+
+MISTAKES = {
+    "probe.answers=golden": ("probe.answers", "one of 'gold', 'greedy'"),
+    "probe.hard_below=0": ("probe.hard_below", "0.0; allowed: a number > 0 and < 1"),
+    "probe.hard_below=1": ("probe.hard_below", "1.0; allowed: a number > 0 and < 1"),
+    "draft=ngram": ("draft", "'ngram'; allowed: tiny or dflash with probe=layer_rank"),
+    "probe.hrd_below=0.1": ("probe.hrd_below", "did you mean 'hard_below'"),
+}
+
+
+@pytest.mark.parametrize("given", MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_field(given):
+    field, told = MISTAKES[given]
+    command_is_refused(["probe=layer_rank", *given.split()], told, start=f"{field}: ")

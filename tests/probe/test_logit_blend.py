@@ -1,0 +1,237 @@
+"""`probe=logit_blend` on the embedded pair: sums are a float64 loop's, controls are exact, options change what they should."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from dflash_mcmc.config import identity_of
+from dflash_mcmc.measuring.layers_blended import SUMS
+from dflash_mcmc.probe import logit_blend
+from dflash_mcmc.probing import execute
+from dflash_mcmc.records import RECORDS
+from dflash_mcmc.report.probed import overall
+from tests.probes import changed, composed, measured, records, without_times
+from tests.refusals import command_is_refused
+
+RUN = ("probe=logit_blend", "dataset.limit=4", "probe.hard_below=0.3", "probe.layers=[0,-3,-1]", "probe.betas=[0,0.05,0.5]")
+DRAFT = ("draft=tiny",)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    """A run with the draft: (configuration, result)."""
+    config = composed(tmp_path_factory.mktemp("outputs"), *RUN, *DRAFT)
+    return config, execute(config)
+
+
+def row_of(rows: list[dict], name: str, beta: float) -> dict:
+    (row,) = [row for row in rows if name in (row["source"], str(row["layer"])) and row["beta"] == beta]
+    return row
+
+
+@torch.no_grad()
+def test_sums_are_those_of_a_loop_in_float64(result):
+    """Of transformers' own model: layer 5, raw, at each beta."""
+    config = changed(result[0], limit=2)
+    model, theirs = config.model.load("cpu"), AutoModelForCausalLM.from_pretrained(config.model.path)
+    allowed, head = (~model.forbidden).nonzero()[:, 0], theirs.lm_head.weight.double()
+    for record, problem in zip(measured(config), config.dataset.problems(), strict=True):
+        prompt = model.encode(config.model.prompt(model.tokenizer, problem.question))
+        answer = model.encode(problem.solution)
+        output = theirs(input_ids=torch.from_numpy(np.concatenate([prompt, answer]))[None], output_hidden_states=True)
+        for number, beta in enumerate((0.0, 0.05, 0.5)):
+            totals = {"hard": np.zeros(len(SUMS)), "easy": np.zeros(len(SUMS))}
+            for t, token in enumerate(answer):
+                place, position = allowed.tolist().index(token), len(prompt) - 1 + t
+                target = (head @ output.hidden_states[8][0, position].double())[allowed]
+                layer = (head @ output.hidden_states[6][0, position].double())[allowed]
+                mixed = (1 - beta) * target + beta * layer
+                log_p, of_target, flat = (float(x.log_softmax(-1)[place]) for x in (mixed, target, (1 - beta) * target))
+                better = int((mixed > mixed[place]).sum()) - int((target > target[place]).sum())
+                totals["hard" if of_target < math.log(0.3) else "easy"] += [
+                    1, log_p - of_target, log_p > of_target, log_p < of_target, better < 0, better > 0,
+                    log_p - flat, log_p > flat]
+            for part in ("hard", "easy"):
+                found = dict(zip(SUMS, record["sums"][part]["5"][number], strict=True))
+                expected = dict(zip(SUMS, totals[part], strict=True))
+                assert found["n"] == expected["n"]
+                for name in ("gain", "gain_over_flattened"):
+                    assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-3)
+                for name in ("wins", "losses", "rank_wins", "rank_losses", "wins_over_flattened"):
+                    assert abs(found[name] - expected[name]) <= (1 if beta else 0), (name, beta)  # a tie within rounding
+
+
+def test_beta_zero_gains_nothing_at_all(result):
+    for rows in result[1].summary["tables"].values():
+        zero = [row for row in rows if row["beta"] == 0.0]
+        assert {row["source"] for row in zero} == {"layer", "draft", "flattened"}
+        for row in zero:
+            assert {row[name] for name in ("gain", "gain_low", "gain_high", "wins", "rank_wins", "rank_losses")} == {0.0}
+
+
+def test_the_last_layer_behind_the_final_norm_gains_nothing(result):
+    config = changed(result[0], limit=2, norm="final")
+    tables = config.probe.summarise(config, measured(config)).tables
+    for beta in (0.0, 0.05, 0.5):
+        row = row_of(tables["grid"], "7", beta)
+        assert max(abs(row[name]) for name in ("gain", "gain_low", "gain_high")) < 1e-5
+        assert row["rank_wins"] == row["rank_losses"] == 0.0
+        assert (row_of(tables["grid"], "0", beta)["gain"] == 0.0) == (beta == 0.0)
+
+
+def test_tables_are_those_of_the_records(result):
+    _, found = result
+    tables, of = found.summary["tables"], records(found.folder)
+    assert [len(rows) for rows in tables.values()] == [5 * 3] * 3
+    for name, number, beta in (("5", 1, 0.05), ("draft", 2, 0.5), ("flattened", 1, 0.05)):
+        hard, easy = (dict(zip(SUMS, np.sum([record["sums"][part][name][number] for record in of], axis=0), strict=True))
+                      for part in ("hard", "easy"))
+        row = row_of(tables["hard"], name, beta)
+        assert (row["n"], row["gain"]) == (hard["n"], pytest.approx(hard["gain"] / hard["n"]))
+        assert row["wins_minus_losses"] == pytest.approx((hard["wins"] - hard["losses"]) / hard["n"])
+        assert row["wins_minus_losses_low"] <= row["wins_minus_losses"] <= row["wins_minus_losses_high"]
+        grid = row_of(tables["grid"], name, beta)
+        assert (grid["n"], grid["wins"]) == (hard["n"] + easy["n"], pytest.approx((hard["wins"] + easy["wins"]) / grid["n"]))
+        assert row_of(tables["easy"], name, beta)["n"] == easy["n"]
+    assert found.summary["num_hard"] == row_of(tables["hard"], "5", 0.05)["n"] > 0
+    assert found.summary["num_tokens"] == row_of(tables["grid"], "5", 0.05)["n"]
+    gains = {(row["source"], row["layer"], row["beta"]): row["gain"] for row in tables["hard"] if row["source"] != "flattened"}
+    assert found.summary["best/gain"] == max(gains.values())
+
+
+def test_the_control_wins_hard_tokens_and_no_rank(result):
+    config = changed(result[0], limit=60, hard_below=0.1, layers=[5], drafting=False)
+    tables = config.probe.summarise(config, measured(config)).tables
+    hard, easy = (row_of(tables[part], "flattened", 0.05) for part in ("hard", "easy"))
+    assert hard["n"] >= 10
+    assert hard["wins"] > 0.8 > 0.2 > easy["wins"]
+    assert hard["gain"] > 0 > easy["gain"]
+    assert hard["rank_wins"] == hard["rank_losses"] == hard["gain_over_flattened"] == hard["wins_over_flattened"] == 0.0
+
+
+def test_the_draft_is_blended_where_it_says_something(result):
+    config, found = result
+    block = config.draft.load(config.model.load("cpu")).num_drafted + 1
+    expected = sum(record["num_tokens"] // block * (block - 1) for record in records(found.folder))
+    rows = [row for row in found.summary["tables"]["grid"] if row["source"] == "draft"]
+    assert [row["n"] for row in rows] == [expected] * 3
+    assert rows[1]["gain"] != 0.0
+
+
+def test_the_folder_has_tables_and_figures(result):
+    names = {path.name for path in result[1].folder.iterdir()}
+    assert {"grid.csv", "hard.csv", "easy.csv"} <= names
+    assert {f"fig_logit_blend_{name}.{kind}" for name in ("gain", "wins") for kind in ("png", "svg")} <= names
+
+
+def test_killed_and_continued_it_ends_in_the_same_records(result, tmp_path):
+    _, found = result
+    outputs = found.folder.parent.parent
+    folder = shutil.copytree(outputs, tmp_path / "outputs") / found.folder.relative_to(outputs)
+    kept = (folder / RECORDS).read_text().splitlines(keepends=True)[:2]
+    (folder / RECORDS).write_text("".join(kept) + '{"problem": "arith-0')
+    again = execute(composed(tmp_path / "outputs", *RUN, *DRAFT))
+    assert (again.folder, again.num_new) == (folder, 2)
+    assert without_times(records(folder)) == without_times(records(found.folder))
+    assert again.summary["tables"] == found.summary["tables"]
+
+
+def test_without_the_draft_the_rest_is_the_same(result):
+    config, found = result
+    alone = without_times(measured(changed(config, drafting=False)))
+    for record, together in zip(alone, records(found.folder), strict=True):
+        for part, sources in record["sums"].items():
+            assert sources == {name: cells for name, cells in together["sums"][part].items() if name != "draft"}
+
+
+@pytest.mark.parametrize(("change", "sources", "cells"), [
+    ({"layers": None}, [*map(str, range(8)), "draft", "flattened"], 3), ({"layers": [2]}, ["2", "draft", "flattened"], 3),
+    ({"betas": [0.2], "drafting": False}, ["0", "5", "7", "flattened"], 1)], ids=str)
+def test_layers_and_betas_are_those_asked_for(result, change, sources, cells):
+    (record,) = measured(changed(result[0], limit=1, **change))
+    assert list(record["sums"]["hard"]) == sources
+    assert all(len(cell) == cells for part in record["sums"].values() for cell in part.values())
+
+
+def test_norm_answers_and_bound_change_what_they_should(result):
+    config = replace(result[0], dataset=replace(result[0].dataset, limit=1, max_new_tokens=12))
+    (base,), (normed,), (own,), (few,) = (without_times(measured(changed(config, **change))) for change in (
+        {}, {"norm": "final"}, {"answers": "greedy"}, {"hard_below": 0.9}))
+    assert base["sums"]["easy"]["flattened"] == normed["sums"]["easy"]["flattened"]
+    assert base["sums"]["easy"]["5"] != normed["sums"]["easy"]["5"]
+    assert 0 < own["num_tokens"] <= 12 < base["num_tokens"]
+    assert own["sums"]["easy"]["flattened"][1][SUMS.index("wins")] == 0  # its most likely token never gains by it
+    assert base["num_hard"] < few["num_hard"]
+    together = [np.add(*(np.array(record["sums"][part]["5"]) for part in ("hard", "easy"))) for record in (base, few)]
+    np.testing.assert_allclose(*together, atol=1e-6)
+
+
+def test_identity_knows_one_layer_by_its_two_numbers(result, monkeypatch):
+    monkeypatch.setattr("dflash_mcmc.model.hf.HFModel.fingerprint", lambda self: "model")
+    config, _ = result
+    base = identity_of(config)
+    assert base["probe.layers"] == [0, 5, 7]
+    assert identity_of(changed(config, limit=9, layers=[0, 5, 7])) == base
+    every = [0, 1, 2, 3, 4, 5, -2, 7]
+    assert identity_of(changed(config, layers=None)) == identity_of(changed(config, layers=every))
+    for change in ({"layers": [0]}, {"betas": [0.05]}, {"norm": "final"}, {"hard_below": 0.2}, {"answers": "greedy"}):
+        assert identity_of(changed(config, **change)) != base
+
+
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_an_empty_answer_is_recorded_and_counted(make_config, monkeypatch, skipped):
+    given = logit_blend.answers
+
+    def some_empty(*arguments):
+        for number, (unit, answer) in enumerate(given(*arguments)):
+            yield unit, answer._replace(tokens=answer.tokens[:0]) if number < skipped else answer
+
+    monkeypatch.setattr(logit_blend, "answers", some_empty)
+    result = execute(make_config(*RUN, "dataset.limit=2", "probe.betas=[0.1]"))
+    assert [record.get("skipped") for record in records(result.folder)] == ["empty"] * skipped + [None] * (2 - skipped)
+    assert result.summary["num_skipped"] == skipped
+    assert bool(result.summary["tables"]["grid"]) == (skipped < 2)
+    assert (result.folder / "fig_logit_blend_gain.png").exists() == (skipped < 2)
+    assert "logit_blend: grid" in overall([result.folder])
+
+
+def test_without_a_hard_token_the_rest_is_told(result):
+    config = changed(result[0], limit=2, hard_below=1e-9)
+    found = measured(config)
+    summary = config.probe.summarise(config, found)
+    assert summary.values["num_hard"] == 0
+    assert {row["gain"] for row in summary.tables["hard"]} == {None}
+    assert summary.values["best/gain"] is None
+    assert row_of(summary.tables["grid"], "5", 0.5)["gain"] < 0
+    assert list(config.probe.figures(config, found, summary)) == ["fig_logit_blend_gain"]
+
+
+MISTAKES = {
+    "probe.answers=golden": ("probe.answers", "one of 'gold', 'greedy'"),
+    "probe.norm=first": ("probe.norm", "one of 'none', 'final'"),
+    "probe.layers=[8]": ("probe.layers", "[8]; allowed: different layers from -8 to 7 (the model has 8 layers)"),
+    "probe.layers=[-9]": ("probe.layers", "[-9]; allowed: different layers from -8 to 7"),
+    "probe.layers=[5,-3]": ("probe.layers", "[5, -3]; allowed: different layers"),
+    "probe.layers=[]": ("probe.layers", "[]; allowed: different layers from -8 to 7 (the model has 8 layers), at least"),
+    "probe.betas=[]": ("probe.betas", "[]; allowed: different numbers from 0 to 1, at least one"),
+    "probe.betas=[0.1,0.1]": ("probe.betas", "[0.1, 0.1]; allowed: different numbers"),
+    "probe.betas=[0.1,1.1]": ("probe.betas", "[0.1, 1.1]; allowed: different numbers from 0 to 1"),
+    "probe.betas=[-0.1]": ("probe.betas", "[-0.1]; allowed: different numbers from 0 to 1"),
+    "probe.betas=null": ("probe.betas", "'null'; allowed: a list"),
+    "probe.hard_below=0": ("probe.hard_below", "0.0; allowed: a number > 0 and < 1"),
+    "draft=self": ("draft", "'self'; allowed: tiny or dflash with probe=logit_blend"),
+    "probe.beta=0.1": ("probe.beta", "did you mean 'betas'"),
+}
+
+
+@pytest.mark.parametrize("given", MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_field(given):
+    field, told = MISTAKES[given]
+    command_is_refused(["probe=logit_blend", *given.split()], told, start=f"{field}: ")

@@ -1,0 +1,283 @@
+"""The probe against a loop over blocks that takes nothing but transformers, the draft's class and numpy; tables by hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.config import identity_of
+from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.decode import Decoder, Span
+from dflash_mcmc.engine.drafter import Anchors
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.measuring import independence, speculative
+from dflash_mcmc.probing import Work, execute
+from dflash_mcmc.records import RECORDS
+from dflash_mcmc.rng import Key
+from tests.refusals import refused
+from tests.training.drafts import block_alone
+
+SHORT = ("probe=speculative_mcmc", "draft=tiny", "dataset.limit=4", "probe.num_samples=12", "probe.timed_rows=0")
+
+
+@pytest.fixture
+def probe_config(make_config):
+    return lambda *overrides: make_config(*SHORT, *overrides)
+
+
+def records_of(result) -> dict[str, dict]:
+    lines = (json.loads(line) for line in (result.folder / RECORDS).read_text().splitlines())
+    return {line["problem"]: {name: value for name, value in line.items() if not name.startswith("seconds")} for line in lines}
+
+
+def straightforward(config, problem) -> dict[str, dict[str, list[float]]]:
+    """Greedy answer, then block by block: distances and weights along the reference and along the drawn tokens."""
+    model = config.model.load("cpu")
+    drafter = config.draft.load(model)
+    network, n = drafter.network, drafter.num_drafted
+    prompt = model.encode(config.model.prompt(model.tokenizer, problem.question)).tolist()
+    answer = greedy(model, prompt, config.dataset.max_new_tokens)
+    sequence = torch.tensor(prompt + answer)
+    alpha, key = config.probe.alpha, Key(config.seed).fold_in("speculative_mcmc", problem.id)
+    found = {f"{t:g}": {"kl": [], "tvd": [], "reference": [], "joint": []} for t in config.probe.temperatures()}
+    places = [start for start in range(0, len(answer), n + 1) if start + n + 1 <= len(answer)]
+    for number, start in enumerate(places):
+        anchor = len(prompt) + start
+        draft = block_alone(network, model, sequence, anchor).double()
+        with torch.no_grad():
+            hidden = model.decoder(input_ids=sequence[None, : anchor + n], use_cache=False).last_hidden_state[0, anchor:]
+        log_p = torch.log_softmax(model.logits(hidden).double(), dim=-1)
+        sharp = torch.log_softmax(alpha * model.logits(hidden).double(), dim=-1)
+        for name, columns in found.items():
+            log_q = torch.log_softmax(draft / float(name), dim=-1)
+            for a, b in zip(sharp.exp(), log_q, strict=True):
+                real = a > 0
+                columns["kl"].append((a[real] * (a[real].log() - b[real])).sum().item())
+                columns["tvd"].append(0.5 * (a - b.exp()).abs().sum().item())
+            samples = config.probe.num_samples
+            every = key.fold_in("draft", name).uniforms(0, len(places) * n * samples).reshape(-1, n, samples)
+            uniforms = every[number]
+            upto = log_q.exp().cumsum(dim=-1).numpy()
+            tokens = np.array([[np.searchsorted(upto[k], uniforms[k, s] * upto[k, -1]) for k in range(n)]
+                               for s in range(samples)])
+            own_q = [sum(log_q[k, x].item() for k, x in enumerate(row)) for row in tokens]
+            columns["reference"].append([alpha * sum(log_p[k, x].item() for k, x in enumerate(row)) - q
+                                         for row, q in zip(tokens, own_q, strict=True)])
+            prefix = sequence[: anchor + 1].tolist()
+            columns["joint"].append([joint(model, prefix, row.tolist(), log_q, alpha) for row in tokens])
+    return found
+
+
+def greedy(model, prompt, horizon) -> list[int]:
+    answer: list[int] = []
+    while len(answer) < horizon and not set(answer) & set(model.stop_ids):
+        with torch.no_grad():
+            hidden = model.decoder(input_ids=torch.tensor([prompt + answer]), use_cache=False).last_hidden_state[0, -1]
+        answer.append(int(model.logits(hidden).argmax()))
+    return answer
+
+
+def joint(model, prefix, tokens, log_q, alpha) -> float:
+    """log w of one drawn block, up to a stop id, from a forward of its own."""
+    kept = next((k + 1 for k, token in enumerate(tokens) if token in model.stop_ids), len(tokens))
+    with torch.no_grad():
+        hidden = model.decoder(input_ids=torch.tensor([prefix + tokens]), use_cache=False).last_hidden_state[0]
+    log_p = torch.log_softmax(model.logits(hidden[len(prefix) - 1 :]).double(), dim=-1)
+    return sum(alpha * log_p[k, tokens[k]].item() - log_q[k, tokens[k]].item() for k in range(kept))
+
+
+def test_records_are_those_of_a_straightforward_loop(probe_config):
+    config = probe_config("dataset.limit=2", "probe.autoregressive=false")
+    records = records_of(execute(config))
+    for problem in config.dataset.problems():
+        expected, record = straightforward(config, problem), records[problem.id]
+        for name, columns in record["proposals"].items():
+            np.testing.assert_allclose(columns["tvd"], expected[name]["tvd"], atol=2e-4)
+            np.testing.assert_allclose(columns["kl"], expected[name]["kl"], atol=3e-3, rtol=2e-3)
+            for weights in ("reference", "joint"):
+                log_w = np.array(expected[name][weights])
+                np.testing.assert_allclose(columns[weights]["log_w"], log_w.mean(axis=1), atol=2e-2, rtol=1e-3)
+                np.testing.assert_allclose(columns[weights]["log_w_std"], log_w.std(axis=1, ddof=1), atol=2e-2, rtol=1e-3)
+                np.testing.assert_allclose(columns[weights]["equilibrium"], independence.in_equilibrium(log_w), atol=1e-2)
+    assert sum(record["blocks"] for record in records.values()) >= 4
+
+
+def test_mask_mode_is_what_the_decoders_draft_with(probe_config):
+    """The drafter on the engine's cache, as speculation asks it, gives the laws whose distances are recorded."""
+    config = probe_config("dataset.limit=3", "probe.autoregressive=false", "probe.weights=reference")
+    records = records_of(execute(config))
+    model = config.model.load("cpu")
+    drafter = config.draft.load(model)
+    decoder = Decoder(model, config.blend, "grouped", 256, 8, 64, drafter)
+    cache = SlotCache(model.cache_shape, 1, 256, model.device, drafter.companion)
+    for problem in config.dataset.problems():
+        prompt = model.encode(config.model.prompt(model.tokenizer, problem.question)).tolist()
+        answer = greedy(model, prompt, 128)
+        sequence, n = np.array(prompt + answer), drafter.num_drafted
+        tvd = np.array(records[problem.id]["p"]["tvd"]).reshape(-1, n)
+        with torch.inference_mode(), decoder.ready():
+            decoder.read(cache, [Span(0, sequence, 0, len(sequence))])
+            for block, expected in enumerate(tvd):
+                anchor = len(prompt) + block * (n + 1)
+                hidden = drafter.hidden_aside(Anchors(torch.tensor([0]), cache, torch.from_numpy(sequence)[None],
+                                                      torch.tensor([anchor]), anchor + n + 1))
+                q = torch.softmax(drafter.logits(hidden)[0].double(), dim=-1)
+                read = model.decoder(input_ids=torch.from_numpy(sequence)[None, : anchor + n], use_cache=False)
+                p = torch.softmax(model.logits(read.last_hidden_state[0, anchor:]).double(), dim=-1)
+                np.testing.assert_allclose(0.5 * (p - q).abs().sum(-1), expected, atol=2e-4)
+
+
+def test_resumed_is_uninterrupted(probe_config, tmp_path):
+    whole = execute(probe_config("dataset.limit=2"))
+    other = probe_config("name=other", "dataset.limit=2")
+    execute(probe_config("name=other", "dataset.limit=1"))
+    result = execute(other)
+    assert result.num_new == 1
+    assert records_of(result) == records_of(whole)
+    assert result.summary == {**whole.summary, "condition": result.summary["condition"]}
+
+
+@pytest.mark.slow
+def test_options_change_what_they_should(probe_config):
+    """Each but its own part leaves the records as they are."""
+    plain, along, alone, gentle, others, seed = (
+        records_of(execute(probe_config("dataset.ids=[arith-001]", "dataset.limit=null", *more)))["arith-001"] for more in (
+            (), ("probe.weights=reference",), ("probe.autoregressive=false",), ("probe.alpha=2",),
+            ("probe.draft_temperatures=[1,0.3]",), ("seed=1",)))
+    assert all(found["p"] == plain["p"] for found in (along, alone, gentle, others, seed))
+    kept = plain["proposals"]
+    assert along["proposals"]["0.25"] == {name: kept["0.25"][name] for name in ("kl", "tvd", "reference")}
+    assert alone["proposals"] == {name: found for name, found in kept.items() if name != "target"}
+    assert (list(kept), list(gentle["proposals"])) == (["1", "0.5", "0.25", "target"], ["1", "0.5", "target"])
+    assert gentle["proposals"]["1"] != kept["1"]
+    assert others["proposals"]["1"]["reference"] == kept["1"]["reference"]
+    # Which blocks are read together differs, so that the last digits of their weights may.
+    np.testing.assert_allclose(others["proposals"]["1"]["joint"]["log_w"], kept["1"]["joint"]["log_w"], rtol=1e-4)
+    assert list(others["proposals"]) == ["1", "0.3", "target"]
+    assert seed["proposals"]["1"]["tvd"] == kept["1"]["tvd"]
+    assert seed["proposals"]["1"]["joint"] != kept["1"]["joint"]
+
+
+def test_sharing_prefixes_changes_no_number(probe_config):
+    one = ("dataset.ids=[arith-001]", "dataset.limit=null")
+    shared, apart = (records_of(execute(probe_config(*one, f"name={share}", f"probe.share_prefixes={share}")))["arith-001"]
+                     for share in ("true", "false"))
+    assert list(shared["proposals"]) == list(apart["proposals"])
+    for name, found in shared["proposals"].items():
+        for weights in ("reference", "joint"):
+            for column, values in found.get(weights, {}).items():
+                np.testing.assert_allclose(values, apart["proposals"][name][weights][column], rtol=1e-4, atol=1e-4)
+
+
+def test_runtime_fields_leave_the_identity(probe_config):
+    plain = identity_of(probe_config())
+    assert plain == identity_of(probe_config("probe.share_prefixes=false"))
+    assert plain == identity_of(probe_config("probe.timed_rows=8", "probe.chain_steps=3", "probe.position_edges=[1,2]"))
+    assert plain == identity_of(probe_config("probe.draft_temperatures=[0.25,1,0.5]")), "null is these"
+    assert plain != identity_of(probe_config("probe.num_samples=13"))
+
+
+def test_proposals_are_timed(probe_config):
+    config = probe_config("probe.timed_rows=2", "dataset.limit=2")
+    result = execute(config)
+    for line in (result.folder / RECORDS).read_text().splitlines():
+        record = json.loads(line)
+        assert 0 < record["seconds_draft"] < 10
+        assert 0 < record["seconds_target"] < 10
+    rows = result.summary["tables"]["throughput"]
+    assert [row["speed"] for row in rows if row["proposal"] == "target"] == [1.0]
+    assert not (result.folder / "fig_bimodality.png").stat().st_size < 10_000
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (("draft=none",), "draft: given 'none'; allowed: a draft, such as tiny"),
+    (("draft=ngram",), "draft: given 'ngram'; allowed: tiny or dflash with probe=speculative_mcmc"),
+    (("probe.alpha=0.5",), "probe.alpha: given 0.5; allowed: a number >= 1"),
+    (("probe.num_samples=1",), "probe.num_samples: given 1; allowed: a whole number >= 2"),
+    (("probe.draft_temperatures=[1,0]",), "probe.draft_temperatures: given"),
+    (("probe.draft_temperatures=[1,1]",), "probe.draft_temperatures: given"),
+    (("probe.draft_temperatures=[]",), "probe.draft_temperatures: given"),
+    (("probe.position_edges=[3,2]",), "probe.position_edges: given"),
+    (("dataset.max_new_tokens=7",), "dataset.max_new_tokens: given 7; allowed: at least 8, a block"),
+    (("dataset.max_new_tokens=2000",), "dataset.max_new_tokens: given 2000; allowed: at most"),
+])
+def test_bad_input_is_one_line(make_config, tmp_path, overrides, message):
+    short = [text for text in SHORT if not any(text.split("=")[0] == other.split("=")[0] for other in overrides)]
+    with refused(start=message):
+        execute(make_config(*short, *overrides))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_short_answers_are_counted(make_config):
+    config = make_config(*SHORT, "dataset.max_new_tokens=8", "probe.draft_temperatures=[1]")
+    config.draft.block_size = 8
+    result = execute(config)
+    assert result.summary["num_skipped"] + result.summary["num_problems"] == 4
+    skipped = copy.deepcopy(config.probe).summarise(config, [{"problem": "a", "chain": 0, "skipped": "empty"}])
+    assert (skipped.values["num_skipped"], skipped.values["num_blocks"], skipped.tables) == (1, 0, {})
+    assert config.probe.figures(config, [], skipped) == {}
+
+
+def made_record(problem: str, acceptance: list[float], log_w: list[float], block_size: int = 16) -> dict:
+    n = (block_size - 1) * len(acceptance)
+    chain = {"acceptance": acceptance, "moved": acceptance, "equilibrium": acceptance, "log_w": log_w,
+             "log_w_std": [1.0] * len(log_w), "effective": [2.0] * len(log_w)}
+    laws = {"kl": [3.0] * n, "tvd": [0.332] * n}
+    return {"problem": problem, "chain": 0, "num_tokens": n, "blocks": len(acceptance), "block_size": block_size,
+            "p": {"kl": [1.0] * n, "tvd": [0.367] * n}, "proposals": {"0.25": {**laws, "reference": chain}},
+            "seconds_target": 0.8, "seconds_draft": 0.1}
+
+
+def test_tables_by_hand():
+    """Two problems with the document's -466 a block of 15 tokens, its 66.8 % and 63.3 %, and its 8x."""
+    records = [made_record("a", [0.02, 0.06, 0.10, 0.95], [-466.0] * 4), made_record("b", [0.10, 1.0], [-460.0, -472.0])]
+    found = speculative.summary(records, num_samples=100, chain_steps=10, position_edges=(1, 3))
+    (row,) = found.tables["aggregate"]
+    assert round(row["log_w_per_token"], 1) == -31.1
+    assert row["token_acceptance"] == pytest.approx(0.668)
+    assert row["block_product"] == pytest.approx(0.668**15)
+    assert row["acceptance"] == pytest.approx(np.mean([0.02, 0.06, 0.10, 0.95, 0.10, 1.0]))
+    assert row["acceptance_median"] == 0.10
+    assert (row["blocks"], found.values["num_predicted_tokens"]) == (6, 90)
+    assert found.tables["baseline"][0]["token_acceptance"] == pytest.approx(0.633)
+    (row,) = found.tables["thresholds"]
+    assert [row[f"above_{t}_percent"] for t in (1, 5, 10, 20, 50, 70)] == pytest.approx([1, 5 / 6, 2 / 6, 2 / 6, 2 / 6, 2 / 6])
+    assert [(row["position"], row["blocks"]) for row in found.tables["positions"]] == [("early", 2), ("mid", 3), ("late", 1)]
+    (row,) = found.tables["convergence"]
+    assert row["median_once"] == pytest.approx(0.65, abs=0.005)
+    assert row["median_three_times"] == pytest.approx(0.07, abs=0.005)
+    rates = [0.02, 0.06, 0.10, 0.95, 0.10, 1.0]
+    assert row["blocks_once"] == pytest.approx(np.mean([1 - (1 - rate) ** 10 for rate in rates]))
+    (row,) = found.tables["throughput"]
+    assert row["speed"] == pytest.approx(8.0)
+    assert row["accepts_per_second"] == pytest.approx(10 * np.mean(rates))
+    shares = {row["difficulty"]: (row["share"], row["blocks"]) for row in found.tables["strata"]}
+    assert shares == dict.fromkeys(("easy", "middle", "hard"), (pytest.approx(2 / 6), 2))
+
+
+def test_logits_are_there_in_pieces_only(probe_config, monkeypatch):
+    """Never those of a whole sequence, whatever part of the record they are for."""
+    config = probe_config("dataset.limit=2")
+    model = config.model.load("cpu")
+    seen, logits = [], LanguageModel.logits
+
+    def watched(self, hidden):
+        seen.append(math.prod(hidden.shape[:-1]))
+        return logits(self, hidden)
+
+    work = Work(config.probe.units(config), "cpu")
+    plain = {unit: record for unit, record in config.probe.measure(config, work)}
+    monkeypatch.setattr("dflash_mcmc.engine.forcing._LOGITS_BYTES", 4 * model.vocab_size * 14)
+    monkeypatch.setattr(LanguageModel, "logits", watched)
+    work = Work(config.probe.units(config), "cpu")
+    pieces = {unit: record for unit, record in config.probe.measure(config, work)}
+    assert max(seen) == 14
+    for unit, record in plain.items():
+        one, other = (found["proposals"]["1"] for found in (record, pieces[unit]))
+        np.testing.assert_allclose(one["tvd"], other["tvd"], atol=1e-5)
+        np.testing.assert_allclose(one["joint"]["log_w"], other["joint"]["log_w"], atol=1e-3)

@@ -1,0 +1,45 @@
+"""What the tests of probes have in common: a configuration with other values, and records with and without a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from hydra import initialize_config_dir
+
+from dflash_mcmc import cli
+from dflash_mcmc.config import Config, to_config
+from dflash_mcmc.draft.none import NoDraft
+from dflash_mcmc.probing import Work
+from dflash_mcmc.records import RECORDS
+
+
+def composed(folder: Path, *overrides: str) -> Config:
+    """The typed configuration of overrides, with outputs below the folder and no tracker."""
+    cli.prepare()
+    with initialize_config_dir(str(cli.config_folder()), version_base="1.3"):
+        return to_config(cli.compose_checked("config", [f"paths.outputs={folder}", "tracker=none", *overrides]))
+
+
+def records(folder: Path) -> list[dict]:
+    """Those of a run, as they stand in its file."""
+    return [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+
+
+def without_times(found: list[dict]) -> list[dict]:
+    """What must be the same in every run."""
+    return [{name: value for name, value in record.items() if not name.startswith("seconds")} for record in found]
+
+
+def changed(config: Config, limit: int | None = None, drafting: bool = True, **changes) -> Config:
+    """The configuration with other values of the probe, and so many problems."""
+    dataset = config.dataset if limit is None else replace(config.dataset, limit=limit)
+    draft = config.draft if drafting else NoDraft()
+    return replace(config, probe=replace(config.probe, **changes), dataset=dataset, draft=draft)
+
+
+def measured(config: Config) -> list[dict]:
+    """The records of all units, without a run."""
+    work = Work(config.probe.units(config), "cpu")
+    return [{**unit._asdict(), **record} for unit, record in config.probe.measure(config, work)]
