@@ -7,8 +7,10 @@ import json
 import pytest
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.estimate import token_forwards
+from dflash_mcmc.records import RECORDS
+from dflash_mcmc.registry import name_of
 from dflash_mcmc.run import execute
-from dflash_mcmc.store import RECORDS
 
 
 def tokens_of(result) -> list[list[int]]:
@@ -29,3 +31,59 @@ def test_a_fault_is_taken_in_the_experiment_alone(make_config, choice):
     assert make_config("experiment=faults", *choice).name == "faults"
     with pytest.raises(UserError, match=r"decoder.fault: given .*; allowed: null; a faulty decoder runs under name=faults"):
         make_config("experiment=demo", *choice)
+
+
+CONDITIONS = {"greedy": ("greedy", "none"), "temp": ("temperature", "none"), "ps": ("power_mh", "none"),
+              "blend_greedy": ("greedy", "layer"), "blend_ps": ("power_mh", "layer")}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_guided_power_sampling_is_the_documents_setting(make_config, condition):
+    config = make_config("experiment=guided_power_sampling", f"condition={condition}")
+    assert (config.name, config.model.path, config.model.dtype) == ("guided_power_sampling", "Qwen/Qwen3-4B", "bfloat16")
+    assert (config.model.chat, config.model.enable_thinking) == (True, False)
+    assert (name_of(config.dataset), config.dataset.max_new_tokens) == ("math500", 1024)
+    assert config.dataset.prompt == (
+        "Can you solve the following math problem? {question} Please reason step by step, and put your final answer within "
+        "\\boxed{}.")
+    assert config.dataset.num_chosen() == 104
+    assert (name_of(config.sampler), name_of(config.blend)) == CONDITIONS[condition]
+    if name_of(config.sampler) == "power_mh":
+        assert (config.sampler.num_blocks, config.sampler.num_steps, config.sampler.alpha) == (16, 2, 4.0)
+    if name_of(config.sampler) != "greedy":
+        assert config.sampler.law().temperature == 0.25
+    if name_of(config.blend) == "layer":
+        assert (config.blend.beta, config.blend.layer % 36) == (0.05, 33)
+
+
+def test_guided_power_samplings_problems_are_every_fortieth(make_config, shared_data):
+    """Shards 0 to 7 of 40 as the code behind the document takes them: `range(shard, 500, 40)`."""
+    path = f"dataset.path={shared_data}/math500/test.jsonl"
+    every = make_config("dataset=math500", path).dataset.problems()
+    chosen = make_config("experiment=guided_power_sampling", path).dataset.problems()
+    assert chosen == [every[index] for index in sorted(i for shard in range(8) for i in range(shard, 500, 40))]
+    assert len(chosen) == 104
+
+
+@pytest.mark.parametrize("condition", ["greedy", "temp", "ps"])
+def test_power_sampling_paper_is_the_papers_setting(make_config, condition):
+    config = make_config("experiment=power_sampling_paper", f"condition={condition}")
+    assert (config.name, config.model.path, config.model.chat) == ("power_sampling_paper", "Qwen/Qwen2.5-Math-7B", False)
+    assert (name_of(config.dataset), config.dataset.max_new_tokens, config.dataset.num_chosen()) == ("math500", 3072, 500)
+    assert config.dataset.prompt.endswith("within \\boxed{{}}.")
+    if condition == "ps":
+        assert (config.sampler.num_blocks, config.sampler.num_steps, config.sampler.alpha) == (16, 10, 4.0)
+    else:  # which have no steps to set
+        assert not hasattr(config.sampler, "num_steps")
+    assert make_config("experiment=power_sampling_paper", "sampler.num_steps=3").sampler.num_steps == 3
+    assert make_config("condition=ps").sampler.num_steps == 2
+
+
+def test_both_are_estimated(make_config):
+    """Power sampling costs what its published answers' lengths say: about 600 tokens of 1024, and 679 of 3072."""
+    for experiment, tokens, low, high in (("guided_power_sampling", 614, 4_000, 12_000),
+                                          ("power_sampling_paper", 676, 20_000, 60_000)):
+        greedy, power = (token_forwards(make_config(f"experiment={experiment}", f"condition={condition}"))
+                         for condition in ("greedy", "ps"))
+        assert greedy == pytest.approx(100 + tokens, rel=0.02)
+        assert low < power < high

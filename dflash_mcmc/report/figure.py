@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from dflash_mcmc.errors import writing
+from dflash_mcmc.intervals import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,6 +51,66 @@ def label_lines(axes: Axes, x: float, labels: list[tuple[str, float, str]]) -> N
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """`name.png` and `name.svg` in the folder."""
-    figure.savefig(folder / f"{name}.png")
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    """`name.png` and `name.svg` in the folder. Raises UserError where they cannot be written."""
+    with writing(folder / name):
+        figure.savefig(folder / f"{name}.png")
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+
+
+PALETTE = (RIGHT, WRONG, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
+"""More of Okabe and Ito's colours; markers and hatches tell the same apart in grey."""
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+
+
+def rows_size(labels: Sequence[str], panels: int = 1) -> tuple[float, float]:
+    """Inches of a figure with a row for each label, and room for the labels."""
+    return 3.0 + 3.2 * panels + 0.066 * max(map(len, labels), default=0), 1.3 + 0.3 * len(labels)
+
+
+def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[Estimate], texts: Sequence[str],
+                   emphasised: Sequence[bool] | None = None) -> None:
+    """A row for each estimate, from the top: a point on its interval, and a text at the right edge. Values in per cent.
+
+    Without an interval the point stands alone; without a value the row is empty. What is emphasised is filled.
+    """
+    for row, (estimate, strong) in enumerate(zip(estimates, emphasised or [False] * len(labels), strict=True)):
+        if estimate.value is None:
+            continue
+        if estimate.low is not None:
+            axes.plot([100.0 * estimate.low, 100.0 * estimate.high], [row, row], color=RIGHT, linewidth=2.2, alpha=0.55,
+                      solid_capstyle="butt", zorder=2)
+        axes.plot(100.0 * estimate.value, row, "D" if strong else "o", markersize=6.5, markeredgewidth=1.5, zorder=3,
+                  markerfacecolor=WRONG if strong else "white", markeredgecolor=WRONG if strong else RIGHT)
+    for row, text in enumerate(texts):
+        axes.annotate(text, (1.0, row), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
+                      fontsize=8)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+
+
+def error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
+    """How far the intervals reach below and above the values, in per cent, for `Axes.errorbar`; 0 without an interval."""
+    return [[0.0 if e.low is None else max(0.0, 100.0 * (e.value - e.low)) for e in estimates],
+            [0.0 if e.low is None else max(0.0, 100.0 * (e.high - e.value)) for e in estimates]]
+
+
+def label_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
+    """Numbers points from 1, each number beside its point or, where that is taken, on a line to it.
+
+    The figure must have been laid out, and the limits of the axes must not change afterwards.
+    """
+    scale = 72.0 / axes.figure.dpi
+    places = [tuple(scale * number for number in axes.transData.transform(point)) for point in points]
+    taken = list(places)
+    offsets = [(right, up) for right in range(-54, 55, 6) for up in range(-56, 57, 4) if abs(right) > 6 and abs(up) > 3]
+    offsets.sort(key=lambda offset: (max(abs(offset[0]) * 1.3, abs(offset[1])), offset[0] < 0, offset[1] < 0))
+    for number, (point, (x, y)) in enumerate(zip(points, places, strict=True), start=1):
+        free = ((right, up) for right, up in offsets
+                if all(abs(x + right - a) > 11.0 or abs(y + up - b) > 8.0 for a, b in taken))
+        right, up = next(free, offsets[0])
+        taken.append((x + right, y + up))
+        far = max(abs(right), abs(up)) > 14
+        axes.annotate(str(number), point, (right, up), textcoords="offset points", fontsize=7.5, ha="center", va="center",
+                      arrowprops={"arrowstyle": "-", "color": OTHER, "linewidth": 0.5, "shrinkB": 3} if far else None)

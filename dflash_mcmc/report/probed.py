@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tabulate import tabulate
 
@@ -32,12 +33,26 @@ def _of_probe(probe: str, runs: list[tuple[dict, dict]]) -> str:
 
 
 def text_of(rows: list[dict]) -> str:
-    """A table for a terminal; numbers with four digits that count."""
+    """A table for a terminal; numbers with four digits that count, an interval behind the number that it belongs to."""
+    rows = [_with_intervals(row) for row in rows]
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    numbers = [key for key in keys if all(isinstance(row.get(key), (int, float, type(None))) for row in rows)]
+    numbers = [key for key in keys if all(isinstance(row.get(key), (int, float, type(None), _Interval)) for row in rows)]
     return tabulate([[_cell(row.get(key)) for key in keys] for row in rows], [key.replace("_", " ") for key in keys],
                     tablefmt="github", disable_numparse=True,
                     colalign=["right" if key in numbers else "left" for key in keys])
+
+
+class _Interval(NamedTuple):
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def _with_intervals(row: dict) -> dict:
+    """`x`, `x_low` and `x_high` of a row become one value."""
+    ends = {f"{key}{end}" for key in row for end in ("_low", "_high") if f"{key}_low" in row}
+    return {key: _Interval(value, row[f"{key}_low"], row[f"{key}_high"]) if f"{key}_low" in row else value
+            for key, value in row.items() if key not in ends}
 
 
 def csv_of(rows: list[dict]) -> str:
@@ -55,9 +70,12 @@ def _column(key: str) -> str:
     return group if name == "content" else name
 
 
-def _cell(value: object) -> str:
+def _cell(value: object, digits: int = 4) -> str:
+    if isinstance(value, _Interval):
+        numbers = [_cell(end, digits=3) for end in value]
+        return numbers[0] + ("" if value.low is None else f" [{numbers[1]}, {numbers[2]}]")
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.{digits}g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

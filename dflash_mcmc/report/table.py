@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +12,11 @@ from tabulate import tabulate
 
 from dflash_mcmc.errors import UserError
 
-_HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
-            "moved", "no answer", "token-forwards")
+HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
+           "moved", "no answer", "token-forwards")
+"""Of the columns that every table of runs has."""
+_UNLIKE = ("The rows are over different samples: all that is recorded of a run counts. python -m dflash_mcmc.report compares "
+           "runs on the problems that they share.")
 _DRAFTED = "accepted length"
 """Stands last where a run has drafted."""
 
@@ -19,36 +24,47 @@ _DRAFTED = "accepted length"
 def overall(folders: Sequence[Path]) -> str:
     """Rows in the order of the folders; what tells runs of one condition apart stands behind its name."""
     summaries = [_read(folder / "summary.json") for folder in folders]
-    labels = _labels([s["condition"] for s in summaries], [_read(folder / "run.json")["identity"] for folder in folders])
+    labels = labels_of([s["condition"] for s in summaries], [_read(folder / "run.json")["identity"] for folder in folders])
     pairs = [(label, summary) for label, summary in zip(labels, summaries, strict=True) if summary["num_samples"]]
-    rows, headers = [_row(label, summary) for label, summary in pairs], list(_HEADERS)
+    rows, headers = [row_of(label, summary) for label, summary in pairs], list(HEADERS)
     if any(summary["accepted_length"] is not None for _, summary in pairs):
         headers.append(_DRAFTED)
         rows = [[*row, _number(summary["accepted_length"], "{:.2f}")] for row, (_, summary) in zip(rows, pairs, strict=True)]
     align = ("left", *["right"] * (len(headers) - 1))
-    return tabulate(rows, headers=headers, tablefmt="github", colalign=align, disable_numparse=True)
+    table = tabulate(rows, headers=headers, tablefmt="github", colalign=align, disable_numparse=True)
+    alike = len({summary["num_samples"] for _, summary in pairs}) <= 1
+    return table if alike else f"{table}\n\n{_UNLIKE}"
 
 
-def _row(label: str, summary: dict) -> list[str]:
+def row_of(label: str, summary: dict) -> list[str]:
+    """The cells below `HEADERS`."""
     share = f"{100 * summary['accuracy']:.1f} %"
     interval = f"{100 * summary['accuracy_low']:.1f} - {100 * summary['accuracy_high']:.1f}"
     rates = [_number(summary[name], "{:.1%}").replace("%", " %") for name in ("acceptance", "moved_rate")]
     return [label, str(summary["correct"]), str(summary["num_samples"]), share, interval,
             _number(summary["mean_tokens"], "{:.1f}"), _number(summary["mean_seconds"], "{:.2f}"), *rates,
-            str(summary["unparsed"] + summary["error"]), f"{summary['token_forwards']:,}"]
+            str(summary["no_answer"] + summary["not_drawn"]), f"{summary['token_forwards']:,}"]
 
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def _labels(conditions: list[str], identities: list[dict]) -> list[str]:
-    labels = []
+def labels_of(conditions: list[str], identities: list[dict]) -> list[str]:
+    """The conditions; those of several runs with what varies between them behind."""
+    labels, identities = [], [followed(identity) for identity in identities]
     for condition, identity in zip(conditions, identities, strict=True):
         same = [other for name, other in zip(conditions, identities, strict=True) if name == condition]
         varying = [key for key in identity if len({json.dumps(other.get(key)) for other in same}) > 1]
         labels.append(" ".join([condition, *(f"{_short(key)}={_short_value(identity.get(key))}" for key in varying)]))
     return labels
+
+
+def followed(identity: dict) -> dict:
+    """The identity, in which a proposal's temperature that follows alpha says so: it is nothing that varies by itself."""
+    alpha, temperature = (identity.get(f"sampler.{name}") for name in ("alpha", "proposal_temperature"))
+    follows = alpha and temperature and abs(alpha * temperature - 1.0) < 1e-9
+    return {**identity, "sampler.proposal_temperature": "1/alpha"} if follows else identity
 
 
 def _short(key: str) -> str:
@@ -58,7 +74,11 @@ def _short(key: str) -> str:
 
 
 def _short_value(value: object) -> str:
-    return value[:8] if isinstance(value, str) and len(value) == 32 else str(value)
+    """A hash of some content by its first digits, and a long text, such as a prompt, by those of its hash."""
+    text = "null" if value is None else str(float(f"{value:.6g}") if isinstance(value, float) else value)
+    if re.fullmatch("[0-9a-f]{32}", text):
+        return text[:8]
+    return text if len(text) <= 24 and text.isprintable() else f"#{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _read(path: Path) -> dict:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import Step, check_blocks, result, trace_entry
@@ -52,9 +53,7 @@ class DraftMH:
     def check(self, config: Config) -> None:
         """Conditions that span fields. Raises ConfigError."""
         check_blocks(self.num_blocks, config.dataset.max_new_tokens)
-        if name_of(config.draft) in ("ngram", "self"):
-            raise ConfigError("draft", name_of(config.draft), "tiny or dflash with sampler=draft_mh: one forward that gives a "
-                              "density for a whole block")
+        check_features(config, "sampler=draft_mh")
         if name_of(config.decoder) != "plain":
             raise ConfigError("decoder", name_of(config.decoder), "plain with sampler=draft_mh, whose draws are the draft's")
         if self.early_reject == "eps" and (self.proposal == "mixture" or self.alpha < 1.0):

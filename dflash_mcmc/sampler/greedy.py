@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dflash_mcmc.estimate import ExpectedCost
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.ops import Chain, Draw, Law
 from dflash_mcmc.registry import register
@@ -20,6 +21,10 @@ class Greedy:
 
     alpha: float = runtime("has no effect: the argmax is the same at every power; here so that a sweep over alpha may "
                            "include this baseline, which then runs once", gt=0)
+
+    def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
+        """Of a chain whose answer has `length` tokens."""
+        return ExpectedCost(length)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One generation of at most `horizon` tokens. Uses no randomness."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.estimate import ExpectedCost, mh_cost
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import Step, check_blocks, result, trace_entry
 from dflash_mcmc.ops import Chain, Draw, Floor, Law, Operation, Score
@@ -132,6 +133,14 @@ class PowerMH:
     def source(self) -> str:
         """The logits that q is made from."""
         return "base" if self.proposal == "base" else "blended"
+
+    def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
+        """Of a chain whose answers have `length` tokens, each proposal drawn from its cut to its end."""
+        # A cut beyond the state, of law A, costs nothing.
+        cost = mh_cost(length, horizon, self.num_blocks, self.num_steps,
+                       lambda state, reach: (state + 1) / 2 * (state / reach if self.cut == "horizon" else 1.0),
+                       self.rule == "published" or self.after_eos == "return")
+        return cost._replace(scored=cost.proposed) if self.rescore else cost
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dflash_mcmc.estimate import ExpectedCost
 from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import Chain, Draw, Law
 from dflash_mcmc.registry import register
@@ -41,6 +42,10 @@ class Temperature:
         """The law of each token."""
         temperature = 1.0 / self.alpha if self.temperature is None else self.temperature
         return Law(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+
+    def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
+        """Of a chain whose answer has `length` tokens."""
+        return ExpectedCost(length)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One generation of at most `horizon` tokens."""

@@ -17,13 +17,20 @@ class RunInfo(NamedTuple):
     condition: str
     config: dict
     folder: Path
+    name: str = ""
+    """For people: the condition and what tells it apart; without one the condition."""
+    tags: tuple[str, ...] = ()
+    """`group=component`."""
 
 
 class Guarded:
     """A started tracker whose failure is told once and then forgotten. The calls are those of the tracker.
 
-    A tracker has `start(info)`, which gives an object with `log(metrics, step)`, where step counts the samples of the run,
-    `summary(metrics, records)` and `finish(exit_code)`.
+    A tracker has `start(info)`, which gives an object with `log(metrics, step)`, where step counts the samples of the run and
+    never repeats, and, once all are recorded and the run's folder is written, `summary(metrics, records)` and
+    `publish(folder, tables, figures)`: what the folder holds, tables by name as rows with the same keys, figures as PNG files.
+    `preempt()` says that the run was asked to end, by SLURM say, and will go on. `finish(exit_code)` comes last, with 1 for a
+    run that has more to draw. What is told of a run in several starts belongs together: `info.identity` is the same.
     """
 
     def __init__(self, tracker: object, info: RunInfo):
@@ -36,8 +43,19 @@ class Guarded:
     def summary(self, metrics: dict, records: list[dict]) -> None:
         self._try(lambda: self._tracker.summary(metrics, records))
 
+    def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
+        self._try(lambda: self._tracker.publish(folder, tables, figures))
+
+    def preempt(self) -> None:
+        self._try(lambda: self._tracker.preempt())
+
     def finish(self, exit_code: int) -> None:
         self._try(lambda: self._tracker.finish(exit_code))
+
+    @property
+    def works(self) -> bool:
+        """Whether nothing has failed yet."""
+        return self._tracker is not None
 
     def _try(self, call: Callable[[], object]) -> object | None:
         if self._tracker is None:

@@ -13,7 +13,7 @@ from dflash_mcmc.tracker import RunInfo
 @register("tracker", "jsonl")
 @dataclass(slots=True, kw_only=True)
 class JsonlTracker:
-    """One JSON line for every finished sample, and one for the summary, in the run folder."""
+    """JSON lines in the run folder: one for every finished sample, one for the summary, one that names tables and figures."""
 
     def start(self, info: RunInfo) -> JsonlWriter:
         """Opens `metrics.jsonl` of the run folder."""
@@ -33,6 +33,16 @@ class JsonlWriter:
     def summary(self, metrics: dict, records: list[dict]) -> None:
         """One line for the summary."""
         self._write({"summary": metrics})
+
+    def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
+        """One line, where there is anything: tables with their numbers of rows, and the figures' files in the run folder."""
+        if tables or figures:
+            self._write({"tables": {name: len(rows) for name, rows in tables.items()},
+                         "figures": [str(path.relative_to(folder)) for path in figures]})
+
+    def preempt(self) -> None:
+        """One line."""
+        self._write({"preempted": True})
 
     def finish(self, exit_code: int) -> None:
         """Has nothing to close."""

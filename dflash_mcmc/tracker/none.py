@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from dflash_mcmc.registry import register
 from dflash_mcmc.tracker import RunInfo
@@ -20,6 +21,12 @@ class NoTracker:
         """Takes no notice."""
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
+        """Takes no notice."""
+
+    def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
+        """Takes no notice."""
+
+    def preempt(self) -> None:
         """Takes no notice."""
 
     def finish(self, exit_code: int) -> None:

@@ -14,7 +14,7 @@ from tests.test_stats import record
 
 def folder(path, condition: str, identity: dict, **rest):
     path.mkdir()
-    summary = summarise(condition, [record("a", "correct", **rest), record("b", "unparsed", **rest)])
+    summary = summarise(condition, [record("a", "correct", **rest), record("b", "no_answer", **rest)])
     (path / "summary.json").write_text(json.dumps(summary))
     (path / "run.json").write_text(json.dumps({"identity": identity, "sessions": []}))
     return path
@@ -36,6 +36,22 @@ def test_rows(tmp_path):
     assert cells(rows[2])[7:9] == ["50.0 %", "25.0 %"]
 
 
+def test_labels_are_as_they_are_typed(tmp_path):
+    runs = [folder(tmp_path / name, "ps", {"blend.beta": beta, "decoder.fault": fault})
+            for name, beta, fault in (("a", 0.0852084800119005, None), ("b", 0.5, "fault"))]
+    table = overall(runs)
+    assert [cells(row)[0] for row in table.splitlines()[2:]] == ["ps beta=0.0852085 fault=null", "ps beta=0.5 fault=fault"]
+
+
+def test_rows_over_different_samples_are_told(tmp_path):
+    runs = [folder(tmp_path / name, "ps", {"seed": seed}) for seed, name in enumerate("ab")]
+    assert "different samples" not in overall(runs)
+    (runs[0] / "summary.json").write_text(json.dumps(summarise("ps", [record("a", "correct")])))
+    *_, gap, told = overall(runs).splitlines()
+    assert gap == ""
+    assert told.startswith("The rows are over different samples: all that is recorded of a run counts.")
+
+
 def test_accepted_length_is_told_where_something_was_drafted(tmp_path):
     drafted = {"tokens_drawn": 14, "blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 10}
     runs = [folder(tmp_path / "a", "greedy", {"decoder": "plain"}),
@@ -48,7 +64,7 @@ def test_accepted_length_is_told_where_something_was_drafted(tmp_path):
 
 def test_samples_that_could_not_be_drawn_have_no_answer(tmp_path):
     run = folder(tmp_path / "a", "ps", {})
-    failed = [record(problem, "error", proposals=0) for problem in "ab"]
+    failed = [record(problem, "not_drawn", proposals=0) for problem in "ab"]
     (run / "summary.json").write_text(json.dumps(summarise("ps", failed)))
     row = overall([run]).splitlines()[-1]
     assert cells(row) == ["ps", "0", "2", "0.0 %", "0.0 - 65.8", "-", "-", "-", "-", "2", "100"]

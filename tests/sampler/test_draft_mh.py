@@ -41,8 +41,12 @@ OPTIONS = {"current": {}, "start": {"cut": "start"}, "cold": {"draft_temperature
            "mixture": {"proposal": "mixture"}, "mixture_start": {"proposal": "mixture", "cut": "start", "draft_weight": 0.8}}
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("stop_ids", [(0,), ()], ids=["stop", "no_stop"])
+SEVERAL_SECONDS = [("mixture", ()), ("mixture_start", ())]
+
+
+@pytest.mark.parametrize(("options", "stop_ids"), [
+    pytest.param(options, stop_ids, id=f"{name}-{stop_ids}", marks=[pytest.mark.slow] * ((name, stop_ids) in SEVERAL_SECONDS))
+    for name, options in OPTIONS.items() for stop_ids in ((0,), ())])
 def test_step_leaves_the_power_target_invariant(options, stop_ids):
     assert max(errors(engine(stop_ids), make(**options))) <= EXACT
 

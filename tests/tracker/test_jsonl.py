@@ -34,6 +34,9 @@ class Failing:
     def summary(self, metrics, records):
         self._call("summary")
 
+    def publish(self, folder, tables, figures):
+        self._call("publish")
+
     def finish(self, exit_code):
         self._call("finish")
 
@@ -44,13 +47,16 @@ class Failing:
 
 
 def test_a_failing_tracker_is_told_once_and_forgotten(capsys):
-    for at in ("start", "log", "summary", "finish"):
+    for at in ("start", "log", "summary", "publish", "finish"):
         tracker = Failing(at)
         guarded = Guarded(tracker, None)
         guarded.log({}, 1)
         guarded.log({}, 2)
         guarded.summary({}, [])
+        guarded.publish(None, {}, [])
+        assert guarded.works == (at == "finish")
         guarded.finish(0)
+        assert not guarded.works
         assert tracker.calls.index(at) == len(tracker.calls) - 1
         told = capsys.readouterr().err
         assert told.count("\n") == 1

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from statsmodels.stats.proportion import proportion_confint
 
 from dflash_mcmc.run import execute
-from dflash_mcmc.tracker.wandb import TABLE_COLUMNS
+from dflash_mcmc.tracker import RunInfo
+from dflash_mcmc.tracker.wandb import TABLE_COLUMNS, WandbTracker, artifact_name
+from tests import processes
 
 
 def inspect(folder: Path, *flags: str) -> str:
-    """What W&B's own reader says of an offline run."""
+    """What W&B's own reader says of an offline run; nothing where W&B was killed before it had written anything."""
     wandb = Path(sys.executable).parent / "wandb"
     # It exits with 1 for a run that did, though it reads it.
     done = subprocess.run([wandb, "leet", "inspect", *flags, "--json", folder], capture_output=True, text=True, check=False)
-    assert done.stdout, done.stderr
+    assert done.stdout or done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -34,12 +37,15 @@ def runs(outputs: Path) -> list[Path]:
 
 
 @pytest.fixture
-def tracked(make_config, tmp_path, monkeypatch):
-    """A function that runs and returns the result with the folder that W&B made."""
-    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+def folders(tmp_path, monkeypatch):
+    """W&B writes below the test's folder alone."""
+    for name in ("data", "cache", "config"):
+        monkeypatch.setenv(f"WANDB_{name.upper()}_DIR", str(tmp_path / name))
 
+
+@pytest.fixture
+def tracked(make_config, tmp_path, folders):
+    """A function that runs and returns the result with the folder that W&B made."""
     def run(*overrides):
         before = set(runs(tmp_path))
         result = execute(make_config("tracker=wandb", "experiment=demo", "tracker=wandb", *overrides))
@@ -55,8 +61,10 @@ def test_offline_file_holds_config_metrics_summary_and_samples(tracked, capsys):
     identity = result.folder.name.rpartition("-")[2]
     (run,) = entries(folder, "run")
     assert (run["run_id"], run["run_group"], run["job_type"]) == (f"demo-{identity}", "demo", "ps")
-    assert run["display_name"] == f"ps-{identity}"
+    assert run["display_name"] == "ps"  # without a command line there is nothing to tell runs of one condition apart
+    assert run["tags"] == ["model=hf", "sampler=power_mh", "dataset=arith"]
     config = run["config"]["update"]
+    assert config["identity"] == identity
     assert config["sampler"] == {**config["sampler"], "name": "power_mh", "alpha": 4.0, "num_blocks": 4}
 
     records = [json.loads(line) for line in (result.folder / "records.jsonl").read_text().splitlines()]
@@ -65,17 +73,72 @@ def test_offline_file_holds_config_metrics_summary_and_samples(tracked, capsys):
     assert [item["finished"] for item in samples] == [1, 2, 3, 4]
     assert [item["sample/log_p"] for item in samples] == pytest.approx([record["log_p"] for record in records])
     assert [item["sample/moved_rate"] for item in samples] == pytest.approx([r["moved"] / r["proposals"] for r in records])
-    assert any(metric.get("step_metric") == "finished" for metric in entries(folder, "metric"))
+    axes = {metric["name"]: metric.get("step_metric") for metric in entries(folder, "metric")}
+    assert {axes[name] for name in ("sample/log_p", "running/accuracy", "samples")} == {"finished"}
+    correct = list(itertools.accumulate(record["verdict"] == "correct" for record in records))
+    for count, (item, hits) in enumerate(zip(samples, correct, strict=True), start=1):
+        low, high = proportion_confint(hits, count, method="wilson")
+        assert [item[f"running/accuracy{end}"] for end in ("", "_low", "_high")] == pytest.approx([hits / count, low, high])
 
     kept = json.loads(inspect(folder, "--summary"))
     assert kept["exit_code"] == 0
     for name, value in result.summary.items():
         told = kept["summary"].get(name)  # what is null is left out
         assert told == pytest.approx(value) if isinstance(value, float) else told == value
+    for end in ("", "_low", "_high"):
+        assert kept["summary"][f"running/accuracy{end}"] == pytest.approx(result.summary[f"accuracy{end}"])
+    assert kept["summary"]["label"] == "ps"
+    assert not [name for name in kept["summary"] if name.startswith("sample/")]  # one sample's numbers are not the run's
     (file,) = folder.glob("files/media/table/*.json")
     table = json.loads(file.read_text())
     assert table["columns"] == list(TABLE_COLUMNS)
-    assert [row[0] for row in table["data"]] == [record["problem"] for record in records]
+    rows = [dict(zip(TABLE_COLUMNS, row, strict=True)) for row in table["data"]]
+    for row, record in zip(rows, records, strict=True):
+        assert row["correct"] == (record["verdict"] == "correct")
+        assert row["acceptance"] == pytest.approx(record["accepted"] / record["proposals"])
+        assert all(row[name] == record[name] for name in ("problem", "answer", "log_p", "text"))
+    holds_the_folder(folder, result.folder, f"records-demo-{identity}")
+
+
+def holds_the_folder(folder: Path, run: Path, name: str) -> None:
+    """The last artifact of an offline run is that of the records, and its files are at hand for a later sync."""
+    artifact = entries(folder, "artifact")[-1]
+    assert (artifact["name"], artifact["type"], artifact["aliases"]) == (name, "records", ["latest"])
+    assert json.loads(artifact["metadata"])["identity"] == json.loads((run / "run.json").read_text())["identity"]
+    staged = {entry["path"]: Path(entry["local_path"]).read_bytes() for entry in artifact["manifest"]["contents"]}
+    assert staged.keys() == {"records.jsonl", "config.yaml", "run.json", "summary.json"}
+    for path in ("records.jsonl", "config.yaml", "summary.json"):
+        assert staged[path] == (run / path).read_bytes()
+
+
+def test_tables_and_figures_of_a_probe(tmp_path, folders):
+    from matplotlib.figure import Figure
+
+    figure = tmp_path / "ranks.png"
+    Figure().savefig(figure)
+    (tmp_path / "run.json").write_text('{"identity": {"seed": 0}}')
+    (tmp_path / "means.csv").write_text("a\n1\n")
+    run = offline(tmp_path).start(RunInfo("0a1b", "über", "probe", {}, tmp_path, "probe seed=1", ("model=tiny",)))
+    run.log({"unit/rank": 3.0}, 1)
+    run.summary({"mean_rank": 3.0}, [{"problem": "p", "chain": 0, "rank": 3}])
+    run.publish(tmp_path, {"means": [{"layer": 1, "mean": None}, {"layer": "last", "mean": 0.5}]}, [figure])
+    run.finish(0)
+    (folder,) = runs(tmp_path)
+    kept = json.loads(inspect(folder, "--summary"))
+    assert (kept["name"], kept["tags"]) == ("probe seed=1", ["model=tiny"])
+    assert kept["summary"]["mean_rank"] == 3.0
+    assert "samples" not in kept["summary"]  # a probe's records are no samples
+    table = json.loads((folder / "files" / kept["summary"]["tables/means"]["path"]).read_text())
+    assert table == {"columns": ["layer", "mean"], "data": [[1, None], ["last", 0.5]]}
+    assert (folder / "files" / kept["summary"]["figures/ranks"]["path"]).read_bytes() == figure.read_bytes()
+    assert {item["item"]["finished"] for item in entries(folder, "history")} == {1}
+    artifact = entries(folder, "artifact")[-1]
+    assert artifact["name"] == artifact_name("records", "über", "0a1b") == "records-_ber-0a1b"
+    assert {entry["path"] for entry in artifact["manifest"]["contents"]} == {"run.json", "means.csv"}
+
+
+def offline(folder: Path) -> WandbTracker:
+    return WandbTracker(project="p", entity=None, mode="offline", folder=str(folder), connect_seconds=9)
 
 
 def test_continued_run_has_the_same_id_and_goes_on_counting(tracked):
@@ -99,12 +162,10 @@ run = WandbTracker(project="p", entity=None, mode="offline", folder=".", connect
     RunInfo("abc", "e", "c", {}, Path(".")))
 for step in range(1, 6):
     run.log({"sample/log_p": -1.0}, step)
-time.sleep(4)
+time.sleep(2)
 os.kill(os.getpid(), signal.SIGKILL)
 """)
-    # Without the service of the test process, which W&B hands on to children and which would outlive the kill.
-    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    subprocess.run([sys.executable, script], cwd=tmp_path, check=False, env=environment)
+    assert processes.run([script], tmp_path).returncode == -9
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     assert [entry["item"]["finished"] for entry in entries(folder, "history")] == [1, 2, 3, 4, 5]
 
@@ -121,7 +182,7 @@ def test_without_login_it_is_offline_and_asks_nobody(tracked, monkeypatch, tmp_p
 
 
 def test_an_unreachable_server_is_waited_for_briefly_and_then_done_without(command, tmp_path):
-    done = command("dflash_mcmc", "condition=greedy", "dataset.limit=2", "tracker.connect_seconds=3", WANDB_MODE="online",
+    done = command("dflash_mcmc", "condition=greedy", "dataset.limit=2", "tracker.connect_seconds=1", WANDB_MODE="online",
                    WANDB_API_KEY="f" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
     assert done.returncode == 0, done.stderr
     assert "W&B is offline (no connection" in done.stderr

@@ -1,0 +1,153 @@
+"""The panels of the page: what is compared, and in which chart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wandb_workspaces.reports.v2.interface import Panel
+    from wandb_workspaces.workspaces import Section
+
+SWEPT = ("sampler.alpha", "blend.beta", "sampler.num_steps", "sampler.proposal_temperature")
+"""Fields of the configuration whose sweeps the page shows unless others are given."""
+COLUMNS = ("accuracy", "accuracy_low", "accuracy_high", "num_samples", "acceptance", "moved_rate", "token_forwards",
+           "mean_seconds")
+"""Columns of the summary that stand beside the runs' names."""
+_DARK_TO_LIGHT = ("#440154", "#31688E", "#35B779", "#FDE725")  # of matplotlib's viridis: readable in grey too
+MANY = 100
+"""Runs that a chart shows; W&B takes ten unless it is told otherwise."""
+
+INTERVALS = {
+    "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+    "title": "${string:title}",
+    "data": {"name": "wandb"},
+    "transform": [{"filter": "isValid(datum['${field:value}'])"},
+                  {"calculate": "'n = ' + format(datum['${field:n}'], ',')", "as": "counted"}],
+    "encoding": {
+        "y": {"field": "${field:label}", "type": "nominal", "title": None, "axis": {"labelLimit": 300},
+              "sort": {"field": "${field:value}", "op": "max", "order": "descending"}},
+        "tooltip": [{"field": "${field:label}"}, *({"field": f"${{field:{name}}}", "format": ".1%"}
+                                                    for name in ("value", "low", "high")), {"field": "${field:n}"}],
+    },
+    "layer": [
+        {"mark": {"type": "bar", "color": "#9CC9E5", "height": {"band": 0.7}},
+         "encoding": {"x": {"field": "${field:value}", "type": "quantitative", "stack": None, "title": "${string:axis}",
+                            "axis": {"format": "~%"}, "scale": {"domain": [0, 1]}}}},
+        {"mark": {"type": "rule", "color": "#222222", "strokeWidth": 2},
+         "encoding": {"x": {"field": "${field:low}", "type": "quantitative"}, "x2": {"field": "${field:high}"}}},
+        {"mark": {"type": "tick", "color": "#0072B2", "thickness": 3, "height": {"band": 0.7}},
+         "encoding": {"x": {"field": "${field:value}", "type": "quantitative"}}},
+        {"mark": {"type": "text", "align": "left", "dx": 6, "color": "#222222"},
+         "encoding": {"x": {"datum": 1}, "text": {"field": "counted", "type": "nominal"}}},
+    ],
+}
+"""Vega-Lite: a bar a run with its interval and the number of samples; W&B's own bars know no intervals of single runs."""
+
+
+def preset_name() -> str:
+    """Of the chart above in W&B: another one where the chart is another, since W&B never changes a chart that it has."""
+    return f"dflash-intervals-{hashlib.sha256(json.dumps(INTERVALS).encode()).hexdigest()[:8]}"
+
+
+def sections(chart: str | None, swept: Sequence[str], tables: Collection[str], figures: Collection[str]) -> list[Section]:
+    """The page from top to bottom.
+
+    Args:
+        chart: id of the chart with intervals; None leaves it out.
+        swept: fields of the configuration; the first two span the map.
+        tables: keys under which runs have logged tables.
+        figures: keys under which runs have logged figures and pages.
+    """
+    from wandb_workspaces.workspaces import Section
+
+    accuracy = [_bars("Accuracy", ["accuracy"], "share of correct samples"), _running()]
+    named = {
+        "Accuracy by condition": [_intervals(chart), *accuracy] if chart else accuracy,
+        "Sweep": _sweep(swept),
+        "Acceptance": _acceptance(),
+        "Cost": _cost(),
+        "Report": [*_media([key for key in figures if key == "report/page"]),
+                   *_tables(sorted((key for key in tables if key.startswith("report/")), key=_by_weight)),
+                   *_media(sorted(key for key in figures if key.startswith("report/") and key != "report/page"))],
+        "Samples": _tables([key for key in tables if key == "samples"]),
+        "Probes": [*_tables(sorted(key for key in tables if key.startswith("tables/"))),
+                   *_media(sorted(key for key in figures if key.startswith("figures/")))],
+    }
+    return [Section(name=name, panels=panels, is_open=True) for name, panels in named.items() if panels]
+
+
+def _intervals(chart: str) -> Panel:
+    import wandb_workspaces.reports.v2 as wr
+
+    fields = {"label": "label", "value": "accuracy", "low": "accuracy_low", "high": "accuracy_high", "n": "num_samples"}
+    return wr.CustomChart(query={"summary": {"keys": [*fields.values()]}}, chart_name=chart, chart_fields=fields,
+                          chart_strings={"title": "Accuracy with 95 % intervals, and the number of samples",
+                                         "axis": "share of correct samples"})
+
+
+def _running() -> Panel:
+    import wandb_workspaces.reports.v2 as wr
+
+    return wr.LinePlot(title="Accuracy while a run goes on", x="finished", y=["running/accuracy"], range_y=(0.0, 1.0),
+                       title_x="samples", title_y="share of correct samples", max_runs_to_show=MANY)
+
+
+def _sweep(swept: Sequence[str]) -> list[Panel]:
+    import wandb_workspaces.reports.v2 as wr
+
+    colours = [wr.GradientPoint(color=colour, offset=100.0 * n / (len(_DARK_TO_LIGHT) - 1))
+               for n, colour in enumerate(_DARK_TO_LIGHT)]
+    columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(name), display_name=name) for name in swept]
+    columns.append(wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric("accuracy"), display_name="accuracy"))
+    panels = [wr.ParallelCoordinatesPlot(title="Accuracy over what is swept", columns=columns, gradient=colours)]
+    if len(swept) > 1:
+        panels.insert(0, wr.ScatterPlot(title=f"Accuracy (colour) over {swept[0]} and {swept[1]}", x=wr.Config(swept[0]),
+                                        y=wr.Config(swept[1]), z=wr.SummaryMetric("accuracy"), gradient=colours))
+    return panels + [wr.ScatterPlot(title=f"Accuracy over {name}", x=wr.Config(name), y=wr.SummaryMetric("accuracy"))
+                     for name in swept]
+
+
+def _acceptance() -> list[Panel]:
+    import wandb_workspaces.reports.v2 as wr
+
+    return [_bars("Proposals accepted, and those that moved", ["acceptance", "moved_rate"], "share of proposals"),
+            wr.LinePlot(title="Acceptance while a run goes on", x="finished", y=["sample/acceptance"], range_y=(0.0, 1.0),
+                        title_x="samples", title_y="share of a sample's proposals", smoothing_type="average",
+                        smoothing_factor=0.8, max_runs_to_show=MANY)]
+
+
+def _cost() -> list[Panel]:
+    import wandb_workspaces.reports.v2 as wr
+
+    def against(cost: str, title: str) -> Panel:
+        # The running maximum is the Pareto front: the best accuracy at no more than this cost.
+        return wr.ScatterPlot(title=title, x=wr.SummaryMetric(cost), y=wr.SummaryMetric("accuracy"), running_ymax=True)
+
+    return [against("token_forwards", "Accuracy against token-forwards"),
+            against("mean_seconds", "Accuracy against seconds a sample"),
+            _bars("Token-forwards", ["token_forwards"], "tokens")]
+
+
+def _bars(title: str, metrics: list[str], axis: str) -> Panel:
+    import wandb_workspaces.reports.v2 as wr
+
+    return wr.BarPlot(title=title, metrics=metrics, title_x=axis, max_runs_to_show=MANY, max_bars_to_show=MANY)
+
+
+def _tables(keys: Sequence[str]) -> list[Panel]:
+    import wandb_workspaces.reports.v2 as wr
+
+    return [wr.WeavePanelSummaryTable(table_name=key) for key in keys]
+
+
+def _by_weight(key: str) -> tuple[bool, bool, str]:
+    return key != "report/overall", key != "report/paired", key
+
+
+def _media(keys: Sequence[str]) -> list[Panel]:
+    import wandb_workspaces.reports.v2 as wr
+
+    return [wr.MediaBrowser(title=key.rpartition("/")[2].replace("_", " "), media_keys=[key]) for key in keys]

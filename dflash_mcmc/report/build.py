@@ -1,0 +1,100 @@
+"""A report from any set of runs: a page, the same as Markdown, its tables as CSV, its figures as PNG and SVG."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.files import write_atomically
+from dflash_mcmc.report import figure, page
+from dflash_mcmc.report.locate import run_folders
+from dflash_mcmc.report.parts import Section
+from dflash_mcmc.report.probed import csv_of
+from dflash_mcmc.report.runs import read
+from dflash_mcmc.report.sections import (
+    chains,
+    compared,
+    cost,
+    interaction,
+    overall,
+    overlap,
+    paired,
+    provenance,
+    setting,
+    strata,
+    swept,
+)
+from dflash_mcmc.report.study import Study, study_of
+
+_SECTIONS = (overall, paired, strata, overlap, interaction, cost, swept, chains, compared, setting, provenance)
+
+
+class Built(NamedTuple):
+    """A written report."""
+
+    folder: Path
+    study: Study
+    sections: list[Section]
+
+    @property
+    def page(self) -> Path:
+        """The page to open."""
+        return self.folder / "report.html"
+
+    @property
+    def overall(self) -> str:
+        """The first table, for a terminal."""
+        return page.text_of(self.sections[0].tables[0])
+
+
+def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str | None = None,
+          pair: Sequence[str] | None = None, lenient: bool = False, outputs: Path = Path("outputs")) -> Built:
+    """Reads the runs and writes their report, from records alone. Nothing of an earlier report in the folder is left.
+
+    Args:
+        runs: folders of runs or experiments, globs, or ids of runs in W&B, which are looked up below `outputs`.
+        out: folder to write to; None takes `report` in the folder that all runs are in, their experiment's.
+        baseline: see `study_of`.
+        pair: see `study_of`.
+        lenient: reports what is good, and says what was left out, where a file is corrupt.
+
+    Raises UserError, of one line.
+    """
+    found, left_out = read(run_folders(runs, outputs), lenient)
+    study = study_of(found, baseline, pair, left_out)
+    sections = [section for module in _SECTIONS if (section := module.section(study)) is not None]
+    folder = out or Path(os.path.commonpath([run.folder.parent.resolve() for run in study.runs])) / "report"
+    _write(folder, study, sections)
+    return Built(folder, study, sections)
+
+
+def _write(folder: Path, study: Study, sections: list[Section]) -> None:
+    """The page comes last: it is there when all that it names is."""
+    tables, figures = folder / "tables", folder / "figures"
+    again = (folder / "report.html").is_file()
+    try:
+        for part in (tables, figures):
+            part.mkdir(parents=True, exist_ok=True)
+        written = set()
+        for table in (table for section in sections for table in section.tables):
+            path = tables / f"{table.name}.csv"
+            write_atomically(path, csv_of(table.rows if table.data is None else list(table.data)))
+            written.add(path)
+        with figure.style():
+            for drawing in (drawing for section in sections for drawing in section.drawings):
+                drawn = drawing.make()
+                if drawn.get_layout_engine() is not None:
+                    drawn.draw_without_rendering()
+                    drawn.set_layout_engine("none")  # laid out once for both files
+                figure.save(drawn, figures, drawing.name)
+                written |= {figures / f"{drawing.name}.png", figures / f"{drawing.name}.svg"}
+        if again:  # what an earlier report has written and this one has no data for
+            for old in {*tables.glob("*.csv"), *figures.glob("fig_*.png"), *figures.glob("fig_*.svg")} - written:
+                old.unlink()
+        write_atomically(folder / "report.md", page.markdown(study, sections))
+        write_atomically(folder / "report.html", page.html(study, sections, figures))
+    except OSError as error:
+        raise UserError(f"--out: cannot write to {folder}: {error.strerror or error}") from error

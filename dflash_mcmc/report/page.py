@@ -1,0 +1,70 @@
+"""The page and its Markdown: the same sections, one self-contained file each (the Markdown names the figures' files)."""
+
+from __future__ import annotations
+
+import base64
+import importlib.metadata
+from collections.abc import Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from dflash_mcmc.report.parts import Section, Table
+from dflash_mcmc.report.study import Study
+
+_TEMPLATE = Path(__file__).with_name("page.html.j2")
+
+
+def html(study: Study, sections: Sequence[Section], figures: Path) -> str:
+    """The page. Its figures are inside, as SVG; nothing is asked for over a network.
+
+    Args:
+        figures: folder that the figures are in.
+    """
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        title=title_of(study), study=study, sections=sections, counts=_counts(study), version=_version(),
+        picture=lambda name: "data:image/svg+xml;base64," + base64.b64encode((figures / f"{name}.svg").read_bytes()).decode())
+
+
+def markdown(study: Study, sections: Sequence[Section]) -> str:
+    """The page's text and tables; figures by the names of their files."""
+    parts = [f"# {title_of(study)}", _counts(study), *(f"> **Note:** {_escaped(said)}" for said in study.warnings)]
+    for section in sections:
+        parts += [f"## {section.title}", *map(_escaped, section.text)]
+        parts += [f"![{drawing.title}](figures/{drawing.name}.png)" for drawing in section.drawings]
+        for table in section.tables:
+            parts += [f"**{_escaped(table.title)}**", text_of(table, _escaped)]
+    return "\n\n".join(parts) + "\n"
+
+
+def text_of(table: Table, cell=str) -> str:
+    """A table for a terminal, or for Markdown where `cell` escapes what means something there."""
+    return tabulate([[cell(text) for text in row] for row in table.cells()], [column.header for column in table.columns],
+                    tablefmt="github", disable_numparse=True,
+                    colalign=["right" if column.number else "left" for column in table.columns] if table.rows else None)
+
+
+def title_of(study: Study) -> str:
+    """Experiments and dataset."""
+    experiments = list(dict.fromkeys(run.experiment for run in study.runs))
+    shown = ", ".join(experiments[:3]) + (f" and {len(experiments) - 3} more" if len(experiments) > 3 else "")
+    return f"{shown}: {len(study.runs)} run{'s' * (len(study.runs) > 1)} on {study.dataset}"
+
+
+def _counts(study: Study) -> str:
+    records = sum(len(run.records) for run in study.runs)
+    problems = len({problem for run in study.runs for problem in run.problems})
+    return f"{records:,} samples of {problems:,} problems; compared with {study.baseline.label}."
+
+
+def _escaped(text: str) -> str:
+    for sign in ("\\", "|", "*", "_", "<", "["):
+        text = text.replace(sign, "\\" + sign)
+    return text.replace("\n", " ")
+
+
+def _version() -> str:
+    return importlib.metadata.version("dflash_mcmc")

@@ -1,0 +1,41 @@
+"""The papers' numbers, which ship as a small data file with their sources."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from omegaconf import OmegaConf
+
+from dflash_mcmc.config import PACKAGE
+from dflash_mcmc.intervals import Estimate
+from dflash_mcmc.statistics.shares import wilson
+
+DATASET = "math500"
+"""What all published rows are over."""
+_FILE = PACKAGE / "assets" / "published" / "power_sampling.yaml"
+
+
+class Published(NamedTuple):
+    """The published accuracies of a model."""
+
+    model: str
+    source: str
+    """Short name."""
+    text: str
+    """The source in full."""
+    setting: str
+    accuracy: dict[str, Estimate]
+    """By method: greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps. Wilson's interval where counts are known."""
+
+
+def published() -> list[Published]:
+    """One for each model, in the order of the file."""
+    content = OmegaConf.to_container(OmegaConf.load(_FILE))
+    models: dict[tuple[str, str], Published] = {}
+    for row in content["rows"]:
+        source = content["sources"][row["source"]]
+        model = models.setdefault((row["source"], row["model"]), Published(row["model"], source["name"], source["text"],
+                                                                           source["setting"], {}))
+        model.accuracy[row["method"]] = wilson(row["correct"], row["total"]) if "correct" in row \
+            else Estimate(float(row["accuracy"]), None, None, 0)
+    return list(models.values())

@@ -1,0 +1,233 @@
+"""A run as a report sees it: read from its folder alone, with what is amiss said in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from omegaconf import OmegaConf
+
+from dflash_mcmc.config import hash_of
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.records import read_records
+from dflash_mcmc.registry import components
+from dflash_mcmc.report.locate import RUN, Found
+from dflash_mcmc.report.table import labels_of
+
+_NEEDED = ("problem", "chain", "verdict", "answer", "gold", "level", "subject", "num_tokens", "log_p", "proposals", "accepted",
+           "moved", "abandoned", "law_error", "tokens_drawn", "tokens_skipped", "token_forwards", "target_forwards",
+           "blocks_drafted", "tokens_drafted", "seconds", "share_seconds")
+_NAMED_BY = ("blend", "draft", "sampler", "decoder")
+
+
+class Run(NamedTuple):
+    """A run that has at least one record."""
+
+    folder: Path
+    experiment: str
+    condition: str
+    label: str
+    """The condition, and what tells it apart from the other runs of the report."""
+    identity: dict[str, object]
+    config: dict[str, object]
+    sessions: list[dict]
+    """One for each start."""
+    records: list[dict]
+    expected: int | None
+    """Number of records of the finished run; None where nothing says it."""
+
+    @property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits of the identity."""
+        return hash_of(self.identity)
+
+    @property
+    def num_chains(self) -> int:
+        """Most chains of a problem that are recorded."""
+        return max(record["chain"] for record in self.records) + 1
+
+    @property
+    def problems(self) -> list[str]:
+        """Ids, in order of first appearance."""
+        return list(dict.fromkeys(record["problem"] for record in self.records))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample that was asked for is recorded."""
+        return self.expected is not None and len(self.records) >= self.expected
+
+    @property
+    def shown(self) -> str:
+        """The label; of an interrupted run with how far it came."""
+        if self.complete:
+            return self.label
+        return f"{self.label} (not complete: {len(self.records):,} of {self.expected or 'an unknown number of'} samples)"
+
+    def component(self, group: str) -> str:
+        """Name of the component in the group; `none` without one."""
+        return str(self.identity.get(group, "none"))
+
+
+def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list[str]]:
+    """The runs, and what was left out of them, a sentence each.
+
+    A torn last line is what a kill leaves behind: its sample is missing, and nothing is wrong. Raises UserError, of one line,
+    for another line that is no record, for a file that cannot be read, and for a run that was named and has no samples.
+
+    Args:
+        lenient: reports what is good, and says what was left out, in place of the errors.
+    """
+    runs, left_out = [], []
+    for entry in found:
+        try:
+            run, said = _read(entry.folder, lenient)
+        except UserError as error:
+            if not lenient:
+                raise
+            left_out.append(f"left out: {error}")
+            continue
+        left_out += said
+        why = f"the run of a probe, probe={run.identity['probe']}; its tables and figures are in its folder" \
+            if "probe" in run.identity else "" if run.records else "no finished sample here"
+        if not why:
+            runs.append(run)
+        elif entry.named and not lenient:
+            raise UserError(f"{entry.folder}: {why}")
+        else:
+            left_out.append(f"left out: {entry.folder}: {why}")
+    if not runs:
+        raise UserError("; ".join(left_out) or "runs: given nothing; allowed: at least one run")
+    if not any(entry.named for entry in found):
+        runs = _ordered(runs)
+    return _labelled(_with_expected(runs)), left_out
+
+
+def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
+    described = _loaded(folder / RUN, json.loads)
+    try:
+        identity, sessions = dict(described["identity"]), list(described["sessions"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / RUN}: holds no identity and sessions; it is not what a run writes") from error
+    config = _loaded(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
+    if not isinstance(config, dict) or "name" not in config:
+        raise UserError(f"{folder / 'config.yaml'}: holds no configuration of a run")
+    said: list[str] = []
+    if "probe" in identity:
+        records = []
+    elif lenient:
+        records, said = _good_records(folder)
+    else:
+        records = read_records(folder)
+        for record in records:
+            if not _is_sample(record):
+                raise UserError(f"{folder}: the record of problem {record['problem']}, chain {record['chain']} is no sample: "
+                                f"it lacks {', '.join(sorted(set(_NEEDED) - set(record)))}")
+    condition = (config.get("condition") or {}).get("name") or _made_of(identity)
+    return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records,
+               _expected(folder, config, sessions, records)), said
+
+
+def _loaded(path: Path, parse: Callable[[str], object]) -> object:
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; a run's folder has it beside its records") from error
+    except Exception as error:  # json, yaml and OmegaConf each have errors of their own
+        said = " ".join(str(error).split())[:120] or type(error).__name__
+        raise UserError(f"{path}: cannot be parsed: {said}") from error
+
+
+def _good_records(folder: Path) -> tuple[list[dict], list[str]]:
+    """The records among the lines of the files, the first of each sample; and the lines that are none."""
+    records: dict[tuple[str, int], dict] = {}
+    said = []
+    for path in sorted(folder.glob("records*.jsonl")):
+        content = path.read_bytes()
+        for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not _is_sample(record):
+                said.append(f"left out: {path}: line {number} is no record of a sample")
+            elif (key := (record["problem"], record["chain"])) in records:
+                said.append(f"left out: {path}: line {number} repeats problem {key[0]}, chain {key[1]}")
+            else:
+                records[key] = record
+    return list(records.values()), said
+
+
+def _is_sample(record: object) -> bool:
+    return isinstance(record, dict) and all(name in record for name in _NEEDED)
+
+
+def _made_of(identity: dict) -> str:
+    """What `Config.label` says of a run without a condition."""
+    return "_".join(name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
+
+
+def _expected(folder: Path, config: dict, sessions: list[dict], records: list[dict]) -> int | None:
+    """Number of records of the finished run: those that a finished one has, else problems asked for times chains."""
+    last = sessions[-1] if sessions else {}
+    # A start writes what its engine did, and then the summary, when nothing is pending.
+    if "engine" in last and _summarised(folder) == len(records):
+        return len(records)
+    problems = last.get("num_problems") or _asked_for(dict(config.get("dataset") or {}))
+    return problems * int(config.get("num_chains") or 1) if problems else None
+
+
+def _asked_for(dataset: dict) -> int | None:
+    """Number of problems that the configured dataset gives; its limit where it is a file, or is not installed here."""
+    component = components("dataset").get(str(dataset.get("name")))
+    if component is None or dataset.get("path") is not None or dataset.get("ids") or not hasattr(component.cls, "num_chosen"):
+        return len(dataset["ids"]) if dataset.get("ids") else dataset.get("limit")
+    fields = [field.name for field in dataclasses.fields(component.cls)]
+    return component.cls(**{name: dataset.get(name) for name in fields}).num_chosen()
+
+
+def _summarised(folder: Path) -> int | None:
+    try:
+        return json.loads((folder / "summary.json").read_text())["num_samples"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _with_expected(runs: list[Run]) -> list[Run]:
+    """An interrupted run without a limit is held against the finished ones over the same data."""
+    problems: dict[object, int] = {}
+    for run in runs:
+        content = run.identity.get("dataset.content")
+        if run.expected is not None:
+            problems[content] = max(problems.get(content, 0), len(run.problems))
+    return [run if run.expected is not None else run._replace(expected=_times_chains(run, problems)) for run in runs]
+
+
+def _times_chains(run: Run, problems: dict[object, int]) -> int | None:
+    known = problems.get(run.identity.get("dataset.content"))
+    return known and max(known * int(run.config.get("num_chains") or 1), len(run.records) + 1)
+
+
+def _ordered(runs: list[Run]) -> list[Run]:
+    """Conditions as they were first started, the runs of each by what varies between them: a sweep starts in any order."""
+    conditions = list(dict.fromkeys((run.experiment, run.condition) for run in runs))
+    keys = sorted({key for run in runs for key in run.identity})
+
+    def place(run: Run) -> tuple:
+        values = (run.identity.get(key) for key in keys)
+        return conditions.index((run.experiment, run.condition)), [
+            (0, value, "") if isinstance(value, (int, float)) else (1, 0.0, str(value)) for value in values]
+
+    return sorted(runs, key=place)
+
+
+def _labelled(runs: list[Run]) -> list[Run]:
+    """Labels that are all different: with what varies, with the experiment where there are several, else with a number."""
+    several = len({run.experiment for run in runs}) > 1
+    named = [f"{run.experiment}: {run.condition}" if several else run.condition for run in runs]
+    labels = labels_of(named, [run.identity for run in runs])
+    again = [labels[:number].count(label) for number, label in enumerate(labels)]
+    return [run._replace(label=f"{label} ({count + 1})" if count else label)
+            for run, label, count in zip(runs, labels, again, strict=True)]

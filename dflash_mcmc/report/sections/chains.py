@@ -1,0 +1,110 @@
+"""How the chains behaved: what became of proposals, and what several chains of a problem are worth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.intervals import Clusters, Estimate
+from dflash_mcmc.report.parts import Column, Drawing, Section, Table, counted, ends, named, paragraphs, shared
+from dflash_mcmc.report.runs import Run
+from dflash_mcmc.report.study import Study
+from dflash_mcmc.statistics.chains import majority, majority_curve, pass_curve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_DRAWN = 7
+"""Curves that can be told apart."""
+_PROPOSALS = """
+Moved are accepted proposals that differ from what they replaced, identical those that do not: they are accepted and explore
+nothing. Abandoned are proposals whose drawing stopped early, since they could no longer be accepted. Skipped is the share of
+drawn tokens that needed no forward, since they were those of the current sequence. The law's error bounds the total
+variation that early rejection with epsilon adds; 0 is exact. Intervals are of a bootstrap over problems.
+"""
+_VOTES = """
+pass@k is the chance that one of k chains is right (unbiased, Chen et al. 2021), majority@k the accuracy of the most frequent
+answer of k chains, over all ways to take k of them; both are on the problems that have all chains. A tie counts as the
+expected value of a fair draw; votes of all chains are tied on {ties}.
+"""
+
+
+def section(study: Study) -> Section | None:
+    """Diagnostics of the runs that propose, and curves over the number of chains of the runs that have several."""
+    text, tables, drawings = "", [], []
+    proposing = [run for run in study.runs if any(record["proposals"] for record in run.records)]
+    if proposing:
+        tables.append(Table("chains", "Proposals", _columns(), [_diagnosed(run) for run in proposing]))
+        text += _PROPOSALS
+    several = [run for run in study.runs if run.num_chains > 1]
+    if several:
+        curves = {run.shown: _curve(run) for run in several}
+        rows = [row for curve in curves.values() for row in curve]
+        tables.append(Table("votes", "Several chains a problem", _vote_columns(), rows))
+        first = dict(list(curves.items())[:_MOST_DRAWN])
+        of = f", of the first {_MOST_DRAWN} runs" if len(curves) > _MOST_DRAWN else ""
+        drawings.append(Drawing(f"fig_{study.dataset}_chains", f"pass@k, and accuracy of a majority vote over k chains{of}.",
+                                lambda: _figure(first)))
+        text += "\n\n" + _VOTES.format(ties=", ".join(map(_ties, several)))
+    return Section("chains", "Chain diagnostics", paragraphs(text), tables, drawings) if tables else None
+
+
+def _diagnosed(run: Run) -> dict:
+    of = Clusters([record["problem"] for record in run.records])
+    proposals = [record["proposals"] for record in run.records]
+    became = {name: [record[name] for record in run.records] for name in ("accepted", "moved", "abandoned")}
+    became["identical"] = [record["accepted"] - record["moved"] for record in run.records]
+    drawn = sum(record["tokens_drawn"] for record in run.records)
+    return {"run": run.shown, "samples": len(run.records), "proposals": sum(proposals),
+            **{key: end for name, values in became.items() for key, end in of.ratio(values, proposals).columns(name).items()},
+            "skipped": sum(record["tokens_skipped"] for record in run.records) / drawn if drawn else None,
+            "mean_log_p": of.mean([record["log_p"] for record in run.records]).value,
+            "law_error": max(record["law_error"] for record in run.records)}
+
+
+def _columns() -> list[Column]:
+    return [named("run", "run"), counted("samples", "samples"), counted("proposals", "proposals"),
+            *(shared(name, name) for name in ("accepted", "moved", "identical", "abandoned", "skipped")),
+            Column("mean log p", lambda row: f"{row['mean_log_p']:.2f}"),
+            Column("law error", lambda row: f"{row['law_error']:.2g}")]
+
+
+def _curve(run: Run) -> list[dict]:
+    """Rows of k."""
+    return [{"run": run.shown, **passed, **Estimate(*ends(voted, "accuracy"), 0).columns("majority_at_k")}
+            for passed, voted in zip(pass_curve(run.records), majority_curve(run.records), strict=True)]
+
+
+def _ties(run: Run) -> str:
+    votes = majority(run.records)
+    return f"{sum(vote['tied'] for vote in votes):,} of {len(votes):,} problems of {run.shown}"
+
+
+def _vote_columns() -> list[Column]:
+    return [named("run", "run"), counted("k", "k"), shared("pass@k", "pass_at_k"), shared("majority@k", "majority_at_k"),
+            counted("problems", "n"), counted("left out", "left_out")]
+
+
+def _figure(curves: dict[str, list[dict]]) -> Figure:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
+
+    longest = max(map(len, curves))
+    drawn = Figure(figsize=(8.6, 3.4 + 0.17 * (len(curves) if longest > 40 else -(-len(curves) // 2))), layout="constrained")
+    panels = drawn.subplots(1, 2, sharey=True)
+    for axes, key, title in zip(panels, ("pass_at_k", "majority_at_k"), ("pass@k", "majority@k"), strict=True):
+        for number, (label, rows) in enumerate(curves.items()):
+            estimates = [Estimate(*ends(row, key), row["n"]) for row in rows]
+            beside = 1.0 + 0.02 * (number - (len(curves) - 1) / 2)
+            axes.errorbar([row["k"] * beside for row in rows], [100.0 * estimate.value for estimate in estimates],
+                          error_bars(estimates), color=PALETTE[number], marker=MARKERS[number], markersize=5, capsize=2,
+                          label=f"{label} (n = {rows[0]['n']:,})")
+        ticks = sorted({row["k"] for rows in curves.values() for row in rows})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("chains a problem, k")
+        axes.set_title(title)
+    panels[0].set_ylabel("%, with 95 % intervals")
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if longest > 40 else 2)
+    return drawn

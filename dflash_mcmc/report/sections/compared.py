@@ -1,0 +1,196 @@
+"""Improvements beside the published ones (the document's section 5.3), and what the draft is worth as a blend (6.3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.intervals import Clusters, Estimate
+from dflash_mcmc.report import figure
+from dflash_mcmc.report.parts import Column, Drawing, Section, Table, counted, ends, named, paragraphs, percent, points, shared
+from dflash_mcmc.report.published import DATASET, published
+from dflash_mcmc.report.runs import Run
+from dflash_mcmc.report.study import Study, same_but
+from dflash_mcmc.statistics.outcomes import aligned
+from dflash_mcmc.statistics.paired import compare
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+METHODS = {"greedy": "greedy", "temp": "low temperature", "ps": "power sampling", "grpo": "GRPO (trained)",
+           "blend_greedy": "blend, greedy", "blend_ps": "blend, power sampling",
+           "draft_blend_ps": "draft blend, power sampling"}
+_ROLES = {"greedy": ("greedy", "none"), "temp": ("temperature", "none"), "ps": ("power_mh", "none"),
+          "blend_greedy": ("greedy", "layer"), "blend_ps": ("power_mh", "layer"), "draft_blend_ps": ("power_mh", "draft")}
+_IMPROVEMENTS = (("ps", "greedy"), ("temp", "greedy"), ("ps", "temp"), ("blend_greedy", "greedy"), ("blend_ps", "greedy"),
+                 ("blend_ps", "ps"), ("draft_blend_ps", "ps"))
+_HERE = "these runs"
+_TEXT = """
+Published rows are quoted as they are: {sources}. The first row of the paper's table, which the document calls greedy, is
+"Base" in the paper. Neither source has an interval for a difference; ours are of a bootstrap over problems. Behind a
+difference in points stands what it is of the accuracy it starts from.
+"""
+_OTHER_DATA = "Published rows are of {theirs} and these runs of {ours}: directions can be compared, sizes cannot."
+
+
+def section(study: Study) -> Section | None:
+    """None where no two runs have a published counterpart."""
+    roles = _roles(study)
+    if len(roles) < 2:
+        return None
+    columns = _of_models(study, roles)
+    sources = "; ".join(dict.fromkeys(f"{paper.text} ({paper.setting})" for paper in published()))
+    text = paragraphs(_TEXT.format(sources=sources))
+    if study.dataset != DATASET:
+        text.append(_OTHER_DATA.format(theirs=DATASET, ours=study.dataset))
+    several = [f"{METHODS[role]} is {run.label}" for role, run in roles.items() if len(_candidates(study)[role]) > 1]
+    if several:
+        text.append(f"Where several runs are of one method, one stands for it here: {', '.join(several)}.")
+    tables = [_accuracies(columns), _improvements(study, columns, roles)]
+    drawings = [Drawing(f"fig_{study.dataset}_paper_comparison", "Accuracies of these runs beside the published ones.",
+                        lambda: _figure(columns))]
+    blends = [roles[name] for name in ("ps", "draft_blend_ps", "blend_ps") if name in roles]
+    if "draft_blend_ps" in roles and len(blends) > 1:
+        tables.append(_blend_sources(study, blends))
+        drawings.append(Drawing(f"fig_{study.dataset}_draft_comparison",
+                                "Accuracy and acceptance of power sampling by what is blended in.",
+                                lambda: _draft_figure(study, blends)))
+    return Section("published", "Beside published results", text, tables, drawings)
+
+
+def _candidates(study: Study) -> dict[str, list[Run]]:
+    return {role: found for role, made_of in _ROLES.items() if (found := study.role(*made_of))}
+
+
+def _roles(study: Study) -> dict[str, Run]:
+    """The run of each method: of power samplers those of one setting, with and without a blend, where there are such."""
+    candidates = _candidates(study)
+    settings = []
+    for first in candidates.get("ps", []):
+        alike = {role: [run for run in candidates.get(role, []) if same_but(run, first, "blend", "draft")]
+                 for role in ("blend_ps", "draft_blend_ps")}
+        settings.append({"ps": first, **{role: found[0] for role, found in alike.items() if found}})
+    return {**{role: runs[0] for role, runs in candidates.items()}, **max(settings, key=len, default={})}
+
+
+def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dict[str, Estimate]]:
+    """Accuracies by method, for each published model with its source, and for these runs."""
+    found = {(paper.model, paper.source): paper.accuracy for paper in published()}
+    found[_HERE, study.dataset] = {role: study.entry(run).accuracy for role, run in roles.items()}
+    return found
+
+
+def _accuracies(columns: dict[tuple[str, str], dict[str, Estimate]]) -> Table:
+    """Models down, methods across."""
+    rows = [{"model": model, "source": source, "method": METHODS[method], **estimate.columns("accuracy"),
+             "n": estimate.n or None} for (model, source), of in columns.items() for method, estimate in of.items()]
+    wide = [{"model": model, "source": source, **of} for (model, source), of in columns.items()]
+
+    def column(method: str) -> Column:
+        return Column(METHODS[method], lambda row: percent(*row[method][:3]) if method in row else "-")
+
+    methods = [method for method in METHODS if any(method in of for of in columns.values())]
+    return Table("published", "Accuracies", [named("model", "model"), named("source", "source"), *map(column, methods)], wide,
+                 data=rows)
+
+
+def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, Estimate]], roles: dict[str, Run]) -> Table:
+    """Improvements down, models across."""
+    rows = []
+    for method, base in _IMPROVEMENTS:
+        row: dict[str, object] = {"improvement": f"{METHODS[method]} over {METHODS[base]}"}
+        for (model, _), of in columns.items():
+            if method in of and base in of:
+                row |= _measured(study, roles[method], roles[base]) if model == _HERE else \
+                    _difference(model, of[method].value, of[base].value)
+        if len(row) > 1:
+            rows.append(row)
+
+    def column(model: str) -> Column:
+        def text(row: dict) -> str:
+            if f"{model}_points" not in row:
+                return "-"
+            relative = row[f"{model}_relative"]
+            return points(*ends(row, f"{model}_points")) + ("" if relative is None else f" ({100.0 * relative:+.1f} %)")
+        return Column(model, text)
+
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return Table("improvements", "Improvements in points", [named("improvement", "improvement"),
+                                                            *(column(model) for model, _ in columns)], rows,
+                 data=[{key: row.get(key) for key in keys} for row in rows])
+
+
+def _difference(name: str, value: float, base: float) -> dict:
+    return {f"{name}_points": value - base, f"{name}_relative": value / base - 1.0 if base else None}
+
+
+def _measured(study: Study, run: Run, base: Run) -> dict:
+    own, other, _ = aligned(study.entry(run).outcomes, study.entry(base).outcomes)
+    if not own.problems:
+        return {}
+    return {**_difference(_HERE, float(own.correct.mean()), float(other.correct.mean())),
+            **compare(own, other).difference.columns(f"{_HERE}_points")}
+
+
+def _blend_sources(study: Study, blends: list[Run]) -> Table:
+    """The document's table 6.3."""
+    rows = []
+    for run in blends:
+        share, source = study.entry(run).accuracy, {"layer": f"layer {run.identity.get('blend.layer')}", "draft": "draft"}
+        rows.append({"run": run.shown, "correct": round(share.value * share.n), "total": share.n, **share.columns("accuracy"),
+                     **_acceptance(run).columns("acceptance"), "blend_source": source.get(run.component("blend"), "-")})
+    columns = [named("condition", "run"), counted("correct", "correct"), counted("total", "total"),
+               shared("accuracy", "accuracy"), Column("MH accept", lambda row: percent(row["acceptance"])),
+               named("blend source", "blend_source")]
+    return Table("blend_sources", "The draft as what is blended in", columns, rows)
+
+
+def _acceptance(run: Run) -> Estimate:
+    of = Clusters([record["problem"] for record in run.records])
+    return of.ratio([record["accepted"] for record in run.records], [record["proposals"] for record in run.records])
+
+
+def _figure(columns: dict[tuple[str, str], dict[str, Estimate]]) -> Figure:
+    from matplotlib.figure import Figure
+
+    methods = [method for method in METHODS if any(method in of for of in columns.values())]
+    drawn = Figure(figsize=(9.2, 4.2), layout="constrained")
+    axes = drawn.subplots()
+    for number, method in enumerate(methods):
+        style = {"color": figure.PALETTE[number], "marker": figure.MARKERS[number], "markersize": 6, "linestyle": "none"}
+        axes.plot([], [], label=METHODS[method], **style)
+        for group, of in enumerate(columns.values()):
+            if method in of:
+                _point(axes, group + (number - (len(methods) - 1) / 2) * 0.135, of[method], style)
+    axes.set_xticks(range(len(columns)), [f"{model}\n{source}" for model, source in columns])
+    axes.grid(axis="x", visible=False)
+    axes.set_ylabel("correct answers, %\n95 % intervals where n is known")
+    axes.set_title("Beside published results")
+    drawn.legend(loc="outside lower center", ncols=4)
+    return drawn
+
+
+def _point(axes: Axes, place: float, estimate: Estimate, style: dict) -> None:
+    """A point on its interval, with its value above both."""
+    value, known = 100.0 * estimate.value, estimate.low is not None
+    if known:
+        axes.plot([place] * 2, [100.0 * estimate.low, 100.0 * estimate.high], color=style["color"], linewidth=1.4, alpha=0.6)
+    axes.plot(place, value, **style)
+    axes.annotate(f"{value:.1f}", (place, 100.0 * estimate.high if known else value), (0, 2 if known else 6), fontsize=6.5,
+                  textcoords="offset points", ha="center")
+
+
+def _draft_figure(study: Study, blends: list[Run]) -> Figure:
+    from matplotlib.figure import Figure
+
+    labels = [run.shown for run in blends]
+    shares, rates = [study.entry(run).accuracy for run in blends], [_acceptance(run) for run in blends]
+    drawn = Figure(figsize=figure.rows_size(labels, 2), layout="constrained")
+    left, right = drawn.subplots(1, 2, sharey=True)
+    figure.draw_estimates(left, labels, shares, [f"{percent(share.value)}, n = {share.n:,}" for share in shares])
+    figure.draw_estimates(right, labels, rates, [percent(rate.value) for rate in rates])
+    left.set_title("Accuracy by what is blended in")
+    left.set_xlabel("correct answers, %, with 95 % intervals")
+    right.set_title("MH acceptance")
+    right.set_xlabel("proposals accepted, %, with 95 % intervals")
+    return drawn

@@ -1,0 +1,87 @@
+"""The table of the guided-power-sampling document (section 4.1): accuracy, length, time and acceptance of every run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflash_mcmc import stats
+from dflash_mcmc.grading.verdicts import VERDICTS
+from dflash_mcmc.report import figure
+from dflash_mcmc.report.parts import Column, Drawing, Section, Table, count, counted, named, paragraphs, percent
+from dflash_mcmc.report.study import Entry, Study
+from dflash_mcmc.report.table import HEADERS, row_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TEXT = """
+Accuracy counts every sample; intervals are of 95 %: Wilson's with one chain a problem, else a bootstrap over problems. MH
+accept is the share of proposals accepted, moved the share that also differ from what they replaced.
+
+All that is not correct counts as wrong. How many samples have no answer at all can differ more between methods than anything
+else, so that a gain in accuracy may be one in formatting. Unsupported answers were beyond a limit of the grader, timeouts
+used up its time, errors made it fail. By strings is what the string rule of published numbers makes of the same answers
+(PRM800K's normalisation without its algebra); it decides nothing here.
+"""
+_VOTES = """
+A majority or best-of-N row makes one answer a problem of all its chains; a tied vote counts as its expected value. Its
+tokens, time and token-forwards are those of all its chains together, so it is the baseline of equal compute for whatever
+costs as much.
+"""
+
+
+def section(study: Study) -> Section:
+    """A row for each run, and for the votes over its chains where it has several."""
+    rows = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries]
+    columns = [named("condition", "run"), *_columns()]
+    if any(row["accepted_length"] is not None for row in rows):
+        columns.append(Column("accepted length", _accepted_length))
+    text = paragraphs(_TEXT) + (paragraphs(_VOTES) if any(entry.voted for entry in study.entries) else [])
+    verdicts = [{"run": entry.shown, **summary_of(entry)} for entry in study.drawn]
+    return Section("overall", "Overall", text, [Table("overall", "All runs", columns, rows),
+                                                Table("verdicts", "Verdicts", _verdict_columns(), verdicts)],
+                   [Drawing(f"fig_{study.dataset}_accuracy", "Accuracy of every run with its 95 % interval.",
+                            lambda: _figure(study))])
+
+
+def summary_of(entry: Entry) -> dict:
+    """`stats.summarise` of a row; of a vote the number of correct answers is the expected one."""
+    if not entry.voted:
+        return {**stats.summarise(entry.run.condition, entry.records), "complete": entry.run.complete}
+    summary = stats.summarise(entry.run.condition, [{**record, "log_p": 0.0} for record in entry.records])
+    return {**summary, "correct": float(entry.outcomes.correct.sum()), "mean_log_p": None, "complete": entry.run.complete}
+
+
+def _columns() -> list[Column]:
+    """Those of `report/table.py`, so that the page and the terminal cannot differ."""
+    def cell(number: int) -> Column:
+        return Column(HEADERS[number], lambda row: row_of("", {**row, "correct": count(row["correct"])})[number])
+    return [cell(number) for number in range(1, len(HEADERS))]
+
+
+def _verdict_columns() -> list[Column]:
+    """Every verdict, and what the string rule says."""
+    def by_strings(row: dict) -> str:
+        return "-" if row["same_string"] is None else percent(row["same_string"] / row["num_samples"])
+    return [named("run", "run"), *(counted(verdict.replace("_", " "), verdict) for verdict in VERDICTS),
+            Column("accuracy", lambda row: percent(row["accuracy"])), Column("by strings", by_strings)]
+
+
+def _accepted_length(row: dict) -> str:
+    return "-" if row["accepted_length"] is None else f"{row['accepted_length']:.2f}"
+
+
+def _figure(study: Study) -> Figure:
+    from matplotlib.figure import Figure
+
+    labels, estimates = [entry.shown for entry in study.drawn], [entry.accuracy for entry in study.drawn]
+    whole = [entry.accuracy.value for entry in study.drawn if entry.run.complete]  # a few samples are quickly the best
+    texts = [f"{percent(estimate.value)}   {count(estimate.value * estimate.n)} of {estimate.n:,}" for estimate in estimates]
+    drawn = Figure(figsize=figure.rows_size(labels), layout="constrained")
+    axes = drawn.subplots()
+    figure.draw_estimates(axes, labels, estimates, texts,
+                          [entry.run.complete and entry.accuracy.value == max(whole) for entry in study.drawn])
+    axes.axvline(100.0 * study.entry(study.baseline).accuracy.value, color=figure.INK, linewidth=0.8, linestyle=":", zorder=1)
+    axes.set_title(f"Accuracy on {study.dataset}")
+    axes.set_xlabel(f"correct answers, %, with 95 % intervals; dotted: {study.baseline.label}")
+    return drawn

@@ -1,0 +1,78 @@
+"""Which problems two runs solve together and alone: the document's section 4.3."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.report.parts import Drawing, Section, Table, count, counted, named, percent, points, probability, shared
+from dflash_mcmc.report.study import Study
+from dflash_mcmc.statistics.outcomes import aligned
+from dflash_mcmc.statistics.paired import Paired, compare
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = ("#CFE3F1", "#0072B2", "#D55E00", "#9A9A9A")
+_HATCHES = ("", "///", "...", "")
+
+
+def section(study: Study) -> Section | None:
+    """The four counts of the study's pair."""
+    if study.pair is None:
+        return None
+    first, second = (study.entry(run) for run in study.pair)
+    own, other, left_out = aligned(first.outcomes, second.outcomes)
+    if not own.problems:
+        return Section("overlap", "Answer overlap",
+                       [f"{first.shown} and {second.shown} have no problem in common: there is nothing to compare."])
+    found, n = compare(own, other), len(own.problems)
+    a, b = first.run.label, second.run.label
+    rows = [{"category": name, "problems": number, "share": number / n, "description": said} for name, number, said in (
+        ("both correct", found.both, f"solved by both {a} and {b}"), (f"{a} only", found.only_a, f"not by {b}"),
+        (f"{b} only", found.only_b, f"not by {a}"), ("neither", found.neither, "solved by neither"))]
+    same, compared = _same_answers(first.run.records, second.run.records)
+    left = f" ({left_out:,} left out)" if left_out else ""
+    text = [f"{first.shown} against {second.shown} on the {n:,} problems that both have{left}. {_said(found, a, b)}",
+            f"Their answers are the same text on {same:,} of {compared:,} problems." if compared else
+            "With several chains a problem the counts are expected ones, of a chain of each run."]
+    columns = [named("category", "category"), counted("problems", "problems"), shared("share", "share"),
+               named("description", "description")]
+    return Section("overlap", "Answer overlap", text, [Table("overlap", f"{a} and {b}", columns, rows)],
+                   [Drawing(f"fig_{study.dataset}_overlap", f"Problems solved by {a} and by {b}.",
+                            lambda: _figure(rows, found, n))])
+
+
+def _said(found: Paired, a: str, b: str) -> str:
+    outcome = {"a better": f"{a} is better", "b better": f"{b} is better", "tie": "it is a tie"}[found.verdict]
+    return (f"{b} solves {count(found.only_b)} that {a} does not, and {a} {count(found.only_a)} that {b} does not: {a} minus "
+            f"{b} is {points(*found.difference[:3])} points, p = {probability(found.p_value)} ({found.test}, not adjusted): "
+            f"{outcome}.")
+
+
+def _same_answers(first: list[dict], second: list[dict]) -> tuple[int, int]:
+    """Problems with the same answer in both, of those that both have; of none where either has several chains."""
+    answers = [{record["problem"]: record["answer"] for record in records} for records in (first, second)]
+    if any(len(found) < len(records) for found, records in zip(answers, (first, second), strict=True)):
+        return 0, 0
+    both = answers[0].keys() & answers[1].keys()
+    return sum(answers[0][problem] == answers[1][problem] for problem in both), len(both)
+
+
+def _figure(rows: list[dict], found: Paired, n: int) -> Figure:
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(7.4, 2.7), layout="constrained")
+    axes = drawn.subplots()
+    for place, (row, colour, hatch) in enumerate(zip(rows, _COLOURS, _HATCHES, strict=True)):
+        axes.barh(place, row["problems"], color=colour, hatch=hatch, edgecolor="white" if hatch else "#333333", height=0.66,
+                  linewidth=0.5)
+        axes.annotate(f"{count(row['problems'])}   {percent(row['share'])}", (row["problems"], place), (5, 0),
+                      textcoords="offset points", va="center")
+    axes.set_yticks(range(4), [row["category"] for row in rows])
+    axes.set_ylim(3.6, -0.6)
+    axes.set_xlim(0, 1.18 * max(row["problems"] for row in rows))
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"problems, n = {n:,}; p = {probability(found.p_value)} ({found.test})")
+    axes.set_title("Who solves what")
+    return drawn

@@ -1,0 +1,128 @@
+"""Every run against the baseline, problem by problem, and how many problems a difference takes to be seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.intervals import Estimate
+from dflash_mcmc.report.parts import (
+    Column,
+    Drawing,
+    Section,
+    Table,
+    counted,
+    differing,
+    ends,
+    named,
+    paragraphs,
+    points,
+    probability,
+)
+from dflash_mcmc.report.study import Entry, Study
+from dflash_mcmc.statistics.outcomes import aligned
+from dflash_mcmc.statistics.paired import compare, holm, verdict
+from dflash_mcmc.statistics.power import detectable, problems_needed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SOUGHT = 0.03
+"""The difference of accuracies that the power analysis asks for."""
+_FEWEST = 10
+"""Problems of a comparison that is drawn: the interval of fewer is all that there is room for."""
+_VERDICTS = {"a better": "better", "b better": "worse", "tie": "tie"}
+_NOTHING = dict.fromkeys(("both", "only_run", "only_baseline", "neither", "difference", "difference_low", "difference_high",
+                          "p_value", "p_holm", "problems_for_3_points", "detectable_difference"))
+_TEXT = """
+Each run against {baseline}, on the problems that both have. The difference is in points of accuracy, each problem counting
+once, with an interval from a bootstrap over problems. p is of the exact McNemar test where every problem has one chain in
+both runs, else of a paired permutation test over problems; p (Holm) is adjusted for all rows of the table. A run is called
+better or worse only where p (Holm) is at most 0.05; else it is a tie.
+
+Two columns are for the next experiment. With as large a share of problems that only one of the runs solves as here, a
+difference of {sought:.0f} points is found with 80 % power on so many problems; and on the problems of this comparison the
+smallest difference that is found with 80 % power is so many points. A hyphen: no such difference can be, or none is found.
+"""
+
+
+def section(study: Study) -> Section | None:
+    """A row for each other run and vote."""
+    base = study.entry(study.baseline)
+    others = [entry for entry in study.entries if entry is not base]
+    if not others:
+        return None
+    rows = [_row(entry, base) for entry in others]
+    for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
+        if adjusted is not None:
+            row["p_holm"], row["verdict"] = adjusted, _VERDICTS[verdict(row["difference"], adjusted)]
+    title = f"Difference to {study.baseline.label}"
+    names = {entry.shown for entry in study.drawn}
+    shown = [row for row in rows if row["run"] in names and row["problems"] >= _FEWEST] or rows
+    return Section("paired", "Compared with the baseline",
+                   paragraphs(_TEXT.format(baseline=study.baseline.label, sought=100.0 * SOUGHT)),
+                   [Table("paired", f"Against {study.baseline.label}", _columns(), rows)],
+                   [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{_left_to_the_table(rows)}.",
+                            lambda: _figure(title, shown))])
+
+
+def _left_to_the_table(rows: list[dict]) -> str:
+    few = sum(row["problems"] < _FEWEST for row in rows)
+    return f"; {few} with fewer than {_FEWEST} problems in common are in the table alone" if 0 < few < len(rows) else ""
+
+
+def _row(entry: Entry, base: Entry) -> dict:
+    own, other, left_out = aligned(entry.outcomes, base.outcomes)
+    row = {"run": entry.shown, "baseline": base.shown, "problems": len(own.problems), "left_out": left_out}
+    if not own.problems:
+        return {**row, **_NOTHING, "test": "none", "verdict": "no problem in common: not compared"}
+    found = compare(own, other)
+    discordant = (found.only_a + found.only_b) / len(own.problems)
+    return {**row, "both": found.both, "only_run": found.only_a, "only_baseline": found.only_b, "neither": found.neither,
+            **found.difference.columns("difference"), "p_value": found.p_value, "p_holm": None, "test": found.test,
+            "verdict": _VERDICTS[found.verdict], "problems_for_3_points": _needed(discordant),
+            "detectable_difference": detectable(len(own.problems), discordant) if discordant else None}
+
+
+def _needed(discordant: float) -> int | None:
+    """None where the runs differ on too few problems for such a difference to be."""
+    if discordant < SOUGHT:
+        return None
+    try:
+        return problems_needed(SOUGHT, discordant)
+    except UserError:  # more than anybody has
+        return None
+
+
+def _columns() -> list[Column]:
+    return [
+        named("run", "run"), counted("n", "problems"), differing("difference (points)", "difference"),
+        Column("p", lambda row: probability(row["p_value"])), Column("p (Holm)", lambda row: probability(row["p_holm"])),
+        named("verdict", "verdict"), counted("both", "both"), counted("only this", "only_run"),
+        counted("only baseline", "only_baseline"), counted("neither", "neither"), named("test", "test"),
+        counted("problems for 3 points", "problems_for_3_points"),
+        Column("points seen here", lambda row: points(row["detectable_difference"]).lstrip("+")),
+        counted("left out", "left_out"),
+    ]
+
+
+def _figure(title: str, rows: list[dict]) -> Figure:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.report import figure
+
+    labels = [row["run"] for row in rows]
+    drawn = Figure(figsize=figure.rows_size(labels), layout="constrained")
+    axes = drawn.subplots()
+    figure.draw_estimates(axes, labels, [Estimate(*ends(row, "difference"), row["problems"]) for row in rows],
+                          [_said(row) for row in rows], [row["verdict"] in ("better", "worse") for row in rows])
+    axes.axvline(0.0, color=figure.INK, linewidth=0.8, zorder=1)
+    axes.set_title(title)
+    axes.set_xlabel("points of accuracy, with 95 % intervals; p is adjusted for all rows (Holm)")
+    return drawn
+
+
+def _said(row: dict) -> str:
+    if row["difference"] is None:
+        return row["verdict"]
+    return f"{points(row['difference'])}   p {probability(row['p_holm'])}   {row['verdict']}   n {row['problems']:,}"

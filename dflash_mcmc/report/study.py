@@ -1,0 +1,196 @@
+"""What the sections of a report share: its runs, the votes over their chains, what is compared with what, and its warnings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from dflash_mcmc.errors import UserError, did_you_mean
+from dflash_mcmc.intervals import Estimate
+from dflash_mcmc.report.runs import Run
+from dflash_mcmc.statistics.chains import aggregated
+from dflash_mcmc.statistics.outcomes import Outcomes, outcomes
+from dflash_mcmc.statistics.shares import accuracy_of
+
+SWITCHES = ("blend", "draft", "sampler")
+"""Groups of which a condition is made: two runs of which all else is equal differ in the condition alone."""
+_MOST_DRAWN = 30
+
+
+class Entry(NamedTuple):
+    """A row of the comparing tables: the samples of a run, or one answer a problem made of all its chains."""
+
+    run: Run
+    by: str
+    """`sample`, `majority`, `log_p` (the best of N by log p) or `power` (drawn by the weight of p^alpha)."""
+    shown: str
+    records: list[dict]
+    """Of a vote: one a problem, with the costs of all its chains."""
+    outcomes: Outcomes
+    accuracy: Estimate
+
+    @property
+    def voted(self) -> bool:
+        """Whether its answers are made of several chains."""
+        return self.by != "sample"
+
+
+class Study(NamedTuple):
+    """The runs of a report, all over one dataset."""
+
+    runs: list[Run]
+    entries: list[Entry]
+    baseline: Run
+    pair: tuple[Run, Run] | None
+    """The two runs whose answers are set side by side."""
+    warnings: list[str]
+
+    @property
+    def dataset(self) -> str:
+        """Name of the dataset: it is part of the figures' names."""
+        return self.runs[0].component("dataset")
+
+    @property
+    def drawn(self) -> list[Entry]:
+        """The rows of figures: all of the tables' where that many can be read, else samples alone."""
+        return self.entries if len(self.entries) <= _MOST_DRAWN else [entry for entry in self.entries if not entry.voted]
+
+    def entry(self, run: Run) -> Entry:
+        """The row of a run's samples."""
+        return next(entry for entry in self.entries if entry.run is run and not entry.voted)
+
+    def role(self, sampler: str, blend: str) -> list[Run]:
+        """The runs of a sampler and a blend."""
+        return [run for run in self.runs if (run.component("sampler"), run.component("blend")) == (sampler, blend)]
+
+
+def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[str] | None = None,
+             left_out: Sequence[str] = ()) -> Study:
+    """Checks that the runs can stand side by side, and settles what is compared.
+
+    Args:
+        baseline: a run by label, condition or identity; None takes greedy decoding without a blend, else the first run.
+        pair: two runs; None takes the first two that differ in the blend alone and sample, else baseline and next run.
+        left_out: what the reader of the runs has left out.
+
+    Raises UserError, of one line.
+    """
+    runs = list(runs)
+    _check_dataset(runs)
+    base = _pick(runs, baseline, "--baseline") if baseline else _greedy(runs) or runs[0]
+    return Study(runs, [entry for run in runs for entry in _entries(run)], base, _pair(runs, base, pair),
+                 [*left_out, *_warnings(runs)])
+
+
+def same_but(run: Run, other: Run, *groups: str) -> bool:
+    """Whether two runs differ in these groups alone. A field that is null, or that one lacks, changes nothing there."""
+    return all(run.identity[key] == other.identity[key] for key in run.identity.keys() & other.identity.keys()
+               if key.partition(".")[0] not in groups and None not in (run.identity[key], other.identity[key]))
+
+
+def _entries(run: Run) -> list[Entry]:
+    entries = [_entry(run, "sample", run.shown, run.records)]
+    if run.num_chains > 1:
+        alpha = _weighed_by(run)
+        for by, name in (("majority", "majority"), ("log_p", "best by log p"), ("power", f"weighed by p^{alpha or 1:g}")):
+            if by != "power" or alpha:
+                entries.append(_entry(run, by, f"{run.shown}, {name} of {run.num_chains}", aggregated(run.records, by, alpha)))
+    return entries
+
+
+def _entry(run: Run, by: str, shown: str, records: list[dict]) -> Entry:
+    of = outcomes(records)
+    return Entry(run, by, shown, records, of, accuracy_of(of))
+
+
+def _weighed_by(run: Run) -> float | None:
+    """The alpha of a run whose chains are independent draws: only those have weights for p^alpha."""
+    if run.component("sampler") != "temperature" or not all("log_q" in record for record in run.records):
+        return None
+    return (run.config.get("sampler") or {}).get("alpha")
+
+
+def _greedy(runs: Sequence[Run]) -> Run | None:
+    return next((run for run in runs if (run.component("sampler"), run.component("blend")) == ("greedy", "none")), None)
+
+
+def _pick(runs: Sequence[Run], name: str, option: str) -> Run:
+    """The run of this label, condition or identity. Raises UserError where there is none, or several."""
+    for matches in (lambda run: run.label == name, lambda run: run.condition == name,
+                    lambda run: len(name) >= 6 and run.digest.startswith(name)):
+        found = [run for run in runs if matches(run)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UserError(f"{option}: given {name!r}, which {len(found)} runs are; allowed: "
+                            + ", ".join(repr(run.label) for run in found[:8]))
+    labels = [run.label for run in runs]
+    raise UserError(f"{option}: given {name!r}{did_you_mean(name, labels)}; allowed: {', '.join(map(repr, labels[:20]))}")
+
+
+def _pair(runs: Sequence[Run], baseline: Run, names: Sequence[str] | None) -> tuple[Run, Run] | None:
+    if names:
+        first, second = (_pick(runs, name, "--pair") for name in names)
+        if first is second:
+            raise UserError(f"--pair: given {first.label!r} twice; allowed: two runs")
+        return first, second
+    drawn = [run for run in runs if run.component("sampler") != "greedy"]
+    for without in drawn:
+        for blended in drawn:
+            blends = without.component("blend") == "none" != blended.component("blend")
+            if blends and same_but(without, blended, "blend", "draft"):
+                return without, blended
+    others = [run for run in runs if run is not baseline]
+    return (baseline, others[0]) if others else None
+
+
+def _check_dataset(runs: Sequence[Run]) -> None:
+    """Raises UserError where the runs are not over the same dataset: one table of them would compare what cannot be."""
+    names = {run.component("dataset"): run.folder for run in runs}
+    if len(names) > 1:
+        given = " and ".join(f"{name} ({folder})" for name, folder in names.items())
+        raise UserError(f"runs: given several datasets, {given}; allowed: runs over one dataset")
+    gold: dict[str, tuple[object, Run]] = {}
+    for run in runs:
+        for record in run.records:
+            known, other = gold.setdefault(record["problem"], (record["gold"], run))
+            if known != record["gold"]:
+                raise UserError(f"runs: problem {record['problem']!r} has the answer {known!r} in {other.folder} and "
+                                f"{record['gold']!r} in {run.folder}; allowed: runs over one dataset")
+
+
+def _warnings(runs: Sequence[Run]) -> list[str]:
+    """Why a comparison of these runs may not be one of their samplers, a sentence each."""
+    said = [f"{run.shown}: statistics are of what is recorded" for run in runs if not run.complete]
+    problems = {run.label: set(run.problems) for run in runs}
+    shared, every = set.intersection(*problems.values()), set.union(*problems.values())
+    if shared != every:
+        said.append(f"the runs are not over the same problems: {len(shared):,} of {len(every):,} are in all of them; each "
+                    "comparison is on the problems that its runs share, and says how many it leaves out")
+    for what, of, why in (
+        ("devices", lambda run: [session.get("device") for session in run.sessions], "seconds do not compare"),
+        ("dtypes", lambda run: [run.identity.get("model.dtype")], "log-probabilities differ in more than the sampler"),
+        ("models", lambda run: [run.identity.get("model.content")], "differences are not of the samplers alone"),
+        ("prompts", lambda run: [run.identity.get("dataset.prompt")], "differences are not of the samplers alone"),
+        ("lengths allowed for an answer", lambda run: [run.identity.get("dataset.max_new_tokens")],
+         "differences are not of the samplers alone"),
+        ("versions of torch or transformers", _versions, "the same seed may give other tokens"),
+    ):
+        mixed = _different(runs, of)
+        if mixed:
+            said.append(f"{what} are mixed ({mixed}): {why}")
+    return said
+
+
+def _versions(run: Run) -> list[str]:
+    return [" ".join(f"{name} {session['packages'].get(name)}" for name in ("torch", "transformers"))
+            for session in run.sessions if isinstance(session.get("packages"), dict)]
+
+
+def _different(runs: Sequence[Run], of: Callable[[Run], list]) -> str:
+    """The different values, where there are several."""
+    values = list(dict.fromkeys(json.dumps(value) for run in runs for value in of(run) if value is not None))
+    shown = [json.loads(value) for value in values[:4]]
+    texts = [text if len(text := str(value)) <= 48 else text[:45] + "..." for value in shown]
+    return ", ".join([*texts, *([f"and {len(values) - 4} more"] if len(values) > 4 else [])]) if len(values) > 1 else ""

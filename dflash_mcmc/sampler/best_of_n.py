@@ -1,0 +1,85 @@
+"""One of N independent draws: the baseline that power sampling is to be compared with at the same cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dflash_mcmc.estimate import ExpectedCost
+from dflash_mcmc.fields import identity
+from dflash_mcmc.ops import Chain, Draw, Law
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Path
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config import Config
+
+
+@register("sampler", "best_of_n")
+@dataclass(slots=True, kw_only=True)
+class BestOfN:
+    """One of N draws: the likeliest, the likeliest a token, or one resampled by the weights of p^alpha.
+
+    Law: candidates y_1 .. y_N are independent draws, token by token, from q = softmax(logits / temperature), truncated by
+    top-k and top-p. `log_p` and `mean_log_p` keep the one with the largest sum, or mean over tokens, of log p, the first among
+    equal ones; p is the (blended) target. `power` keeps y_i with probability proportional to exp(alpha * log p(y_i) - log
+    q(y_i)): sampling importance resampling (Rubin 1987), whose law tends to p^alpha on the support of q as N grows.
+    """
+
+    num_candidates: int = identity("draws of a chain, of which one is kept", ge=1)
+    select: str = identity("the draw that is kept: log_p = largest log p; mean_log_p = largest log p a token; power = drawn "
+                           "with weights exp(alpha * log p - log q)", choices=("log_p", "mean_log_p", "power"))
+    alpha: float = identity("power of the target p^alpha of select=power; temperature is 1/alpha unless given", gt=0)
+    temperature: float | None = identity("temperature of the draws; null takes 1/alpha", gt=0)
+    top_k: int = identity("keep the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity("keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """Effective values: what has no effect here is not part of the identity."""
+        values: dict[str, object] = {"temperature": self.law().temperature}
+        if self.num_candidates == 1:
+            values["select"] = None
+        if self.num_candidates == 1 or self.select != "power":
+            values["alpha"] = None
+        return values
+
+    def law(self) -> Law:
+        """The law q of each token of a candidate."""
+        return Law(1.0 / self.alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
+
+    def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
+        """Of a chain whose candidates have `length` tokens."""
+        return ExpectedCost(self.num_candidates * length, num_draws=self.num_candidates)
+
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """Draws the candidates, each of at most `horizon` tokens, and keeps one. The trace has an entry a candidate."""
+        candidates = []
+        for number in range(self.num_candidates):
+            path = yield Draw(Path.start(prompt), horizon, self.law(), key.fold_in("candidate", number, "token"))
+            candidates.append(path)
+        kept = self.choose(candidates, key.fold_in("select"))
+        trace = [{"candidate": number, "length": path.length, "log_p": float(path.log_p.sum()),
+                  "log_q": float(path.log_q.sum()), "decision": "keep" if number == kept else "leave"}
+                 for number, path in enumerate(candidates)]
+        return ChainResult(candidates[kept], trace=tuple(trace))
+
+    def choose(self, candidates: list[Path], key: Key) -> int:
+        """Which candidate is kept."""
+        weights = [self.log_weight(path) for path in candidates]
+        if self.select != "power":
+            return int(np.argmax(weights))
+        kept, total = 0, weights[0]
+        for number, weight in enumerate(weights[1:], start=1):  # a weighted reservoir of one (Chao 1982)
+            total = np.logaddexp(total, weight)
+            if key.fold_in(number).log_uniform() < weight - total:
+                kept = number
+        return kept
+
+    def log_weight(self, path: Path) -> float:
+        """What a candidate is chosen by, in nats."""
+        if self.select == "power":
+            return float(np.sum(self.alpha * path.log_p - path.log_q))
+        return float(path.log_p.sum() if self.select == "log_p" else path.log_p.mean())

@@ -1,0 +1,1 @@
+"""Statistics of runs from their records alone: shares, paired comparisons, several chains a problem, numbers of problems."""

@@ -1,0 +1,33 @@
+"""Two switches at once: does a blend help more under one sampler than under another?"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dflash_mcmc.intervals import Estimate
+from dflash_mcmc.statistics.outcomes import Outcomes
+from dflash_mcmc.statistics.paired import mean_difference
+from dflash_mcmc.statistics.shares import accuracy_of
+
+
+class Interaction(NamedTuple):
+    """A two-by-two table. Its cells are named by two digits: blend off or on, then sampler off or on."""
+
+    cells: dict[str, Estimate]
+    """Accuracy of `00`, `01`, `10` and `11`."""
+    effect: Estimate
+    """(11 - 10) - (01 - 00): what the sampler gains under the blend beyond what it gains without; 0 where both add up."""
+
+
+def two_by_two(o00: Outcomes, o01: Outcomes, o10: Outcomes, o11: Outcomes) -> Interaction:
+    """The interaction, its interval from a bootstrap over problems: all four runs of a problem are drawn together.
+
+    Raises ValueError where the runs are not on the same problems in the same order, or on none.
+    """
+    runs = {"00": o00, "01": o01, "10": o10, "11": o11}
+    if len({of.problems for of in runs.values()}) > 1:
+        raise ValueError("the runs are not on the same problems in the same order: see outcomes.aligned")
+    if not o00.problems:
+        raise ValueError("the runs have no problem in common: there is nothing to compare")
+    effect = mean_difference((o11.correct - o10.correct) - (o01.correct - o00.correct), widest=2.0)
+    return Interaction({name: accuracy_of(of) for name, of in runs.items()}, effect)

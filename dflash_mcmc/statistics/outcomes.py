@@ -1,0 +1,59 @@
+"""What paired statistics take: the share of a problem's chains that are correct, problem by problem."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Outcomes(NamedTuple):
+    """A run, problem by problem."""
+
+    problems: tuple[str, ...]
+    """Ids, each once."""
+    correct: np.ndarray
+    """Float64 (problems,): share of the problem's chains that are correct."""
+    chains: np.ndarray
+    """Int64 (problems,): number of its chains that are recorded."""
+
+    @property
+    def single(self) -> bool:
+        """Whether each problem has one chain that is either correct or not: not a tied vote."""
+        return bool((self.chains == 1).all() and np.isin(self.correct, (0.0, 1.0)).all())
+
+
+def score(record: dict) -> float:
+    """1 for a correct record, 0 for any other; of an aggregate of chains its share in [0, 1], the field `correct`."""
+    return float(record["correct"]) if "correct" in record else float(record["verdict"] == "correct")
+
+
+def by_problem(records: Sequence[dict]) -> dict[str, list[dict]]:
+    """The records of each problem, problems in order of first appearance."""
+    found = defaultdict(list)
+    for record in records:
+        found[record["problem"]].append(record)
+    return dict(found)
+
+
+def outcomes(records: Sequence[dict]) -> Outcomes:
+    """The outcomes of a run's records. Problems are in order of first appearance."""
+    scores = {problem: [score(record) for record in chains] for problem, chains in by_problem(records).items()}
+    return Outcomes(tuple(scores), np.array([sum(found) / len(found) for found in scores.values()], np.float64),
+                    np.array([len(found) for found in scores.values()], np.int64))
+
+
+def restricted(of: Outcomes, problems: Sequence[str]) -> Outcomes:
+    """The outcomes of these problems, in this order. Raises KeyError for a problem that there is none of."""
+    place = {problem: number for number, problem in enumerate(of.problems)}
+    chosen = np.array([place[problem] for problem in problems], dtype=np.int64)
+    return Outcomes(tuple(problems), of.correct[chosen], of.chains[chosen])
+
+
+def aligned(a: Outcomes, b: Outcomes) -> tuple[Outcomes, Outcomes, int]:
+    """Both on the problems that both have, in the order of `a`; and how many problems, of either, were left out."""
+    known = set(b.problems)
+    shared = [problem for problem in a.problems if problem in known]
+    return restricted(a, shared), restricted(b, shared), len(a.problems) + len(b.problems) - 2 * len(shared)

@@ -1,0 +1,79 @@
+"""How many problems it takes to see a difference between two runs on the same problems, by the test that `paired` makes.
+
+The exact McNemar test of n problems, a share `discordant` of which only one of the runs solves, the difference being how much
+more of them are the better run's. Its power is summed up exactly, over the number of discordant problems and who solves them:
+the usual formula (Connor 1987, "Sample size for testing differences in proportions for the paired-sample design") is for the
+asymptotic test and gives too few problems for the exact one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash_mcmc.errors import UserError
+
+_MOST = 10_000_000
+"""Problems beyond which no number is told."""
+_TAIL = 1e-9
+
+
+def power_of(problems: int, difference: float, discordant: float, level: float = 0.05) -> float:
+    """Chance that the exact McNemar test finds the difference, in either direction, at this level.
+
+    Args:
+        problems: their number.
+        difference: of the accuracies, a share.
+        discordant: share of problems that only one of the runs solves; at least the difference.
+
+    Raises:
+        UserError: for a number out of its range.
+    """
+    from scipy.stats import binom
+
+    _check("problems", problems, problems >= 1, "a whole number >= 1")
+    _check("difference", difference, 0.0 < difference <= 1.0, "a number > 0 and <= 1")
+    _check("discordant", discordant, difference <= discordant <= 1.0, f"a number >= {difference:g}, the difference, and <= 1")
+    _check("level", level, 0.0 < level < 1.0, "a number > 0 and < 1")
+    low, high = binom.ppf([_TAIL, 1.0 - _TAIL], problems, discordant)
+    sizes = np.arange(int(low), int(high) + 1)
+    better = min(1.0, (1.0 + difference / discordant) / 2.0)
+    # The largest count of the rarer side at which the two-sided p-value, twice the smaller tail, is at most the level.
+    largest = binom.ppf(level / 2.0, sizes, 0.5).astype(int)
+    largest -= binom.cdf(largest, sizes, 0.5) > level / 2.0
+    rejects = binom.cdf(largest, sizes, better) + binom.sf(sizes - largest - 1, sizes, better)
+    return float(np.sum(binom.pmf(sizes, problems, discordant) * np.where(largest >= 0, rejects, 0.0)))
+
+
+def problems_needed(difference: float, discordant: float, power: float = 0.8, level: float = 0.05) -> int:
+    """Fewest problems with which the difference is found with this power. Raises UserError."""
+    _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
+    high = 2
+    while power_of(high, difference, discordant, level) < power:
+        high *= 2
+        if high > _MOST:
+            raise UserError(f"difference: given {difference:g}; allowed: one that fewer than {_MOST:,} problems show")
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power_of(middle, difference, discordant, level) >= power else (middle, high)
+    return high
+
+
+def detectable(problems: int, discordant: float, power: float = 0.8, level: float = 0.05) -> float | None:
+    """Smallest difference of the accuracies that so many problems show with this power, to 1e-6.
+
+    None where not even the largest, all discordant problems on one side, is found. Raises UserError.
+    """
+    _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
+    if power_of(problems, discordant, discordant, level) < power:
+        return None
+    low, high = 0.0, discordant
+    while high - low > 1e-6:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if power_of(problems, middle, discordant, level) >= power else (middle, high)
+    return high
+
+
+def _check(name: str, given: float, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise UserError(f"{name}: given {given:g}; allowed: {allowed}")

@@ -1,0 +1,64 @@
+"""The best of several chains of a problem, from their records: by log p, or by the weights of p^alpha."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.verdicts import NOT_DRAWN
+
+KEYS = ("log_p", "power")
+
+
+def check_key(records: Sequence[dict], key: str, alpha: float | None) -> None:
+    """Whether the records can be chosen from by this key. Raises UserError."""
+    if key not in KEYS:
+        raise UserError(f"best of several chains: key given {key!r}; allowed: {', '.join(KEYS)}")
+    if key != "power":
+        return
+    if alpha is None or not alpha > 0.0:
+        raise UserError(f"best of several chains by power: alpha given {alpha}; allowed: a number > 0")
+    for record in records:
+        name = f"best of several chains by power: problem {record['problem']}, chain {record['chain']}:"
+        if record.get("log_q") is None:
+            raise UserError(f"{name} the record has no log_q; allowed: records that tell under which law they were drawn")
+        if record.get("proposals") or record.get("trace"):
+            raise UserError(f"{name} its sampler has chosen among draws, so that log_q is not the law it comes from; allowed: "
+                            "independent draws, as of sampler=temperature")
+
+
+def weights(chains: Sequence[dict], key: str, alpha: float | None) -> np.ndarray:
+    """Chance of each chain to be chosen, float64 (chains,): they sum to 1, or to 0 where no chain could be drawn."""
+    drawn = np.array([record["verdict"] != NOT_DRAWN for record in chains])
+    if not drawn.any():
+        return np.zeros(len(chains))
+    log_p = np.array([record["log_p"] for record in chains], np.float64)
+    if key == "log_p":
+        chosen = drawn & (log_p == log_p[drawn].max())
+        return chosen / chosen.sum()
+    log_weights = np.where(drawn, alpha * log_p - np.array([record["log_q"] for record in chains], np.float64), -np.inf)
+    found = np.exp(log_weights - log_weights.max())
+    return found / found.sum()
+
+
+def expected_likeliest(chains: Sequence[dict], k: int) -> float:
+    """Mean of being correct of the chain with the largest log p, over all ways to take k of the chains.
+
+    The largest of k is among the first r of a descending order with probability 1 - C(N - r, k) / C(N, k). Among equal ones
+    each is as likely; chains that could not be drawn come last and are not correct.
+    """
+    def rank(record: dict) -> tuple[bool, float]:
+        not_drawn = record["verdict"] == NOT_DRAWN
+        return not_drawn, 0.0 if not_drawn else -record["log_p"]
+
+    value, place, passed, ways = 0.0, 0, 0.0, math.comb(len(chains), k)
+    for _, equal in groupby(sorted(chains, key=rank), key=rank):
+        hits = [record["verdict"] == "correct" for record in equal]
+        place += len(hits)
+        upto = 1.0 - math.comb(len(chains) - place, k) / ways
+        value, passed = value + (upto - passed) * sum(hits) / len(hits), upto
+    return value

@@ -1,0 +1,95 @@
+"""The votes of a problem's chains, and what a vote of fewer of them is expected to give. See `chains` for what a vote is."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Candidate(NamedTuple):
+    """An answer that was voted for."""
+
+    answer: str
+    """Its most frequent text, of equally frequent ones the first."""
+    number: int
+    correct: bool
+
+
+class Counts(NamedTuple):
+    """How many votes the correct answer has, the wrong ones have, in descending order, and how many chains do not vote."""
+
+    correct: int
+    wrong: tuple[int, ...]
+    silent: int
+
+
+class Votes(NamedTuple):
+    """The candidates of a problem, in order of first appearance, and the chains that do not vote."""
+
+    candidates: tuple[Candidate, ...]
+    silent: int
+
+    @classmethod
+    def of(cls, chains: Sequence[dict]) -> Votes:
+        """Of the records of one problem."""
+        texts = [(record["answer"] or "").strip() for record in chains]
+        correct = {text for text, record in zip(texts, chains, strict=True) if record["verdict"] == "correct"} - {""}
+        found: dict[str | None, Counter] = {}
+        for text in filter(None, texts):
+            found.setdefault(None if text in correct else text, Counter())[text] += 1
+        candidates = [Candidate(votes.most_common(1)[0][0], votes.total(), name is None) for name, votes in found.items()]
+        return cls(tuple(candidates), texts.count(""))
+
+    @property
+    def answered(self) -> int:
+        """Number of votes."""
+        return sum(candidate.number for candidate in self.candidates)
+
+    def winners(self) -> list[Candidate]:
+        """The candidates with the most votes: several where they tie, none where nobody votes."""
+        most = max((candidate.number for candidate in self.candidates), default=0)
+        return [candidate for candidate in self.candidates if candidate.number == most]
+
+    def counts(self) -> Counts:
+        """All that decides what a vote is expected to give."""
+        wrong = sorted((candidate.number for candidate in self.candidates if not candidate.correct), reverse=True)
+        return Counts(sum(candidate.number for candidate in self.candidates if candidate.correct), tuple(wrong), self.silent)
+
+
+@lru_cache(maxsize=4096)
+def expected_majority(counts: Counts, ks: tuple[int, ...]) -> tuple[float, ...]:
+    """For each k the mean, over all ways to take k of the chains, of a vote's value: 1, 0, or 1 / winners of a tied one.
+
+    Counted, not enumerated: for each number of votes j of the correct answer, how many ways leave every wrong answer at most j
+    votes, by how many chains they take and by how many wrong answers tie.
+    """
+    size = counts.correct + sum(counts.wrong) + counts.silent
+    values = np.zeros(len(ks))
+    for j in range(1, counts.correct + 1):
+        ways = np.zeros((size + 1, len(counts.wrong) + 1))  # [chains taken, wrong answers with j votes]
+        ways[0, 0] = 1.0
+        for votes in counts.wrong:
+            ways = _with_answer(ways, votes, j)
+        fair = ways @ (1.0 / np.arange(1, len(counts.wrong) + 2))
+        fair = _with_answer(fair[:, None], counts.silent, size + 1)[:, 0]  # those who do not vote may be as many as they like
+        for place, k in enumerate(ks):
+            if k >= j:
+                values[place] += math.comb(counts.correct, j) * fair[k - j] / math.comb(size, k)
+    return tuple(values.clip(0.0, 1.0).tolist())
+
+
+def _with_answer(ways: np.ndarray, votes: int, most: int) -> np.ndarray:
+    """The ways with one more answer, of which at most `most` of `votes` chains are taken; exactly `most` counts as a tie."""
+    more = np.zeros_like(ways)
+    for taken in range(min(votes, most) + 1):
+        chosen = math.comb(votes, taken) * ways[: len(ways) - taken]
+        if taken == most:
+            more[taken:, 1:] += chosen[:, :-1]
+        else:
+            more[taken:] += chosen
+    return more

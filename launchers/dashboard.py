@@ -1,0 +1,71 @@
+"""The comparison page in your Weights & Biases account, made from code.
+
+    python -m dflash_mcmc -m experiment=demo condition=greedy,ps,blend_ps tracker=wandb    draws, or tells W&B what is drawn
+    wandb sync outputs/wandb/offline-run-*                                                  what was drawn without a login
+    make dashboard                                                                          the page; prints its address
+    make dashboard RUNS=outputs/demo                                                        and the report of these runs in it
+    python launchers/dashboard.py --experiment demo --swept sampler.alpha blend.beta        only the runs of one experiment
+
+The page shows accuracy by condition with intervals, the sweep, acceptance, cost against accuracy, the table of samples, and
+what probes have drawn. RUNS are folders of runs as for `python -m dflash_mcmc.report`: their report (paired table, figures,
+the whole page) is logged beside the runs, with the records that it is made of as its lineage. A page that was made before is
+made anew at the same address; what you add to it by hand belongs into a copy of it.
+
+It needs an account, which `wandb login` sets up, and the package wandb-workspaces (pip install 'dflash_mcmc[dashboard]').
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from dflash_mcmc import program
+from dflash_mcmc.cli import config_folder
+from dflash_mcmc.errors import UserError
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits."""
+    program.run(_main, arguments)
+
+
+def _main(arguments: list[str]) -> None:
+    given = _parser().parse_args(arguments)
+    if importlib.util.find_spec("wandb_workspaces") is None:
+        raise UserError("the page needs the package wandb-workspaces, which is not installed: pip install wandb-workspaces")
+    from dflash_mcmc.dashboard import page
+    from dflash_mcmc.dashboard.published import publish
+
+    api, place = page.connect(given.entity, given.project, given.experiment)
+    if given.runs:
+        from dflash_mcmc.report.build import build
+
+        built = build(given.runs, outputs=given.outputs)
+        experiments = {run.experiment for run in built.study.runs}
+        if given.experiment is None and len(experiments) == 1:
+            place = place._replace(experiment=experiments.pop())
+        with page.asking():
+            publish(built, place, given.outputs)
+    print(page.make(api, place, given.swept, given.outputs / "wandb" / "pages.json"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    from dflash_mcmc.dashboard.panels import SWEPT
+
+    project = OmegaConf.load(config_folder() / "tracker/wandb.yaml").project
+    parser = program.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="folder of a run or an experiment, whose report is logged too")
+    parser.add_argument("--experiment", metavar="NAME", help="only its runs; default: that of RUNS, else all of the project")
+    parser.add_argument("--project", default=project, help=f"default: {project}, that of conf/tracker/wandb.yaml")
+    parser.add_argument("--entity", help="user or team; default: that of your account")
+    parser.add_argument("--swept", nargs="+", default=list(SWEPT), metavar="FIELD",
+                        help=f"fields of the configuration that were swept; default: {' '.join(SWEPT)}")
+    parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="default: outputs")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

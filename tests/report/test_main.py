@@ -1,0 +1,83 @@
+"""`python -m dflash_mcmc.report` over real runs, and its mistakes in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from dflash_mcmc.config import identity_hash
+from dflash_mcmc.run import execute
+from tests.report.folders import record, write
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Folder with an experiment of two runs, one of them with a corrupt line."""
+    folder = tmp_path_factory.mktemp("told")
+    for name in ("greedy", "ps"):
+        run = write(folder / "outputs" / "demo", name, [record(problem) for problem in "abcd"])
+    with (run / "records.jsonl").open("a") as file:
+        file.write("{\n")
+    return folder
+
+
+@pytest.mark.slow
+def test_real_runs_from_start_to_page(make_config, command, tmp_path):
+    """Runs that this code draws, found by the ids that they have in W&B; the table is that of the run itself."""
+    ids = []
+    for overrides in (["condition=greedy"], ["condition=blend_ps", "sampler.num_blocks=2", "num_chains=2"]):
+        config = make_config("experiment=demo", "dataset.limit=2", "dataset.max_new_tokens=32", "tracker=none",
+                             f"paths.outputs={tmp_path}/outputs", *overrides)
+        result = execute(config)
+        ids.append(f"{config.name}-{identity_hash(config)}")
+    done = command("dflash_mcmc.report", *ids)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # nothing is mixed, nothing is missing
+    table, _, path = done.stdout.rstrip().rpartition("\n\n")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["greedy", "blend_ps", "blend_ps, majority of 2", "blend_ps, best by log p of 2"]
+    assert rows[1][1:4] == [str(result.summary["correct"]), "4", f"{100 * result.summary['accuracy']:.1f} %"]
+    assert path.endswith("outputs/demo/report/report.html")
+    assert (tmp_path / "outputs/demo/report/report.html").is_file()
+    provenance = (tmp_path / "outputs/demo/report/tables/provenance.csv").read_text().splitlines()
+    assert len(provenance) == 3
+    assert all(",complete," in line for line in provenance[1:])
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([], "error: runs: given nothing; allowed: a folder of a run or of an experiment"),
+    (["outputs/demo"], "records.jsonl: line 5 is no record"),
+    (["outputs/demo", "--pair", "a"], "error: argument --pair: expected 2 arguments; see python -m dflash_mcmc.report --help"),
+    (["outputs/demo", "--lenient", "--baseline", "x"], "error: --baseline: given 'x'; allowed: 'greedy', 'ps"),
+    (["other-0123456789ab"], "error: other-0123456789ab: no run of this identity below outputs/"),
+    (["outputs/demo", "--what"], "error: unrecognized arguments: --what"),
+])
+def test_a_mistake_is_one_line(told, command, arguments, said):
+    done = command("dflash_mcmc.report", *[text.replace("outputs", f"{told}/outputs") for text in arguments])
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_the_good_part_when_asked(told, command, tmp_path):
+    done = command("dflash_mcmc.report", f"{told}/outputs/demo", "--lenient", "--out", str(tmp_path / "here"))
+    assert done.returncode == 0
+    assert "line 5 is no record of a sample" in done.stderr
+    assert done.stderr.startswith("note: left out: ")
+    assert "| ps " in done.stdout
+    assert (tmp_path / "here" / "report.html").is_file()
+
+
+def test_help_is_instant(command):
+    done = command("dflash_mcmc.report", "--help")
+    assert done.returncode == 0
+    assert "--lenient" in done.stdout
+
+
+def test_the_command_line_is_read_before_heavy_libraries_are():
+    code = "import sys, dflash_mcmc.report.__main__; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "scipy", "matplotlib", "statsmodels", "jinja2"} & set(done.stdout.split())

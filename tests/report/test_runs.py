@@ -1,0 +1,210 @@
+"""Runs are found and read as they are: interrupted, torn, corrupt, of several experiments, or not runs at all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.report.build import build
+from dflash_mcmc.report.locate import run_folders
+from dflash_mcmc.report.runs import read
+from tests.report.folders import SESSION, identity, record, write
+
+PROBLEMS = [f"p{number}" for number in range(10)]
+
+
+def records(correct: int, chains: int = 1, problems=PROBLEMS, **rest) -> list[dict]:
+    return [record(problem, "correct" if number < correct else "wrong", chain, **rest)
+            for number, problem in enumerate(problems) for chain in range(chains)]
+
+
+def names(found) -> list[str]:
+    return [run.folder.name for run in found]
+
+
+class TestLocate:
+    def test_experiment_glob_run_and_wandb_id_are_the_same_runs(self, tmp_path):
+        first = write(tmp_path / "demo", "ps", records(5), session={"started": "2026-01-02"})
+        second = write(tmp_path / "demo", "greedy", records(5), session={"started": "2026-01-01"})
+        other = write(tmp_path / "other", "greedy", records(5), identity("greedy", seed=1))
+        by_start = [second.name, first.name]
+        assert names(run_folders([tmp_path / "demo"])) == by_start
+        assert names(run_folders([f"{tmp_path}/demo/*"])) == by_start
+        assert names(run_folders([first, second])) == by_start[::-1]
+        assert names(run_folders([first, tmp_path / "demo"])) == by_start[::-1]  # each once
+        digest = first.name[-12:]
+        for given in (f"demo-{digest}", f"entity/dflash_mcmc/demo-{digest}", digest):
+            assert names(run_folders([given], tmp_path)) == [first.name]
+        assert set(names(run_folders([tmp_path]))) == {first.name, second.name, other.name}
+
+    @pytest.mark.parametrize(("given", "said"), [
+        ([], "runs: given nothing; allowed: a folder"),
+        (["nowhere"], "runs: given 'nowhere', which is no folder here; allowed"),
+        (["nowhere/*"], r"nowhere/\*: no folder of a run matches"),
+        (["demo-0123456789ab"], "demo-0123456789ab: no run of this identity below"),
+    ])
+    def test_nothing_found_is_one_line(self, tmp_path, given, said):
+        with pytest.raises(UserError, match=said) as error:
+            run_folders(given, tmp_path)
+        assert "\n" not in str(error.value)
+
+    def test_a_folder_without_runs(self, tmp_path):
+        with pytest.raises(UserError, match="no finished sample here"):
+            run_folders([tmp_path])
+
+    def test_what_lies_in_a_run_folder_is_not_another_run(self, tmp_path):
+        run = write(tmp_path / "demo", "ps", records(5))
+        write(run / "wandb", "ps", records(5))
+        assert names(run_folders([tmp_path])) == [run.name]
+
+
+class TestRead:
+    def test_digest_is_that_of_the_folder_and_of_wandb(self, tmp_path):
+        run = write(tmp_path / "demo", "blend_ps", records(5))
+        (found,), _ = read(run_folders([run]))
+        assert run.name.endswith(found.digest)
+
+    def test_interrupted_run_says_so_and_stays_correct(self, tmp_path):
+        whole = write(tmp_path / "demo", "greedy", records(5))
+        part = write(tmp_path / "demo", "ps", records(4, problems=PROBLEMS[:6]), limit=10, finished=False)
+        built = build([tmp_path / "demo"])
+        greedy, ps = sorted(built.study.runs, key=lambda run: run.label)
+        assert greedy.complete
+        assert (ps.complete, ps.expected, ps.shown) == (False, 10, "ps (not complete: 6 of 10 samples)")
+        assert any("ps (not complete: 6 of 10 samples)" in warning for warning in built.study.warnings)
+        assert any("6 of 10 are in all of them" in warning for warning in built.study.warnings)
+        page, text = built.page.read_text(), built.overall
+        assert "ps (not complete: 6 of 10 samples)" in page
+        row = next(line for line in text.splitlines() if "not complete" in line)
+        assert [cell.strip() for cell in row.strip("|").split("|")][1:4] == ["4", "6", "66.7 %"]
+        paired = next(section for section in built.sections if section.name == "paired").tables[0].rows[0]
+        assert (paired["problems"], paired["left_out"]) == (6, 4)
+        assert paired["difference"] == pytest.approx((4 - 5) / 6)  # 5 of the first 6 are greedy's
+        assert {whole.name, part.name} == {run.folder.name for run in built.study.runs}
+
+    @pytest.mark.parametrize(("finished", "limit", "chains", "expected"), [
+        (True, 1000, 1, 10),  # a limit beyond the dataset: a finished run has all
+        (False, 1000, 1, 1000), (False, 10, 4, 40), (False, 10, 1, 10),
+    ])
+    def test_expected_records(self, tmp_path, finished, limit, chains, expected):
+        run = write(tmp_path / "demo", "ps", records(5), limit=limit, num_chains=chains, finished=finished)
+        assert read(run_folders([run]))[0][0].expected == expected
+
+    def test_a_second_start_that_asked_for_more_and_was_killed(self, tmp_path):
+        """The summary is that of the first start, and counts every record; the run is not finished."""
+        run = write(tmp_path / "demo", "ps", records(5), num_chains=1)
+        content = json.loads((run / "run.json").read_text())
+        content["sessions"].append(SESSION)
+        (run / "run.json").write_text(json.dumps(content))
+        config = json.loads((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(json.dumps({**config, "num_chains": 4}))
+        (found,), _ = read(run_folders([run]))
+        assert (found.expected, found.complete) == (40, False)
+
+    def test_problems_of_an_installed_dataset_are_counted(self, tmp_path):
+        run = write(tmp_path / "demo", "ps", records(5), finished=False)
+        config = json.loads((run / "config.yaml").read_text())
+        for dataset, expected in (
+            ({"name": "math500"}, 500), ({"name": "math500", "shards": list(range(8)), "num_shards": 40}, 104),
+            ({"name": "arith", "limit": 1000}, 300), ({"name": "math500", "ids": ["a", "b"]}, 2),
+        ):
+            (run / "config.yaml").write_text(json.dumps({**config, "dataset": dataset}))
+            assert read(run_folders([run]))[0][0].expected == expected, dataset
+
+    def test_a_torn_last_line_is_no_error(self, tmp_path):
+        run = write(tmp_path / "demo", "ps", records(5), finished=False)
+        with (run / "records.jsonl").open("a") as file:
+            file.write('{"problem": "p10", "cha')
+        for lenient in (False, True):
+            (found,), left_out = read(run_folders([run]), lenient)
+            assert (len(found.records), left_out) == (10, [])
+
+    @pytest.mark.parametrize(("line", "strict", "said"), [
+        ('{"problem": "p3", "chain"', "records.jsonl: line 4 is no record", "records.jsonl: line 4 is no record of a sample"),
+        ("[]", "records.jsonl: line 4 is no record", "records.jsonl: line 4 is no record of a sample"),
+        ('{"problem": "p3", "chain": 0}', "record of problem p3, chain 0 is no sample: it lacks abandoned, accepted",
+         "records.jsonl: line 4 is no record of a sample"),
+    ])
+    def test_a_corrupt_line_is_refused_and_the_good_part_reported_when_asked(self, tmp_path, line, strict, said):
+        run = write(tmp_path / "demo", "ps", records(5))
+        lines = (run / "records.jsonl").read_text().splitlines()
+        (run / "records.jsonl").write_text("\n".join([*lines[:3], line, *lines[4:]]) + "\n")
+        with pytest.raises(UserError, match=strict) as error:
+            build([run])
+        assert "\n" not in str(error.value)
+        built = build([run], lenient=True)
+        assert [len(found.records) for found in built.study.runs] == [9]
+        assert any(said in warning for warning in built.study.warnings)
+        assert built.page.read_text().index(said) < built.page.read_text().index("<h2>")
+        assert "not complete: 9 of 10" in built.overall
+
+    def test_a_repeated_record_counts_once_and_is_told(self, tmp_path, capsys):
+        run = write(tmp_path / "demo", "ps", records(5))
+        with (run / "records.jsonl").open("a") as file:
+            file.write(json.dumps(record("p0")) + "\n")
+        (strict,), none = read(run_folders([run]))
+        assert "records.jsonl: line 11 repeats problem p0, chain 0" in capsys.readouterr().err
+        (lenient,), (said,) = read(run_folders([run]), lenient=True)
+        assert "records.jsonl: line 11 repeats problem p0, chain 0" in said
+        assert len(strict.records) == len(lenient.records) == 10
+        assert not none
+
+    def test_a_run_of_which_a_file_cannot_be_read(self, tmp_path):
+        good = write(tmp_path / "demo", "greedy", records(5))
+        bad = write(tmp_path / "demo", "ps", records(5))
+        for name, content, said in (("run.json", "{", "cannot be parsed"), ("run.json", "{}", "holds no identity"),
+                                    ("config.yaml", "a: [", "cannot be parsed"), ("config.yaml", "a: 1", "holds no conf")):
+            kept = (bad / name).read_text()
+            (bad / name).write_text(content)
+            with pytest.raises(UserError, match=f"{bad}.*{name}: {said}") as error:
+                read(run_folders([tmp_path]))
+            assert "\n" not in str(error.value)
+            found, left_out = read(run_folders([tmp_path]), lenient=True)
+            assert ([run.folder for run in found], len(left_out)) == ([good], 1)
+            (bad / name).write_text(kept)
+        (bad / "config.yaml").unlink()
+        with pytest.raises(UserError, match=r"config.yaml: cannot be read"):
+            read(run_folders([tmp_path]))
+
+    def test_a_run_without_samples(self, tmp_path):
+        write(tmp_path / "demo", "greedy", records(5))
+        empty = write(tmp_path / "demo", "ps", records(5))
+        (empty / "records.jsonl").write_text("")
+        with pytest.raises(UserError, match=f"{empty}: no finished sample here"):
+            read(run_folders([empty]))
+        found, left_out = read(run_folders([tmp_path]))  # not asked for by itself
+        assert (len(found), left_out) == (1, [f"left out: {empty}: no finished sample here"])
+
+    def test_the_run_of_a_probe(self, tmp_path):
+        probe = write(tmp_path / "demo", "ps", [{"problem": "a", "chain": 0}] * 0 + records(1), {
+            **identity("ps"), "probe": "layer_rank"})
+        with pytest.raises(UserError, match="the run of a probe, probe=layer_rank"):
+            read(run_folders([probe]))
+        write(tmp_path / "demo", "greedy", records(5))
+        found, left_out = read(run_folders([tmp_path]))
+        assert [run.condition for run in found] == ["greedy"]
+        assert "probe=layer_rank" in left_out[0]
+
+    def test_runs_of_several_experiments_say_which(self, tmp_path):
+        write(tmp_path / "a", "greedy", records(5))
+        write(tmp_path / "b", "greedy", records(6))
+        write(tmp_path / "b", "ps", records(6))
+        found, _ = read(run_folders([tmp_path]))
+        assert sorted(run.label for run in found) == ["a: greedy", "b: greedy", "b: ps"]
+        assert build([tmp_path]).folder == tmp_path.resolve() / "report"
+
+    def test_labels_differ(self, tmp_path):
+        for seed in (0, 1):
+            write(tmp_path / "demo", "ps", records(5), identity("ps", seed=seed))
+        again = write(tmp_path / "copy" / "demo", "ps", records(5), identity("ps", seed=1))
+        labels = [run.label for run in read(run_folders([tmp_path / "demo", again]))[0]]
+        assert sorted(labels) == ["ps seed=0", "ps seed=1", "ps seed=1 (2)"]
+
+    def test_a_sweep_stands_in_the_order_of_its_values(self, tmp_path):
+        for alpha, start in ((8.0, "1"), (2.0, "2"), (4.0, "3")):
+            made = identity("ps", sampler__alpha=alpha, sampler__proposal_temperature=1.0 / alpha)
+            write(tmp_path / "demo", "ps", records(5), made, session={"started": start})
+        labels = [run.label for run in read(run_folders([tmp_path / "demo"]))[0]]
+        assert labels == ["ps alpha=2.0", "ps alpha=4.0", "ps alpha=8.0"]  # the temperature follows alpha

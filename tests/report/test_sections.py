@@ -1,0 +1,212 @@
+"""What sections say of sweeps, of several chains, of cost and of strata, against the numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_mcmc.report import figure
+from dflash_mcmc.report.locate import run_folders
+from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
+from dflash_mcmc.report.runs import read
+from dflash_mcmc.report.sections import chains, compared, cost, interaction, overall, paired, setting, strata, swept
+from dflash_mcmc.report.study import Study, study_of
+from dflash_mcmc.statistics.shares import wilson
+from tests.report.folders import identity, record, write
+
+
+def study_over(folder) -> Study:
+    return study_of(read(run_folders([folder]))[0])
+
+
+def rows(section, name: str) -> list[dict]:
+    found = next(table for table in section.tables if table.name == name)
+    return list(found.rows if found.data is None else found.data)
+
+
+def solved(number: int, of: int = 10, **rest) -> list[dict]:
+    return [record(f"p{place}", "correct" if place < number else "wrong", **rest) for place in range(of)]
+
+
+def test_numbers_as_they_are_written():
+    assert [count(value) for value in (1234, 8.25, 7.0, None)] == ["1,234", "8.25", "7", "-"]
+    assert percent(0.7115, 0.618, 0.79) == "71.2 % [61.8, 79.0]"
+    assert points(-0.0288) == "-2.9"
+    assert [probability(value) for value in (0.0703125, 0.0001, 1.0, None)] == ["0.070", "<0.001", "1.000", "-"]
+    assert paragraphs("\na\nb\n\nc\n") == ["a b", "c"]
+
+
+class TestSwept:
+    def test_a_grid_is_a_map_of_accuracies_and_nothing_is_averaged_over(self, tmp_path):
+        """alpha by beta, the proposal's temperature following alpha; a second dtype is a map of its own."""
+        accuracies = {(2.0, 0.01): 3, (2.0, 0.1): 4, (4.0, 0.01): 5, (4.0, 0.1): 9}
+        for dtype, less in (("bfloat16", 0), ("float32", 1)):
+            for (alpha, beta), correct in accuracies.items():
+                made = identity("blend_ps", sampler__alpha=alpha, sampler__proposal_temperature=1.0 / alpha, blend__beta=beta,
+                                model__dtype=dtype)
+                write(tmp_path / "demo", "blend_ps", solved(correct - less), made)
+        section = swept.section(study_over(tmp_path))
+        for table, less in (("heatmap_alpha_beta", 0), ("heatmap_alpha_beta_2", 1)):
+            found = {(row["alpha"], row["beta"]): row for row in rows(section, table)}
+            assert {point: row["accuracy"] for point, row in found.items()} == {
+                point: (correct - less) / 10 for point, correct in accuracies.items()}
+            assert all((row["accuracy_low"], row["accuracy_high"]) == wilson(round(10 * row["accuracy"]), 10)[1:3]
+                       for row in found.values())
+            assert all(row["n"] == 10 for row in found.values())
+        assert [drawing.name for drawing in section.drawings] == ["fig_heatmap_alpha_beta", "fig_heatmap_alpha_beta_2"]
+        axes, bar = section.drawings[0].make().axes
+        assert [text.get_text().partition("\n")[0] for text in axes.texts] == ["30.0", "40.0", "50.0", "90.0"]
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["2", "4"]
+        assert bar.get_ylabel() == "correct answers, %"
+
+    def test_steps_by_temperature(self, tmp_path):
+        for steps in (0, 2, 10):
+            for temperature in (0.25, 0.5, 1.0):
+                made = identity("ps", sampler__num_steps=steps, sampler__proposal_temperature=temperature)
+                write(tmp_path / "demo", "ps", solved(5), made)
+        section = swept.section(study_over(tmp_path))
+        (found,) = [table for table in section.tables]
+        assert found.name == "heatmap_proposal_temperature_num_steps"
+        assert len(found.rows) == 9
+
+    def test_one_axis_is_a_curve_and_seeds_are_taken_together(self, tmp_path):
+        for steps, correct in ((0, (2, 4)), (2, (6, 6))):
+            for seed, number in enumerate(correct):
+                write(tmp_path / "demo", "ps", solved(number), identity("ps", sampler__num_steps=steps, seed=seed))
+        section = swept.section(study_over(tmp_path))
+        assert [(row["num_steps"], row["accuracy"], row["n"], row["runs"]) for row in rows(section, "sweep_num_steps")] == [
+            (0, 0.3, 20, 2), (2, 0.6, 20, 2)]
+        assert [drawing.name for drawing in section.drawings] == ["fig_sweep_num_steps"]
+
+    def test_no_axes(self, tmp_path):
+        for seed in (0, 1):
+            write(tmp_path / "demo", "ps", solved(5), identity("ps", seed=seed))
+        assert swept.section(study_over(tmp_path)) is None
+
+
+class TestSeveralChains:
+    @pytest.fixture
+    def study(self, tmp_path):
+        """Three problems of three chains: all agree and are right; two right of three; three different answers."""
+        answers = {"a": ("42", "42", "42"), "b": ("42", "41", "42"), "c": ("42", "41", "40")}
+        write(tmp_path / "demo", "temp", [
+            record(problem, "correct" if answer == "42" else "wrong", chain, answer=answer, token_forwards=100, log_p=-chain)
+            for problem, given in answers.items() for chain, answer in enumerate(given)], num_chains=3)
+        return study_over(tmp_path)
+
+    def test_votes_have_rows_of_their_own_at_the_cost_of_all_chains(self, study):
+        found = {row["run"]: row for row in overall.section(study).tables[0].rows}
+        assert list(found) == ["temp", "temp, majority of 3", "temp, best by log p of 3", "temp, weighed by p^4 of 3"]
+        assert (found["temp"]["correct"], found["temp"]["num_samples"]) == (6, 9)
+        vote = found["temp, majority of 3"]
+        assert vote["correct"] == pytest.approx(2 + 1 / 3)  # the last problem is a tie of three
+        assert (vote["num_samples"], vote["token_forwards"]) == (3, 900)
+        assert found["temp, best by log p of 3"]["correct"] == 3  # chain 0 is the likeliest and right
+        assert overall.section(study).tables[0].cells()[1][1] == "2.33"
+
+    def test_a_vote_costs_what_its_chains_cost(self, study):
+        found = {row["run"]: row["token_forwards"] for row in cost.section(study).tables[0].rows}
+        assert (found["temp"], found["temp, majority of 3"]) == (100, 300)
+
+    def test_curves_over_the_number_of_chains(self, study):
+        found = rows(chains.section(study), "votes")
+        assert [row["k"] for row in found] == [1, 2, 3]
+        assert [row["pass_at_k"] for row in found] == pytest.approx([(1 + 2 / 3 + 1 / 3) / 3, (1 + 1 + 2 / 3) / 3, 1.0])
+        assert found[-1]["majority_at_k"] == pytest.approx((2 + 1 / 3) / 3)
+        assert "1 of 3 problems of temp" in chains.section(study).text[-1]
+
+    def test_comparison_is_of_problems_not_of_samples(self, study, tmp_path):
+        write(tmp_path / "demo", "greedy", [record(problem, "wrong") for problem in "abc"])
+        found = {row["run"]: row for row in paired.section(study_over(tmp_path)).tables[0].rows}
+        assert found["temp"]["difference"] == pytest.approx((1 + 2 / 3 + 1 / 3) / 3)
+        assert {row["test"] for row in found.values()} == {"paired permutation", "exact McNemar"}
+        assert found["temp"]["test"] == "paired permutation"
+        assert all(row["problems"] == 3 for row in found.values())
+
+
+def test_holm_over_the_rows_of_the_table(tmp_path):
+    """Three runs against the baseline: 12, 9 and 5 problems of 20 gained, none lost."""
+    for name, number in (("greedy", 5), ("temp", 17), ("ps", 14), ("blend_greedy", 10)):
+        write(tmp_path / "demo", name, solved(number, 20))
+    found = {row["run"]: row for row in paired.section(study_over(tmp_path)).tables[0].rows}
+    alone = {"temp": 2 * 0.5**12, "ps": 2 * 0.5**9, "blend_greedy": 2 * 0.5**5}
+    assert {name: row["p_value"] for name, row in found.items()} == pytest.approx(alone)
+    assert {name: row["p_holm"] for name, row in found.items()} == pytest.approx(
+        {"temp": 3 * alone["temp"], "ps": 2 * alone["ps"], "blend_greedy": alone["blend_greedy"]})
+    assert {name: row["verdict"] for name, row in found.items()} == {"temp": "better", "ps": "better", "blend_greedy": "tie"}
+
+
+def test_a_run_that_loses_is_called_worse(tmp_path):
+    write(tmp_path / "demo", "greedy", solved(18, 20))
+    write(tmp_path / "demo", "ps", solved(2, 20))
+    (row,) = paired.section(study_over(tmp_path)).tables[0].rows
+    assert (row["verdict"], row["only_run"], row["only_baseline"]) == ("worse", 0, 16)
+
+
+def test_pareto_front_at_equal_cost_and_at_equal_accuracy(tmp_path):
+    """Cheap and poor, dear and good, dear and poor, and one that costs as much as the good one but is worse."""
+    for seed, (correct, price) in enumerate(((3, 100), (8, 500), (3, 500), (7, 500), (8, 900))):
+        write(tmp_path / "demo", "ps", solved(correct, token_forwards=price), identity("ps", seed=seed))
+    write(tmp_path / "demo", "ps", solved(1, 1), identity("ps", seed=5), limit=10, finished=False)  # right once, then stopped
+    front = {row["run"]: row["front_token_forwards"] for row in cost.section(study_over(tmp_path)).tables[0].rows}
+    assert list(front.values()) == [True, True, False, False, False, False]
+
+
+def test_strata_are_of_the_problems_that_greedy_has(tmp_path):
+    write(tmp_path / "demo", "greedy", [record(f"p{n}", "correct" if n < 4 else "wrong", level=n % 2) for n in range(6)])
+    write(tmp_path / "demo", "ps", [record(f"p{n}", "correct" if n > 2 else "wrong", level=n % 2) for n in range(8)])
+    section = strata.section(study_over(tmp_path))
+    found = {(row["run"], row["stratum"]): (row["correct"], row["n"]) for row in rows(section, "difficulty")}
+    assert found["ps", "easy (greedy right)"] == (1, 4)  # p3
+    assert found["ps", "hard (greedy wrong)"] == (2, 2)  # p4 and p5; p6 and p7 are not greedy's
+    levels = {(row["run"], row["stratum"]): (row["correct"], row["n"]) for row in rows(section, "levels")}
+    assert levels["ps", "0"] == (2, 4)
+    assert "subjects" not in {table.name for table in section.tables}  # all are of one subject
+
+
+def test_interaction_takes_runs_that_differ_in_blend_and_sampler_alone(tmp_path):
+    for name in ("greedy", "blend_greedy", "ps", "blend_ps"):
+        write(tmp_path / "demo", name, solved(5))
+    for beta in (0.1, 0.2):  # no greedy run has these
+        write(tmp_path / "demo", "blend_ps", solved(9), identity("blend_ps", blend__beta=beta))
+    write(tmp_path / "demo", "blend_ps", solved(9), identity("blend_ps", sampler__num_steps=10))  # no ps run has these
+    (row,) = interaction.section(study_over(tmp_path)).tables[0].rows
+    assert (row["both_on"], row["interaction"]) == ("blend_ps num_steps=2 beta=0.05", 0.0)
+
+
+def test_rates_of_proposals_are_over_proposals(tmp_path):
+    write(tmp_path / "demo", "ps", [record("a", proposals=8, accepted=6, moved=2, abandoned=1, tokens_drawn=100,
+                                            tokens_skipped=25),
+                                     record("b", proposals=2, accepted=1, moved=1, abandoned=0, tokens_drawn=100,
+                                            tokens_skipped=25)])
+    write(tmp_path / "demo", "greedy", solved(5))
+    (row,) = rows(chains.section(study_over(tmp_path)), "chains")
+    assert {name: row[name] for name in ("accepted", "moved", "identical", "abandoned", "skipped")} == {
+        "accepted": 0.7, "moved": 0.3, "identical": 0.4, "abandoned": 0.1, "skipped": 0.25}
+
+
+def test_sections_without_data_are_left_out(tmp_path):
+    write(tmp_path / "demo", "greedy", solved(5))
+    study = study_over(tmp_path)
+    assert [module.section(study) for module in (paired, interaction, swept, chains, compared, setting)] == [None] * 6
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("ps", {"target model", "Metropolis-Hastings", "proposal: a suffix drawn anew", "1/α = 0.25", "16 blocks"}),
+    ("blend_ps", {"β = 0.05", "layer 33", "(1 - β) target + β other"}), ("draft_blend_ps", {"draft\nblock by block"}),
+])
+def test_the_diagram_has_the_values_of_the_run(tmp_path, name, expected):
+    write(tmp_path / "demo", name, solved(5, proposals=4, accepted=2, moved=1))
+    (drawing,) = setting.section(study_over(tmp_path)).drawings
+    with figure.style():
+        text = "\n".join(part.get_text() for part in drawing.make().axes[0].texts)
+    assert all(part in text for part in expected)
+
+
+def test_published_rows_are_the_papers():
+    from dflash_mcmc.report.published import published
+
+    found = {paper.model: paper for paper in published()}
+    assert found["Qwen2.5-Math-7B"].accuracy["ps"].value == 0.748
+    assert "arXiv 2510.14901, Table 1" in found["Qwen2.5-7B"].text
+    assert found["Qwen3-4B"].accuracy["blend_ps"] == wilson(81, 104)
+    assert all(0.0 < estimate.value < 1.0 for paper in found.values() for estimate in paper.accuracy.values())

@@ -1,0 +1,189 @@
+"""The exact law of `sampler=best_of_n` on the tabular engine, against a sum over all N-tuples; mutants that miss it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.config import identity_hash
+from dflash_mcmc.engine import rules
+from dflash_mcmc.engine.speculation import Speculation
+from dflash_mcmc.engine.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.ops import Draw
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.best_of_n import BestOfN
+from dflash_mcmc.testing import PROMPT, law_of, total_variation
+from dflash_mcmc.types import ChainResult, Path
+from tests.laws import power_law, product_law
+
+HORIZON, VOCAB, EXACT, WRONG = 2, 3, 1e-12, 1e-3
+SELECTS = ("log_p", "mean_log_p", "power")
+MODEL = TabularModel(VOCAB, (0,), seed=4, scale=0.5)
+
+
+def make(cls=BestOfN, **changes) -> BestOfN:
+    values = dict(num_candidates=3, select="power", alpha=4.0, temperature=0.8, top_k=0, top_p=1.0)
+    return cls(**{**values, **changes})
+
+
+def drawn(sampler: BestOfN, engine: TabularEngine) -> dict:
+    return law_of(lambda key: engine.run(sampler.chain(PROMPT, HORIZON, key)).path)
+
+
+def by_hand(q: dict, p: dict, select: str, num_candidates: int, alpha: float = 4.0) -> dict:
+    """The law over all tuples of candidates: q of the tuple, times what the option says is kept of it."""
+    law = dict.fromkeys(q, 0.0)
+    for candidates in itertools.product(q, repeat=num_candidates):
+        if select == "power":
+            weights = [p[y] ** alpha / q[y] for y in candidates]
+        else:
+            keys = [math.log(p[y]) / (len(y) if select == "mean_log_p" else 1) for y in candidates]
+            weights = [float(place == keys.index(max(keys))) for place in range(num_candidates)]
+        for y, weight in zip(candidates, weights, strict=True):
+            law[y] += math.prod(q[x] for x in candidates) * weight / sum(weights)
+    return law
+
+
+def expected(select: str, num_candidates: int = 3, model=MODEL, blend=None, temperature=0.8, **options) -> dict:
+    q = product_law(model, HORIZON, blend, temperature=temperature, **options)
+    return by_hand(q, product_law(model, HORIZON, blend), select, num_candidates)
+
+
+@pytest.mark.parametrize("select", SELECTS)
+@pytest.mark.parametrize("stop_ids", [(0,), (0, 2), ()], ids=["one_stop", "two_stops", "no_stop"])
+@pytest.mark.parametrize("blend", [None, (0.4, "none"), (0.4, "final")], ids=["none", "layer", "layer_final"])
+def test_exact_law(select, stop_ids, blend):
+    model = TabularModel(VOCAB, stop_ids, seed=4, scale=0.5)
+    mixed = None if blend is None else LayerBlend(beta=blend[0], layer=0, norm=blend[1])
+    law = drawn(make(select=select), TabularEngine(model, mixed))
+    assert total_variation(law, expected(select, model=model, blend=blend)) <= EXACT
+
+
+@pytest.mark.parametrize("select", SELECTS)
+@pytest.mark.parametrize("options", [{"temperature": 0.5}, {"temperature": 1.0}, {"top_k": 2}, {"top_p": 0.7}],
+                         ids=["cold", "of_p", "top_k", "top_p"])
+def test_exact_law_of_other_draws(select, options):
+    assert total_variation(drawn(make(select=select, **options), TabularEngine(MODEL)), expected(select, **options)) <= EXACT
+
+
+@pytest.mark.parametrize("select", SELECTS)
+def test_one_candidate_is_a_draw(select):
+    law = drawn(make(num_candidates=1, select=select), TabularEngine(MODEL))
+    assert total_variation(law, product_law(MODEL, HORIZON, temperature=0.8)) <= EXACT
+
+
+def test_temperature_is_one_over_alpha_unless_given():
+    law = drawn(make(temperature=None), TabularEngine(MODEL))
+    assert total_variation(law, expected("power", temperature=0.25)) <= EXACT
+
+
+@pytest.mark.parametrize(("rule", "options"), [(rules.match, {"shared_noise": True, "temperature": 1.0}),
+                                               (rules.reject, {"shared_noise": False, "temperature": None})],
+                         ids=["match", "rejection"])
+def test_speculation_keeps_the_law(rule, options):
+    small = TabularModel(2, (0,), seed=4, scale=0.5)
+    speculation = Speculation(rule, TabularDraft(2, 1, seed=4), noisy=True, **options)
+    law = drawn(make(num_candidates=2), TabularEngine(small, None, speculation))
+    assert total_variation(law, expected("power", 2, small)) <= EXACT
+
+
+def test_resampling_comes_nearer_to_the_power_target_with_every_candidate():
+    q, p = product_law(MODEL, HORIZON, temperature=0.8), product_law(MODEL, HORIZON)
+    target = power_law(MODEL, HORIZON, 4.0, q)
+    errors = [total_variation(by_hand(q, p, "power", number), target) for number in (1, 2, 3, 4, 5)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < errors[0] / 3
+    assert total_variation(by_hand(q, p, "log_p", 5), target) > errors[-1]  # the likeliest is no sample of p^alpha
+
+
+@dataclass(slots=True, kw_only=True)
+class ByTheLawItDrewFrom(BestOfN):
+    def log_weight(self, path):
+        return float(path.log_q.sum())
+
+
+@dataclass(slots=True, kw_only=True)
+class ForgetsWhatItDrewFrom(BestOfN):
+    def log_weight(self, path):
+        return self.alpha * float(path.log_p.sum())
+
+
+@dataclass(slots=True, kw_only=True)
+class SumForMean(BestOfN):
+    def log_weight(self, path):
+        return float(path.log_p.sum())
+
+
+@dataclass(slots=True, kw_only=True)
+class AgainstTheLastKept(BestOfN):
+    """Compares each candidate with the one kept so far, not with all before it."""
+
+    def choose(self, candidates, key):
+        kept, weights = 0, [self.log_weight(path) for path in candidates]
+        for number in range(1, len(weights)):
+            odds = weights[number] - np.logaddexp(weights[kept], weights[number])
+            kept = number if key.fold_in(number).log_uniform() < odds else kept
+        return kept
+
+
+MUTANTS = [("log_p", ByTheLawItDrewFrom, 3.0), ("mean_log_p", SumForMean, 0.8), ("power", ForgetsWhatItDrewFrom, 0.8),
+           ("power", SumForMean, 0.8), ("power", AgainstTheLastKept, 0.8)]
+
+
+@pytest.mark.parametrize(("select", "mutant", "temperature"), MUTANTS, ids=[f"{s}-{m.__name__}" for s, m, _ in MUTANTS])
+def test_mutants_fail(select, mutant, temperature):
+    law = drawn(make(mutant, select=select, temperature=temperature), TabularEngine(MODEL))
+    assert total_variation(law, expected(select, temperature=temperature)) > WRONG
+
+
+@dataclass(slots=True, kw_only=True)
+class OneKeyForAll(BestOfN):
+    def chain(self, prompt, horizon, key):
+        first = yield Draw(Path.start(prompt), horizon, self.law(), key.fold_in("candidate", "token"))
+        second = yield Draw(Path.start(prompt), horizon, self.law(), key.fold_in("candidate", "token"))
+        return ChainResult([first, second][self.choose([first, second], key.fold_in("select"))])
+
+
+def test_candidates_of_one_key_are_refused():
+    with pytest.raises(AssertionError, match="is used twice"):
+        drawn(make(OneKeyForAll), TabularEngine(MODEL))
+
+
+@pytest.mark.parametrize("select", SELECTS)
+def test_the_trace_tells_every_candidate_and_the_path_is_the_kept_one(select):
+    result = TabularEngine(MODEL).run(make(select=select, num_candidates=5).chain(PROMPT, 4, Key(3)))
+    kept = [entry for entry in result.trace if entry["decision"] == "keep"]
+    assert len(result.trace) == 5
+    assert len(kept) == 1
+    assert kept[0]["log_p"] == pytest.approx(result.path.log_p.sum())
+    assert kept[0]["length"] == result.path.length
+    if select == "log_p":
+        assert kept[0]["log_p"] == max(entry["log_p"] for entry in result.trace)
+
+
+def test_more_candidates_begin_with_the_same_ones():
+    """So that runs of different N are paired."""
+    few, many = (TabularEngine(MODEL).run(make(num_candidates=n).chain(PROMPT, 4, Key(3))).trace for n in (2, 6))
+    assert [entry["log_p"] for entry in few] == [entry["log_p"] for entry in many[:2]]
+
+
+def test_expected_cost_is_what_is_drawn():
+    """Where nothing ends early."""
+    result = TabularEngine(TabularModel(VOCAB, (), seed=4)).run(make(num_candidates=5).chain(PROMPT, 4, Key(3)))
+    cost = make(num_candidates=5).expected_cost(4.0, 4)
+    assert (cost.extended, cost.num_draws) == (sum(entry["length"] for entry in result.trace), len(result.trace))
+
+
+def test_what_has_no_effect_is_not_part_of_the_identity(make_config):
+    def identity(*overrides: str) -> str:
+        return identity_hash(make_config("sampler=best_of_n", *(f"sampler.{override}" for override in overrides)))
+
+    assert identity("select=log_p", "temperature=0.5", "alpha=2") == identity("select=log_p", "temperature=0.5", "alpha=3")
+    assert identity("select=power", "temperature=0.5", "alpha=2") != identity("select=power", "temperature=0.5", "alpha=3")
+    assert identity("alpha=2") == identity("alpha=2", "temperature=0.5") != identity("alpha=2", "temperature=1")
+    assert identity("num_candidates=1") == identity("num_candidates=1", "select=log_p") != identity("select=log_p")

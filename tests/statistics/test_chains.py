@@ -1,0 +1,201 @@
+"""pass@k, votes and the best of N against enumeration of every way to take k chains; ties and silence by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.statistics.chains import affordable, aggregated, best_of, majority, majority_curve, pass_at_k, pass_curve
+from dflash_mcmc.statistics.outcomes import outcomes
+from dflash_mcmc.statistics.paired import compare
+from dflash_mcmc.statistics.shares import accuracy
+from dflash_mcmc.stats import summarise
+from tests.test_stats import record as summed
+
+
+def chains(problem: str, *answers: str | None, gold: str = "1", **fields) -> list[dict]:
+    """A chain for each answer; the gold one is correct, None says nothing."""
+    return [summed(problem, "no_answer" if answer is None else "correct" if answer.strip() == gold else "wrong", number,
+                   answer=answer, gold=gold, log_q=-1.0, level=3, subject="Algebra", **fields)
+            for number, answer in enumerate(answers)]
+
+
+@pytest.mark.parametrize(("size", "k"), [(1, 1), (5, 2), (8, 3), (8, 8)])
+def test_pass_at_k_is_the_share_of_draws_with_a_correct_chain(size, k):
+    for correct in range(size + 1):
+        draws = list(itertools.combinations([True] * correct + [False] * (size - correct), k))
+        assert pass_at_k(correct, size, k) == pytest.approx(np.mean([any(draw) for draw in draws]), abs=1e-12)
+
+
+def test_pass_at_k_published_value_and_large_numbers():
+    assert pass_at_k(1, 100, 10) == pytest.approx(0.1)
+    assert 0.0 < pass_at_k(3, 100_000, 50_000) < 1.0
+    with pytest.raises(ValueError, match="need 0 <= correct <= chains"):
+        pass_at_k(1, 4, 5)
+
+
+def test_pass_curve_is_of_the_problems_with_all_chains():
+    records = [*chains("a", "1", "2", "2", "2"), *chains("b", "2", "2", "2", "2"), *chains("c", "1")]
+    rows = pass_curve(records)
+    assert [(row["k"], row["n"], row["left_out"]) for row in rows] == [(1, 2, 1), (2, 2, 1), (4, 2, 1)]
+    assert [row["pass_at_k"] for row in rows] == pytest.approx([0.125, 0.25, 0.5])
+    assert [row["n"] for row in pass_curve(records, [1])] == [3]
+    assert pass_curve([]) == []
+    with pytest.raises(UserError, match="k: given 0"):
+        pass_curve(records, [0])
+
+
+def test_majority_counts_texts_and_states_ties():
+    rows = majority([*chains("won", "1", "1 ", "2"), *chains("lost", "2", "2", "1"), *chains("tied", "1", "2", "3", None),
+                     *chains("tied_wrong", "2", "3"), *chains("silent", None, " "), *chains("one", None, "1", None)])
+    found = {row["problem"]: row for row in rows}
+    assert {name: row["correct"] for name, row in found.items()} == {
+        "won": 1.0, "lost": 0.0, "tied": pytest.approx(1 / 3), "tied_wrong": 0.0, "silent": 0.0, "one": 1.0}
+    assert [name for name, row in found.items() if row["tied"]] == ["tied", "tied_wrong"]
+    assert (found["won"]["answer"], found["won"]["votes"], found["won"]["answered"]) == ("1", 2, 3)
+    assert (found["tied"]["answer"], found["tied"]["winners"], found["tied"]["answered"]) == (None, ["1", "2", "3"], 3)
+    assert (found["silent"]["answer"], found["silent"]["votes"], found["silent"]["chains"]) == (None, 0, 2)
+
+
+def test_what_the_grader_calls_correct_is_one_vote():
+    """Two ways to write the gold answer outvote two equal wrong ones; two ways to write a wrong one do not."""
+    half = [summed("a", verdict, number, answer=answer)
+            for number, (answer, verdict) in enumerate([("1/2", "correct"), ("3", "wrong"), ("0.5", "correct"), ("3", "wrong"),
+                                                        ("\\frac12", "correct"), ("3", "wrong"), ("1/2", "wrong")])]
+    row, = majority(half)
+    assert (row["answer"], row["votes"], row["correct"]) == ("1/2", 4, 1.0)  # the last one's grading was out of time
+    other, = majority(chains("a", "2/4", "0.5", "3", "3"))
+    assert (other["votes"], other["answer"]) == (2, "3")
+
+
+def enumerated_majority(answers: tuple, k: int) -> float:
+    """By definition: every subset, a fair draw among the answers with the most votes."""
+    values = []
+    for subset in itertools.combinations(answers, k):
+        votes = Counter(answer for answer in subset if answer is not None)
+        winners = [answer for answer, number in votes.items() if number == max(votes.values())]
+        values.append(winners.count("1") / len(winners) if winners else 0.0)
+    return float(np.mean(values))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_majority_of_k_is_the_mean_over_all_subsets(seed):
+    rng = np.random.default_rng(seed)
+    problems = [tuple(rng.choice(["1", "2", "3", "4", None], 8, p=rng.dirichlet(np.ones(5)))) for _ in range(4)]
+    records = [record for number, answers in enumerate(problems) for record in chains(str(number), *answers)]
+    for row in majority_curve(records, range(1, 9)):
+        expected = np.mean([enumerated_majority(answers, row["k"]) for answers in problems])
+        assert row["accuracy"] == pytest.approx(expected, abs=1e-12)
+    full = majority_curve(records)[-1]
+    assert (full["k"], full["accuracy"]) == (8, pytest.approx(np.mean([row["correct"] for row in majority(records)])))
+    one = [record["verdict"] == "correct" for record in records]
+    assert majority_curve(records)[0]["accuracy"] == pytest.approx(np.mean(one))
+
+
+def test_many_chains_are_counted_and_not_enumerated():
+    """64 chains, 30 right, 34 that disagree: a vote of 33 is nearly always right, of one 30 / 64."""
+    records = chains("a", *["1"] * 30, *[f"wrong {number}" for number in range(34)])
+    curve = {row["k"]: row["accuracy"] for row in majority_curve(records)}
+    assert list(curve) == [1, 2, 4, 8, 16, 32, 64]
+    assert curve[1] == curve[2] == pytest.approx(30 / 64)  # of two, any disagreement is a tie
+    assert 0.999 < curve[32] <= curve[64] == 1.0
+
+
+def test_best_by_log_p_is_the_likeliest_that_could_be_drawn():
+    records = chains("a", "1", "2", "1", "2")
+    for record, log_p in zip(records, (-5.0, -3.0, -4.0, 0.0), strict=True):
+        record["log_p"] = log_p
+    records[3].update(verdict="not_drawn", answer=None)  # an empty path has log p 0
+    row, = best_of(records, "log_p")
+    assert (row["answer"], row["correct"], row["tied"], row["effective"], row["chains"]) == ("2", 0.0, False, 1.0, 4)
+    records[2]["log_p"] = -3.0
+    row, = best_of(records, "log_p")
+    assert (row["correct"], row["tied"], row["effective"]) == (0.5, True, 2.0)
+    row, = best_of([{**record, "verdict": "not_drawn"} for record in records], "log_p")
+    assert (row["correct"], row["effective"]) == (0.0, 0.0)
+
+
+def test_best_by_power_is_importance_resampling():
+    """Sequences of a known law p, drawn from it: the expected answer tends to that of p^4, which mostly is the likeliest."""
+    p, correct = np.array([0.4, 0.3, 0.2, 0.1]), np.array([1, 0, 1, 0])
+    rng = np.random.default_rng(2)
+    drawn = rng.choice(4, 4000, p=p)
+    records = [summed("a", "correct" if correct[x] else "wrong", number, answer=str(x), log_p=np.log(p[x]), log_q=np.log(p[x]),
+                      proposals=0) for number, x in enumerate(drawn)]
+    row, = best_of(records, "power", alpha=4.0)
+    assert row["correct"] == pytest.approx((p**4 @ correct) / (p**4).sum(), abs=0.02)
+    weights = (p[drawn] ** 3) / (p[drawn] ** 3).sum()
+    assert row["correct"] == pytest.approx(weights @ correct[drawn])
+    assert row["effective"] == pytest.approx(1 / (weights**2).sum())
+    assert best_of(records, "power", alpha=1.0)[0]["correct"] == pytest.approx(correct[drawn].mean())
+
+
+def test_weights_need_a_law_that_the_chains_come_from():
+    records = chains("a", "1", "2", proposals=0)
+    without = [{key: value for key, value in record.items() if key != "log_q"} for record in records]
+    with pytest.raises(UserError, match=r"problem a, chain 0: the record has no log_q"):
+        best_of(without, "power", 4.0)
+    with pytest.raises(UserError, match="not the law it comes from"):
+        best_of(chains("a", "1", proposals=32), "power", 4.0)
+    with pytest.raises(UserError, match="not the law it comes from"):
+        best_of(chains("a", "1", proposals=0, trace=[{"candidate": 0}]), "power", 4.0)
+    with pytest.raises(UserError, match="alpha given None"):
+        best_of(records, "power")
+    with pytest.raises(UserError, match="'length'; allowed: log_p, power"):
+        best_of(records, "length")
+
+
+def several() -> list[dict]:
+    """Three problems of four chains: won, tied half right, silent."""
+    return [*chains("won", "1", "1", "2", "1", seconds=2.0), *chains("tied", "1", "2", "1", "2"),
+            *chains("silent", None, None, None, None)]
+
+
+def test_an_aggregate_stands_beside_single_samples():
+    records = aggregated(several())
+    assert [record["verdict"] for record in records] == ["correct", "tied", "no_answer"]
+    assert [record["correct"] for record in records] == [1.0, 0.5, 0.0]
+    assert records[0] | {"seconds": 8.0, "token_forwards": 200, "num_tokens": 40, "num_chains": 4, "level": 3} == records[0]
+    assert accuracy(records).value == pytest.approx(0.5)
+    summary = summarise("majority@4", records)
+    assert (summary["correct"], summary["no_answer"], summary["mean_seconds"], summary["mean_log_p"]) == (1.5, 1, 16 / 3, None)
+    single = outcomes([chain for chain in several() if chain["chain"] == 0])
+    assert compare(outcomes(records), single).test == "paired permutation"
+
+
+def test_an_aggregate_of_equal_chains_is_tied():
+    """All log p equal: a fair draw of the four."""
+    assert [record["correct"] for record in aggregated(several(), "log_p")] == [0.75, 0.5, 0.0]
+    assert [record["verdict"] for record in aggregated(several(), "log_p")] == ["tied", "tied", "no_answer"]
+
+
+@pytest.mark.parametrize("by", ["majority", "log_p"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_fewer_chains_are_the_mean_over_all_ways_to_take_them(by, number):
+    given = several()
+    for place, record in enumerate(given):
+        record["log_p"] = -float(place * 7 % 5)  # with equal ones
+    given[5].update(verdict="not_drawn", answer=None)
+    for found in aggregated(given, by, chains=number):
+        own = [record for record in given if record["problem"] == found["problem"]]
+        subsets = [aggregated(list(subset), by)[0] for subset in itertools.combinations(own, number)]
+        for name in ("correct", "token_forwards", "seconds"):
+            assert found[name] == pytest.approx(np.mean([subset[name] for subset in subsets]))
+        assert found["num_chains"] == number
+
+
+def test_problems_with_fewer_chains_are_left_out_and_bad_numbers_refused():
+    assert [record["problem"] for record in aggregated([*chains("a", "1", "1"), *chains("b", "1")], chains=2)] == ["a"]
+    for arguments in ({"chains": 0}, {"by": "power", "alpha": 4.0, "chains": 1}):
+        with pytest.raises(UserError, match="chains: given"):
+            aggregated(several(), **arguments)
+
+
+def test_as_many_chains_as_a_budget_pays_for():
+    """Chains of 50 token-forwards each."""
+    assert [affordable(several(), budget) for budget in (10, 50, 149, 150, 10_000)] == [1, 1, 2, 3, 4]
+    assert affordable(several(), 2.7, "seconds") == 2  # 4/3 s a chain

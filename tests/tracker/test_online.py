@@ -1,0 +1,90 @@
+"""`tracker=wandb` against a server on this machine: what is sent at once, continued, and uploaded later, is one whole run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.tracker.wandb import TABLE_COLUMNS
+from tests import processes
+from tests.test_tracking import KILLED
+from tests.tracker.loopback import Loopback, Run
+
+SETTING = ("experiment=demo", "tracker=wandb", "condition=ps", "sampler.alpha=2", "sampler.num_blocks=2",
+           "sampler.num_steps=1")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Loopback() as server:
+        yield server
+
+
+def python(folder: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
+    return processes.run(arguments, folder, 120, **{"WANDB_DATA_DIR": None, **environment})
+
+
+def whole(server: Loopback, name: str, folder: Path, versions: int) -> Run:
+    """The run with each of the folder's records once, its summary, table and records; returns it."""
+    run = server.run(name)
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    samples = [row for row in run.history if "sample/log_p" in row]
+    assert [row["finished"] for row in samples] == list(range(1, len(records) + 1))
+    assert [row["sample/log_p"] for row in samples] == pytest.approx([record["log_p"] for record in records])
+    assert [row["_step"] for row in run.history] == list(range(len(run.history)))
+    summary = json.loads((folder / "summary.json").read_text())
+    for key in ("accuracy", "accuracy_low", "accuracy_high"):
+        assert run.summary[key] == pytest.approx(summary[key])
+        assert samples[-1][f"running/{key}"] == pytest.approx(summary[key])
+    table = json.loads(run.files[run.summary["samples"]["path"]])
+    assert table["columns"] == list(TABLE_COLUMNS)
+    assert [row[0] for row in table["data"]] == [record["problem"] for record in records]
+    found = [artifact for artifact in server.artifacts.values() if artifact.collection == f"records-{name}"]
+    assert [(artifact.version, artifact.committed, artifact.run) for artifact in found] == [
+        (version, True, name) for version in range(versions)]
+    files = server.files(found[-1])
+    assert files["records.jsonl"] == (folder / "records.jsonl").read_bytes()
+    assert files["config.yaml"] == (folder / "config.yaml").read_bytes()
+    assert found[-1].metadata["identity"]["sampler.alpha"] == 2.0
+    assert run.exit_code == 0
+    assert server.unknown == []
+    return run
+
+
+@pytest.mark.slow
+def test_a_continued_run_is_one_run_with_a_name_for_people(server, tmp_path):
+    """A sweep over the number of problems is one run that is continued."""
+    done = python(tmp_path, server.environment(tmp_path), "-m", "dflash_mcmc", "-m", *SETTING, "dataset.limit=2,5", "seed=1")
+    assert done.returncode == 0, done.stderr
+    assert "W&B is offline" not in done.stderr
+    (folder,) = (tmp_path / "outputs/demo").glob("power_mh-*")
+    run = whole(server, f"demo-{folder.name.rpartition('-')[2]}", folder, versions=2)
+    assert run.told == {"displayName": "ps alpha=2 num_blocks=2 num_steps=1 seed=1", "groupName": "demo", "jobType": "ps",
+                        "tags": ["model=tiny", "sampler=power_mh", "dataset=arith"]}
+    assert run.config["identity"]["value"] == folder.name.rpartition("-")[2]
+    assert run.config["sampler"]["value"]["alpha"] == 2.0
+
+
+def test_what_was_drawn_offline_in_parts_is_uploaded_as_one_run(server, tmp_path):
+    """One start is killed before the summary, the next one draws more; both are uploaded at once, later."""
+    environment = server.environment(tmp_path)
+    offline = {**environment, "WANDB_MODE": "offline"}
+    setting = [*SETTING, "seed=2"]
+    # W&B writes what it is told every second.
+    killed = python(tmp_path, {**offline, "PAUSE": "2"}, "-c", KILLED, *setting, "dataset.limit=2")
+    assert killed.returncode == -9
+    done = python(tmp_path, offline, "-m", "dflash_mcmc", *setting, "dataset.limit=4")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "outputs/demo").glob("power_mh-*")
+    parts = sorted((tmp_path / "outputs/wandb").glob("offline-run-*"))
+    assert len(parts) == 2
+    assert f"wandb sync {parts[1].relative_to(tmp_path)}" in done.stderr
+    synced = subprocess.run([Path(sys.executable).parent / "wandb", "sync", *parts], cwd=tmp_path, capture_output=True,
+                            text=True, env={**os.environ, **environment}, timeout=120)
+    assert synced.returncode == 0, synced.stderr
+    whole(server, f"demo-{folder.name.rpartition('-')[2]}", folder, versions=1)
