@@ -37,8 +37,16 @@ class Local:
     cuda_graphs: bool = runtime("replay decode steps as CUDA graphs, where there is a GPU")
     steps_between_checks: int | None = runtime("decode steps between looks at what has ended; null takes 1 on a CPU, 4 on a "
                                                "GPU", ge=1, le=64)
+    tokens_per_second: float | None = runtime("token-forwards a second, for the hours of dry_run alone: of an earlier "
+                                              "summary.json token_forwards / (mean_share_seconds * num_samples); null is not "
+                                              "known", gt=0)
     num_threads: int | None = runtime("threads of the CPU's arithmetic; null shares the cores among the processes of a launch",
                                       ge=1)
+
+    grace_seconds: float = runtime("what is under way gets so long to be finished when the process is asked to end (SIGTERM, "
+                                   "SIGUSR1, SIGUSR2); at most 20 behind a SIGTERM, which a kill follows", ge=0)
+    max_attempts: int = runtime("a sample over which the process died so often with no other under way is recorded as an "
+                                "error", ge=1)
 
     def check(self, config: Config) -> None:
         """Raises ConfigError."""

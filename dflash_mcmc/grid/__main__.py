@@ -1,0 +1,95 @@
+"""`python -m dflash_mcmc.grid submit|status|cancel|resume`: grids of runs on SLURM."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+import typing
+from pathlib import Path
+
+from dflash_mcmc import program
+from dflash_mcmc.fields import spec_of
+from dflash_mcmc.grid.launcher import Slurm, changed, expand
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits."""
+    program.run(_main, arguments)
+
+
+def _main(arguments: list[str]) -> None:
+    if arguments[:1] == ["submit"] and not {"-h", "--help"} & set(arguments):
+        _submit(arguments[1:])
+        return
+    given = _parser().parse_args(arguments)
+    from dflash_mcmc import cli
+    from dflash_mcmc.grid.folder import find
+
+    cli.prepare()
+    grids = find([name for name in given.grid if "=" not in name], given.outputs)
+    {"status": _status, "cancel": _cancel, "resume": _resume}[given.do](grids, given)
+
+
+def _submit(overrides: list[str]) -> None:
+    from dflash_mcmc.__main__ import main as submit
+
+    submit(["-m", "hydra/launcher=slurm", *expand(overrides)])
+
+
+def _status(grids: list, given: argparse.Namespace) -> None:
+    from dflash_mcmc.grid.status import table
+
+    while True:
+        print("\n\n".join(table(grid) for grid in grids), flush=True)
+        if given.every is None:
+            return
+        time.sleep(given.every)
+        print(flush=True)
+
+
+def _cancel(grids: list, given: argparse.Namespace) -> None:
+    from dflash_mcmc.grid import cluster
+
+    for grid in grids:
+        live = cluster.live([job.id for job in grid.jobs])
+        cluster.cancel(live)
+        print(f"{grid.folder}: {len(live)} jobs cancelled; what is recorded stays")
+
+
+def _resume(grids: list, given: argparse.Namespace) -> None:
+    from dflash_mcmc.grid.submission import resume
+
+    for grid in grids:
+        resume(grid, changed(grid.launcher, [name for name in given.grid if "=" in name]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = program.Parser("python -m dflash_mcmc.grid", formatter_class=argparse.RawDescriptionHelpFormatter,
+                            description="Grids of runs on SLURM. The shell is free at once; runs share the work and go on "
+                            "after preemption.", epilog=_fields())
+    commands = parser.add_subparsers(dest="do", required=True, metavar="submit|status|cancel|resume")
+    commands.add_parser("submit", help="the overrides of python -m dflash_mcmc -m, and fields below: submit "
+                                       "condition=greedy,ps shards=8")
+    about = {"status": "how far the points and jobs are", "cancel": "cancel the jobs that wait or run",
+             "resume": "submit what is missing, with the grid's own code; fields below may be changed: resume minutes=240"}
+    for name, text in about.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("grid", nargs="*", metavar="GRID", help="folder of a grid, or an experiment, which means its "
+                             "newest grid; default: the newest of all")
+        command.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="default: outputs")
+        if name == "status":
+            command.add_argument("--every", type=float, metavar="SECONDS", help="show it again and again")
+    return parser
+
+
+def _fields() -> str:
+    types = typing.get_type_hints(Slurm)
+    lines = [f"  {field.name:<18} {spec_of(field).describe(types[field.name])}: {spec_of(field).help}"
+             for field in dataclasses.fields(Slurm)]
+    return "\n".join(["fields of hydra/launcher=slurm (elsewhere hydra.launcher.shards=8; yours in conf/local/slurm.yaml):",
+                      *lines])
+
+
+if __name__ == "__main__":
+    main()

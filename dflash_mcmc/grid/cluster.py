@@ -1,0 +1,112 @@
+"""The commands of SLURM, each with one line for what goes wrong."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Iterable, Sequence
+
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+
+_SECONDS = 60
+_OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")
+"""States of jobs that are no more, and that SLURM lists for some minutes."""
+_MOST_ARRAY = 1000
+"""Jobs of an array where SLURM does not say: one less than its default for MaxArraySize."""
+
+
+def is_here() -> bool:
+    """Whether this machine has SLURM's commands."""
+    return shutil.which("squeue") is not None
+
+
+def ask(*command: str) -> str:
+    """What a command of SLURM prints. Raises UserError with what it complains of, in one line."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    except FileNotFoundError as error:
+        raise UserError(f"hydra/launcher: slurm needs the commands of SLURM, and {command[0]} is not on this machine; "
+                        "allowed: a machine that submits to a cluster, or hydra/launcher=basic, which runs here") from error
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{command[0]}: SLURM has not answered for {_SECONDS} seconds; try again") from error
+    if done.returncode:
+        raise UserError(f"{command[0]}: {one_line(done.stderr) or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def one_line(complaint: str) -> str:
+    """What SLURM says of a mistake, without its prefixes."""
+    lines = [re.sub(r"^(sbatch|srun|scontrol|squeue|sinfo|scancel|sacct): (error: )?", "", line.strip())
+             for line in complaint.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line))
+
+
+def check(partition: str | None) -> None:
+    """Raises UserError where jobs cannot be submitted from here, or not to this partition."""
+    if shutil.which("sbatch") is None:
+        ask("sbatch", "--version")
+    known = sorted(set(ask("sinfo", "--all", "--noheader", "--format=%R").split()))
+    for name in (partition or "").split(",") if partition else []:
+        if name not in known:
+            raise ConfigError("hydra.launcher.partition", name,
+                              f"null, or {', '.join(known)}{did_you_mean(name, known)}")
+
+
+def largest_array() -> int:
+    """Jobs that an array can have."""
+    match = re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))
+    return max(1, int(match[1]) - 1) if match else _MOST_ARRAY
+
+
+def live(ids: Collection[str]) -> dict[str, str]:
+    """State of those jobs that are waiting or running. Raises UserError."""
+    if not ids:
+        return {}
+    try:
+        listed = ask("squeue", "--noheader", "--array", "--jobs", ",".join(_whole(ids)), "--format=%i|%T")
+    except UserError as error:
+        if "Invalid job id" in str(error):  # it has forgotten them all
+            return {}
+        raise
+    states = dict(line.strip().split("|") for line in listed.splitlines() if "|" in line)
+    return {id: state for id, state in states.items() if id in ids and state not in _OVER}
+
+
+def ended(ids: Collection[str]) -> dict[str, tuple[str, str]]:
+    """(state and exit code, node) of jobs, as accounting has it; nothing where there is no accounting."""
+    if not ids:
+        return {}
+    try:
+        listed = ask("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", ",".join(_whole(ids)),
+                     "--format=JobID,State,ExitCode,NodeList")
+    except UserError:
+        return {}
+    found = {}
+    for id, state, code, nodes in (line.split("|") for line in listed.splitlines() if line.count("|") == 3):
+        if id in ids:
+            found[id] = (f"{state.split()[0]} {code}", nodes)
+    return found
+
+
+def state(id: str) -> str:
+    """State of one job. Raises UserError."""
+    match = re.search(r"JobState=(\S+)", ask("scontrol", "show", "job", id))
+    return match[1] if match else "UNKNOWN"
+
+
+def requeue(id: str) -> None:
+    """Puts a running job back into the queue, and so ends it. Raises UserError."""
+    ask("scontrol", "requeue", id)
+
+
+def cancel(ids: Iterable[str]) -> None:
+    """Raises UserError."""
+    ids = list(ids)
+    for first in range(0, len(ids), 500):
+        ask("scancel", *ids[first : first + 500])
+
+
+def _whole(ids: Iterable[str]) -> Sequence[str]:
+    """Arrays by their one id: SLURM answers for all of their jobs."""
+    return sorted({id.partition("_")[0] for id in ids})

@@ -1,0 +1,170 @@
+"""A grid's folder, `outputs/<experiment>/grids/<time>-<token>/`.
+
+    grid.json       the command, its points, and every submission with the ids of its jobs
+    code/           the code that the jobs run
+    points/         the configuration of each point
+    jobs/           what befell each job, a line each time: started, died, requeued, ...
+    logs/           what SLURM, submitit and the workers wrote
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.files import append_line, write_atomically
+from dflash_mcmc.grid.launcher import Slurm
+from dflash_mcmc.locks import Locks
+
+GRIDS = "grids"
+_FILE = "grid.json"
+
+
+@dataclass(slots=True, kw_only=True)
+class Point:
+    """One run of a grid."""
+
+    label: str
+    overrides: list[str]
+    choices: dict[str, str]
+    """Option of each group."""
+    digest: str
+    folder: str
+    """Of the run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One job of SLURM: a shard of a point."""
+
+    id: str
+    """As SLURM has it: `17`, or `17_3` in an array."""
+    point: int
+    shard: int
+    shards: int
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        return f"{self.point:04d}-{self.shard}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Grid:
+    """What `grid.json` says."""
+
+    folder: Path
+    token: str
+    name: str
+    """Of the experiment."""
+    command: list[str]
+    directory: str
+    """Where it was submitted."""
+    created: str
+    launcher: Slurm
+    points: list[Point]
+    jobs: list[Job] = field(default_factory=list)
+
+    @classmethod
+    def create(cls, outputs: Path, name: str, command: list[str], launcher: Slurm, points: list[Point]) -> Grid:
+        """A new folder, with its `grid.json`. Raises UserError."""
+        now, token = datetime.datetime.now(), secrets.token_hex(4)
+        folder = outputs / name / GRIDS / f"{now:%Y%m%d-%H%M%S-%f}-{token}"
+        try:
+            for part in ("points", "jobs", "logs"):
+                (folder / part).mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"paths.outputs: cannot make {folder}: {error.strerror}") from error
+        grid = cls(folder=folder, token=token, name=name, command=command, directory=os.getcwd(),
+                   created=now.astimezone().isoformat(timespec="seconds"), launcher=launcher, points=points)
+        grid.save()
+        return grid
+
+    @classmethod
+    def read(cls, folder: Path) -> Grid:
+        """Raises UserError where it is none."""
+        try:
+            values = json.loads((folder / _FILE).read_text())
+            return cls(folder=folder, **{**values, "launcher": Slurm(**values["launcher"]),
+                                         "points": [Point(**point) for point in values["points"]],
+                                         "jobs": [Job(**job) for job in values["jobs"]]})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{folder / _FILE}: cannot be read as a grid: {' '.join(str(error).split())}") from error
+
+    def save(self) -> None:
+        values = dataclasses.asdict(self)
+        del values["folder"]
+        write_atomically(self.folder / _FILE, json.dumps(values, indent=1) + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One submission at a time."""
+        locks = Locks(self.folder / "lock")
+        try:
+            if not locks.take(0):
+                raise UserError(f"{self.folder}: another process submits jobs of this grid; try again")
+            yield
+        finally:
+            locks.close()
+
+    def point_file(self, point: int) -> Path:
+        """Configuration of a point."""
+        return self.folder / "points" / f"{point:04d}.yaml"
+
+    def log_file(self, job: Job) -> Path:
+        """What a job's workers wrote."""
+        return self.folder / "logs" / f"{job.name}.log"
+
+    def note(self, job: Job, event: str, reason: str = "") -> None:
+        """Adds a line to what befell a job."""
+        line = {"time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "job": job.id, "point": job.point,
+                "shard": job.shard, "shards": job.shards, "node": node(), "event": event, "reason": reason}
+        path = self.folder / "jobs" / f"{job.name}.jsonl"
+        with path.open("ab", buffering=0) as file:
+            append_line(path, file, json.dumps(line).encode() + b"\n")
+
+    def events(self, job: Job) -> list[dict]:
+        """What befell a job, in order; a line that is being written is left out."""
+        path = self.folder / "jobs" / f"{job.name}.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+        return [event for event in map(json.loads, lines) if event["job"] == job.id]
+
+
+def node() -> str:
+    """Name of this machine in the cluster."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def find(names: Sequence[str], outputs: Path) -> list[Grid]:
+    """The grids that are meant: by folder, or by experiment its newest; without names the newest of all. Raises UserError."""
+    if not names:
+        return [Grid.read(_newest(outputs.glob(f"*/{GRIDS}/*/{_FILE}"), f"{outputs}/: no grid was submitted from here"))]
+    return [Grid.read(_folder(name, outputs)) for name in names]
+
+
+def _folder(name: str, outputs: Path) -> Path:
+    path = Path(name)
+    if (path / _FILE).is_file():
+        return path.resolve()
+    if path.name == name and list(outputs.glob(f"*/{GRIDS}/{name}/{_FILE}")):
+        return _newest(outputs.glob(f"*/{GRIDS}/{name}/{_FILE}"), name)
+    experiment = path if path.is_dir() else outputs / name
+    return _newest(experiment.glob(f"{GRIDS}/*/{_FILE}"),
+                   f"{name}: no grid; allowed: the folder of a grid, or an experiment that has one below {outputs}/")
+
+
+def _newest(files: Iterator[Path], otherwise: str) -> Path:
+    """Names begin with the time."""
+    folders = sorted((file.parent for file in files), key=lambda folder: folder.name)
+    if not folders:
+        raise UserError(otherwise)
+    return folders[-1].resolve()

@@ -1,0 +1,105 @@
+"""The fields of `hydra/launcher=slurm`: what a grid asks SLURM for, and how its jobs deal with what befalls them."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.fields import check_bounds, runtime, spec_of
+
+PREFIX = "hydra.launcher."
+MOST_JOBS = 1000
+
+
+@dataclass(slots=True, kw_only=True)
+class Slurm:
+    """Jobs of SLURM: one for each point of a grid and each of its shards, on one node each."""
+
+    partition: str | None = runtime("partition, or several with commas; null takes the cluster's default")
+    account: str | None = runtime("account that is charged; null takes yours")
+    qos: str | None = runtime("quality of service; null takes yours")
+    gpus: int = runtime("GPUs of a job", ge=0, le=64)
+    cpus: int = runtime("CPU cores of a job", ge=1, le=1024)
+    memory_gb: float | None = runtime("memory of a job, in GB; null takes the cluster's default", gt=0)
+    minutes: int = runtime("time limit of a job; it is requeued at its end and goes on", ge=1)
+    array_parallelism: int = runtime("jobs of the grid that run at once, at most", ge=1)
+    shards: int = runtime("jobs that draw each point together, at most one for each pending sample", ge=1)
+    processes: int | None = runtime("processes of a job, started by accelerate where there are several; null is one for each "
+                                    "GPU", ge=1, le=64)
+    grace_seconds: int = runtime("before the time limit samples under way are finished or given up, and the job is requeued; "
+                                 "at most half of the limit", ge=5, le=3600)
+    max_requeues: int = runtime("times that a job is requeued, at time limits and preemptions", ge=0)
+    max_restarts: int = runtime("times that a worker process that died is started again within its job", ge=0)
+    setup: list[str] = runtime("shell lines ahead of Python: modules, a virtual environment")  # noqa: RUF009
+    python: str | None = runtime("command that starts Python in a job, such as `apptainer exec image.sif python`; null is the "
+                                 "interpreter of the submission")
+    confirm: bool = runtime(f"submit more than {MOST_JOBS:,} jobs")
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of a job."""
+        return self.processes or max(1, self.gpus)
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        check_bounds(self, PREFIX)
+        if 2 * self.grace_seconds > 60 * self.minutes:
+            raise ConfigError(f"{PREFIX}grace_seconds", self.grace_seconds,
+                              f"at most half of the time limit, {30 * self.minutes} with minutes={self.minutes}")
+        if self.gpus and self.num_processes > self.gpus:
+            raise ConfigError(f"{PREFIX}processes", self.processes,
+                              f"at most one for each GPU, {self.gpus} with gpus={self.gpus}")
+        for name in ("partition", "account", "qos", "python"):
+            value = getattr(self, name)
+            if value is not None and (not value.strip() or "\n" in value):
+                raise ConfigError(f"{PREFIX}{name}", value, "a text of one line, or null")
+
+
+def store_schema() -> None:
+    """Registers the fields with Hydra."""
+    ConfigStore.instance().store(group="schema/launcher", name="slurm", node=Slurm, provider="dflash_mcmc")
+
+
+def to_launcher(node: DictConfig) -> Slurm:
+    """The checked fields of a composed `hydra.launcher`. Raises UserError, of one line."""
+    types = typing.get_type_hints(Slurm)
+    for field in dataclasses.fields(Slurm):
+        if OmegaConf.is_missing(node, field.name):
+            raise UserError(f"{PREFIX}{field.name}: not given; allowed: {spec_of(field).describe(types[field.name])}")
+    try:
+        launcher = OmegaConf.to_object(node)
+    except OmegaConfBaseException as error:
+        raise UserError(" ".join(str(error).split())) from error
+    launcher.check()
+    return launcher
+
+
+def changed(launcher: Slurm, overrides: Sequence[str]) -> Slurm:
+    """The fields with others in their place: `minutes=240`. Raises UserError, of one line."""
+    names = [field.name for field in dataclasses.fields(Slurm)]
+    types = typing.get_type_hints(Slurm)
+    node = OmegaConf.structured(launcher)
+    for text in overrides:
+        name, equals, value = text.removeprefix(PREFIX).partition("=")
+        if not equals or name not in names:
+            raise UserError(f"cannot read {text!r}; allowed: field=value with a field of hydra/launcher=slurm: "
+                            f"{', '.join(names)}")
+        try:
+            node = OmegaConf.merge(node, OmegaConf.from_dotlist([f"{name}={value}"]))
+        except OmegaConfBaseException as error:
+            field = next(field for field in dataclasses.fields(Slurm) if field.name == name)
+            raise ConfigError(f"{PREFIX}{name}", value, spec_of(field).describe(types[name])) from error
+    return to_launcher(node)
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+    """A command line with the launcher's fields under their whole names: `shards=8` is `hydra.launcher.shards=8`."""
+    names = {field.name for field in dataclasses.fields(Slurm)}
+    return [PREFIX + text if text.partition("=")[0] in names and "=" in text else text for text in arguments]

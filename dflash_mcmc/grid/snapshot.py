@@ -1,0 +1,78 @@
+"""What the jobs of a grid run: the code as it is at submission, and each point's configuration, resolved.
+
+A queued job reads neither the checkout nor `conf/`: what is edited after submission cannot reach it. Installed packages, those
+with plugins too, data and checkpoints are not copied; that data and checkpoint are the same is checked when the job starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from dflash_mcmc.cli import config_folder
+from dflash_mcmc.config import PACKAGE, Config, identity_hash, to_config
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.fields import walk
+from dflash_mcmc.registry import GROUPS, components, name_of
+
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
+
+
+def copy_code(code: Path) -> None:
+    """Copies package and `conf/`, and notes the commit that they are of."""
+    from dflash_mcmc.run import COMMIT_NOTE, commit
+
+    shutil.copytree(PACKAGE, code / PACKAGE.name, ignore=_LEFT_OUT)
+    if config_folder().parent != PACKAGE:
+        shutil.copytree(config_folder(), code / "conf", ignore=_LEFT_OUT)
+    (code / COMMIT_NOTE).write_text(json.dumps(commit()) + "\n")
+
+
+def write_point(path: Path, config: Config, code: Path) -> None:
+    """Writes the configuration of a point, with every path absolute and the package's own files in the snapshot."""
+    values = dataclasses.asdict(config)
+    for name, _, _, value in walk(config):
+        if isinstance(value, str):
+            _set(values, name, _moved(name, value, code))
+    for group in GROUPS:
+        values[group] = {"name": name_of(getattr(config, group)), **values[group]}
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
+
+
+def read_point(path: Path) -> Config:
+    """The typed and checked configuration of a point. Raises UserError."""
+    values = OmegaConf.to_container(OmegaConf.load(path))
+    composed = OmegaConf.structured(Config)
+    for group in GROUPS:
+        of_group = values.pop(group)
+        cls = components(group)[of_group.pop("name")].cls
+        composed[group] = OmegaConf.merge(OmegaConf.structured(cls), of_group)
+    return to_config(OmegaConf.merge(composed, values))
+
+
+def check_identity(config: Config, digest: str) -> None:
+    """Raises UserError where model, draft or dataset are no longer what was submitted: the records would be another run's."""
+    found = identity_hash(config)
+    if found != digest:
+        raise UserError(f"the content of model, draft or dataset has changed since the grid was submitted (run {digest}, now "
+                        f"{found}); submit it again")
+
+
+def _moved(name: str, value: str, code: Path) -> str:
+    assets = PACKAGE / "assets"
+    if Path(value).is_relative_to(assets):
+        return str(code / PACKAGE.name / "assets" / Path(value).relative_to(assets))
+    is_path = name == "paths.outputs" or (name.rpartition(".")[2] == "path" and Path(value).expanduser().exists())
+    return os.path.abspath(Path(value).expanduser()) if is_path else value
+
+
+def _set(values: dict, name: str, value: str) -> None:
+    *parents, last = name.split(".")
+    for parent in parents:
+        values = values[parent]
+    values[last] = value

@@ -1,0 +1,113 @@
+"""How far a grid is: its points from their run folders, its jobs from SLURM, and why those failed that did."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from dflash_mcmc.grid import cluster, planning, snapshot
+from dflash_mcmc.grid.folder import Grid, Job
+
+
+class State(NamedTuple):
+    """Of a job."""
+
+    word: str
+    """`running`, `pending`, `completed`, `failed`, ..."""
+    live: bool
+    node: str = ""
+    code: str = ""
+
+
+class Progress(NamedTuple):
+    """Of a point."""
+
+    done: int
+    pending: int
+    failed: int
+    share_seconds: float | None
+
+
+def states(grid: Grid) -> dict[str, State]:
+    """State of each job, by id. Without SLURM on this machine, what the jobs themselves have noted last."""
+    ids = [job.id for job in grid.jobs]
+    queue, over = (cluster.live(ids), cluster.ended(ids)) if cluster.is_here() else ({}, {})
+    found = {}
+    for job in grid.jobs:
+        if job.id in queue:
+            found[job.id] = State(queue[job.id].lower(), True)
+        elif job.id in over and over[job.id][0].split()[0] not in ("RUNNING", "PENDING", "REQUEUED"):
+            word, _, code = over[job.id][0].partition(" ")
+            found[job.id] = State(word.lower(), False, over[job.id][1], code)
+        else:
+            found[job.id] = _noted(grid, job)
+    return found
+
+
+def _noted(grid: Grid, job: Job) -> State:
+    events = grid.events(job)
+    if not events:
+        return State("unknown", False)
+    word = {"complete": "completed", "started": "ended", "died": "ended"}.get(events[-1]["event"], events[-1]["event"])
+    if not cluster.is_here() and word in ("ended", "requeued"):
+        word = "unknown"
+    return State(word, False, events[-1]["node"])
+
+
+def progress(grid: Grid, number: int) -> Progress:
+    """Of a point, from its run folder alone. Raises UserError."""
+    keys = planning.asked(snapshot.read_point(grid.point_file(number)))
+    recorded = planning.recorded(Path(grid.points[number].folder))
+    verdicts = {key: verdict for key, verdict in recorded.verdicts.items() if key in keys}
+    return Progress(len(verdicts), len(keys) - len(verdicts), planning.failed(verdicts), recorded.share_seconds)
+
+
+def table(grid: Grid) -> str:
+    """The grid's points, and a line for each job that failed and is missed. Raises UserError."""
+    from tabulate import tabulate
+
+    jobs, rows, missed, lines = states(grid), [], 0, []
+    for number, point in enumerate(grid.points):
+        of_point = [job for job in grid.jobs if job.point == number]
+        at = progress(grid, number)
+        alive = [job for job in of_point if jobs[job.id].live]
+        running = sum(jobs[job.id].word == "running" for job in alive) * grid.launcher.num_processes
+        rows.append([point.label, at.done, at.pending, at.failed, _counts([jobs[job.id].word for job in of_point]),
+                     *_speed(at, running)])
+        if at.pending and not alive:
+            missed += at.pending
+            lines += [_why(grid, job, jobs[job.id]) for job in of_point if jobs[job.id].word != "completed"]
+    shown = tabulate(rows, ["point", "done", "pending", "failed", "jobs", "samples/min", "left"], tablefmt="github",
+                     intfmt=",", disable_numparse=True, colalign=("left", *["right"] * 3, "left", "right", "right"))
+    if missed and cluster.is_here():
+        lines.append(f"{missed:,} samples have no job: python -m dflash_mcmc.grid resume {grid.folder}")
+    if not cluster.is_here():
+        lines.append("SLURM is not on this machine: jobs are shown as they have noted themselves")
+    return "\n".join([f"{grid.folder} of {grid.created}", "", shown, *([""] if lines else []), *lines])
+
+
+def _counts(words: list[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).items()) or "-"
+
+
+def _speed(at: Progress, running: int) -> tuple[str, str]:
+    """Samples a minute of the jobs that run, and the time that the rest takes them."""
+    if not running or not at.share_seconds or not at.pending:
+        return "-", "-"
+    seconds = round(at.pending * at.share_seconds / running)
+    return f"{60 * running / at.share_seconds:,.1f}", str(datetime.timedelta(seconds=seconds))
+
+
+def _why(grid: Grid, job: Job, state: State) -> str:
+    """A job that has ended with something left to do."""
+    events = grid.events(job)
+    shard = f", shard {job.shard + 1} of {job.shards}" if job.shards > 1 else ""
+    at = f" on {state.node}" if state.node and state.node != "None assigned" else ""
+    line = f"job {job.id} ({grid.points[job.point].label}{shard}): {' '.join([state.word, state.code]).strip()}{at}"
+    if not events and state.word not in ("cancelled", "unknown"):
+        return f"{line}: it left no word: does that node see {grid.folder}?"
+    if events and events[-1]["reason"]:
+        return f"{line}: {events[-1]['event']}: {events[-1]['reason']}"
+    return line

@@ -1,0 +1,200 @@
+"""From a checked command line to jobs of SLURM, and what is missing of a grid to jobs again. The shell is free at once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc import ranks
+from dflash_mcmc.config import PACKAGE
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.grid import cluster, planning, snapshot
+from dflash_mcmc.grid.folder import GRIDS, Grid, Job, Point
+from dflash_mcmc.grid.launcher import MOST_JOBS, Slurm
+from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
+
+if TYPE_CHECKING:
+    from dflash_mcmc.cli import Command
+    from dflash_mcmc.config import Config
+
+
+def submit(command: Command) -> Grid | None:
+    """Submits a grid and says where it is; None where nothing is pending. Raises UserError, and leaves nothing then."""
+    launcher = command.launcher
+    _refuse(command)
+    cluster.check(launcher.partition)
+    _submitit()
+    points = planning.plan(command.jobs, command.choices)
+    shards = _shards([point.num_pending for point in points], launcher)
+    _say_complete(points)
+    if not shards:
+        return None
+    outputs, name = Path(points[0].config.paths.outputs).absolute(), points[0].config.name
+    made = [parent for parent in (outputs / name / GRIDS, outputs / name, outputs) if not parent.exists()]
+    grid = Grid.create(outputs, name, [*sys.orig_argv], launcher,
+                       [Point(label=point.label, overrides=point.overrides, choices=point.choices, digest=point.digest,
+                              folder=str(point.folder)) for point in points])
+    try:
+        snapshot.copy_code(grid.folder / "code")
+        for number, point in enumerate(points):
+            snapshot.write_point(grid.point_file(number), point.config, grid.folder / "code")
+        _submit(grid, launcher, shards)
+    except BaseException:
+        shutil.rmtree(grid.folder)
+        for parent in made:
+            if not any(parent.iterdir()):
+                parent.rmdir()
+        raise
+    _say(grid, grid.jobs, sum(point.num_pending for point in points))
+    return grid
+
+
+def resume(grid: Grid, launcher: Slurm) -> None:
+    """Submits points that lack samples and have no job that waits or runs, with the code and configurations of the grid.
+
+    Raises UserError.
+    """
+    cluster.check(launcher.partition)
+    _submitit()
+    with grid.locked():
+        grid.jobs = Grid.read(grid.folder).jobs  # another may have resumed it meanwhile
+        ids = cluster.live([job.id for job in grid.jobs])
+        live, pending = {job.point for job in grid.jobs if job.id in ids}, []
+        for number, point in enumerate(grid.points):
+            config = snapshot.read_point(grid.point_file(number))
+            _refuse_grace(config, launcher)
+            keys = planning.asked(config)
+            pending.append(0 if number in live else planning.pending(Path(point.folder), keys))
+        shards = _shards(pending, launcher)
+        if not shards:
+            under_way = f"; {len(live)} point{'s have' if len(live) > 1 else ' has'} jobs that wait or run" if live else ""
+            print(f"{_short(grid.folder)}: nothing is missing{under_way}")
+            return
+        before = len(grid.jobs)
+        _submit(grid, launcher, shards)
+    _say(grid, grid.jobs[before:], sum(pending))
+
+
+def _refuse(command: Command) -> None:
+    if command.sweep is not None and command.sweep.num_trials is not None:
+        raise UserError("hydra/launcher: given 'slurm' with a search, which chooses each point by the results of those "
+                        "before it; allowed: a grid, such as -m or sweep=alpha_beta, or a search in one job: the same command "
+                        "with hydra/launcher=basic in a file for sbatch")
+    for job in command.jobs:
+        _refuse_grace(job.config, command.launcher)
+    if ranks.world_size() > 1:
+        raise UserError("hydra/launcher: given 'slurm' in a launch of several processes; allowed: one process, whose jobs "
+                        "start hydra.launcher.processes each")
+
+
+def _refuse_grace(config: Config, launcher: Slurm) -> None:
+    """A worker has to be done ahead of its job's end."""
+    seconds, longest = getattr(config.hardware, "grace_seconds", 0), GRACE_SHARE * launcher.grace_seconds
+    if seconds > longest:
+        raise ConfigError("hardware.grace_seconds", seconds, f"at most {longest:g} with hydra.launcher.grace_seconds="
+                          f"{launcher.grace_seconds}, at the end of which SLURM kills the job")
+
+
+def _submitit() -> None:
+    try:
+        import submitit  # noqa: F401
+    except ImportError as error:
+        raise UserError("hydra/launcher: slurm needs submitit; allowed: pip install 'dflash_mcmc[slurm]'") from error
+
+
+def _shards(pending: Sequence[int], launcher: Slurm) -> list[Job]:
+    """The jobs, without ids. Raises UserError where they are too many to be meant."""
+    counts = [planning.num_shards(number, launcher.shards) for number in pending]
+    if sum(counts) > MOST_JOBS and not launcher.confirm:
+        raise UserError(f"hydra.launcher: given {sum(counts):,} jobs for {sum(map(bool, counts)):,} points; allowed: at most "
+                        f"{MOST_JOBS:,}, or hydra.launcher.confirm=true")
+    return [Job(id="", point=point, shard=shard, shards=count)
+            for point, count in enumerate(counts) for shard in range(count)]
+
+
+def _submit(grid: Grid, launcher: Slurm, jobs: list[Job]) -> None:
+    """Hands the jobs to SLURM, as arrays, and notes their ids. Raises UserError, and cancels those that it had taken."""
+    import submitit
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    complaint = io.StringIO()  # submitit prints what sbatch says
+    executor = submitit.SlurmExecutor(grid.folder / "logs", python=launcher.python)
+    executor.update_parameters(**_parameters(grid, launcher))
+    size, taken = cluster.largest_array(), []
+    try:
+        for first in range(0, len(jobs), size):
+            part = jobs[first : first + size]
+            with contextlib.redirect_stderr(complaint):
+                submitted = executor.submit_array(
+                    [Supervisor(str(grid.folder), grid.token, job.point, job.shard, job.shards, launcher) for job in part])
+            for job, of_slurm in zip(part, submitted, strict=True):
+                job.id = of_slurm.job_id
+                taken.append(job)
+        grid.jobs += taken
+        grid.save()
+    except BaseException as error:
+        cluster.cancel(job.id for job in taken)
+        if not isinstance(error, (FailedJobError, FailedSubmissionError)):
+            raise
+        reason = cluster.one_line(complaint.getvalue() or str(error))
+        raise UserError(f"hydra.launcher: SLURM refuses these jobs: {reason}") from error
+
+
+def _parameters(grid: Grid, launcher: Slurm) -> dict[str, object]:
+    """For submitit."""
+    wanted = {
+        "partition": launcher.partition, "account": launcher.account, "qos": launcher.qos,
+        "mem": f"{round(launcher.memory_gb * 1000)}M" if launcher.memory_gb else None,
+        "gpus_per_node": launcher.gpus or None,
+    }
+    return {
+        **{name: value for name, value in wanted.items() if value is not None},
+        "job_name": grid.name, "time": launcher.minutes, "nodes": 1, "ntasks_per_node": 1, "cpus_per_task": launcher.cpus,
+        "array_parallelism": launcher.array_parallelism, "setup": [*launcher.setup, *_environment(grid, launcher)],
+        "srun_args": [f"--cpus-per-task={launcher.cpus}"],  # which srun no longer takes from its job
+        "additional_parameters": {"signal": f"USR1@{launcher.grace_seconds}", "requeue": True},
+        "teardown": _again(launcher.max_requeues),
+    }
+
+
+def _environment(grid: Grid, launcher: Slurm) -> list[str]:
+    """The snapshot comes first, whatever the setup, the checkout or the environment of the submission say."""
+    return [f"export PYTHONPATH={shlex.quote(str(grid.folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
+            "export PYTHONSAFEPATH=1"]
+
+
+def _again(max_requeues: int) -> list[str]:
+    """Where the supervisor itself was killed, out of memory or before it could heed a signal, the job's shell requeues it."""
+    return ["ended=$?",
+            f'if [ "$ended" -gt 128 ] && [ "$ended" -ne 143 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {max_requeues} ]; then',
+            '  scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+            'exit "$ended"']
+
+
+def _say_complete(points: Sequence[planning.Planned]) -> None:
+    complete = [point for point in points if not point.num_pending]
+    if complete:
+        samples = sum(point.num_asked for point in complete)
+        which = f"{len(complete)} of {len(points)} points" if len(complete) < len(points) else (
+            "all points; nothing is submitted" if len(points) > 1 else "the run; nothing is submitted")
+        print(f"complete before, with {samples:,} samples: {which}")
+
+
+def _say(grid: Grid, jobs: list[Job], pending: int) -> None:
+    points = len({job.point for job in jobs})
+    ids = jobs[0].id if len(jobs) == 1 else f"{jobs[0].id} to {jobs[-1].id}"
+    print(f"{_short(grid.folder)}: {len(jobs):,} job{'s' * (len(jobs) > 1)} for {pending:,} samples of {points:,} "
+          f"point{'s' * (points > 1)}: {ids}\npython -m {PACKAGE.name}.grid status {shlex.quote(_short(grid.folder))}")
+
+
+def _short(folder: Path) -> str:
+    """Relative to where we are, if it is below."""
+    return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)

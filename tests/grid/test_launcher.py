@@ -1,0 +1,106 @@
+"""The fields of hydra/launcher=slurm: typed, bounded, and named in one line where they are wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dflash_mcmc import cli
+from dflash_mcmc.config import Config
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.fields import spec_of
+from dflash_mcmc.grid.launcher import Slurm, changed, expand
+from tests.refusals import refused
+
+SLURM = ("-m", "hydra/launcher=slurm")
+
+
+@pytest.fixture(autouse=True)
+def _prepared():
+    cli.prepare()
+
+
+def launcher_of(*arguments: str) -> Slurm | None:
+    return cli.check_command(list(arguments)).launcher
+
+
+MISTAKES = {
+    "unknown field": (["hydra.launcher.shrads=2"], "hydra.launcher.shrads", "did you mean 'shards'"),
+    "text for a number": (["hydra.launcher.shards=x"], "hydra.launcher.shards: given 'x'", "a whole number >= 1"),
+    "no shards": (["hydra.launcher.shards=0"], "hydra.launcher.shards: given 0", "a whole number >= 1"),
+    "gpus negative": (["hydra.launcher.gpus=-1"], "hydra.launcher.gpus: given -1", ">= 0 and <= 64"),
+    "no memory": (["hydra.launcher.memory_gb=0"], "hydra.launcher.memory_gb", "a number > 0 or null"),
+    "no time": (["hydra.launcher.minutes=0"], "hydra.launcher.minutes", "a whole number >= 1"),
+    "empty partition": (["hydra.launcher.partition=''"], "hydra.launcher.partition", "a text of one line"),
+    "setup that is no list": (["hydra.launcher.setup=module"], "hydra.launcher.setup", "a list"),
+    "grace longer than the job": (["hydra.launcher.minutes=2"],
+                                  "hydra.launcher.grace_seconds: given 120", "60 with minutes=2"),
+    "processes without GPUs": (["hydra.launcher.gpus=2", "hydra.launcher.processes=4"], "hydra.launcher.processes: given 4",
+                               "2 with gpus=2"),
+    "field that is swept": (["hydra.launcher.shards=1,2"], "hydra.launcher.shards: given several values", "one, for all jobs"),
+    "launcher that is swept": (["hydra/launcher=slurm,basic"], "hydra/launcher", "one"),
+    "launcher by what is swept": (["hardware=local,slurm_cpu"], "hydra/launcher", "one launcher for all"),
+    "field of another launcher": (["hydra/launcher=basic", "hydra.launcher.shards=2"], "hydra.launcher.shards",
+                                  "hydra/launcher=slurm"),
+    "hardware with another launcher": (["hydra/launcher=basic", "hardware=slurm_cpu"],
+                                       "hydra.launcher", "hydra/launcher=slurm"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "field", "allowed"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistake_is_one_line(arguments, field, allowed):
+    with refused(field, allowed):
+        launcher_of(*(SLURM if arguments[0].startswith("hydra.") else SLURM[:1]), *arguments)
+
+
+def test_there_is_none_unless_it_is_chosen():
+    assert launcher_of("condition=ps") is None
+    assert launcher_of("-m", "condition=ps,temp") is None
+    assert launcher_of(*SLURM, "condition=ps,temp", "hydra.launcher.shards=3").shards == 3
+
+
+def test_hardware_chooses_it_and_the_command_line_wins():
+    launcher = launcher_of("hardware=slurm_gpu", "hydra.launcher.minutes=90")
+    assert (launcher.gpus, launcher.minutes, launcher.num_processes) == (1, 90, 1)
+    assert launcher_of("-m", "hardware=slurm_gpus", "seed=1,2").num_processes == 8
+    command = cli.check_command(["hardware=slurm_cpu"])
+    assert command.launcher.gpus == 0
+    assert command.jobs[0].config.hardware.device == "cpu"
+
+
+def test_a_sites_values_come_from_conf_local_and_disturb_no_other_launcher(tmp_path):
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "slurm.yaml").write_text("partition: ours\nsetup: [module load cuda]\n")
+    launcher = launcher_of("--config-dir", str(tmp_path), "hardware=slurm_gpu")
+    assert (launcher.partition, launcher.setup, launcher.gpus) == ("ours", ["module load cuda"], 1)
+    assert launcher_of("--config-dir", str(tmp_path), "-m", "seed=1,2") is None
+    (tmp_path / "local" / "slurm.yaml").write_text("partiton: ours\n")
+    with pytest.raises(UserError, match=r"partiton"):
+        launcher_of("--config-dir", str(tmp_path), "hardware=slurm_gpu")
+
+
+def test_short_names_are_not_those_of_anything_else():
+    names = {field.name for field in dataclasses.fields(Slurm)}
+    assert not names & set(Config.__dataclass_fields__)
+    assert not names & {entry.name for entry in cli.config_folder().iterdir() if entry.is_dir()}
+    assert expand(["condition=greedy,ps", "shards=8", "setup=[module load x]", "shards", "hydra.launcher.cpus=2"]) == [
+        "condition=greedy,ps", "hydra.launcher.shards=8", "hydra.launcher.setup=[module load x]", "shards",
+        "hydra.launcher.cpus=2"]
+
+
+def test_fields_are_explained_and_have_values_in_conf():
+    values = launcher_of(*SLURM)
+    for field in dataclasses.fields(Slurm):
+        assert spec_of(field).help
+        assert hasattr(values, field.name)
+
+
+def test_a_grids_fields_can_be_changed_later():
+    launcher = launcher_of(*SLURM)
+    later = changed(launcher, ["minutes=240", "hydra.launcher.partition=long", "memory_gb=64"])
+    assert (later.minutes, later.partition, later.memory_gb, later.cpus) == (240, "long", 64.0, launcher.cpus)
+    assert launcher.minutes == 60
+    for text, allowed in (("minutes=x", "a whole number >= 1"), ("minutes=1", "at most half"), ("hours=2", "minutes")):
+        with pytest.raises(UserError, match=allowed):
+            changed(launcher, [text])

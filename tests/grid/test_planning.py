@@ -1,0 +1,110 @@
+"""What a grid's points lack, and how many jobs that takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dflash_mcmc import cli
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grid import planning
+
+BASE = ("-m", "tracker=none", "dataset.limit=4")
+
+
+def planned(*arguments: str, outputs) -> list[planning.Planned]:
+    cli.prepare()
+    command = cli.check_command([*BASE, f"paths.outputs={outputs}", *arguments])
+    return planning.plan(command.jobs, command.choices)
+
+
+def lay(folder, *keys, torn: str = "") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"problem": problem, "chain": chain, "verdict": verdict, "share_seconds": 2.0})
+             for problem, chain, verdict in keys]
+    (folder / "records.1.jsonl").write_text("\n".join([*lines, torn]))
+
+
+def test_points_are_those_of_the_sweep_with_what_differs_as_label(tmp_path):
+    points = planned("condition=greedy,ps", "seed=1,2", outputs=tmp_path)
+    assert [point.label for point in points] == ["condition=greedy seed=1", "condition=greedy seed=2", "condition=ps seed=1",
+                                                 "condition=ps seed=2"]
+    assert len({point.folder for point in points}) == 4
+    assert [point.num_pending for point in points] == [4, 4, 4, 4]
+    assert {point.choices["condition"] for point in points} == {"greedy", "ps"}
+
+
+def test_points_that_come_to_one_run_are_one_and_the_larger_counts(tmp_path):
+    points = planned("condition=greedy", "sampler.alpha=1,2,3", outputs=tmp_path)
+    assert [point.num_asked for point in points] == [4]
+    points = planned("condition=ps", "num_chains=1,3,2", outputs=tmp_path)
+    assert [(point.label, point.num_asked) for point in points] == [("num_chains=3", 12)]
+
+
+def test_what_is_recorded_is_not_pending(tmp_path):
+    (point,) = planned("condition=ps", "num_chains=2", outputs=tmp_path)
+    first, second, *_ = sorted(point.asked)
+    lay(point.folder, (*first, "correct"), (*second, "not_drawn"), ("of another", 0, "wrong"),
+        torn=json.dumps({"problem": "torn", "chain": 0})[:-1])
+    (again,) = planned("condition=ps", "num_chains=2", outputs=tmp_path)
+    assert (again.num_asked, again.num_pending) == (8, 6)
+    recorded = planning.recorded(point.folder)
+    assert recorded.share_seconds == 2.0
+    assert planning.failed(recorded.verdicts) == 1
+
+
+def test_a_corrupt_record_is_told(tmp_path):
+    (tmp_path / "records.jsonl").write_text('{"chain": 0}\n')
+    with pytest.raises(UserError, match=r"records\.jsonl: line 1 is no record"):
+        planning.recorded(tmp_path)
+
+
+def test_units_of_a_probe_are_planned(tmp_path):
+    (point,) = planned("probe=mixing", "num_chains=2", outputs=tmp_path)
+    assert point.num_pending == point.num_asked == len(point.config.probe.units(point.config))
+
+
+def test_no_job_has_nothing_to_draw():
+    assert [planning.num_shards(pending, 8) for pending in (0, 3, 8, 100)] == [0, 3, 8, 8]
+
+
+LARGE = """
+import re, sys, time
+started = time.perf_counter()
+from dflash_mcmc import cli
+from dflash_mcmc.grid import planning
+cli.prepare()
+command = cli.check_command(["-m", "dataset=jsonl", "dataset.path=tasks.jsonl", "condition=ps", "num_chains=8"])
+print(sum(point.num_pending for point in planning.plan(command.jobs, command.choices)),
+      int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1000,
+      "torch" in sys.modules, "transformers" in sys.modules)
+print(time.perf_counter() - started, file=sys.stderr)
+"""
+
+
+def test_a_large_grid_is_planned_in_little_memory_without_the_models_libraries(tmp_path):
+    """10,000 problems x 8 chains below 200 MB."""
+    with (tmp_path / "tasks.jsonl").open("w") as file:
+        for number in range(10_000):
+            task = {"id": str(number), "question": f"How much is {number} + 1?", "answer": str(number + 1)}
+            file.write(json.dumps(task) + "\n")
+    done = subprocess.run([sys.executable, "-c", LARGE], cwd=tmp_path, capture_output=True, text=True, check=True)
+    print(done.stdout, done.stderr)
+    pending, megabytes, torch, transformers = done.stdout.split()
+    assert pending == "80000"
+    assert int(megabytes) < 200
+    assert (torch, transformers) == ("False", "False")
+
+
+def test_a_run_that_lacks_nothing_but_its_summary_takes_one_job(tmp_path):
+    """Its last process was killed behind the last record."""
+    (point,) = planned("condition=ps", outputs=tmp_path)
+    lay(point.folder, *((*key, "correct") for key in sorted(point.asked)))
+    assert planned("condition=ps", outputs=tmp_path)[0].num_pending == 1
+    (point.folder / "summary.json").write_text(json.dumps({"num_samples": 3}))
+    assert planned("condition=ps", outputs=tmp_path)[0].num_pending == 1
+    (point.folder / "summary.json").write_text(json.dumps({"num_samples": 4}))
+    assert planned("condition=ps", outputs=tmp_path)[0].num_pending == 0

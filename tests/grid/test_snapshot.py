@@ -1,0 +1,105 @@
+"""What jobs run is what was submitted: configurations come back whole, and later edits are without effect."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from dflash_mcmc import cli
+from dflash_mcmc.catalogue import options
+from dflash_mcmc.config import PACKAGE, identity_hash, identity_of
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grid import snapshot
+from tests.test_config import companions
+
+TASK = '{"id": "a", "question": "How much is 1 + 1?", "answer": "2"}\n'
+_NEED_FILES = ("model=hf", "model=qwen3_4b", "draft=dflash", "dataset=aime24", "dataset=aime25", "dataset=math500",
+               "dataset=gsm8k", "dataset=clbench", "dataset=humaneval")
+
+
+def there_and_back(config, folder):
+    snapshot.write_point(folder / "point.yaml", config, folder / "code")
+    return snapshot.read_point(folder / "point.yaml")
+
+
+def _choices() -> Iterator[object]:
+    """Every option of every group; the first of each without the marker `slow`."""
+    for group, names in options().items():
+        choices = [f"{group}={name}" for name in names if not name.startswith("slurm")]
+        first, *others = [choice for choice in choices if choice not in _NEED_FILES]
+        yield first
+        yield from (pytest.param(choice, marks=pytest.mark.slow) for choice in others)
+
+
+@pytest.mark.parametrize("choice", list(_choices()))
+def test_every_option_comes_back(make_config, tmp_path, monkeypatch, choice):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text(TASK)
+    (tmp_path / "code" / PACKAGE.name).mkdir(parents=True)
+    (tmp_path / "code" / PACKAGE.name / "assets").symlink_to(PACKAGE / "assets")
+    try:
+        config = make_config(choice, *companions(choice))
+        identity = identity_of(config)
+    except UserError as error:
+        assert "hub" in str(error)  # noqa: PT017
+        return
+    back = there_and_back(config, tmp_path)
+    assert identity_of(back) == identity
+    assert back.label() == config.label()
+    for name in ("hardware", "tracker", "grader", "sampler", "decoder", "probe", "condition"):
+        assert dataclasses.asdict(getattr(back, name)) == dataclasses.asdict(getattr(config, name))
+
+
+def test_relative_paths_mean_the_same_elsewhere(make_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text(TASK)
+    config = make_config("paths.outputs=out", "dataset=jsonl", "dataset.path=tasks.jsonl", "sampler=greedy")
+    snapshot.write_point(tmp_path / "point.yaml", config, tmp_path / "code")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / PACKAGE.name).symlink_to(PACKAGE)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    back = snapshot.read_point(tmp_path / "point.yaml")
+    assert back.paths.outputs == str(tmp_path / "out")
+    assert back.dataset.path == str(tmp_path / "tasks.jsonl")
+    assert back.model.path.startswith(str(tmp_path / "code"))
+    monkeypatch.chdir(tmp_path)
+    digest = identity_hash(config)
+    snapshot.check_identity(back, digest)
+    (tmp_path / "tasks.jsonl").write_text(TASK.replace("1 + 1", "2 + 0"))
+    with pytest.raises(UserError, match="has changed since the grid was submitted"):
+        snapshot.check_identity(back, digest)
+
+
+def test_the_copy_is_complete_and_comes_before_the_checkout(tmp_path):
+    """A process in the checkout, with the checkout on its path, runs the copy, and composes with the copy's conf."""
+    snapshot.copy_code(tmp_path / "code")
+    root = cli.config_folder().parent
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'code'}:{root}", "PYTHONSAFEPATH": "1"}
+    code = "import dflash_mcmc.cli as c; c.prepare(); print(c.__file__, c.config_folder())"
+    shown = subprocess.run([sys.executable, "-c", code],
+                           cwd=root, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    assert all(path.startswith(str(tmp_path / "code")) for path in shown)
+    copied = {path.relative_to(tmp_path / "code" / "conf") for path in (tmp_path / "code" / "conf").rglob("*.yaml")}
+    assert copied == {path.relative_to(cli.config_folder()) for path in cli.config_folder().rglob("*.yaml")}
+    assert not list((tmp_path / "code").rglob("__pycache__"))
+    done = subprocess.run([sys.executable, "-m", "dflash_mcmc.grid.work", str(tmp_path), "0"], cwd=root, env=environment,
+                          capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "cannot be read as a grid" in done.stderr
+
+
+def test_a_run_of_the_copy_names_the_commit_that_was_submitted(tmp_path):
+    from dflash_mcmc.run import commit
+
+    snapshot.copy_code(tmp_path / "code")
+    program = "from dflash_mcmc import config, run; print(config.PACKAGE.parent, run.commit()['commit'])"
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(tmp_path / "code")},
+                          cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(tmp_path / "code"), str(commit()["commit"])]

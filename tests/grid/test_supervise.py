@@ -1,0 +1,254 @@
+"""A job's supervisor with a stand-in for its worker and for SLURM: what is retried, what is requeued, what ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dflash_mcmc.grid import supervise
+from dflash_mcmc.grid.folder import Grid
+from dflash_mcmc.grid.supervise import Supervisor
+from tests.conftest import ROOT
+
+WORKER = """
+import os, pathlib, signal, sys, time
+here = pathlib.Path(__file__).parent
+with (here / "starts").open("a") as file:
+    file.write(os.environ["DFLASH_MCMC_SHARD"] + "\\n")
+number = len((here / "starts").read_text().split())
+def heed(signum, frame):
+    with (here / "heard").open("a") as file:
+        file.write(signal.Signals(signum).name + "\\n")
+    sys.exit(143)
+def wait(*numbers):
+    for one in numbers:
+        signal.signal(one, heed)
+    (here / "ready").touch()
+    time.sleep(20)
+    sys.exit(9)
+"""
+NOTICES = "signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM"
+
+
+@pytest.fixture
+def job(make_grid, slurm_commands, monkeypatch, tmp_path):
+    """Runs a supervisor over a worker of these lines. `events` and `starts` are what came of it."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)}
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    slurm_commands.answer("scontrol-job", "JobId=7 JobState=RUNNING Reason=None\n")
+    yield Job(make_grid, slurm_commands, monkeypatch, tmp_path)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+class Job:
+    """A job of a grid with one point."""
+
+    def __init__(self, make_grid, slurm_commands, monkeypatch, folder: Path):
+        self._make_grid, self.slurm, self._patch, self._folder = make_grid, slurm_commands, monkeypatch, folder
+        self.grid: Grid | None = None
+
+    def run(self, lines: str, *fields: str) -> int:
+        """Exit code of the supervisor."""
+        script = self._folder / "worker.py"
+        script.write_text(WORKER + lines)
+        self.grid = self.grid or self._make_grid(*fields)
+        self._patch.setattr(supervise, "_command", lambda grid, job, launcher: [sys.executable, str(script),
+                                                                               *supervise._arguments(grid, job)])
+        try:
+            Supervisor(str(self.grid.folder), self.grid.token, 0, 1, 4, self.grid.launcher)()
+        except SystemExit as stopped:
+            return stopped.code
+        return 0
+
+    def when_ready(self, *numbers: signal.Signals) -> None:
+        """Sends this process signals once the worker waits for them."""
+        (self._folder / "ready").unlink(missing_ok=True)
+
+        def send():
+            until = time.monotonic() + 20
+            while not (self._folder / "ready").exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            for number in numbers:
+                os.kill(os.getpid(), number)
+
+        threading.Thread(target=send, daemon=True).start()
+
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        (path,) = (self.grid.folder / "jobs").glob("*.jsonl")
+        return [(event["event"], event["reason"]) for event in map(json.loads, path.read_text().splitlines())]
+
+    @property
+    def starts(self) -> list[str]:
+        return (self._folder / "starts").read_text().split()
+
+
+def test_a_worker_that_ends_well_ends_the_job(job):
+    assert job.run("sys.exit(0)") == 0
+    assert job.starts == ["1/4"]
+    assert job.events == [("started", ""), ("complete", "")]
+    assert job.slurm.calls("scontrol") == []
+
+
+def test_a_worker_that_dies_is_started_again_with_the_reason_recorded(job):
+    assert job.run("print('out of memory', file=sys.stderr, flush=True)\n"
+                   "os.kill(os.getpid(), signal.SIGKILL) if number < 3 else sys.exit(0)") == 0
+    assert job.starts == ["1/4"] * 3
+    assert [event for event, _ in job.events] == ["started", "died", "died", "complete"]
+    assert job.events[1][1] == "SIGKILL: out of memory"
+
+
+def test_restarts_are_bounded(job, capfd):
+    assert job.run("raise ValueError('broken')", "max_restarts=2") == 1
+    assert len(job.starts) == 3
+    event, reason = job.events[-1]
+    assert event == "failed"
+    assert "died 3 times, more than max_restarts=2" in reason
+    assert "ValueError: broken" in reason
+    assert capfd.readouterr().err.splitlines()[-1].startswith("error: the worker died 3 times")
+
+
+def test_a_mistake_of_the_users_is_never_retried(job):
+    assert job.run("print('error: dataset.path: given nothing', file=sys.stderr)\nsys.exit(2)") == 2
+    assert job.starts == ["1/4"]
+    assert job.events[-1] == ("failed", "dataset.path: given nothing")
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_notice_reaches_the_worker_and_requeues_the_job(job, number):
+    job.when_ready(number)
+    assert job.run(f"wait({NOTICES})") == 143
+    assert (job._folder / "heard").read_text().split() == [number.name]
+    assert job.events[-1] == ("requeued", number.name)
+    assert job.slurm.calls("scontrol") == ["scontrol requeue 7"]
+
+
+def test_a_worker_that_is_done_at_the_notice_needs_no_requeue(job):
+    job.when_ready(signal.SIGUSR1)
+    assert job.run("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n(here / 'ready').touch()\ntime.sleep(60)") == 0
+    assert job.events[-1] == ("complete", "")
+    assert job.slurm.calls("scontrol") == []
+
+
+def test_a_worker_that_does_not_heed_is_killed_within_the_grace(job):
+    job.when_ready(signal.SIGUSR1)
+    started = time.monotonic()
+    assert job.run("wait()", "grace_seconds=5") == 143
+    assert time.monotonic() - started < 20
+    assert job.events[-1] == ("requeued", "SIGUSR1")
+
+
+def test_requeues_are_bounded(job):
+    for _ in range(2):
+        job.when_ready(signal.SIGUSR1)
+        assert job.run(f"wait({NOTICES})", "max_requeues=2") == 143
+    job.when_ready(signal.SIGUSR1)
+    assert job.run(f"wait({NOTICES})") == 1
+    assert len(job.slurm.calls("scontrol")) == 2
+    assert "requeued 2 times before: max_requeues=2" in job.events[-1][1]
+
+
+def test_cancelling_requeues_nothing(job):
+    job.slurm.answer("scontrol-job", "JobId=7 JobState=CANCELLED Reason=None\n")
+    job.when_ready(signal.SIGTERM)
+    assert job.run(f"wait({NOTICES})") == 143
+    assert [event for event, _ in job.events] == ["started", "stopped"]
+    assert job.slurm.calls("scontrol") == ["scontrol show job 7"]
+
+
+def test_cancelling_within_the_grace_requeues_nothing(job):
+    job.slurm.answer("scontrol-job", "JobId=7 JobState=CANCELLED Reason=None\n")
+    job.when_ready(signal.SIGUSR1, signal.SIGTERM)
+    assert job.run(f"wait({NOTICES})") == 143
+    assert [event for event, _ in job.events] == ["started", "stopped"]
+    assert "scontrol requeue 7" not in job.slurm.calls("scontrol")
+
+
+def test_sigterm_to_a_job_that_slurm_lets_run_is_a_preemption(job):
+    job.when_ready(signal.SIGTERM)
+    assert job.run(f"wait({NOTICES})") == 143
+    assert job.events[-1] == ("requeued", "SIGTERM")
+
+
+def test_a_requeue_that_slurm_refuses_is_told(job):
+    job.slurm.refuse("scontrol-requeue", "slurm_requeue error: Job is not allowed\n")
+    job.when_ready(signal.SIGUSR1)
+    assert job.run(f"wait({NOTICES})") == 1
+    assert job.events[-1] == ("failed", "stopped by SIGUSR1, and SLURM does not requeue it: scontrol: slurm_requeue error: "
+                                        "Job is not allowed")
+
+
+def test_a_signal_to_the_worker_alone_is_a_death(job):
+    assert job.run("sys.exit(143) if number == 1 else sys.exit(0)") == 0
+    assert [event for event, _ in job.events] == ["started", "died", "complete"]
+
+
+@pytest.mark.parametrize("spoil", ["gone", "another"])
+def test_a_folder_that_is_not_shared_is_one_line(job, make_grid, capfd, spoil):
+    grid = job.grid = make_grid()
+    if spoil == "gone":
+        grid.folder.rename(grid.folder.with_name("elsewhere"))
+    else:
+        other = grid.token
+        grid.token = "feed"
+        grid.save()
+        grid.token = other
+    assert job.run("sys.exit(0)") == 2
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1
+    assert f"{grid.folder} is not a folder that is shared with node" in told
+
+
+def test_code_that_is_not_the_snapshot_is_refused(job, make_grid, capfd):
+    grid = job.grid = make_grid()
+    (grid.folder / "code").unlink()
+    (grid.folder / "code").mkdir()
+    assert job.run("sys.exit(0)") == 2
+    assert "hydra.launcher.python" in capfd.readouterr().err
+
+
+def test_several_processes_are_started_by_accelerate(make_grid):
+    grid = make_grid("processes=2")
+    command = supervise._command(grid, one := supervise.Job(id="7", point=3, shard=0, shards=1), grid.launcher)
+    assert command[1:3] == ["-m", "accelerate.commands.launch"]
+    assert command[command.index("--num_processes") + 1] == "2"
+    assert command[-4:] == ["-m", "dflash_mcmc.grid.work", str(grid.folder), "3"]
+    assert supervise._launch(grid.launcher) == {"ACCELERATE_USE_CPU": "true"}
+    assert supervise._launch(make_grid("processes=2", "gpus=2").launcher) == {}
+    assert supervise._command(one_process := make_grid(), one, one_process.launcher)[1:3] == ["-m", "dflash_mcmc.grid.work"]
+
+
+ORPHAN = """
+import os, signal, subprocess
+from dflash_mcmc.grid.supervise import die_with_parent
+print(subprocess.Popen(["sleep", "60"], preexec_fn=die_with_parent).pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_does_not_outlive_its_supervisor():
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True, cwd=ROOT) as supervisor:
+        worker = int(supervisor.stdout.readline())
+    until = time.monotonic() + 10
+    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("code", "endings", "joined"), [(0, "0\n0\n", 0), (0, "0\n143\n", 143), (0, "143\n2\n", 2),
+                                                         (1, "143\n", 1), (-9, None, -9), (0, None, 0)])
+def test_processes_of_a_launch_end_as_one(tmp_path, code, endings, joined):
+    if endings is not None:
+        (tmp_path / "endings").write_text(endings)
+    assert supervise._joined(code, tmp_path / "endings") == joined

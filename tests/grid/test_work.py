@@ -1,0 +1,83 @@
+"""A worker: its point as its command would run it, and an end that its supervisor understands."""
+
+from __future__ import annotations
+
+import pytest
+from hydra.core.hydra_config import HydraConfig
+
+from dflash_mcmc import cli
+from dflash_mcmc.config import hash_of, identity_of, run_folder
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grid import planning, snapshot, work
+from dflash_mcmc.grid.folder import Grid, Point
+from dflash_mcmc.run import RunResult
+from dflash_mcmc.stopping import Stopped
+from dflash_mcmc.tracking import readable_name, tags
+
+
+@pytest.fixture
+def grid(make_grid, tmp_path, monkeypatch) -> Grid:
+    """Of `condition=ps,temp sampler.alpha=2 dataset.limit=3`."""
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    grid = make_grid()
+    command = cli.check_command(["-m", "condition=ps", "sampler.alpha=2,3", "dataset.limit=3", "tracker=none",
+                                 "hardware=slurm_cpu", f"paths.outputs={tmp_path}"])
+    planned = planning.plan(command.jobs, command.choices)
+    (grid.folder / "code").unlink()
+    snapshot.copy_code(grid.folder / "code")
+    for number, point in enumerate(planned):
+        snapshot.write_point(grid.point_file(number), point.config, grid.folder / "code")
+    grid.points = [Point(label=point.label, overrides=point.overrides, choices=point.choices, digest=point.digest,
+                         folder=str(point.folder)) for point in planned]
+    grid.save()
+    return grid
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """Stands in for a run: remembers the configurations, and raises what a test says."""
+    configs = []
+
+    def execute(config):
+        configs.append(config)
+        if execute.error:
+            raise execute.error
+        return RunResult(run_folder(config, hash_of(identity_of(config))), {}, 3, 0)
+
+    execute.error, execute.configs = None, configs
+    monkeypatch.setattr("dflash_mcmc.run.execute", execute)
+    monkeypatch.setattr(work, "die_with_parent", lambda: None)  # it would be that of the tests
+    return execute
+
+
+def ended(grid: Grid, point: int) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        work.main([str(grid.folder), str(point)])
+    return stopped.value.code
+
+
+def test_the_point_is_run_under_the_name_of_its_command(grid, executed):
+    assert ended(grid, 1) == 0
+    (config,) = executed.configs
+    assert config.sampler.alpha == 3
+    assert config.model.path.startswith(str(grid.folder / "code"))
+    assert readable_name(config) == "ps alpha=3"
+    assert "model=tiny" in tags(config)
+    assert str(run_folder(config, hash_of(identity_of(config)))) == grid.points[1].folder
+
+
+@pytest.mark.parametrize(("error", "code"), [(None, 0), (UserError("no room"), 2), (Stopped("SIGUSR1"), 143)])
+def test_the_end_of_one_process_and_of_those_of_a_launch(grid, executed, tmp_path, monkeypatch, error, code):
+    executed.error = error
+    assert ended(grid, 0) == code
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("DFLASH_MCMC_ENDINGS", str(tmp_path / "endings"))
+    assert ended(grid, 0) == 0
+    assert (tmp_path / "endings").read_text() == f"{code}\n"
+
+
+def test_a_process_of_a_launch_that_breaks_says_so_to_the_launcher(grid, executed, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    executed.error = ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):
+        work.main([str(grid.folder), "0"])

@@ -1,0 +1,51 @@
+"""Random faults, many at the same grids: no record is lost, doubled or corrupted, and every end can be read."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.launchers import faults, faults_on_slurm
+from tests.launchers.faults import Campaign
+from tests.launchers.test_grid import Submitter
+
+
+@pytest.fixture
+def campaign(tmp_path, request):
+    try:
+        (tmp_path / "try").mkdir()
+        with faults.small_disk(tmp_path / "try"):
+            pass
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"cannot mount a disk of its own, which some faults need: {error.stderr.decode().strip()}")
+    made = Campaign(seed=request.config.getoption("--faults-seed"))
+    faults.undisturbed(made, tmp_path / "undisturbed")
+    return made
+
+
+@pytest.mark.slow
+def test_some_faults(campaign, tmp_path):
+    faults.disturb(campaign, tmp_path / "sweep", faults=4)
+    assert not campaign.wrong, "\n".join(campaign.wrong)
+
+
+@pytest.mark.slow
+def test_150_faults(campaign, tmp_path, capsys):
+    for number in range(25):
+        faults.disturb(campaign, tmp_path / f"sweep-{number}", faults=6)
+        with capsys.disabled():
+            print(f"\n{campaign.injected.total()} faults: {dict(campaign.injected)}; wrong: {len(campaign.wrong)}", flush=True)
+    assert not campaign.wrong, "\n".join(campaign.wrong)
+
+
+@pytest.mark.slow
+def test_50_faults_of_a_cluster(slurm, campaign, tmp_path, capsys):
+    for number in range(10):
+        folder = tmp_path / f"grid-{number}"
+        folder.mkdir()
+        faults_on_slurm.disturb(campaign, Submitter(slurm, folder), faults=5)
+        slurm.reset()
+        with capsys.disabled():
+            print(f"\n{campaign.injected.total()} faults: {dict(campaign.injected)}; wrong: {len(campaign.wrong)}", flush=True)
+    assert not campaign.wrong, "\n".join(campaign.wrong)

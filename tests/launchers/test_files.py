@@ -1,0 +1,178 @@
+"""The files of `launchers/`, each run as its first lines say, on the embedded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dflash_mcmc.run import execute
+from tests.conftest import ROOT
+from tests.launchers.sweep_server import SweepServer
+from tests.launchers.test_sweep_agent import BIN, make_sweep
+
+FILES = ROOT / "launchers"
+SLOW = ("condition=ps", "sampler.num_blocks=2", "hardware.num_slots=2", "hardware.device=cpu")
+"""Long enough to be stopped on the way."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    # The test's folder is no checkout, in which .venv would be.
+    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, **more}
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for path in sorted(folder.glob("records*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def samples(folder: Path) -> list[tuple]:
+    """What each record says of its sample, in order; one that is there twice is there twice."""
+    return sorted((record["problem"], record["chain"], record["text"], record["log_p"]) for record in records(folder))
+
+
+@pytest.mark.parametrize("path", sorted(FILES.glob("*.sbatch")), ids=lambda path: path.name)
+def test_shell_syntax(path):
+    subprocess.run(["bash", "-n", path], check=True)
+    checker = shutil.which("shellcheck", path=f"{BIN}:{os.environ['PATH']}")
+    if checker is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run([checker, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", sorted(FILES.glob("accelerate/*.yaml")), ids=lambda path: path.name)
+def test_accelerate_reads_its_file(path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(path))
+    assert config.num_processes == int(path.stem.removeprefix("gpus_"))
+    assert config.distributed_type == ("NO" if config.num_processes == 1 else "MULTI_GPU")
+    assert path.read_text().startswith(f"# accelerate launch --config_file {path.relative_to(ROOT)} ")
+
+
+@pytest.mark.slow
+def test_two_processes_of_accelerate(tmp_path):
+    done = subprocess.run(
+        [BIN / "accelerate", "launch", "--config_file", FILES / "accelerate/gpus_2.yaml", "-m", "dflash_mcmc",
+         "experiment=demo", "condition=greedy", "dataset.limit=12", "hardware.num_slots=2"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env={**os.environ, **environment(ACCELERATE_USE_CPU="true")})
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "outputs/demo").glob("greedy-*")
+    assert (folder / "records.1.jsonl").is_file()
+    assert len({record["problem"] for record in records(folder)}) == len(records(folder)) == 12
+
+
+def start_local(folder: Path, *arguments: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, FILES / "local.py", "--processes", "2", *arguments], cwd=folder, text=True,
+                            env={**os.environ, **environment()}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_local_shows_one_table_and_fails_with_a_point(tmp_path):
+    with start_local(tmp_path, "-m", "experiment=demo", "condition=greedy", "dataset.limit=4",
+                     "dataset.max_new_tokens=16,100000") as program:
+        output, errors = program.communicate(timeout=200)
+    assert program.returncode == 2, errors
+    assert output.count("| condition ") == 1
+    assert "2 jobs: 1 done now, 0 complete before, 1 failed" in output
+    assert errors.count("failed: dataset.max_new_tokens=100000: ") == 1
+    (folder,) = (tmp_path / "outputs/demo").glob("greedy-*")
+    assert len(samples(folder)) == len({record["problem"] for record in records(folder)}) == 4
+
+
+@pytest.mark.slow
+def test_local_goes_on_without_a_process_and_stops_in_good_order(tmp_path):
+    with start_local(tmp_path, "experiment=demo", "dataset.limit=100", *SLOW) as program:
+        wait_until(lambda: [line for path in tmp_path.glob("outputs/demo/*/records*.jsonl") for line in path.open()], 100)
+        (second,) = [child for child in psutil.Process(program.pid).children() if child.environ().get("RANK") == "1"]
+        second.kill()
+        wait_until(lambda: not second.is_running() or second.status() == psutil.STATUS_ZOMBIE, 20)
+        (folder,) = (tmp_path / "outputs/demo").glob("power_mh-*")
+        before = len(records(folder))
+        wait_until(lambda: len(records(folder)) > before, 60)
+        program.send_signal(signal.SIGUSR1)
+        _, errors = program.communicate(timeout=60)
+    assert program.returncode == 143, errors
+    assert "process 1 died of SIGKILL; the others draw its share" in errors
+    assert "stopped by SIGUSR1" in errors
+    assert before < len({record["problem"] for record in records(folder)}) == len(records(folder)) < 100
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    (["--processes", "0"], "--processes: given 0; allowed: at least 1"),
+    (["--processes", "all"], "argument --processes: invalid int value: 'all'; see local.py --help"),
+    (["--processes", "2", "experiment=dmo"], "experiment: unknown option 'dmo'"),
+])
+def test_local_tells_a_mistake_once(tmp_path, arguments, complaint):
+    done = subprocess.run([sys.executable, FILES / "local.py", *arguments], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, **environment()}, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {complaint}")
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def wait_until(predicate, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.1)
+
+
+def submit(slurm, folder: Path, options: list[str], file: str, *arguments: str, **more: str) -> str:
+    """The number of the job."""
+    variables = [f"{name}={value}" for name, value in environment(**more).items()]
+    # In place of the file's lines, which are for a real cluster.
+    small = ["--cpus-per-task=1", "--mem=4G", "--parsable", "--partition=main"]
+    return slurm.run("env", *variables, "sbatch", *small, *options, str(FILES / file), *arguments, cwd=folder).stdout.strip()
+
+
+def test_phases(slurm, tmp_path):
+    job = submit(slurm, tmp_path, ["--ntasks=2", "--gpus-per-task=0"], "phases.sbatch", "dataset.limit=2",
+                 "dataset.max_new_tokens=16", EXPERIMENT="demo")
+    slurm.wait_until(lambda: slurm.states(job) == ["COMPLETED"], 300)
+    table, _, page = (tmp_path / f"slurm-phases-{job}.out").read_text().rpartition("| condition ")[2].rpartition("\n\n")
+    for condition in ("greedy", "temp", "blend_greedy", "ps", "blend_ps", "draft_blend_ps"):
+        assert f"\n| {condition} " in table
+    assert Path(page.strip()).is_file()
+    runs = list((tmp_path / "outputs/demo").glob("*-arith-*"))
+    assert len(runs) == 6
+    assert {len(samples(run)) for run in runs} == {2}
+
+
+def test_signalled_task_of_an_array_goes_on(slurm, tmp_path, make_config):
+    arguments = ["experiment=demo", "dataset.limit=24", *SLOW]
+    job = submit(slurm, tmp_path, ["--array=0-1", "--gpus=0"], "array.sbatch", *arguments)
+    wait_until(lambda: [line for path in tmp_path.glob("outputs/demo/*/records*.jsonl") for line in path.open()], 100)
+    slurm.run("scancel", "--signal=USR1", f"{job}_0")
+    slurm.wait_until(lambda: slurm.states(f"{job}_0") == ["REQUEUED", "COMPLETED"], 200)
+    slurm.wait_until(lambda: slurm.states(f"{job}_1") == ["COMPLETED"], 200)
+    (folder,) = (tmp_path / "outputs/demo").glob("power_mh-*")
+    alone = execute(make_config(f"paths.outputs={tmp_path}/alone", *arguments))
+    assert samples(folder) == samples(alone.folder)
+    assert json.loads((folder / "summary.json").read_text())["num_samples"] == 24
+
+
+def test_preempted_agent_goes_on_with_its_run(slurm, tmp_path):
+    with SweepServer() as server:
+        name, more = make_sweep(server, tmp_path, ["dataset.limit=24", *SLOW[1:]], alpha=[2], beta=[0.1])
+        wandb = {key: value for key, value in more.items() if key.startswith("WANDB_")}
+        job = submit(slurm, tmp_path, ["--array=0-0", "--gpus=0"], "agent.sbatch", name, **wandb)
+        wait_until(lambda: ("dflash_mcmc", "sweep1-0") in server.runs and server.run("sweep1-0").lines, 150)
+        slurm.run("scancel", "--batch", "--signal=USR1", f"{job}_0")
+        slurm.wait_until(lambda: slurm.states(f"{job}_0") == ["REQUEUED", "COMPLETED"], 300)
+        run = server.run("sweep1-0")
+        assert server.preempted == ["sweep1-0"]
+        assert len(server.runs) == 1
+        assert [row["finished"] for row in run.history if "sample/log_p" in row] == list(range(1, 25))
+        assert run.exit_code == 0
+        assert server.unknown == []

@@ -1,0 +1,325 @@
+"""Grids on a real SLURM: whatever befalls the jobs, the records are complete, unique and those of a single process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dflash_mcmc.grid import status
+from dflash_mcmc.grid.folder import Grid, find
+from tests.conftest import ROOT
+
+SHORT = ("tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "dataset.max_new_tokens=24", "hardware.num_slots=4")
+LONG = ("condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "hardware.num_slots=4",
+        "sampler.num_steps=4", "dataset.limit=16")
+_TIMES = {"seconds", "share_seconds"}
+
+
+class Submitter:
+    """The commands of `python -m dflash_mcmc.grid`, in a folder of their own."""
+
+    def __init__(self, cluster, folder: Path, code: Path = ROOT):
+        self.cluster, self.folder, self._code = cluster, folder, code
+
+    def run(self, *arguments: str, module: str = "dflash_mcmc.grid", code: int = 0) -> subprocess.CompletedProcess:
+        environment = {**self.cluster.environment, "PYTHONPATH": str(self._code), "OMP_NUM_THREADS": "1",
+                       "DFLASH_MCMC_TRACEBACK": ""}
+        done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=self.folder, env=environment,
+                              capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, done.stderr + done.stdout
+        return done
+
+    def submit(self, *arguments: str) -> Grid:
+        self.run("submit", *arguments)
+        return self.grid()
+
+    def grid(self) -> Grid:
+        """As it is now."""
+        return find([], self.folder / "outputs")[0]
+
+    def wait(self, seconds: float = 240) -> None:
+        """Until no job waits or runs, requeued ones included."""
+        self.cluster.wait_until(lambda: not self.live(), seconds, "the grid's jobs to end")
+
+    def live(self) -> list[str]:
+        """Ids of the jobs that wait or run."""
+        ids = {job.id for job in self.grid().jobs}
+        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+        return [job.id for job in self.cluster.jobs() if job.id in ids and job.state not in ends]
+
+    def wait_for_records(self, count: int, seconds: float = 120) -> None:
+        """Until the run of the one point has so many."""
+        self.cluster.wait_until(lambda: len(keys(self.records()[0])) >= count, seconds, f"{count} records")
+
+    def records(self) -> list[list[dict]]:
+        """Of every point."""
+        return [records_of(Path(point.folder)) for point in self.grid().points]
+
+    def events(self) -> dict[str, list[str]]:
+        """Of every job, by its name: what befell it."""
+        grid = self.grid()
+        return {job.name: [event["event"] for event in grid.events(job)] for job in grid.jobs}
+
+
+def records_of(folder: Path) -> list[dict]:
+    """Without a line that is being written, in the order of the samples."""
+    lines = [line for path in folder.glob("records*.jsonl") for line in path.read_text().split("\n")[:-1]]
+    return sorted(map(json.loads, lines), key=lambda record: (record["problem"], record["chain"]))
+
+
+def keys(records: list[dict]) -> list[tuple[str, int]]:
+    return [(record["problem"], record["chain"]) for record in records]
+
+
+def but_for_times(records: list[dict]) -> list[dict]:
+    return [{name: value for name, value in record.items() if name not in _TIMES} for record in records]
+
+
+def check_complete(submitter: Submitter, reference: list[dict]) -> None:
+    """Every record once, and what a single process drew."""
+    (records,) = submitter.records()
+    assert keys(records) == keys(reference)
+    differing = {(record["problem"], name): (record[name], other[name])
+                 for record, other in zip(records, reference, strict=True)
+                 for name in record.keys() - _TIMES if record[name] != other[name]}
+    assert differing == {}
+
+
+@pytest.fixture
+def submitter(slurm, tmp_path) -> Submitter:
+    return Submitter(slurm, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> list[dict]:
+    """The records of the long run by a single process."""
+    return drawn_alone(tmp_path_factory.mktemp("alone"), *[text for text in LONG if text.startswith(("condition", "sampler",
+                                                                                                  "dataset"))])[0]
+
+
+def drawn_alone(folder: Path, *arguments: str) -> list[list[dict]]:
+    """Records of every run, by one process and without SLURM, in the order of the folders' names."""
+    subprocess.run([sys.executable, "-m", "dflash_mcmc", "-m", "tracker=none", *arguments], cwd=folder, check=True,
+                   capture_output=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    return [records_of(path.parent) for path in sorted((folder / "outputs").rglob("run.json"))]
+
+
+def worker_of(submitter: Submitter, shard: int) -> psutil.Process:
+    """The process that draws a shard of the one point."""
+    grid = submitter.grid()
+
+    def found() -> psutil.Process | None:
+        for process in psutil.process_iter():
+            try:
+                if (process.cmdline()[-4:] == ["-m", "dflash_mcmc.grid.work", str(grid.folder), "0"]
+                        and process.environ()["DFLASH_MCMC_SHARD"].startswith(f"{shard}/")):
+                    return process
+            except psutil.Error:
+                continue
+        return None
+
+    return submitter.cluster.wait_until(found, 30, f"a worker of shard {shard}")
+
+
+def test_a_grid_in_shards_gives_the_records_of_single_processes_whatever_is_edited_meanwhile(slurm, tmp_path):
+    """Code and configuration are spoilt as soon as the grid is submitted, before any job has started Python."""
+    code = tmp_path / "code"
+    for part in ("dflash_mcmc", "conf"):
+        shutil.copytree(ROOT / part, code / part, ignore=shutil.ignore_patterns("__pycache__"))
+    submitter = Submitter(slurm, tmp_path, code)
+    points = ("condition=greedy,temp", "seed=0,1", "dataset.limit=4", "dataset.max_new_tokens=24")
+    submitter.submit(*points, *SHORT, "shards=2", "array_parallelism=4", "setup=[sleep 3]")
+    for path in code.rglob("*.py"):
+        path.write_text("raise SystemExit('edited after submission')\n")
+    for path in code.rglob("*.yaml"):
+        path.write_text("edited: after submission\n")
+    submitter.wait()
+    (tmp_path / "alone").mkdir()
+    alone = drawn_alone(tmp_path / "alone", *points)
+    together = [records_of(path.parent) for path in sorted((tmp_path / "outputs").rglob("run.json"))]
+    assert [but_for_times(records) for records in together] == [but_for_times(records) for records in alone]
+    assert len(together) == 4
+    assert {state.word for state in _states(Submitter(slurm, tmp_path)).values()} == {"completed"}
+    assert all(events == ["started", "complete"] for events in submitter.events().values())
+
+
+def _states(submitter: Submitter) -> dict[str, status.State]:
+    """As `status` sees them, once accounting has caught up."""
+    def settled() -> dict[str, status.State] | None:
+        previous = os.environ.get("SLURM_CONF"), os.environ["PATH"]
+        os.environ.update({"SLURM_CONF": submitter.cluster.environment["SLURM_CONF"],
+                           "PATH": submitter.cluster.environment["PATH"]})
+        try:
+            found = status.states(submitter.grid())
+        finally:
+            os.environ["PATH"] = previous[1]
+            os.environ.pop("SLURM_CONF") if previous[0] is None else os.environ.update({"SLURM_CONF": previous[0]})
+        return found if not any(state.live for state in found.values()) else None
+
+    return submitter.cluster.wait_until(settled, 30, "accounting")
+
+
+def test_a_signal_and_a_kill_lose_nothing(submitter, reference):
+    """One job is told to go by SIGUSR1 and is requeued; the worker of the other is killed and started again."""
+    grid = submitter.submit(*LONG, "shards=2")
+    submitter.wait_for_records(3)
+    submitter.cluster.run("scancel", "--signal=USR1", grid.jobs[0].id)
+    worker_of(submitter, 1).send_signal(signal.SIGKILL)
+    submitter.cluster.wait_until(lambda: "requeued" in submitter.events()["0000-0"], 30, "the requeue")
+    submitter.wait()
+    check_complete(submitter, reference)
+    events = submitter.events()
+    assert events["0000-0"] == ["started", "requeued", "started", "complete"]
+    assert events["0000-1"] == ["started", "died", "complete"]
+
+
+def test_a_job_of_a_node_that_crashes_goes_on_elsewhere(submitter, reference):
+    grid = submitter.submit(*LONG)
+    submitter.wait_for_records(3)
+    (job,) = [job for job in submitter.cluster.jobs() if job.id == grid.jobs[0].id]
+    submitter.cluster.kill_node(job.node)
+    submitter.wait()
+    check_complete(submitter, reference)
+    nodes = [event["node"] for event in grid.events(grid.jobs[0]) if event["event"] == "started"]
+    assert len(nodes) == 2
+    assert nodes[1] != nodes[0] == job.node
+
+
+def test_a_grid_is_cancelled_and_resumed_with_what_is_missing(submitter, reference):
+    grid = submitter.submit(*LONG, "shards=2")
+    submitter.wait_for_records(3)
+    assert "2 jobs cancelled" in submitter.run("cancel").stdout
+    submitter.wait()
+    assert [events for events in submitter.events().values()] == [["started", "stopped"]] * 2
+    done = len(submitter.records()[0])
+    _states(submitter)
+    shown = submitter.run("status").stdout
+    assert f"{done}" in shown
+    assert f"{len(reference) - done:,} samples have no job" in shown
+    assert "1 job " in submitter.run("resume", "shards=1").stdout
+    assert len(submitter.grid().jobs) == 3
+    assert "nothing is missing" in submitter.run("resume").stdout
+    submitter.wait()
+    check_complete(submitter, reference)
+    assert "complete before" in submitter.run("submit", *LONG).stdout
+    assert grid.folder == submitter.grid().folder
+
+
+def test_two_processes_in_a_job(submitter, reference):
+    """Accelerate starts them; one that is killed ends the launch, which is started again."""
+    grid = submitter.submit(*LONG, "processes=2", "cpus=2", "memory_gb=3")
+    submitter.wait_for_records(3)
+    worker_of(submitter, 0).send_signal(signal.SIGKILL)
+    submitter.wait()
+    check_complete(submitter, reference)
+    assert submitter.events()["0000-0"] == ["started", "died", "complete"]
+    assert len(list(Path(grid.points[0].folder).glob("records*.jsonl"))) >= 2
+
+
+def test_data_that_changes_after_submission_is_refused_and_told(submitter):
+    tasks = submitter.folder / "tasks.jsonl"
+    tasks.write_text('{"id": "a", "question": "How much is 1 + 1?", "answer": "2"}\n')
+    submitter.submit("dataset=jsonl", "dataset.path=tasks.jsonl", "sampler=greedy", *SHORT, "setup=[sleep 3]")
+    tasks.write_text('{"id": "a", "question": "How much is 1 + 2?", "answer": "3"}\n')
+    submitter.wait()
+    _states(submitter)
+    shown = submitter.run("status").stdout
+    assert "failed 2:0" in shown
+    assert "failed: the content of model, draft or dataset has changed since the grid was submitted" in shown
+    assert submitter.events()["0000-0"] == ["started", "failed"]
+    assert submitter.records() == [[]]
+
+
+def test_a_folder_that_a_node_does_not_see_is_told(submitter):
+    """It is away when the job starts, and back when somebody asks."""
+    submitter.cluster.run("scontrol", "update", "partition=main", "state=down")
+    grid = submitter.submit("sampler=greedy", "dataset.limit=2", *SHORT)
+    away = grid.folder.with_name("away")
+    grid.folder.rename(away)
+    submitter.cluster.run("scontrol", "update", "partition=main", "state=up")
+    submitter.cluster.wait_until(lambda: submitter.cluster.state(grid.jobs[0].id) == "FAILED", 90, "the job to fail")
+    away.rename(grid.folder)
+    _states(submitter)
+    assert f"it left no word: does that node see {grid.folder}?" in submitter.run("status").stdout
+
+
+def test_what_slurm_refuses_is_one_line_and_leaves_nothing(submitter):
+    for arguments, part in ((["partition=mian"], "did you mean 'main'"), (["gpus=9"], "SLURM refuses these jobs"),
+                            (["memory_gb=100000"], "SLURM refuses these jobs")):
+        done = submitter.run("submit", "sampler=greedy", "tracker=none", *arguments, code=2)
+        assert done.stderr.count("\n") == 1
+        assert part in done.stderr
+        assert list(submitter.folder.iterdir()) == []
+    assert not {"PENDING", "RUNNING"} & {job.state for job in submitter.cluster.jobs()}
+
+
+def test_a_preempted_job_makes_room_and_goes_on(submitter, reference):
+    """A job of a partition that comes first takes all nodes, after 10 seconds of grace."""
+    grid = submitter.submit(*LONG, "hardware.grace_seconds=2")
+    submitter.wait_for_records(3)
+    submitter.cluster.submit("sleep 2", "--partition=high", "--nodes=4", "--exclusive", "--time=1")
+    submitter.cluster.wait_until(lambda: submitter.events()["0000-0"].count("started") == 2, 90, "the second start")
+    submitter.wait()
+    check_complete(submitter, reference)
+    assert submitter.events()["0000-0"] == ["started", "requeued", "started", "complete"]
+    assert [event["reason"] for event in grid.events(grid.jobs[0]) if event["event"] == "requeued"] == ["SIGUSR1"]
+
+
+def test_a_job_is_requeued_at_its_time_limit_and_goes_on(submitter):
+    """More than a minute of work, of which the time limit leaves half a minute at most."""
+    grid = submitter.submit("condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "num_chains=30",
+                            "hardware.num_slots=2", "minutes=1", "grace_seconds=30")
+    submitter.cluster.wait_until(lambda: submitter.events()["0000-0"][-2:] == ["requeued", "started"], 150, "the second start")
+    before = len(submitter.records()[0])
+    submitter.wait_for_records(before + 3)
+    submitter.run("cancel")
+    submitter.wait()
+    assert grid.events(grid.jobs[0])[1]["reason"] == "SIGUSR1"
+    drawn = keys(submitter.records()[0])
+    assert len(drawn) == len(set(drawn))
+
+
+def test_two_submissions_of_a_run_share_it(submitter, reference):
+    first = submitter.submit(*LONG)
+    second = submitter.submit(*LONG)
+    assert first.folder != second.folder
+    submitter.wait()
+    submitter.cluster.wait_until(lambda: first.events(first.jobs[0])[-1]["event"] == "complete", 60, "the other grid's job")
+    check_complete(submitter, reference)
+    assert len(list(Path(first.points[0].folder).glob("records*.jsonl"))) == 2
+    for grid in (first, second):
+        assert [event["event"] for event in grid.events(grid.jobs[0])] == ["started", "complete"]
+
+
+def test_a_killed_supervisor_is_started_again_by_the_jobs_shell(submitter, reference):
+    submitter.submit(*LONG)
+    submitter.wait_for_records(3)
+    worker_of(submitter, 0).parent().send_signal(signal.SIGKILL)
+    submitter.cluster.wait_until(lambda: submitter.events()["0000-0"] == ["started", "started"], 60, "the second start")
+    submitter.wait()
+    check_complete(submitter, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_shares_of_four_jobs(submitter, capsys, seed):
+    """Prints what falls to each of four jobs: a figure for LOG.md, since it depends on how the machine divides its cores."""
+    submitter.submit("experiment=demo", "condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1",
+                     "hardware.num_slots=4", "sampler.num_blocks=8", "dataset.limit=240", f"seed={seed}", "shards=4",
+                     "array_parallelism=4")
+    submitter.wait(400)
+    (point,) = submitter.grid().points
+    shares = [path.read_bytes().count(b"\n") for path in sorted(Path(point.folder).glob("records*.jsonl"))]
+    (records,) = submitter.records()
+    assert len(set(keys(records))) == len(records) == 240
+    assert len(shares) == 4
+    with capsys.disabled():
+        print(f"\nseed {seed}: shares {shares}; farthest from even {100 * max(abs(share / 60 - 1) for share in shares):.1f} %")

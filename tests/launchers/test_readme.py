@@ -1,0 +1,22 @@
+"""The README's commands for SLURM, as they stand there, on the cluster."""
+
+from __future__ import annotations
+
+import shlex
+
+from tests.launchers.test_grid import Submitter
+from tests.test_readme import COMMANDS, NEEDS_SLURM
+
+
+def test_the_grid_of_the_readme(slurm, tmp_path):
+    submit, status = (line.removesuffix(NEEDS_SLURM) for line in COMMANDS if line.endswith(NEEDS_SLURM))
+    submitter = Submitter(slurm, tmp_path)
+    for command in (submit, status):
+        assert command.startswith("python -m dflash_mcmc.grid ")
+        # The nodes of the tests have two cores each.
+        few = ["hardware=slurm_cpu", "cpus=1", "memory_gb=1"] if command == submit else []
+        told = submitter.run(*shlex.split(command)[3:], *few).stdout
+    assert "alpha=4" in told
+    submitter.wait()
+    records = submitter.records()
+    assert [len(found) for found in records] == [8, 8, 8]  # greedy at alpha 2 and 4 is one run

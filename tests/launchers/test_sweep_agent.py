@@ -1,0 +1,63 @@
+"""`launchers/sweep.yaml`: a real `wandb sweep` and `wandb agent` against a server on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from tests.launchers.sweep_server import SweepServer
+
+BIN = Path(sys.executable).parent
+GROUPS = {"experiment=guided_power_sampling": "experiment=demo"}
+
+
+@pytest.fixture
+def server():
+    with SweepServer() as server:
+        yield server
+
+
+def make_sweep(server: SweepServer, folder: Path, more: list[str], **parameters: list) -> tuple[str, dict[str, str]]:
+    """Edits the file as a user would, and has it made; (ENTITY/PROJECT/ID, the environment of its agents)."""
+    sweep = yaml.safe_load((ROOT / "launchers/sweep.yaml").read_text())
+    assert set(parameters.keys()) == {name.rpartition(".")[2] for name in sweep["parameters"]}
+    sweep["parameters"] = {name: {"values": parameters[name.rpartition(".")[2]]} for name in sweep["parameters"]}
+    sweep["command"] = [GROUPS.get(word, word) for word in sweep["command"]]
+    sweep["command"][-1:-1] = more
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment = {**inherited, **server.environment(folder), "PATH": f"{BIN}:{os.environ['PATH']}", "WANDB_SILENT": "false",
+                   "PYTHONPATH": str(ROOT)}
+    made = subprocess.run([BIN / "wandb", "sweep", "sweep.yaml"], cwd=folder, capture_output=True, text=True, env=environment,
+                          timeout=60)
+    assert made.returncode == 0, made.stderr
+    return made.stderr.rpartition("wandb agent ")[2].strip(), environment
+
+
+@pytest.mark.slow
+def test_an_agent_draws_a_point_of_a_sweep_as_the_sweeps_run(server, tmp_path):
+    few = ["dataset.limit=2", "dataset.max_new_tokens=16"]
+    name, environment = make_sweep(server, tmp_path, few, alpha=[2, 4], beta=[0.1])
+    assert name == "tester/dflash_mcmc/sweep1"
+    agent = subprocess.run([BIN / "wandb", "agent", "--count", "1", name], cwd=tmp_path, capture_output=True, text=True,
+                           env=environment, timeout=200)
+    assert agent.returncode == 0, agent.stderr
+    assert list(server.runs) == [("dflash_mcmc", "sweep1-0")]
+    assert server.of_sweep == {"sweep1-0": "sweep1"}
+    run = server.run("sweep1-0")
+    assert run.exit_code == 0
+    # The sweep's names, for its charts, beside ours.
+    assert run.config["sampler.alpha"]["value"] == run.config["sampler"]["value"]["alpha"] == 2
+    assert run.config["blend.beta"]["value"] == run.config["blend"]["value"]["beta"] == 0.1
+    (folder,) = (tmp_path / "outputs/demo").glob("layer-power_mh-*")
+    assert folder.name.endswith(run.config["identity"]["value"])
+    assert run.summary["accuracy"] == json.loads((folder / "summary.json").read_text())["accuracy"]
+    assert [row["finished"] for row in run.history if "sample/log_p" in row] == [1, 2]
+    assert server.unknown == []
