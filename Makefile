@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow bench lint options train clean
+.PHONY: help install demo report dashboard probes test test-slow test-slurm bench lint options train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,17 +21,30 @@ $(READY): pyproject.toml
 demo: $(READY)  ## six conditions on the embedded model and problems, and their table (minutes)
 	$(BIN)/python -m dflash_mcmc -m experiment=demo condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
 
-test: $(READY)  ## the tests, two at a time (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+report: $(READY)  ## the demo's runs as a page: outputs/demo/report/report.html
+	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
-test-slow: $(READY)  ## the long campaigns too (ten minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow'
+dashboard: $(READY)  ## the comparison page in your W&B account; RUNS=outputs/demo adds their report
+	$(BIN)/python launchers/dashboard.py $(RUNS)
+
+probes: $(READY)  ## every probe on the embedded pair: tables and figures below outputs/probes (minutes)
+	$(BIN)/python -m dflash_mcmc -m experiment=probes probe=speculative_mcmc,deep_readout,difficulty,mixing
+	$(BIN)/python -m dflash_mcmc -m experiment=probes probe=layer_rank,logit_blend probe.hard_below=0.1
+
+test: $(READY)  ## the tests, three at a time (minutes); some wait more than they work
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+
+test-slow: $(READY)  ## the long campaigns too (an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slurm'
+
+test-slurm: $(READY)  ## the tests that start a SLURM cluster on this machine, which they install where it is missing (12 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/launchers -m 'slurm and not slow' $(ONLY)
 
 bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
 	$(BIN)/python -m dflash_mcmc.bench
 
 lint: $(READY)  ## style and errors that can be seen without running
-	$(BIN)/ruff check dflash_mcmc tests
+	$(BIN)/ruff check dflash_mcmc launchers tests
 
 options: $(READY)  ## every option of every configuration group
 	@$(BIN)/python -m dflash_mcmc.catalogue

@@ -1,102 +1,138 @@
-"""The single entrypoint: `python -m dflash_mcmc`, or `dflash-mcmc`.
-
-Exit codes: 0 done; 2 something to mend in the command, the configuration or the files; 130 stopped with Ctrl-C.
-DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise told in one line.
-"""
+"""The single entrypoint: `python -m dflash_mcmc`, or `dflash-mcmc`. Exit codes: `program.py`."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from time import sleep
+from typing import TYPE_CHECKING
 
 import hydra
 from omegaconf import DictConfig
 
-from dflash_mcmc import ranks
-from dflash_mcmc.cli import check_command, config_folder, prepare
-from dflash_mcmc.config import to_config
+from dflash_mcmc import estimate, program, ranks
+from dflash_mcmc import sweep as sweeps
+from dflash_mcmc.cli import Command, check_command, config_folder, prepare
+from dflash_mcmc.config import Config, to_config
+from dflash_mcmc.drawing import first_prompt
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
 
-_HINT = "nothing recorded is lost: run the same command again and it goes on from there"
+if TYPE_CHECKING:
+    from dflash_mcmc.run import RunResult
+
+_SECONDS_TO_TELL = 60.0
+"""In which the first process of a launch, which may still be starting, tells what is wrong with the command line."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    sys.exit(guarded(lambda: _main(arguments)))
-
-
-def guarded(program) -> int:
-    """Exit code of a program whose user errors are one line each."""
-    try:
-        program()
-        return 0
-    except UserError as error:
-        if os.environ.get("DFLASH_MCMC_TRACEBACK"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print(f"\nstopped; {_HINT}", file=sys.stderr)
-        return 130
+    program.run(_main, arguments)
 
 
 def _main(arguments: list[str]) -> None:
     prepare()
-    try:
-        check_command(arguments)
-    except UserError:
-        if ranks.rank():  # every process of a launch finds the same; one tells it
-            sys.exit(2)
-        raise
-    folders: list[Path] = []
-    probed: list[Path] = []
-
-    def task(composed: DictConfig) -> float | None:
-        config = to_config(composed)
-        probes = name_of(config.probe) != "none"
-        if probes:
-            from dflash_mcmc.probing import execute
-        else:
-            from dflash_mcmc.run import execute
-
-        result = execute(config)
-        unit = config.probe.unit if probes else "sample"
-        drawn = f"{result.num_new} new {unit}s" if result.num_new else "complete before, nothing drawn"
-        beyond = f"; {result.num_beyond} more than asked for are recorded, and counted" if result.num_beyond else ""
+    command = _checked(arguments)
+    if any(job.config.show for job in command.jobs):
         if not ranks.rank():
-            print(f"{result.folder}: {drawn}{beyond}")
-            (probed if probes else folders).append(result.folder)
-        return result.summary.get("accuracy")
+            print("\n\n".join(dict.fromkeys(first_prompt(job.config) for job in command.jobs)))
+        return
+    if any(job.config.dry_run for job in command.jobs):
+        if not ranks.rank():
+            print(estimate.table(command.jobs, command.sweep.num_trials if command.sweep else None))
+        return
+    if command.launcher and command.jobs:
+        from dflash_mcmc.grid.submission import submit
 
-    sys.argv = [sys.argv[0], *arguments]
-    wrapped = hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(_reraised(task))
-    wrapped()
-    if folders:
+        submit(command)
+        return
+    folders: dict[str, list[Path]] = {"run": [], "probe": []}
+
+    def task(composed: DictConfig) -> tuple[RunResult, float | None]:
+        config = to_config(composed)
+        result = _run(config)
+        if not ranks.rank() and not result.num_left:
+            folders["run" if name_of(config.probe) == "none" else "probe"].append(result.folder)
+        return result, sweeps.objective_of(config.objective, result.summary)
+
+    outcomes = sweeps.Outcomes(command.sweep) if command.sweep else None
+    sys.argv = [sys.argv[0], *command.arguments]
+    if outcomes:
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # what its sweeper raises comes to us
+    try:
+        hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(
+            outcomes.job(task) if outcomes else _reraised(task))()
+    except ValueError:
+        if not (outcomes and outcomes.all_failed):  # then there is no best trial, and that is its exception
+            raise
+    _print_tables(folders)
+    if outcomes and not ranks.rank():
+        sys.exit(outcomes.tell(command.jobs[0].config.objective))
+
+
+def _checked(arguments: list[str]) -> Command:
+    try:
+        command = check_command(arguments)
+        if command.launcher and command.jobs and ranks.world_size() > 1:
+            raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: in one "
+                            "process, which submits the jobs")
+        if command.sweep and not command.launcher:
+            _check_problems(command.jobs)
+        return command
+    except UserError:
+        if ranks.rank():
+            # Every process of a launch finds the same, and the first tells it. But a launcher ends all with the first that
+            # goes, so that one which went in silence could take the message with it. Alone with a mistake, it tells it.
+            sleep(_SECONDS_TO_TELL)
+        raise
+
+
+def _check_problems(jobs: list[sweeps.Job]) -> None:
+    """That every point's problems can be had, before the first point starts. Raises UserError."""
+    drawn = [job.config.dataset for job in jobs if not (job.config.show or job.config.dry_run)]
+    for dataset in {repr(dataset): dataset for dataset in drawn}.values():
+        dataset.problems()
+
+
+def _run(config: Config) -> RunResult:
+    """Runs what a configuration asks for, and tells it in a line."""
+    probes = name_of(config.probe) != "none"
+    if probes:
+        from dflash_mcmc.probing import execute
+    else:
+        from dflash_mcmc.run import execute
+
+    result = execute(config)
+    unit = config.probe.unit if probes else "sample"
+    drawn = f"{result.num_new} new {unit}s" if result.num_new else "complete before, nothing drawn"
+    beyond = f"; {result.num_beyond} more than asked for are recorded, and counted" if result.num_beyond else ""
+    left = f"; {result.num_left} more are being drawn by other processes" if result.num_left else ""
+    if not ranks.rank():
+        print(f"{result.folder}: {drawn}{beyond}{left}")
+    return result
+
+
+def _print_tables(folders: dict[str, list[Path]]) -> None:
+    if folders["run"]:
         from dflash_mcmc.report.table import overall
 
-        print("\n" + overall(list(dict.fromkeys(folders))))
-    if probed:
-        from dflash_mcmc.report import probed as tables
+        print("\n" + overall(list(dict.fromkeys(folders["run"]))))
+    if folders["probe"]:
+        from dflash_mcmc.report import probed
 
-        print("\n" + tables.overall(list(dict.fromkeys(probed))))
+        print("\n" + probed.overall(list(dict.fromkeys(folders["probe"]))))
 
 
 def _reraised(task):
     """Hydra would print a traceback for an Exception; a SystemExit passes through it."""
-    def wrapper(composed: DictConfig) -> float | None:
+    def wrapper(composed: DictConfig) -> None:
         try:
-            return task(composed)
+            task(composed)
         except UserError as error:
             if os.environ.get("DFLASH_MCMC_TRACEBACK"):
                 raise
-            process = f" (process {ranks.rank()})" if ranks.rank() else ""
-            print(f"error{process}: {error}", file=sys.stderr)
+            sweeps.tell(str(error))
             sys.exit(2)
     return wrapper
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import typing
 from pathlib import Path
 
+from dflash_mcmc import program
 from dflash_mcmc.cli import config_folder
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.fields import spec_of
@@ -26,11 +26,15 @@ def options() -> dict[str, dict[str, tuple[str, Path]]]:
 def print_options() -> None:
     """All groups and options."""
     for group, entries in options().items():
-        print(f"{group}")
-        width = max(map(len, entries))
-        for name, (meaning, file) in entries.items():
-            print(f"  {name:<{width}}  {meaning}  [{_short(file)}]")
+        _print_group(group, entries)
     print("\nfields of a group: python -m dflash_mcmc.catalogue GROUP")
+
+
+def _print_group(group: str, entries: dict[str, tuple[str, Path]]) -> None:
+    print(f"{group}")
+    width = max(map(len, entries))
+    for name, (meaning, file) in entries.items():
+        print(f"  {name:<{width}}  {meaning}  [{_short(file)}]")
 
 
 def print_fields(group: str) -> None:
@@ -46,21 +50,23 @@ def print_fields(group: str) -> None:
 
 def main() -> None:
     """Prints what is asked for."""
-    from dflash_mcmc.__main__ import guarded
-
-    sys.exit(guarded(_main))
+    program.run(_main)
 
 
-def _main() -> None:
-    if len(sys.argv) == 1:
+def _main(arguments: list[str]) -> None:
+    if not arguments:
         print_options()
         return
     from dflash_mcmc.registry import GROUPS
 
-    for group in sys.argv[1:]:
-        if group not in GROUPS:
-            raise UserError(f"unknown group {group!r}{did_you_mean(group, GROUPS)}; allowed: {', '.join(GROUPS)}")
-        print_fields(group)
+    known = options()
+    for group in arguments:
+        if group not in known:
+            raise UserError(f"unknown group {group!r}{did_you_mean(group, known)}; allowed: {', '.join(known)}")
+        if group in GROUPS:
+            print_fields(group)
+        else:  # values for the fields of other groups
+            _print_group(group, known[group])
 
 
 def _short(file: Path) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,17 @@ class Paths:
 
 
 @dataclass(slots=True, kw_only=True)
+class Assumed:
+    """What an estimate (`estimate.py`) takes for granted, since nothing is drawn for it."""
+
+    prompt_length: int = runtime("mean length of a prompt in tokens", ge=1)
+    answer_length: float = runtime("mean length of an answer, as a share of dataset.max_new_tokens", gt=0, le=1)
+    acceptance: float = runtime("share of the proposals' tokens that stand in accepted proposals", ge=0, le=1)
+    abandoned_at: float = runtime("share of a rejected proposal that is drawn before early rejection ends it", ge=0, le=1)
+    identical: float = runtime("share of the tokens to draw that hardware.skip_identical takes over", ge=0, le=1)
+
+
+@dataclass(slots=True, kw_only=True)
 class Condition:
     """A named pair of sampler and blend: a row of the published tables."""
 
@@ -52,6 +64,12 @@ class Config:
     condition: Condition = dataclasses.field(default_factory=Condition)
     seed: int = identity("of all randomness")
     num_chains: int = runtime("samples of each problem; may be raised later", ge=1)
+    objective: str = runtime("what a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples per "
+                             "million token-forwards", choices=("accuracy", "accuracy_per_cost"))
+    dry_run: bool = runtime("tell samples, token-forwards and hours; load and write nothing")
+    show: str | None = runtime("prompt = tell the whole text that the model is given for the first problem; load no weights "
+                               "and write nothing", choices=("prompt",))
+    assumed: Assumed = dataclasses.field(default_factory=Assumed)
     model: Any = MISSING
     draft: Any = MISSING
     blend: Any = MISSING
@@ -114,7 +132,7 @@ def groups_of(config: Config) -> tuple[str, ...]:
 def unused(config: Config) -> set[str]:
     """Root fields that change nothing here, since the probe does not use them."""
     idle = set(GROUPS) - {*groups_of(config), "probe", *_OF_THE_MACHINE}
-    return idle | ({"condition"} if idle & {"sampler", "blend"} else set()) | ({"num_chains"} if "dataset" in idle else set())
+    return idle | ({"condition"} if idle & {"sampler", "blend"} else set()) | ({"num_chains"} if "sampler" in idle else set())
 
 
 def field_of(name: str, composed: DictConfig) -> tuple[dataclasses.Field, object] | None:
@@ -144,11 +162,14 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
             _refuse_unknown_and_missing(child, OmegaConf.get_type(child), f"{prefix}{field.name}.")
 
 
-def unknown_field(name: str, known: list[str]) -> UserError:
-    """The error for a key that no schema has."""
+def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) -> UserError:
+    """The error for a key that no schema has; `elsewhere` are fields and options that it may have been meant for."""
     parent, _, last = name.rpartition(".")
-    fields = ", ".join(known) or "none"
-    return UserError(f"{name}: unknown field{did_you_mean(last, known)}; allowed{' in ' + parent if parent else ''}: {fields}")
+    fields = ", ".join(known) or f"nothing, with this {parent}"
+    hint = did_you_mean(last, known)
+    if elsewhere and not hint:
+        hint = f" (a field of {', '.join(elsewhere)})" if parent else f" (did you mean {' or '.join(elsewhere)}?)"
+    return UserError(f"{name}: unknown field{hint}; allowed{' in ' + parent if parent else ''}: {fields}")
 
 
 def _check_condition(config: Config) -> None:
@@ -169,11 +190,12 @@ def _check_draft(config: Config) -> None:
     """
     used = groups_of(config)
     users = [group for group in used if getattr(getattr(config, group), "needs_draft", False)]
+    takers = [group for group in used if getattr(getattr(config, group), "takes_draft", False)]
     draft = name_of(config.draft)
     if users and draft == "none":
         chosen = " and ".join(f"{group}={name_of(getattr(config, group))}" for group in users)
         raise ConfigError("draft", draft, f"a draft, such as tiny (the embedded model's) or dflash, with {chosen}")
-    if not users and draft != "none":
+    if not users and not takers and draft != "none":
         chosen = ", ".join(f"{group}={name_of(getattr(config, group))}" for group in ("blend", "sampler", "decoder", "probe")
                            if group in used)
         note(f"draft={draft} is left out where nothing uses it: {chosen}")
@@ -182,6 +204,16 @@ def _check_draft(config: Config) -> None:
 
 def identity_of(config: Config) -> dict[str, object]:
     """What can change an output: every identity field, the component names, and the content of model and dataset."""
+    values, used = settings_of(config), groups_of(config)
+    for group in ("model", "draft", "dataset"):
+        component = getattr(config, group)
+        if group in used and hasattr(component, "fingerprint"):
+            values[f"{group}.content"] = component.fingerprint()
+    return values
+
+
+def settings_of(config: Config) -> dict[str, object]:
+    """The identity but for content, which has to be read: every identity field and the component names."""
     values: dict[str, object] = {"version": IDENTITY_VERSION}
     used, idle = groups_of(config), unused(config)
     values.update({group: name_of(getattr(config, group)) for group in used})
@@ -191,10 +223,6 @@ def identity_of(config: Config) -> dict[str, object]:
         component = getattr(config, group)
         if hasattr(component, "canonical"):
             values.update({f"{group}.{name}": value for name, value in component.canonical(config).items()})
-    for group in ("model", "draft", "dataset"):
-        component = getattr(config, group)
-        if group in used and hasattr(component, "fingerprint"):
-            values[f"{group}.content"] = component.fingerprint()
     return values
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -22,6 +25,27 @@ class ConfigError(UserError):
 
 class RunBusy(UserError):
     """Another process is writing this run folder."""
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
+
+
+def of_the_disk(error: BaseException) -> UserError | None:
+    """The user's error for a file that cannot be written, wherever that was; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in _OF_THE_DISK:
+        return None
+    return UserError(f"{error.filename or 'a file'}: cannot be written: {error.strerror}; nothing recorded is lost: mend "
+                     "that, and run the same command again")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What fails here, for want of space or of permission, is the user's to mend. Raises UserError."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise of_the_disk(error) or error from error
 
 
 @cache

@@ -38,9 +38,9 @@ class Step(NamedTuple):
 
 
 def trace_entry(step: Step, block: int, number: int, length: int) -> dict[str, float | int | str]:
-    """A step in the trace of its chain; `length` is that of the state before it."""
+    """A step in the trace of its chain; `length` is that of the state before it, `log_p` of that behind it."""
     return {"block": block, "step": number, "cut": step.cut, "length": length, "proposal_length": step.proposal_length,
-            "log_ratio": step.log_ratio, "decision": step.decision}
+            "log_ratio": step.log_ratio, "decision": step.decision, "log_p": float(step.path.log_p.sum())}
 
 
 def result(path: Path, steps: Sequence[Step], law_error: float, trace: Sequence[dict]) -> ChainResult:

@@ -1,17 +1,25 @@
-"""The processes of one launch (`accelerate launch`, `torchrun`) that share a run's work.
+"""Where this process stands among those that draw together, in a launch (`accelerate launch`, `torchrun`) or a grid's jobs.
 
-They need no process group: a store of counters, hosted by the launcher, hands out the work and says who is done. So a rank
-that has nothing left to draw can wait for hours without a collective operation timing out.
+They need no process group and no word with each other: what is pending is claimed in the run's folder (`store.py`).
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
-_POLL_SECONDS = 0.1
+T = TypeVar("T")
+
+SHARD = "DFLASH_MCMC_SHARD"
+"""Environment variable of a grid's job: `2/8` is the third of eight that draw one run."""
+
+
+class Place(NamedTuple):
+    """One of so many processes, from 0."""
+
+    index: int
+    count: int
 
 
 def rank() -> int:
@@ -34,40 +42,24 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-class Team:
-    """The processes that share a run: counters with a name, shared by all of them.
-
-    Args:
-        name: of the run, and unique in the launch.
-    """
-
-    def __init__(self, name: str):
-        # The launcher's counters outlive a restart of its processes.
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.name, self.rank, self.size = f"{name}/{restart}", rank(), world_size()
-        self._alone: dict[str, int] = {}
-
-    def add(self, counter: str, amount: int) -> int:
-        """Adds to a counter and returns its new value. Atomic."""
-        if self.size == 1:
-            self._alone[counter] = self._alone.get(counter, 0) + amount
-            return self._alone[counter]
-        return _store().add(f"dflash_mcmc/{self.name}/{counter}", amount)
-
-    def take(self, total: int) -> Iterator[int]:
-        """Numbers from 0 to total - 1; each goes to one process, when it asks for it."""
-        while (number := self.add("taken", 1) - 1) < total:
-            yield number
-
-    def wait(self, counter: str, value: int) -> None:
-        """Returns when the counter has reached the value. If a process fails, the launcher ends the others."""
-        while self.add(counter, 0) < value:
-            time.sleep(_POLL_SECONDS)
+def in_shard() -> bool:
+    """Whether other jobs draw the same run, as far as is known."""
+    return SHARD in os.environ
 
 
-@cache
-def _store():
-    """The launch's store of counters."""
-    import torch.distributed
+def place() -> Place:
+    """Among all processes that draw this run, as far as they know of each other: each begins at its own part of the work."""
+    index, _, count = os.environ.get(SHARD, "0/1").partition("/")
+    return Place(int(index) * world_size() + rank(), int(count) * world_size())
 
-    return next(iter(torch.distributed.rendezvous("env://")))[0]
+
+def own_part_first(items: Sequence[T]) -> Sequence[T]:
+    """All of them, from this process's part on: processes that begin apart seldom meet."""
+    index, count = place()
+    start = len(items) * index // count
+    return [*items[start:], *items[:start]]
+
+
+def waits() -> bool:
+    """Whether this process stays until the run is complete: the first of a launch, but no job that others can do without."""
+    return not rank() and (not in_shard() or world_size() > 1)

@@ -7,24 +7,20 @@
 
 from __future__ import annotations
 
-import sys
-
-from dflash_mcmc import cli, ranks
+from dflash_mcmc import cli, program, ranks
 
 
 def main() -> None:
     """Trains what the command line says and exits."""
-    from dflash_mcmc.__main__ import guarded
-
-    sys.exit(guarded(_main))
+    program.run(_main)
 
 
-def _main() -> None:
-    names = [text.removeprefix("draft=") for text in sys.argv[1:] if text.startswith("draft=")]
+def _main(arguments: list[str]) -> None:
+    names = [text.removeprefix("draft=") for text in arguments if text.startswith("draft=")]
     if names:
-        _train_draft(names[-1], [text for text in sys.argv[1:] if not text.startswith("draft=")])
+        _train_draft(names[-1], [text for text in arguments if not text.startswith("draft=")])
     else:
-        _train_target(sys.argv[1:])
+        _train_target(arguments)
 
 
 def _train_target(overrides: list[str]) -> None:

@@ -18,6 +18,8 @@ class Problem(NamedTuple):
     """The gold answer, as the dataset writes it."""
     level: int | None = None
     subject: str | None = None
+    solution: str | None = None
+    """A worked solution, as the dataset writes it: what probes go along."""
 
 
 class Path(NamedTuple):
@@ -87,7 +89,8 @@ class ChainResult(NamedTuple):
     law_error: float = 0.0
     """Bound on the total variation between the law of this result and the law that the sampler states; 0 where exact."""
     trace: tuple[dict[str, float | int | str], ...] = ()
-    """One entry a proposal, for diagnostics: block, step, cut, lengths, log ratio, decision."""
+    """One entry a proposal, for diagnostics: block, step, cut, lengths, log ratio, decision, log p of the state; of
+    best_of_n one a candidate."""
 
 
 class Cost(NamedTuple):
@@ -109,13 +112,20 @@ class Cost(NamedTuple):
 
 
 class Grade(NamedTuple):
-    """`correct`, `wrong`, `unparsed` where no final answer was found, or `error` where the sample could not be drawn."""
+    """What a grader says of a sample. All that is not `correct` counts as wrong, and is counted by its name."""
 
     verdict: str
+    """One of `grading.verdicts.VERDICTS`."""
     answer: str | None
-    """The extracted final answer."""
+    """The extracted final answer; None where there is none."""
+    rule: str = ""
+    """The rule that decided; of `unsupported` the limit that was met."""
     reason: str = ""
-    """Why a wrong or unparsed verdict is no plain inequality: `no_box`, `timeout`, `error`, ..."""
+    """Why, where the rule does not tell: the name of an exception, a signal, what kept the sample from being drawn."""
+    same_string: bool | None = None
+    """What `grading.string_rule` says of the answer: for comparison alone. None where it was not asked."""
+    walls: tuple[str, ...] = ()
+    """What stood around a program that was run."""
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

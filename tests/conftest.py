@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,9 @@ os.environ.update({
 
 from dflash_mcmc import cli
 from dflash_mcmc.config import Config, to_config
+from tests import processes
+
+gc.set_threshold(50_000, 20, 10)  # composing a configuration makes so many objects that the default costs a quarter of it
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -43,10 +46,7 @@ def command(tmp_path):
     """Runs `python -m dflash_mcmc...` in a process of its own: command("dflash_mcmc", "sampler=greedy")."""
 
     def run(module: str, *arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess:
-        # Without the service that W&B has started in this process and would share with its children.
-        inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-        return subprocess.run([sys.executable, "-m", module, *arguments], cwd=tmp_path, capture_output=True, text=True,
-                              timeout=timeout, env={**inherited, **environment})
+        return processes.run(["-m", module, *arguments], tmp_path, timeout, **environment)
 
     return run
 

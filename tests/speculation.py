@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dflash_mcmc.engine.speculation import Speculation
 from dflash_mcmc.engine.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.ops import Draw, Law
@@ -18,14 +20,21 @@ DRAFTS = {
     "point": TabularDraft(VOCABULARY, 2, has_density=False, seed=3),
 }
 SMALL = TabularModel(3, (0,), seed=3, scale=1.5)
-DRAFTS["small"] = TabularDraft(3, 2, seed=2)
-"""For laws over several blocks, where a fourth token would cost minutes."""
+DRAFTS |= {"small": TabularDraft(3, 2, seed=2), "small_sequential": TabularDraft(3, 2, sequential=True, seed=5)}
+"""For laws over several blocks and for mistakes, where a fourth token would cost minutes."""
 LAWS = {
     "temperature": Law(0.8),
     "filters": Law(1.2, top_k=3, top_p=0.9, min_p=0.05),
     "penalty": Law(0.9, repetition_penalty=1.7),
     "greedy": Law(0.0),
 }
+
+
+def slow_ones(temperatures: tuple[float | None, ...], slow: float | None) -> list:
+    """Every draft, temperature and law, those marked slow that take seconds: they have their own draws at every token."""
+    return [pytest.param(draft, temperature, law, marks=[pytest.mark.slow] * (
+                draft != "point" and temperature == slow and law in ("temperature", "penalty")))
+            for draft in ("parallel", "sequential", "point") for temperature in temperatures for law in LAWS]
 
 
 def speculative_error(speculation: Speculation, law: Law, horizon: int = HORIZON, model: TabularModel = MODEL) -> float:

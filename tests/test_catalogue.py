@@ -30,6 +30,13 @@ def test_prints_the_fields_of_a_group(command, group):
     assert f"{group}/" in done.stdout
 
 
+def test_a_group_of_values_lists_its_options(command):
+    done = command("dflash_mcmc.catalogue", "condition")
+    assert done.returncode == 0
+    assert "conf/condition/blend_ps.yaml" in done.stdout
+    assert "conf/sampler" not in done.stdout
+
+
 def test_unknown_group_is_one_line(command):
     done = command("dflash_mcmc.catalogue", "samplers")
     assert done.returncode == 2

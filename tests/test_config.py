@@ -7,13 +7,12 @@ import typing
 
 import pytest
 
-from dflash_mcmc import cli
 from dflash_mcmc.catalogue import options
 from dflash_mcmc.config import Condition, Config, Paths, identity_hash, identity_of
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import ROLES, spec_of
 from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.training.target import Plan
+from tests.refusals import command_is_refused
 
 MISTAKES = {
     "unknown key": (["sampler.alpah=2"], "sampler.alpah", "did you mean 'alpha'"),
@@ -22,7 +21,14 @@ MISTAKES = {
     "unknown root key": (["sede=3"], "sede", "did you mean 'seed'"),
     "added unknown root key": (["+sede=3"], "sede", "did you mean 'seed'"),
     "unknown group": (["smapler=greedy"], "smapler", "did you mean 'sampler'"),
-    "unknown parent": (["foo.bar=1"], "foo", "allowed: name"),
+    "unknown parent": (["foo.bar=1"], "foo", "allowed: assumed, blend"),
+    "two unknown keys": (["sampler.alpah=2", "sampler.foo=3"], "sampler.alpah", "did you mean 'alpha'"),
+    "unknown group and key": (["smapler=greedy", "sampler.foo=3"], "smapler", "did you mean 'sampler'"),
+    "unknown key and value": (["sampler.num_block=2", "dataset.limit=x", "sampler=power_mh"], "", "allowed"),
+    "field without its group": (["limit=3"], "limit", "did you mean dataset.limit"),
+    "field of another option": (["blend.beta=0.1"], "blend.beta", "a field of blend=draft, blend=layer"),
+    "unknown flag": (["--limit", "3"], "--limit", "allowed: group=option"),
+    "flag without its value": (["--cfg", "x"], "--cfg", "allowed: group=option"),
     "unknown option": (["sampler=power_hm"], "sampler", "did you mean 'power_mh'"),
     "unknown condition": (["condition=bled_ps"], "condition", "did you mean 'blend_ps'"),
     "text for a number": (["sampler.alpha=hot"], "sampler.alpha", "'hot'; allowed: a number > 0"),
@@ -70,13 +76,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("arguments", "field", "allowed"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_mistake_is_one_line_that_names_field_and_what_is_allowed(arguments, field, allowed):
-    cli.prepare()
-    with pytest.raises(UserError) as caught:
-        cli.check_command(arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert field in message
-    assert allowed in message
+    command_is_refused(arguments, field, allowed)
 
 
 def test_mistake_ends_the_process_with_two_and_leaves_nothing(command, tmp_path):
@@ -95,13 +95,22 @@ def test_traceback_is_shown_when_asked_for(command):
 
 
 WITH_A_DRAFT = {"decoder=speculative_match": "draft=ngram", "decoder=speculative_rejection": "draft=ngram",
-                "blend=draft": "draft=tiny", "sampler=draft_mh": "draft=tiny"}
+                "blend=draft": "draft=tiny", "sampler=draft_mh": "draft=tiny",
+                **{f"probe={name}": "draft=tiny" for name in ("speculative_mcmc", "deep_readout", "difficulty")}}
 """Options that do not compose alone, and what they come with."""
 
 
 def companions(choice: str) -> list[str]:
     if choice.startswith("draft=") and choice != "draft=none":
         return ["decoder=speculative_match"]
+    if choice == "dataset=clbench":  # has no answers to grade or to go along
+        return ["probe=deep_readout", "probe.answers=greedy", "draft=tiny", "dataset.path=tasks.jsonl"]
+    if choice == "dataset=jsonl":
+        return ["dataset.path=tasks.jsonl"]
+    if choice == "dataset=humaneval":
+        return ["grader=code", "grader.allow_execution=true"]
+    if choice == "grader=code":
+        return ["grader.allow_execution=true"]
     return [WITH_A_DRAFT[choice]] if choice in WITH_A_DRAFT else []
 
 

@@ -13,7 +13,8 @@ from dflash_mcmc.registry import GROUPS, components
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "dflash_mcmc"
-HEAVY = {"torch", "transformers", "wandb", "datasets", "accelerate", "matplotlib", "sympy", "math_verify", "scipy"}
+HEAVY = {"torch", "transformers", "wandb", "datasets", "accelerate", "matplotlib", "sympy", "math_verify", "scipy",
+         "statsmodels", "pandas", "arviz"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 COMPONENTS = [component for group in GROUPS for component in components(group).values()]
 

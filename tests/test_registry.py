@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
+
+from tests import processes
 
 PLUGIN = '''
 """A sampler from elsewhere."""
@@ -26,8 +26,8 @@ class Elsewhere:
 '''
 
 
-def install(folder, code: str) -> dict[str, str]:
-    """Lays out an installed distribution; returns the environment that sees it."""
+def install(folder, code: str) -> None:
+    """Lays out an installed distribution."""
     (folder / "elsewhere.py").write_text(code)
     info = folder / "elsewhere-1.0.dist-info"
     info.mkdir(parents=True)
@@ -35,28 +35,29 @@ def install(folder, code: str) -> dict[str, str]:
     (info / "entry_points.txt").write_text("[dflash_mcmc.plugins]\nelsewhere = elsewhere\n")
     (folder / "conf/sampler").mkdir(parents=True)
     (folder / "conf/sampler/elsewhere.yaml").write_text("defaults:\n  - /schema/sampler@_here_: elsewhere\n\nwarmth: 0.5\n")
-    return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def run(folder, environment, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "dflash_mcmc", "--config-dir", str(folder / "conf"), *arguments],
-                          cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+def run(folder, *arguments: str) -> subprocess.CompletedProcess:
+    """In a process that sees the distribution."""
+    command = ["-m", "dflash_mcmc", "--config-dir", str(folder / "conf"), *arguments]
+    return processes.run(command, folder, PYTHONPATH=str(folder))
 
 
 def test_a_plugin_is_an_option_like_any_other(tmp_path):
-    environment = install(tmp_path, PLUGIN)
-    done = run(tmp_path, environment, "sampler=elsewhere", "sampler.warmth=0.7", "dataset.limit=2", "tracker=none")
+    install(tmp_path, PLUGIN)
+    done = run(tmp_path, "sampler=elsewhere", "sampler.warmth=0.7", "dataset.limit=2", "tracker=none")
     assert done.returncode == 0, done.stderr
     assert "| elsewhere" in done.stdout
-    wrong = run(tmp_path, environment, "sampler=elsewhere", "sampler.warmth=-1")
+    wrong = run(tmp_path, "sampler=elsewhere", "sampler.warmth=-1")
     assert wrong.returncode == 2
     assert "sampler.warmth: given -1.0; allowed: a number > 0" in wrong.stderr
-    unknown = run(tmp_path, environment, "sampler=elswhere")
+    unknown = run(tmp_path, "sampler=elswhere")
     assert "did you mean 'elsewhere'" in unknown.stderr
 
 
 def test_a_plugin_that_cannot_be_loaded_is_named_in_one_line(tmp_path):
-    done = run(tmp_path, install(tmp_path, "import no_such_module"), "dataset.limit=2")
+    install(tmp_path, "import no_such_module")
+    done = run(tmp_path, "dataset.limit=2")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "elsewhere" in done.stderr

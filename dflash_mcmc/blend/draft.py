@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import name_of, register
@@ -34,9 +35,7 @@ class DraftBlend:
 
     def check(self, config: Config) -> None:
         """It takes a draft with a density and decoding token by token. Raises ConfigError."""
-        if name_of(config.draft) in ("ngram", "self"):
-            raise ConfigError("draft", name_of(config.draft), "tiny or dflash with blend=draft: one forward that gives logits "
-                              "for a whole block")
+        check_features(config, "blend=draft")
         if name_of(config.decoder) != "plain":
             raise ConfigError("decoder", name_of(config.decoder), "plain with blend=draft: what the draft says of a block is "
                               "not known before its anchor is")

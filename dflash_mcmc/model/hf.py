@@ -54,6 +54,13 @@ class HFModel:
         """The model on a device, in eval mode. Kept: the jobs of a sweep share it. Raises UserError."""
         return _load(self.path, self._checkpoint().commit(), self.dtype, device)
 
+    def tokenizer(self) -> object:
+        """The tokenizer alone, without the model's weights. Raises UserError."""
+        import transformers
+
+        self._checkpoint().check()
+        return _pretrained(transformers.AutoTokenizer, self.path, self._checkpoint().commit())
+
     def prompt(self, tokenizer: object, text: str) -> str:
         """The text that the model is given for a question."""
         if not self.chat:
@@ -72,18 +79,21 @@ def _load(path: str, revision: str | None, dtype: str, device: str) -> LanguageM
     from dflash_mcmc.engine.language_model import LanguageModel
 
     transformers.utils.logging.disable_progress_bar()
+    tokenizer = _pretrained(transformers.AutoTokenizer, path, revision)
+    model = _pretrained(transformers.AutoModelForCausalLM, path, revision, attn_implementation="sdpa",
+                        dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+    return LanguageModel(model.to(device).eval(), tokenizer)
+
+
+def _pretrained(kind: type, path: str, revision: str | None, **settings):
+    """What transformers loads from a folder or by a hub name. Raises UserError."""
     folder = Path(path).expanduser()
     offline = not folder.is_dir() and not hub.reachable()
-    source = str(folder) if folder.is_dir() else path
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, revision=revision, local_files_only=offline)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            source, revision=revision, dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            attn_implementation="sdpa", local_files_only=offline,
-        )
+        return kind.from_pretrained(str(folder) if folder.is_dir() else path, revision=revision, local_files_only=offline,
+                                    **settings)
     except Exception as error:  # transformers raises a dozen types here; all mean that this checkpoint cannot be used
         if offline:
             raise Checkpoint("model.path", path, revision, "").unreachable() from error
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"model.path: cannot load {path!r}: {type(error).__name__}: {reason}") from error
-    return LanguageModel(model.to(device).eval(), tokenizer)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dflash_mcmc.engine import forcing
 from dflash_mcmc.engine.dflash import DFlash
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.training.blocks import Blocks, gather, possible_anchors
-from dflash_mcmc.training.loss import drafted, read
 from dflash_mcmc.training.responses import Response
 
 
@@ -57,11 +57,12 @@ def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Re
     """
     anchors = [np.array(possible_anchors(response, prompt_end=True)) for response in responses]
     every = gather(responses, anchors).to(model.device)
-    features = read(model, every.tokens, draft.shape.target_layers).features
+    layers = draft.shape.target_layers
+    features = forcing.read(model, every.tokens, layers).features(model, layers)
     accepted = torch.zeros(len(responses), every.tokens.shape[1] + 1, dtype=torch.int64, device=model.device)
     for start in range(0, every.anchors.shape[1], anchors_at_once):
         blocks = every._replace(anchors=every.anchors[:, start : start + anchors_at_once])
-        found = _accepted(model.logits(drafted(draft, model, features, blocks)).argmax(dim=-1), blocks)
+        found = _accepted(model.logits(forcing.drafted(draft, model, features, *blocks)).argmax(dim=-1), blocks)
         accepted.scatter_(1, blocks.anchors % accepted.shape[1], found)  # -1, no anchor, falls on the column behind the last
     return accepted[:, :-1].cpu().numpy()
 

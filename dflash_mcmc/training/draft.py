@@ -20,8 +20,8 @@ from omegaconf import OmegaConf
 from dflash_mcmc.engine import dflash_checkpoint
 from dflash_mcmc.engine.dflash import DFlash, DFlashShape
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.files import write_atomically
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store import write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.training import accepted, loop, schedule
 from dflash_mcmc.training.blocks import Blocks, Epochs

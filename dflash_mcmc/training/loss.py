@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dflash_mcmc.engine.dflash import DFlash, block_pass
+from dflash_mcmc.engine import forcing
+from dflash_mcmc.engine.dflash import DFlash
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.training.blocks import Blocks
 
@@ -27,42 +28,6 @@ class Objective(NamedTuple):
     """`tokens`, `p` or `p_alpha`; see `DraftPlan`."""
     alpha: float
     gamma: float
-
-
-class Reading(NamedTuple):
-    """What the target makes of sequences.
-
-    Attributes:
-        features: (rows, length, features · hidden), outputs of the tapped layers.
-        hidden: (rows, length, hidden), behind the final norm.
-    """
-
-    features: torch.Tensor
-    hidden: torch.Tensor
-
-
-@torch.no_grad()
-def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...]) -> Reading:
-    """One forward of the target, without a cache. What stands in the padding on the right reaches nothing before it."""
-    with model.tapped(layers) as outputs:
-        hidden = model.decoder(input_ids=tokens, use_cache=False).last_hidden_state
-    return Reading(torch.cat(outputs, dim=-1), hidden)
-
-
-def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """Hidden states (rows, blocks, block_size - 1, hidden) of the drafted slots of all blocks, in one forward."""
-    shape, weight = draft.shape, draft.fc.weight
-    positions = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
-    positions = positions.masked_fill(positions >= blocks.lengths[:, None], -1)
-    keys, values = draft.keys_values(draft.context(features.to(weight.dtype)), positions)
-    ids = torch.full((*blocks.anchors.shape, shape.block_size), shape.mask_token_id, device=features.device)
-    ids[..., 0] = blocks.tokens.gather(1, blocks.anchors.clamp(min=0))
-    with torch.no_grad():
-        embeddings = model.decoder.get_input_embeddings()(ids).to(weight.dtype) * shape.embedding_scale
-    # A block's rows are masked from those of all others: with as many of them as there is context, at most half is wasted.
-    at_once = max(1, features.shape[1] // shape.block_size)
-    parts = zip(blocks.anchors.split(at_once, dim=1), embeddings.split(at_once, dim=1), strict=True)
-    return torch.cat([block_pass(draft, keys, values, positions, *part)[:, :, 1:] for part in parts], dim=1)
 
 
 def slot_weights(blocks: Blocks, block_size: int, gamma: float) -> torch.Tensor:
@@ -82,9 +47,10 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: Blocks, objective: Obj
     weights = slot_weights(blocks, draft.shape.block_size, objective.gamma)
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)
     positions = blocks.anchors[rows, anchors] + slots + 1
-    reading = read(model, blocks.tokens, draft.shape.target_layers)
+    layers = draft.shape.target_layers
+    reading = forcing.read(model, blocks.tokens, layers)
     with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
-        hidden = drafted(draft, model, reading.features, blocks)[rows, anchors, slots]
+        hidden = forcing.drafted(draft, model, reading.features(model, layers), *blocks)[rows, anchors, slots]
     # The target's law of a token comes from the position before it.
     teacher = None if objective.target == "tokens" else reading.hidden[rows, positions - 1]
     labels, weights = blocks.tokens[rows, positions], weights[rows, anchors, slots]

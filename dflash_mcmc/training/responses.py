@@ -7,26 +7,31 @@ are free; a run that is stopped draws again only the pieces that were under way.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc import ranks
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.locks import Locks
 from dflash_mcmc.ops import Chain, Draw, Law
-from dflash_mcmc.ranks import Team
 from dflash_mcmc.rng import Key
 from dflash_mcmc.training.recipe import DraftPlan
 from dflash_mcmc.types import ChainResult
 from dflash_mcmc.types import Path as PathOfTokens
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from dflash_mcmc.engine.batched import BatchedEngine
     from dflash_mcmc.engine.language_model import LanguageModel
 
 _PIECE = 256
+_POLL_SECONDS = 0.1
 
 
 class Response(NamedTuple):
@@ -53,21 +58,19 @@ class Request(NamedTuple):
 
 def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Request) -> list[Response]:
     """The set, drawn as far as the folder lacks it. Raises UserError for prompts that are too long and laws that are none."""
-    here, team = folder / "responses" / request.name, Team(f"{folder.name}/{request.name}")
+    here = folder / "responses" / request.name
     here.mkdir(parents=True, exist_ok=True)
     pieces = [here / f"{number:05d}.npz" for number in range(-(-len(request.questions) // _PIECE))]
     if not all(piece.is_file() for piece in pieces):
-        _draw(plan, model, team, request, pieces)
-    team.add("drawn", 1)
-    team.wait("drawn", team.size)
+        _draw(plan, model, request, pieces)
     return [response for piece in pieces for response in _read(piece)]
 
 
-def _draw(plan: DraftPlan, model: LanguageModel, team: Team, request: Request, pieces: list[Path]) -> None:
+def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[Path]) -> None:
     from tqdm import tqdm
 
     prompts = [_encode(plan, model, question) for question in request.questions]
-    engine = _engine(plan, model, prompts, team)
+    engine = _engine(plan, model, prompts)
     key = Key(plan.seed).fold_in("response", request.name)
 
     def chain(index: int) -> Chain:
@@ -76,20 +79,32 @@ def _draw(plan: DraftPlan, model: LanguageModel, team: Team, request: Request, p
         return ChainResult(path)
 
     with tqdm(total=len(prompts), unit="response", desc=request.name, mininterval=0.5, dynamic_ncols=True,
-              disable=bool(team.rank)) as bar:
-        for number in team.take(len(pieces)):
+              disable=bool(ranks.rank())) as bar:
+        for number in _claimed(pieces, bar):
             indices = range(number * _PIECE, min((number + 1) * _PIECE, len(prompts)))
-            if not pieces[number].is_file():
-                drawn: dict[int, Response] = {}
-                for done in engine.run((index, chain(index)) for index in indices):
-                    if done.result is None:
-                        raise UserError(f"{request.name}, prompt {done.tag}: {done.failure}")
-                    tokens = np.concatenate((prompts[done.tag], done.result.path.tokens))
-                    drawn[done.tag] = Response(tokens.astype(np.int32), len(prompts[done.tag]))
-                    bar.update()
-                _write(pieces[number], [drawn[index] for index in indices])
-            else:
-                bar.update(len(indices))
+            drawn: dict[int, Response] = {}
+            for done in engine.run((index, chain(index)) for index in indices):
+                if done.result is None:
+                    raise UserError(f"{request.name}, prompt {done.tag}: {done.failure}")
+                tokens = np.concatenate((prompts[done.tag], done.result.path.tokens))
+                drawn[done.tag] = Response(tokens.astype(np.int32), len(prompts[done.tag]))
+                bar.update()
+            _write(pieces[number], [drawn[index] for index in indices])
+
+
+def _claimed(pieces: list[Path], bar: tqdm) -> Iterator[int]:
+    """Numbers of the pieces that are missing and that no other process draws. Ends when all are there."""
+    locks = Locks(pieces[0].parent / "lock")
+    try:
+        while missing := [number for number, piece in enumerate(pieces) if not piece.is_file()]:
+            for number in missing:
+                if locks.take(number) and not pieces[number].is_file():
+                    yield number
+                locks.free(number)
+            bar.update(min(sum(piece.is_file() for piece in pieces) * _PIECE, bar.total) - bar.n)
+            time.sleep(_POLL_SECONDS)
+    finally:
+        locks.close()
 
 
 def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
@@ -97,7 +112,7 @@ def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
     return model.encode(text, not plan.model.chat)
 
 
-def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray], team: Team) -> BatchedEngine:
+def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
     """The engine, once its memory is known to be there. Raises ConfigError."""
     from dflash_mcmc.engine.batched import BatchedEngine
     from dflash_mcmc.engine.interface import Options
@@ -108,7 +123,7 @@ def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray], te
         raise ConfigError("responses.max_new_tokens", horizon, f"at most {model.max_positions - prompt_length}: the longest "
                           f"prompt takes {prompt_length} of the model's {model.max_positions} positions")
     options = Options(**{name: getattr(hardware, name) for name in Options._fields})
-    share = min(_PIECE, -(-len(prompts) // team.size))
+    share = min(_PIECE, -(-len(prompts) // ranks.world_size()))
     length = prompt_length + horizon
     planned = plan_memory(model, hardware.num_slots, share, length, prompt_length, options, hardware.memory_gb)
     return BatchedEngine(model, NoBlend(), planned.num_slots, length, options, prompt_length)

@@ -18,8 +18,8 @@ from dflash_mcmc.config import Paths
 from dflash_mcmc.dataset.arith import LEVELS, make_problem, make_solution
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime, spec_of
+from dflash_mcmc.files import write_atomically
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store import write_atomically
 from dflash_mcmc.training import loop, schedule
 from dflash_mcmc.training.batches import POOL_BATCHES, cut_by_length
 

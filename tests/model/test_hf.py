@@ -184,14 +184,19 @@ def test_bare_text_gets_the_models_own_special_tokens(make_config, checkpoint):
     assert model.encode("Ann")[0] != 468
 
 
-@pytest.mark.parametrize("condition", ["greedy", "temp", "ps", "blend_greedy", "blend_ps"])
-def test_real_problems_through_the_real_tokenizer(make_config, shared_data, tmp_path, condition):
+@pytest.fixture(scope="module")
+def real_vocabulary(shared_data, tmp_path_factory):
+    return random_qwen3(tmp_path_factory.mktemp("checkpoint") / "random_qwen3", shared_data)
+
+
+@pytest.mark.parametrize("condition", ["greedy", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("temp", "ps", "blend_greedy", "blend_ps"))])
+def test_real_problems_through_the_real_tokenizer(make_config, shared_data, real_vocabulary, condition):
     """MATH-500 prompts, Qwen3's tokenizer, chat template and stop ids, on a small random Qwen3 in bfloat16."""
-    folder = random_qwen3(tmp_path / "random_qwen3", shared_data)
     config = make_config(f"condition={condition}", "dataset=math500", f"dataset.path={shared_data}/math500/test.jsonl",
-                         f"model.path={folder}", "dataset.max_new_tokens=16", "dataset.limit=6")
+                         f"model.path={real_vocabulary}", "dataset.max_new_tokens=16", "dataset.limit=3")
     result = execute(config)
-    assert result.summary["num_samples"] == 6
+    assert result.summary["num_samples"] == 3
     model = config.model.load("cpu")
     assert model.stop_ids == (151643, 151645)
     assert model.dtype == torch.bfloat16

@@ -40,8 +40,8 @@ def weights(folder) -> dict:
 
 
 def test_stopped_and_continued_ends_in_the_same_weights(plan, tmp_path, monkeypatch):
-    whole = weights(target.train(plan(f"paths.outputs={tmp_path / 'whole'}")))
-    stopped = plan(f"paths.outputs={tmp_path / 'stopped'}")
+    whole = weights(target.train(plan("evaluate_every=4", f"paths.outputs={tmp_path / 'whole'}")))
+    stopped = plan("evaluate_every=4", f"paths.outputs={tmp_path / 'stopped'}")
     optimise, calls = loop.optimise, []
 
     def stop_at_fifth(*arguments):
@@ -59,6 +59,7 @@ def test_stopped_and_continued_ends_in_the_same_weights(plan, tmp_path, monkeypa
     assert all(torch.equal(whole[name], continued[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_model_learns_and_what_is_written_is_loaded_by_model_path(plan, make_config):
     folder = target.train(plan("steps=30", "batch_size=16"))
     lines = [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]

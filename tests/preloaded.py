@@ -1,0 +1,118 @@
+"""The process from which tests/processes.py starts programs: it has imported the packages that this project uses, nothing of
+the project itself, and forks for each program that it is asked for.
+
+`python preloaded.py FD`, where FD is a socket. A request is four file descriptors: a file with the program as JSON, its
+standard output, its standard error, and a pipe that is told the program's process id and, when it has ended, its exit code.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import multiprocessing.process
+import os
+import runpy
+import signal
+import socket
+import sys
+import types
+from pathlib import Path
+
+PACKAGES = ("torch._dynamo", "transformers.models.qwen3.modeling_qwen3", "accelerate", "scipy.stats", "sympy", "math_verify",
+            "pebble", "matplotlib.pyplot", "hydra.main", "hydra._internal.hydra", "omegaconf", "jinja2", "tabulate",
+            "tqdm.auto", "yaml", "psutil")
+"""Those that may be imported long before: pandas and what imports it (statsmodels, arviz, datasets) start a thread then, and
+wandb remembers the process."""
+
+
+def main(given: int) -> None:
+    """Serves requests until the other end closes; returns in the forked process, as the program that was asked for."""
+    for name in PACKAGES:
+        importlib.import_module(name)
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.exit("a process with threads cannot be forked: one of the packages has started some")
+    assert "dflash_mcmc" not in sys.modules
+    gc.freeze()  # the collector would write to, and so copy, the pages that the programs share
+    with socket.socket(fileno=given) as requests:
+        while True:
+            descriptors = _received(requests)
+            if not descriptors:
+                sys.exit()
+            if os.fork() == 0:
+                break
+            for descriptor in descriptors:
+                os.close(descriptor)
+            _reap()
+    program, output, errors, told = descriptors
+    _supervise(told)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    with open(program) as file:
+        _become(**json.load(file))
+    for descriptor in (output, errors):
+        os.close(descriptor)
+
+
+def _received(requests: socket.socket) -> list[int]:
+    """The descriptors of a request; none where the other end has closed."""
+    descriptors = array.array("i")
+    _, ancillary, _, _ = requests.recvmsg(1, socket.CMSG_SPACE(4 * descriptors.itemsize))
+    for _, _, data in ancillary:
+        descriptors.frombytes(data)
+    return list(descriptors)
+
+
+def _reap() -> None:
+    """Ended programs are waited for, so that their time counts as this process's children's."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _supervise(told: int) -> None:
+    """Forks: the parent tells the child's id and end, and is gone; returns in the child."""
+    child = os.fork()
+    if child:
+        os.write(told, f"{child}\n".encode())
+        _, status = os.waitpid(child, 0)
+        os.write(told, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        os._exit(0)
+    os.close(told)
+    os.setsid()
+
+
+def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+    """What the interpreter does before it runs the first line of a program."""
+    own = set(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    first = {"-m": folder, "-c": ""}.get(arguments[0], str(Path(arguments[0]).resolve().parent))
+    added = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [first, *added, *(entry for entry in sys.path[1:] if entry not in own)]
+    importlib.invalidate_caches()
+    multiprocessing.process.ORIGINAL_DIR = folder
+    sys.orig_argv = [sys.executable, *arguments]
+    sys.argv = [arguments[0], *arguments[2:]] if arguments[0] in ("-m", "-c") else arguments
+
+
+def run(kind: str, what: str) -> None:
+    """`python -m what`, `python -c what`, or `python what`."""
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.modules["__main__"] = program = types.ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), program.__dict__)
+    else:
+        runpy.run_path(kind, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+    run(*[*sys.orig_argv[1:], ""][:2])

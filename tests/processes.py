@@ -1,0 +1,167 @@
+"""Programs in processes of their own, without the seconds that each would spend on its imports.
+
+    done = processes.run(["-m", "dflash_mcmc", "sampler=greedy"], folder)  # as subprocess.run: returncode, stdout, stderr
+    with processes.start(["-m", "dflash_mcmc"], folder, WANDB_MODE="offline") as program:  # as subprocess.Popen
+        os.kill(program.pid, signal.SIGINT)
+        output, errors = program.communicate(timeout=60)
+
+A program is forked from a process that has imported torch, transformers and the like, and nothing of this project
+(tests/preloaded.py); everything else is its own: arguments, folder, environment, output, session (its id is its process
+group's), exit code, end of the interpreter. What it starts itself, it starts from nothing. What such a process cannot show is
+that the imports work on their own, or what memory they take: for that use subprocess.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "MPL", "PYTHON", "LD_")
+"""Beginnings of the names of variables that the packages read when they are imported; PYTHONPATH may be given."""
+
+
+class Program:
+    """A running program. Its output goes to files, so that it never waits for a reader."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str]):
+        self.args = [sys.executable, *arguments]
+        self.returncode: int | None = None
+        self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  (open as long as this is)
+        self._told, telling = os.pipe()
+        with tempfile.TemporaryFile("w+") as request:
+            json.dump({"arguments": arguments, "folder": str(folder), "environment": environment}, request)
+            request.flush()
+            request.seek(0)
+            files = [request.fileno(), self._output.fileno(), self._errors.fileno(), telling]
+            socket.send_fds(_preloaded(), [b"1"], files)
+            os.close(telling)
+            self.pid = int(self._line())
+
+    def _line(self) -> str:
+        text = b""
+        while not text.endswith(b"\n"):
+            read = os.read(self._told, 1)
+            if not read:
+                raise RuntimeError("the process that starts programs has ended: see its message on standard error")
+            text += read
+        return text.decode()
+
+    def poll(self) -> int | None:
+        """The exit code, minus a signal's number; None while it runs."""
+        return self._await(0)
+
+    def _await(self, seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._told], [], [], seconds)[0]:
+            self.returncode = int(self._line())
+            os.close(self._told)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        if self._await(timeout) is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Waits for the end; all of the output and errors. Raises subprocess.TimeoutExpired."""
+        self.wait(timeout)
+        return self.stdout, self.stderr
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed so far."""
+        return _content(self._output)
+
+    @property
+    def stderr(self) -> str:
+        """What it has told so far."""
+        return _content(self._errors)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends it and what it has started in its session."""
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.kill()
+        self.wait()
+
+
+def _content(file: BinaryIO) -> str:
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
+def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> Program:
+    """Starts `python *arguments` (`-m module`, `-c code` or a file, and what follows) in a folder and a session of its own.
+
+    `environment` is set beside this process's variables; None takes one away.
+    """
+    # Without the service that W&B has started in this process and would share with its children.
+    given = {**os.environ, "WANDB_SERVICE": None, **environment}
+    given = {name: value for name, value in given.items() if value is not None and not name.startswith("PYTEST_")}
+    _check(given)
+    return Program([str(argument) for argument in arguments], Path(folder).resolve(), given)
+
+
+def run(arguments: Sequence[str], folder: Path, timeout: float = 300,
+        **environment: str | None) -> subprocess.CompletedProcess:
+    """Runs `python *arguments` to its end; see `start`. Raises subprocess.TimeoutExpired, and ends it."""
+    with start(arguments, folder, **environment) as program:
+        output, errors = program.communicate(timeout)
+        return subprocess.CompletedProcess(program.args, program.returncode, output, errors)
+
+
+def start_ranks(count: int, arguments: Sequence[str], folder: Path, **environment: str | None) -> list[Program]:
+    """The same command once for each process of a launch, with the variables that `accelerate launch` sets."""
+    sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    return [start(arguments, folder, RANK=str(rank), LOCAL_RANK=str(rank), **sizes, **environment) for rank in range(count)]
+
+
+def _check(given: dict[str, str]) -> None:
+    base = _environment()
+    names = [name for name in given.keys() | base.keys()
+             if name.startswith(READ_AT_IMPORT) and name != "PYTHONPATH" and given.get(name, base.get(name)) != base.get(name)]
+    if names:
+        raise ValueError(f"{', '.join(sorted(names))}: read when packages are imported, which has been done: use subprocess")
+
+
+@functools.cache
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads would start in the process that forks
+
+
+@functools.cache
+def _preloaded() -> socket.socket:
+    """The socket of the process that forks, which ends with this one."""
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen([sys.executable, Path(__file__).with_name("preloaded.py"), str(theirs.fileno())],
+                               pass_fds=[theirs.fileno()], env=_environment(), stdin=subprocess.DEVNULL)
+    theirs.close()
+    atexit.register(_end, ours, process)
+    return ours
+
+
+def _end(ours: socket.socket, process: subprocess.Popen) -> None:
+    ours.close()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
