@@ -49,8 +49,14 @@ def random_model(family: str = "qwen3", sharpness: float = 4.0, **changes) -> to
 
 @cache
 def rows_do_not_depend_on_the_batch() -> bool:
-    """Whether this machine's arithmetic gives a row the same bits in batches of 8 and 32, as the engine's shapes rely on."""
+    """Whether this machine's arithmetic gives a row the same bits in every batch of eights, as the engine's shapes rely on."""
+    return all(_bits_stay(*widths) for widths in ((32, 48), (128, 64), (128, 384), (384, 128), (128, 512)))
+
+
+def _bits_stay(inputs: int, outputs: int) -> bool:
+    """In a layer of these widths: those of the models here and of the embedded one."""
     generator = torch.Generator().manual_seed(0)
-    weight, rows = torch.randn(48, 32, generator=generator), torch.randn(32, 32, generator=generator)
+    weight, rows = torch.randn(outputs, inputs, generator=generator), torch.randn(64, inputs, generator=generator)
     whole = torch.nn.functional.linear(rows, weight)
-    return all(torch.equal(torch.nn.functional.linear(rows[n : n + 8], weight), whole[n : n + 8]) for n in range(0, 32, 8))
+    return all(torch.equal(torch.nn.functional.linear(rows[start:end], weight), whole[start:end])
+               for start in range(0, 64, 8) for end in range(start + 8, 65, 8))

@@ -31,6 +31,15 @@ def same_string(gold: str, answer: str) -> bool:
     return golds == answers
 
 
+def normal_form(text: str) -> str:
+    """What an answer is as a string, whatever the gold answer: both normalisations, one after the other.
+
+    Answers with equal forms are one vote: the usual vote of self-consistency (Wang et al. 2022, arXiv 2203.11171) on answers
+    that are no plain numbers.
+    """
+    return _prm800k(_hendrycks(text))
+
+
 def _hendrycks(text: str) -> str:
     text = _without_text(text.strip()).replace("\n", "").replace(r"\!", "").replace("\\\\", "\\")
     text = text.replace("tfrac", "frac").replace("dfrac", "frac").replace(r"\left", "").replace(r"\right", "")

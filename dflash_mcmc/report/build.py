@@ -19,6 +19,7 @@ from dflash_mcmc.report.sections import (
     compared,
     cost,
     interaction,
+    matched,
     overall,
     overlap,
     paired,
@@ -29,7 +30,7 @@ from dflash_mcmc.report.sections import (
 )
 from dflash_mcmc.report.study import Study, study_of
 
-_SECTIONS = (overall, paired, strata, overlap, interaction, cost, swept, chains, compared, setting, provenance)
+_SECTIONS = (overall, paired, matched, strata, overlap, interaction, cost, swept, chains, compared, setting, provenance)
 
 
 class Built(NamedTuple):
@@ -59,12 +60,12 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         out: folder to write to; None takes `report` in the folder that all runs are in, their experiment's.
         baseline: see `study_of`.
         pair: see `study_of`.
-        lenient: reports what is good, and says what was left out, where a file is corrupt.
+        lenient: reports what is good, and says what was left out, where a file is corrupt or runs are over several datasets.
 
     Raises UserError, of one line.
     """
     found, left_out = read(run_folders(runs, outputs), lenient)
-    study = study_of(found, baseline, pair, left_out)
+    study = study_of(found, baseline, pair, left_out, lenient)
     sections = [section for module in _SECTIONS if (section := module.section(study)) is not None]
     folder = out or Path(os.path.commonpath([run.folder.parent.resolve() for run in study.runs])) / "report"
     _write(folder, study, sections)

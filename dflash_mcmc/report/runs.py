@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +39,8 @@ class Run(NamedTuple):
     records: list[dict]
     expected: int | None
     """Number of records of the finished run; None where nothing says it."""
+    summarised: bool = False
+    """Whether the last start has told that nothing is missing."""
 
     @property
     def digest(self) -> str:
@@ -56,8 +59,17 @@ class Run(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether every sample that was asked for is recorded."""
-        return self.expected is not None and len(self.records) >= self.expected
+        """Whether every sample that was asked for last is recorded.
+
+        Which problems were asked for is not known, only how many, and how many chains of each: those with the most are
+        counted, so that what an earlier start has drawn does not stand for what is missing.
+        """
+        if self.expected is None or len(self.records) < self.expected:
+            return False
+        chains = max(1, int(self.config.get("num_chains") or 1))
+        counts = Counter(record["problem"] for record in self.records if record["chain"] < chains)
+        asked = -(-self.expected // chains)
+        return self.summarised or sum(sorted(counts.values(), reverse=True)[:asked]) >= self.expected
 
     @property
     def shown(self) -> str:
@@ -127,7 +139,7 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
                                 f"it lacks {', '.join(sorted(set(_NEEDED) - set(record)))}")
     condition = (config.get("condition") or {}).get("name") or _made_of(identity)
     return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records,
-               _expected(folder, config, sessions, records)), said
+               *_expected(folder, config, sessions, records)), said
 
 
 def _loaded(path: Path, parse: Callable[[str], object]) -> object:
@@ -169,14 +181,14 @@ def _made_of(identity: dict) -> str:
     return "_".join(name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
 
 
-def _expected(folder: Path, config: dict, sessions: list[dict], records: list[dict]) -> int | None:
-    """Number of records of the finished run: those that a finished one has, else problems asked for times chains."""
+def _expected(folder: Path, config: dict, sessions: list[dict], records: list[dict]) -> tuple[int | None, bool]:
+    """`expected` and `summarised` of a run: the records that a finished one has, else problems asked for times chains."""
     last = sessions[-1] if sessions else {}
     # A start writes what its engine did, and then the summary, when nothing is pending.
     if "engine" in last and _summarised(folder) == len(records):
-        return len(records)
+        return len(records), True
     problems = last.get("num_problems") or _asked_for(dict(config.get("dataset") or {}))
-    return problems * int(config.get("num_chains") or 1) if problems else None
+    return problems * int(config.get("num_chains") or 1) if problems else None, False
 
 
 def _asked_for(dataset: dict) -> int | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.intervals import Estimate
 from dflash_mcmc.report.runs import Run
-from dflash_mcmc.statistics.chains import aggregated
+from dflash_mcmc.statistics.chains import affordable, aggregated
 from dflash_mcmc.statistics.outcomes import Outcomes, outcomes
 from dflash_mcmc.statistics.shares import accuracy_of
 
@@ -66,37 +67,76 @@ class Study(NamedTuple):
 
 
 def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[str] | None = None,
-             left_out: Sequence[str] = ()) -> Study:
+             left_out: Sequence[str] = (), lenient: bool = False) -> Study:
     """Checks that the runs can stand side by side, and settles what is compared.
 
     Args:
         baseline: a run by label, condition or identity; None takes greedy decoding without a blend, else the first run.
         pair: two runs; None takes the first two that differ in the blend alone and sample, else baseline and next run.
         left_out: what the reader of the runs has left out.
+        lenient: of runs over several datasets takes those over the one that most are over, and says what was left out.
 
     Raises UserError, of one line.
     """
-    runs = list(runs)
+    runs, left_out = list(runs), list(left_out)
+    if lenient:
+        runs, others = _over_one_dataset(runs)
+        left_out += [f"left out: {run.folder}: over dataset={run.component('dataset')}, and most runs are over another"
+                     for run in others]
     _check_dataset(runs)
     base = _pick(runs, baseline, "--baseline") if baseline else _greedy(runs) or runs[0]
-    return Study(runs, [entry for run in runs for entry in _entries(run)], base, _pair(runs, base, pair),
+    return Study(runs, [entry for run in runs for entry in _entries(run, runs)], base, _pair(runs, base, pair),
                  [*left_out, *_warnings(runs)])
 
 
 def same_but(run: Run, other: Run, *groups: str) -> bool:
-    """Whether two runs differ in these groups alone. A field that is null, or that one lacks, changes nothing there."""
+    """Whether two runs differ in these groups alone. A field that is null, or that one lacks, changes nothing there.
+
+    Nor does the seed where one of them is greedy and draws nothing.
+    """
+    ignored = {*groups, *(["seed"] if "greedy" in (run.component("sampler"), other.component("sampler")) else [])}
     return all(run.identity[key] == other.identity[key] for key in run.identity.keys() & other.identity.keys()
-               if key.partition(".")[0] not in groups and None not in (run.identity[key], other.identity[key]))
+               if key.partition(".")[0] not in ignored and None not in (run.identity[key], other.identity[key]))
 
 
-def _entries(run: Run) -> list[Entry]:
+def full(run: Run) -> list[dict]:
+    """The records of the problems that have all chains: votes of fewer would be other votes."""
+    counts = Counter(record["problem"] for record in run.records)
+    return [record for record in run.records if counts[record["problem"]] == run.num_chains]
+
+
+def votes(run: Run) -> bool:
+    """Whether its answers can be voted for: programs cannot, and single chains need no vote."""
+    return run.num_chains > 1 and run.component("grader") != "code"
+
+
+def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
+    """Its samples; where it has several chains what they come to together, and votes of as many as other runs cost."""
     entries = [_entry(run, "sample", run.shown, run.records)]
+    records, alpha = full(run), _weighed_by(run)
+    if votes(run):
+        numbers = [number for number in matched(run, records, runs) if 1 < number < run.num_chains]
+        entries += [_entry(run, "majority", f"{run.shown}, majority of {number}", aggregated(records, chains=number))
+                    for number in (*numbers, run.num_chains)]
     if run.num_chains > 1:
-        alpha = _weighed_by(run)
-        for by, name in (("majority", "majority"), ("log_p", "best by log p"), ("power", f"weighed by p^{alpha or 1:g}")):
-            if by != "power" or alpha:
-                entries.append(_entry(run, by, f"{run.shown}, {name} of {run.num_chains}", aggregated(run.records, by, alpha)))
+        entries.append(_entry(run, "log_p", f"{run.shown}, best by log p of {run.num_chains}", aggregated(records, "log_p")))
+    if run.num_chains > 1 and alpha:
+        entries.append(_entry(run, "power", f"{run.shown}, weighed by p^{alpha:g} of {run.num_chains}",
+                              aggregated(records, "power", alpha)))
     return entries
+
+
+def matched(run: Run, records: Sequence[dict], runs: Sequence[Run], cost: str = "token_forwards") -> list[int]:
+    """Of independent draws, how many chains cost as much as a sample of each of the other runs: each number once."""
+    if run.component("sampler") != "temperature":
+        return []
+    return sorted({affordable(records, cost_of(other.records, cost), cost) for other in runs
+                   if other is not run and other.component("sampler") not in ("temperature", "greedy")})
+
+
+def cost_of(records: Sequence[dict], cost: str) -> float:
+    """Mean of a cost over records."""
+    return sum(record[cost] for record in records) / len(records)
 
 
 def _entry(run: Run, by: str, shown: str, records: list[dict]) -> Entry:
@@ -145,6 +185,15 @@ def _pair(runs: Sequence[Run], baseline: Run, names: Sequence[str] | None) -> tu
     return (baseline, others[0]) if others else None
 
 
+def _over_one_dataset(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """The runs over the dataset that most are over, of equally many the first; and the others."""
+    found: dict[bool, list[Run]] = {True: [], False: []}
+    most = Counter(run.component("dataset") for run in runs).most_common(1)[0][0]
+    for run in runs:
+        found[run.component("dataset") == most].append(run)
+    return found[True], found[False]
+
+
 def _check_dataset(runs: Sequence[Run]) -> None:
     """Raises UserError where the runs are not over the same dataset: one table of them would compare what cannot be."""
     names = {run.component("dataset"): run.folder for run in runs}
@@ -166,8 +215,13 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     problems = {run.label: set(run.problems) for run in runs}
     shared, every = set.intersection(*problems.values()), set.union(*problems.values())
     if shared != every:
-        said.append(f"the runs are not over the same problems: {len(shared):,} of {len(every):,} are in all of them; each "
-                    "comparison is on the problems that its runs share, and says how many it leaves out")
+        said.append(f"the runs are not over the same problems: {len(shared):,} of {len(every):,} are in all of them; paired "
+                    "differences, overlap, interaction and improvements are on the problems that their runs share, every "
+                    "other table and figure is of each run's own problems")
+    for run in runs:
+        if uneven := len(run.problems) - len({record["problem"] for record in full(run)}):
+            said.append(f"{run.label}: {uneven:,} of {len(run.problems):,} problems have fewer than {run.num_chains} chains; "
+                        "votes leave them out")
     for what, of, why in (
         ("devices", lambda run: [session.get("device") for session in run.sessions], "seconds do not compare"),
         ("dtypes", lambda run: [run.identity.get("model.dtype")], "log-probabilities differ in more than the sampler"),

@@ -1,14 +1,16 @@
 """Several chains a problem: pass@k, majority votes, the best of N, and runs turned into one record a problem.
 
-A vote is an extracted answer. Two answers are one vote where their texts are equal but for white space at the ends, or where
-the grader has called both correct: they equal the gold answer, so they equal each other. Wrong answers that are written
-differently but mean the same count as different votes: the grader compares with the gold answer alone. A sample without an
-answer does not vote. A tied vote counts as the expected value of a fair draw among the winners; where nobody votes, the
-problem is wrong.
+A vote is an extracted answer, and knows nothing of the gold one: two answers are one vote where they are equal as strings,
+once both are normalised (`grading.string_rule.normal_form`). What means the same and is written otherwise counts as different
+votes, right or wrong: a vote that asked the grader, who knows what is right, would pool right answers alone. An answer is
+correct where any of its texts was graded so. A sample without an answer does not vote. A tied vote counts as the expected
+value of a fair draw among the winners; where nobody votes, the problem is wrong. Programs are no votes: nothing is equal
+about two that solve the same problem.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +23,9 @@ from dflash_mcmc.statistics.shares import mean_share
 from dflash_mcmc.statistics.votes import Votes, expected_majority
 
 _SUMMED = ("token_forwards", "target_forwards", "tokens_drawn", "tokens_skipped", "blocks_drafted", "tokens_drafted",
-           "tokens_kept", "seconds", "share_seconds", "num_tokens", "proposals", "accepted", "moved", "abandoned")
+           "tokens_kept", "share_seconds", "num_tokens", "proposals", "accepted", "moved", "abandoned")
+_LONGEST = "seconds"
+"""From a chain's start to its end: chains are drawn beside each other, and the last one to end ends the vote."""
 
 
 def pass_at_k(correct: int, chains: int, k: int) -> float:
@@ -111,8 +115,8 @@ def aggregated(records: Sequence[dict], by: str = "majority", alpha: float | Non
 
     `correct` is the share in [0, 1] that statistics take (see `outcomes.score`); verdict is `correct`, `wrong`, `no_answer`
     (no chain has one), `not_drawn` (none could be), `tied` (a tied vote that a correct answer may win) or `expected`
-    (any other share between 0 and 1). Tokens, forwards and seconds are those of all chains together; `num_chains` tells their
-    number; log_p is None, since a vote has none.
+    (any other share between 0 and 1). Tokens, forwards and `share_seconds` are those of all chains together, `seconds` those
+    of the longest, as if all had begun together; `num_chains` tells their number; log_p is None, since a vote has none.
 
     Args:
         by: `majority`, or a key of `best_of`.
@@ -163,9 +167,17 @@ def _aggregate(row: dict, chains: list[dict], number: int) -> dict:
     spent = {name: sum(record[name] for record in chains) for name in _SUMMED if name in first}
     if number < len(chains):
         spent = {name: total * number / len(chains) for name, total in spent.items()}
+    if _LONGEST in first:
+        spent[_LONGEST] = _expected_longest([record[_LONGEST] for record in chains], number)
     return {"problem": row["problem"], "chain": 0, "level": first.get("level"), "subject": first.get("subject"),
             "verdict": verdict, "correct": row["correct"], "answer": row["answer"], "gold": first.get("gold"), "log_p": None,
             "num_chains": number, "law_error": max(record.get("law_error", 0.0) for record in chains), **spent}
+
+
+def _expected_longest(seconds: list[float], number: int) -> float:
+    """Mean of the largest, over all ways to take so many."""
+    ways = math.comb(len(seconds), number)
+    return sum(value * math.comb(place, number - 1) for place, value in enumerate(sorted(seconds))) / ways
 
 
 def _with_enough(records: Sequence[dict], ks: Sequence[int] | None) -> tuple[list[list[dict]], list[int], int]:

@@ -7,14 +7,14 @@ from typing import NamedTuple
 from dflash_mcmc.intervals import Estimate
 from dflash_mcmc.statistics.outcomes import Outcomes
 from dflash_mcmc.statistics.paired import mean_difference
-from dflash_mcmc.statistics.shares import accuracy_of
+from dflash_mcmc.statistics.shares import accuracy_of, mean_share
 
 
 class Interaction(NamedTuple):
     """A two-by-two table. Its cells are named by two digits: blend off or on, then sampler off or on."""
 
     cells: dict[str, Estimate]
-    """Accuracy of `00`, `01`, `10` and `11`."""
+    """Accuracy of `00`, `01`, `10` and `11`, each problem counting once, as in the effect."""
     effect: Estimate
     """(11 - 10) - (01 - 00): what the sampler gains under the blend beyond what it gains without; 0 where both add up."""
 
@@ -30,4 +30,5 @@ def two_by_two(o00: Outcomes, o01: Outcomes, o10: Outcomes, o11: Outcomes) -> In
     if not o00.problems:
         raise ValueError("the runs have no problem in common: there is nothing to compare")
     effect = mean_difference((o11.correct - o10.correct) - (o01.correct - o00.correct), widest=2.0)
-    return Interaction({name: accuracy_of(of) for name, of in runs.items()}, effect)
+    cells = {name: accuracy_of(of) if of.single else mean_share(of.correct) for name, of in runs.items()}
+    return Interaction(cells, effect)

@@ -4,6 +4,9 @@ The exact McNemar test of n problems, a share `discordant` of which only one of 
 more of them are the better run's. Its power is summed up exactly, over the number of discordant problems and who solves them:
 the usual formula (Connor 1987, "Sample size for testing differences in proportions for the paired-sample design") is for the
 asymptotic test and gives too few problems for the exact one.
+
+With several chains a problem the test is of mean differences, and what counts is how far problems scatter:
+`problems_by_spread` and `detectable_by_spread` are of the paired t test, which the permutation test comes to with many.
 """
 
 from __future__ import annotations
@@ -72,6 +75,39 @@ def detectable(problems: int, discordant: float, power: float = 0.8, level: floa
         middle = (low + high) / 2.0
         low, high = (low, middle) if power_of(problems, middle, discordant, level) >= power else (middle, high)
     return high
+
+
+def problems_by_spread(difference: float, spread: float, power: float = 0.8, level: float = 0.05) -> int:
+    """Fewest problems with which the paired t test finds the mean difference with this power. Raises UserError.
+
+    Args:
+        spread: standard deviation of a problem's difference; > 0.
+    """
+    from statsmodels.stats.power import TTestPower
+
+    _check("difference", difference, 0.0 < difference <= 1.0, "a number > 0 and <= 1")
+    _check("spread", spread, spread > 0.0, "a number > 0")
+    _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
+    low, high = 1, 2
+    while TTestPower().power(difference / spread, high, level) < power:
+        low, high = high, 2 * high
+        if high > _MOST:
+            raise UserError(f"difference: given {difference:g}; allowed: one that fewer than {_MOST:,} problems show")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if TTestPower().power(difference / spread, middle, level) >= power else (middle, high)
+    return high
+
+
+def detectable_by_spread(problems: int, spread: float, power: float = 0.8, level: float = 0.05) -> float | None:
+    """Smallest mean difference that so many problems show with this power; None of fewer than two, or beyond 1."""
+    from statsmodels.stats.power import TTestPower
+
+    _check("spread", spread, spread > 0.0, "a number > 0")
+    if problems < 2:
+        return None
+    found = spread * float(TTestPower().solve_power(None, problems, level, power))
+    return found if found <= 1.0 else None
 
 
 def _check(name: str, given: float, holds: bool, allowed: str) -> None:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.grading.string_rule import normal_form
+
 
 class Candidate(NamedTuple):
     """An answer that was voted for."""
@@ -18,12 +20,14 @@ class Candidate(NamedTuple):
     """Its most frequent text, of equally frequent ones the first."""
     number: int
     correct: bool
+    """Whether any of its texts was graded correct."""
 
 
 class Counts(NamedTuple):
-    """How many votes the correct answer has, the wrong ones have, in descending order, and how many chains do not vote."""
+    """How many votes each correct and each wrong answer has, in descending order, and how many chains do not vote."""
 
-    correct: int
+    correct: tuple[int, ...]
+    """Several where the grader calls answers correct that a vote cannot tell to be equal."""
     wrong: tuple[int, ...]
     silent: int
 
@@ -38,11 +42,11 @@ class Votes(NamedTuple):
     def of(cls, chains: Sequence[dict]) -> Votes:
         """Of the records of one problem."""
         texts = [(record["answer"] or "").strip() for record in chains]
-        correct = {text for text, record in zip(texts, chains, strict=True) if record["verdict"] == "correct"} - {""}
-        found: dict[str | None, Counter] = {}
+        correct = {normal_form(text) for text, record in zip(texts, chains, strict=True) if record["verdict"] == "correct"}
+        found: dict[str, Counter] = {}
         for text in filter(None, texts):
-            found.setdefault(None if text in correct else text, Counter())[text] += 1
-        candidates = [Candidate(votes.most_common(1)[0][0], votes.total(), name is None) for name, votes in found.items()]
+            found.setdefault(normal_form(text), Counter())[text] += 1
+        candidates = [Candidate(votes.most_common(1)[0][0], votes.total(), vote in correct) for vote, votes in found.items()]
         return cls(tuple(candidates), texts.count(""))
 
     @property
@@ -57,30 +61,42 @@ class Votes(NamedTuple):
 
     def counts(self) -> Counts:
         """All that decides what a vote is expected to give."""
-        wrong = sorted((candidate.number for candidate in self.candidates if not candidate.correct), reverse=True)
-        return Counts(sum(candidate.number for candidate in self.candidates if candidate.correct), tuple(wrong), self.silent)
+        correct, wrong = (tuple(sorted((candidate.number for candidate in self.candidates if candidate.correct is side),
+                                       reverse=True)) for side in (True, False))
+        return Counts(correct, wrong, self.silent)
 
 
 @lru_cache(maxsize=4096)
 def expected_majority(counts: Counts, ks: tuple[int, ...]) -> tuple[float, ...]:
-    """For each k the mean, over all ways to take k of the chains, of a vote's value: 1, 0, or 1 / winners of a tied one.
+    """For each k the mean, over all ways to take k of the chains, of a vote's value: the share of the winners that is correct.
 
-    Counted, not enumerated: for each number of votes j of the correct answer, how many ways leave every wrong answer at most j
-    votes, by how many chains they take and by how many wrong answers tie.
+    It is the sum, over the correct answers, of how much of a vote each is expected to win.
     """
-    size = counts.correct + sum(counts.wrong) + counts.silent
     values = np.zeros(len(ks))
-    for j in range(1, counts.correct + 1):
-        ways = np.zeros((size + 1, len(counts.wrong) + 1))  # [chains taken, wrong answers with j votes]
+    for place, votes in enumerate(counts.correct):
+        others = counts.correct[:place] + counts.correct[place + 1:] + counts.wrong
+        values += _expected_win(votes, others, counts.silent, ks)
+    return tuple(values.clip(0.0, 1.0).tolist())
+
+
+def _expected_win(own: int, others: tuple[int, ...], silent: int, ks: tuple[int, ...]) -> np.ndarray:
+    """For each k the mean, over all ways to take k of the chains, of 1 / winners where this answer is one, else 0.
+
+    Counted, not enumerated: for each number of its votes j, how many ways leave every other answer at most j votes, by how
+    many chains they take and by how many others tie.
+    """
+    size, values = own + sum(others) + silent, np.zeros(len(ks))
+    for j in range(1, own + 1):
+        ways = np.zeros((size + 1, len(others) + 1))  # [chains taken, other answers with j votes]
         ways[0, 0] = 1.0
-        for votes in counts.wrong:
+        for votes in others:
             ways = _with_answer(ways, votes, j)
-        fair = ways @ (1.0 / np.arange(1, len(counts.wrong) + 2))
-        fair = _with_answer(fair[:, None], counts.silent, size + 1)[:, 0]  # those who do not vote may be as many as they like
+        fair = ways @ (1.0 / np.arange(1, len(others) + 2))
+        fair = _with_answer(fair[:, None], silent, size + 1)[:, 0]  # those who do not vote may be as many as they like
         for place, k in enumerate(ks):
             if k >= j:
-                values[place] += math.comb(counts.correct, j) * fair[k - j] / math.comb(size, k)
-    return tuple(values.clip(0.0, 1.0).tolist())
+                values[place] += math.comb(own, j) * fair[k - j] / math.comb(size, k)
+    return values
 
 
 def _with_answer(ways: np.ndarray, votes: int, most: int) -> np.ndarray:

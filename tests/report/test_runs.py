@@ -103,6 +103,17 @@ class TestRead:
         (found,), _ = read(run_folders([run]))
         assert (found.expected, found.complete) == (40, False)
 
+    def test_samples_that_are_not_asked_for_now_stand_for_none_that_is_missing(self, tmp_path):
+        """A hundred problems once; then four chains of twenty, killed with one more recorded: 59 are missing."""
+        made = [record(f"p{number}") for number in range(100)] + [record("p0", chain=1)]
+        run = write(tmp_path / "demo", "ps", made, limit=20, num_chains=4, finished=False)
+        (found,), _ = read(run_folders([run]))
+        assert (found.expected, len(found.records), found.complete) == (80, 101, False)
+        whole = made + [record(f"p{number}", chain=chain) for number in range(20) for chain in range(4) if (number, chain) > (0, 1)
+                        and chain]
+        (run / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
+        assert read(run_folders([run]))[0][0].complete
+
     def test_problems_of_an_installed_dataset_are_counted(self, tmp_path):
         run = write(tmp_path / "demo", "ps", records(5), finished=False)
         config = json.loads((run / "config.yaml").read_text())

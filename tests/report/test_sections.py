@@ -8,7 +8,7 @@ from dflash_mcmc.report import figure
 from dflash_mcmc.report.locate import run_folders
 from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
 from dflash_mcmc.report.runs import read
-from dflash_mcmc.report.sections import chains, compared, cost, interaction, overall, paired, setting, strata, swept
+from dflash_mcmc.report.sections import chains, compared, cost, interaction, matched, overall, paired, setting, strata, swept
 from dflash_mcmc.report.study import Study, study_of
 from dflash_mcmc.statistics.shares import wilson
 from tests.report.folders import identity, record, write
@@ -107,6 +107,37 @@ class TestSeveralChains:
         found = {row["run"]: row["token_forwards"] for row in cost.section(study).tables[0].rows}
         assert (found["temp"], found["temp, majority of 3"]) == (100, 300)
 
+    def test_votes_stand_at_the_cost_of_other_runs(self, study, tmp_path):
+        """Power sampling for 250 token-forwards: two draws of 100 may vote. Of a, b, c every pair wins, 2/3 of 1 and 1/2, ..."""
+        write(tmp_path / "demo", "ps", [record(problem, "correct" if problem == "a" else "wrong", token_forwards=250,
+                                               share_seconds=4.0) for problem in "abc"])
+        found = study_over(tmp_path)
+        assert [entry.shown for entry in found.entries if entry.by == "majority"] == ["temp, majority of 2", "temp, majority of 3"]
+        tables = {table.name: table.rows for table in matched.section(found).tables}
+        (row,) = tables["matched_token_forwards"]
+        assert (row["run"], row["votes_of"], row["k"], row["vote_cost"], row["cost"]) == ("ps", "temp", 2, 200.0, 250.0)
+        assert row["vote_accuracy"] == pytest.approx((1.0 + 2 / 3 + 1 / 3) / 3)  # of two that differ each is as likely
+        assert row["difference"] == pytest.approx(1 / 3 - row["vote_accuracy"])
+        assert tables["matched_share_seconds"][0]["k"] == 1  # a draw has 8 s of the device
+        assert matched.section(study) is None  # nothing to hold against the votes
+
+    def test_problems_with_fewer_chains_are_no_votes(self, tmp_path):
+        write(tmp_path / "demo", "temp", [record("a", "correct", chain) for chain in range(3)] + [record("b", "wrong")],
+              num_chains=3)
+        found = study_over(tmp_path)
+        votes = {entry.shown: len(entry.records) for entry in found.entries if entry.voted}
+        assert set(votes.values()) == {1}
+        assert any("1 of 2 problems have fewer than 3 chains; votes leave them out" in said for said in found.warnings)
+
+    def test_programs_are_no_votes(self, tmp_path):
+        write(tmp_path / "demo", "temp", [record("a", "correct", chain) for chain in range(3)],
+              identity("temp", grader="code"), num_chains=3)
+        found = study_over(tmp_path)
+        assert [entry.by for entry in found.entries] == ["sample", "log_p", "power"]
+        section = chains.section(found)
+        assert [(row["pass_at_k"], row["majority_at_k"]) for row in rows(section, "votes")] == [(1.0, None)] * 3
+        assert len(section.drawings[0].make().axes) == 2
+
     def test_curves_over_the_number_of_chains(self, study):
         found = rows(chains.section(study), "votes")
         assert [row["k"] for row in found] == [1, 2, 3]
@@ -171,6 +202,38 @@ def test_interaction_takes_runs_that_differ_in_blend_and_sampler_alone(tmp_path)
     write(tmp_path / "demo", "blend_ps", solved(9), identity("blend_ps", sampler__num_steps=10))  # no ps run has these
     (row,) = interaction.section(study_over(tmp_path)).tables[0].rows
     assert (row["both_on"], row["interaction"]) == ("blend_ps num_steps=2 beta=0.05", 0.0)
+
+
+def test_interaction_does_not_ask_greedy_decoding_for_its_seed(tmp_path):
+    for name, seed in (("greedy", 0), ("blend_greedy", 0), ("ps", 1), ("blend_ps", 1)):
+        write(tmp_path / "demo", name, solved(5), identity(name, seed=seed))
+    assert len(interaction.section(study_over(tmp_path)).tables[0].rows) == 1
+
+
+def test_only_runs_over_the_same_problems_are_on_one_front(tmp_path):
+    """Ten easy problems of forty, all right, at any cost."""
+    write(tmp_path / "demo", "greedy", solved(10, 40, token_forwards=100))
+    write(tmp_path / "demo", "ps", solved(20, 40, token_forwards=900))
+    write(tmp_path / "demo", "temp", solved(10, 10, token_forwards=50))
+    study = study_over(tmp_path)
+    fronts = {row["run"]: row["front_token_forwards"] for row in cost.section(study).tables[0].rows}
+    assert fronts == {"greedy": True, "ps": True, "temp": False}
+    assert any("every other table and figure is of each run's own problems" in said for said in study.warnings)
+
+
+def test_runs_stand_for_the_methods_that_they_are(tmp_path):
+    """Temperature 1 is not low; power samplers of two settings are not held against each other."""
+    write(tmp_path / "demo", "greedy", solved(5))
+    write(tmp_path / "demo", "temp", solved(5), identity("temp", sampler__temperature=1.0))
+    write(tmp_path / "demo", "ps", solved(6))
+    write(tmp_path / "demo", "draft_blend_ps", solved(9), identity("draft_blend_ps", sampler__alpha=8.0))
+    section = compared.section(study_over(tmp_path))
+    assert {row["method"] for row in rows(section, "published") if row["model"] == "these runs"} == {"greedy", "power sampling"}
+    assert "blend_sources" not in {table.name for table in section.tables}
+    write(tmp_path / "demo", "blend_ps", solved(9))
+    section = compared.section(study_over(tmp_path))
+    assert {row["method"] for row in rows(section, "published") if row["model"] == "these runs"} == {
+        "greedy", "power sampling", "blend, power sampling"}
 
 
 def test_rates_of_proposals_are_over_proposals(tmp_path):

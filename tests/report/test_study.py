@@ -69,6 +69,13 @@ def test_several_datasets_are_refused(runs):
         study_over(runs)
 
 
+def test_of_several_datasets_the_one_of_most_runs_is_reported_when_asked(runs):
+    other = write(runs, "ps", records("abcd", "ab"), identity("ps", dataset="gsm8k"))
+    study = study_over(runs, lenient=True)
+    assert [run.component("dataset") for run in study.runs] == ["math500"] * 4
+    assert study.warnings == [f"left out: {other}: over dataset=gsm8k, and most runs are over another"]
+
+
 def test_the_same_problem_with_another_answer_is_refused(runs):
     write(runs, "ps", records("abcd", "ab", gold="43"), identity("ps", dataset__content="c" * 32))
     with pytest.raises(UserError, match=r"problem 'a' has the answer '42' in .* and '43' in .*; allowed: runs over"):

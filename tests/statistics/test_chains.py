@@ -61,15 +61,30 @@ def test_majority_counts_texts_and_states_ties():
     assert (found["silent"]["answer"], found["silent"]["votes"], found["silent"]["chains"]) == (None, 0, 2)
 
 
-def test_what_the_grader_calls_correct_is_one_vote():
-    """Two ways to write the gold answer outvote two equal wrong ones; two ways to write a wrong one do not."""
-    half = [summed("a", verdict, number, answer=answer)
-            for number, (answer, verdict) in enumerate([("1/2", "correct"), ("3", "wrong"), ("0.5", "correct"), ("3", "wrong"),
-                                                        ("\\frac12", "correct"), ("3", "wrong"), ("1/2", "wrong")])]
-    row, = majority(half)
-    assert (row["answer"], row["votes"], row["correct"]) == ("1/2", 4, 1.0)  # the last one's grading was out of time
-    other, = majority(chains("a", "2/4", "0.5", "3", "3"))
-    assert (other["votes"], other["answer"]) == (2, "3")
+def graded(*answers: tuple[str, str]) -> list[dict]:
+    """A chain for each answer and verdict."""
+    return [summed("a", verdict, number, answer=answer) for number, (answer, verdict) in enumerate(answers)]
+
+
+def test_a_vote_is_a_normalised_text_whatever_is_correct():
+    """Ways to write one number are one vote, right or wrong."""
+    half = [("1/2", "correct"), ("0.5", "correct"), (r"\\frac12", "correct"), (r"\\dfrac{1}{2}", "timeout")]
+    third = [("1/3", "wrong"), (r"\\frac{1}{3}", "wrong"), (r"\\frac13", "wrong"), ("1 / 3", "wrong")]
+    row, = majority(graded(*half, *third))
+    assert (row["tied"], row["votes"], row["correct"]) == (True, 4, 0.5)
+    row, = majority(graded(*half, *third[1:]))
+    assert (row["answer"], row["votes"], row["correct"]) == ("1/2", 4, 1.0)
+    row, = majority(graded(*half[1:], *third))
+    assert (row["answer"], row["correct"]) == ("1/3", 0.0)
+
+
+def test_a_vote_does_not_know_the_gold_answer():
+    """Texts that the grader alone can tell to be equal are votes apart, as wrong ones are."""
+    found = graded(("2/4", "correct"), (r"\\frac{3}{6}", "correct"), ("0.50", "correct"), ("3", "wrong"), ("3", "wrong"))
+    row, = majority(found)
+    assert (row["answer"], row["votes"], row["correct"]) == ("3", 2, 0.0)
+    row, = majority(found[:4])
+    assert (row["tied"], row["correct"]) == (True, 0.75)
 
 
 def enumerated_majority(answers: tuple, k: int) -> float:
@@ -159,10 +174,11 @@ def test_an_aggregate_stands_beside_single_samples():
     records = aggregated(several())
     assert [record["verdict"] for record in records] == ["correct", "tied", "no_answer"]
     assert [record["correct"] for record in records] == [1.0, 0.5, 0.0]
-    assert records[0] | {"seconds": 8.0, "token_forwards": 200, "num_tokens": 40, "num_chains": 4, "level": 3} == records[0]
+    expected = {"seconds": 2.0, "share_seconds": 2.0, "token_forwards": 200, "num_tokens": 40, "num_chains": 4, "level": 3}
+    assert records[0] | expected == records[0]
     assert accuracy(records).value == pytest.approx(0.5)
     summary = summarise("majority@4", records)
-    assert (summary["correct"], summary["no_answer"], summary["mean_seconds"], summary["mean_log_p"]) == (1.5, 1, 16 / 3, None)
+    assert (summary["correct"], summary["no_answer"], summary["mean_seconds"], summary["mean_log_p"]) == (1.5, 1, 4 / 3, None)
     single = outcomes([chain for chain in several() if chain["chain"] == 0])
     assert compare(outcomes(records), single).test == "paired permutation"
 
@@ -178,7 +194,7 @@ def test_an_aggregate_of_equal_chains_is_tied():
 def test_fewer_chains_are_the_mean_over_all_ways_to_take_them(by, number):
     given = several()
     for place, record in enumerate(given):
-        record["log_p"] = -float(place * 7 % 5)  # with equal ones
+        record.update(log_p=-float(place * 7 % 5), seconds=float(place * 5 % 3))  # with equal ones
     given[5].update(verdict="not_drawn", answer=None)
     for found in aggregated(given, by, chains=number):
         own = [record for record in given if record["problem"] == found["problem"]]

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.statistics.power import detectable, power_of, problems_needed
+from dflash_mcmc.statistics.power import detectable, detectable_by_spread, power_of, problems_by_spread, problems_needed
 
 
 def connor(difference: float, discordant: float, power: float = 0.8, level: float = 0.05) -> float:
@@ -73,3 +73,21 @@ def test_impossible_questions_are_one_line(arguments, message):
 def test_no_problems_have_no_power():
     with pytest.raises(UserError, match="problems: given 0"):
         power_of(0, 0.1, 0.2)
+
+
+def test_problems_of_several_chains_go_by_their_spread():
+    """Ten times the chains, a tenth of the variance, a tenth of the problems; against simulated experiments."""
+    needed, spread = problems_by_spread(0.03, 0.3), 0.3
+    assert needed == pytest.approx(((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * spread / 0.03) ** 2, rel=0.01)
+    assert needed / problems_by_spread(0.03, spread / np.sqrt(10)) == pytest.approx(10, rel=0.1)
+    drawn = np.random.default_rng(0).normal(0.03, spread, (4_000, needed))
+    assert np.mean(stats.ttest_1samp(drawn, 0.0, axis=1).pvalue <= 0.05) == pytest.approx(0.8, abs=4 * 0.4 / np.sqrt(4_000))
+    assert detectable_by_spread(needed, spread) == pytest.approx(0.03, rel=0.01)
+    assert detectable_by_spread(1, spread) is detectable_by_spread(3, 1.0) is None
+
+
+def test_impossible_spreads_are_one_line():
+    with pytest.raises(UserError, match="spread: given 0"):
+        problems_by_spread(0.03, 0.0)
+    with pytest.raises(UserError, match="difference: given 1e-05; allowed: one that fewer than"):
+        problems_by_spread(1e-5, 1.0)

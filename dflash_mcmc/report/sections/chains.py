@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.intervals import Clusters, Estimate
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, counted, ends, named, paragraphs, shared
 from dflash_mcmc.report.runs import Run
-from dflash_mcmc.report.study import Study
+from dflash_mcmc.report.study import Study, full, votes
 from dflash_mcmc.statistics.chains import majority, majority_curve, pass_curve
 
 if TYPE_CHECKING:
@@ -21,10 +22,13 @@ nothing. Abandoned are proposals whose drawing stopped early, since they could n
 drawn tokens that needed no forward, since they were those of the current sequence. The law's error bounds the total
 variation that early rejection with epsilon adds; 0 is exact. Intervals are of a bootstrap over problems.
 """
+_PASSES = """
+pass@k is the chance that one of k chains is right (unbiased, Chen et al. 2021), on the problems that have all chains.
+"""
 _VOTES = """
-pass@k is the chance that one of k chains is right (unbiased, Chen et al. 2021), majority@k the accuracy of the most frequent
-answer of k chains, over all ways to take k of them; both are on the problems that have all chains. A tie counts as the
-expected value of a fair draw; votes of all chains are tied on {ties}.
+majority@k is the accuracy of the most frequent answer of k of their chains, over all ways to take k. Answers are one vote
+where they are equal as strings, normalised; a tie counts as the expected value of a fair draw. Votes of all chains are tied
+on {ties}.
 """
 
 
@@ -36,6 +40,7 @@ def section(study: Study) -> Section | None:
         tables.append(Table("chains", "Proposals", _columns(), [_diagnosed(run) for run in proposing]))
         text += _PROPOSALS
     several = [run for run in study.runs if run.num_chains > 1]
+    voting = [run for run in several if votes(run)]
     if several:
         curves = {run.shown: _curve(run) for run in several}
         rows = [row for curve in curves.values() for row in curve]
@@ -44,7 +49,7 @@ def section(study: Study) -> Section | None:
         of = f", of the first {_MOST_DRAWN} runs" if len(curves) > _MOST_DRAWN else ""
         drawings.append(Drawing(f"fig_{study.dataset}_chains", f"pass@k, and accuracy of a majority vote over k chains{of}.",
                                 lambda: _figure(first)))
-        text += "\n\n" + _VOTES.format(ties=", ".join(map(_ties, several)))
+        text += "\n\n" + _PASSES + (_VOTES.format(ties=", ".join(map(_ties, voting))) if voting else "")
     return Section("chains", "Chain diagnostics", paragraphs(text), tables, drawings) if tables else None
 
 
@@ -57,26 +62,35 @@ def _diagnosed(run: Run) -> dict:
     return {"run": run.shown, "samples": len(run.records), "proposals": sum(proposals),
             **{key: end for name, values in became.items() for key, end in of.ratio(values, proposals).columns(name).items()},
             "skipped": sum(record["tokens_skipped"] for record in run.records) / drawn if drawn else None,
-            "mean_log_p": of.mean([record["log_p"] for record in run.records]).value,
+            "mean_log_p": _mean_log_p(run),
             "law_error": max(record["law_error"] for record in run.records)}
+
+
+def _mean_log_p(run: Run) -> float | None:
+    """Of the samples that could be drawn: the others' is 0."""
+    drawn = [record["log_p"] for record in run.records if record["verdict"] != NOT_DRAWN]
+    return sum(drawn) / len(drawn) if drawn else None
 
 
 def _columns() -> list[Column]:
     return [named("run", "run"), counted("samples", "samples"), counted("proposals", "proposals"),
             *(shared(name, name) for name in ("accepted", "moved", "identical", "abandoned", "skipped")),
-            Column("mean log p", lambda row: f"{row['mean_log_p']:.2f}"),
+            Column("mean log p", lambda row: "-" if row["mean_log_p"] is None else f"{row['mean_log_p']:.2f}"),
             Column("law error", lambda row: f"{row['law_error']:.2g}")]
 
 
 def _curve(run: Run) -> list[dict]:
-    """Rows of k."""
-    return [{"run": run.shown, **passed, **Estimate(*ends(voted, "accuracy"), 0).columns("majority_at_k")}
-            for passed, voted in zip(pass_curve(run.records), majority_curve(run.records), strict=True)]
+    """Rows of k; without a majority where answers are no votes."""
+    passed = pass_curve(run.records)
+    voted = [Estimate(None, None, None, 0)] * len(passed)
+    if votes(run):
+        voted = [Estimate(*ends(row, "accuracy"), 0) for row in majority_curve(run.records)]
+    return [{"run": run.shown, **row, **of.columns("majority_at_k")} for row, of in zip(passed, voted, strict=True)]
 
 
 def _ties(run: Run) -> str:
-    votes = majority(run.records)
-    return f"{sum(vote['tied'] for vote in votes):,} of {len(votes):,} problems of {run.shown}"
+    found = majority(full(run))
+    return f"{sum(vote['tied'] for vote in found):,} of {len(found):,} problems of {run.shown}"
 
 
 def _vote_columns() -> list[Column]:
@@ -94,6 +108,8 @@ def _figure(curves: dict[str, list[dict]]) -> Figure:
     panels = drawn.subplots(1, 2, sharey=True)
     for axes, key, title in zip(panels, ("pass_at_k", "majority_at_k"), ("pass@k", "majority@k"), strict=True):
         for number, (label, rows) in enumerate(curves.items()):
+            if rows[0][key] is None:
+                continue
             estimates = [Estimate(*ends(row, key), row["n"]) for row in rows]
             beside = 1.0 + 0.02 * (number - (len(curves) - 1) / 2)
             axes.errorbar([row["k"] * beside for row in rows], [100.0 * estimate.value for estimate in estimates],

@@ -59,18 +59,24 @@ def section(study: Study) -> Section | None:
 
 
 def _candidates(study: Study) -> dict[str, list[Run]]:
-    return {role: found for role, made_of in _ROLES.items() if (found := study.role(*made_of))}
+    """The runs that could stand for each method: at temperature 1 and above nothing is low about a temperature."""
+    found = {role: study.role(*made_of) for role, made_of in _ROLES.items()}
+    found["temp"] = [run for run in found["temp"] if float(run.identity.get("sampler.temperature") or 1.0) < 1.0]
+    return {role: runs for role, runs in found.items() if runs}
 
 
 def _roles(study: Study) -> dict[str, Run]:
-    """The run of each method: of power samplers those of one setting, with and without a blend, where there are such."""
+    """The run of each method. Power samplers are of one setting, with and without a blend: others are not compared.
+
+    Of several settings that with the most methods counts, of equal ones the first.
+    """
     candidates = _candidates(study)
+    power = {role: runs for role, runs in candidates.items() if role.endswith("ps")}
     settings = []
-    for first in candidates.get("ps", []):
-        alike = {role: [run for run in candidates.get(role, []) if same_but(run, first, "blend", "draft")]
-                 for role in ("blend_ps", "draft_blend_ps")}
-        settings.append({"ps": first, **{role: found[0] for role, found in alike.items() if found}})
-    return {**{role: runs[0] for role, runs in candidates.items()}, **max(settings, key=len, default={})}
+    for first in (run for runs in power.values() for run in runs):
+        alike = {role: [run for run in runs if same_but(run, first, "blend", "draft")] for role, runs in power.items()}
+        settings.append({role: found[0] for role, found in alike.items() if found})
+    return {**{role: runs[0] for role, runs in candidates.items() if role not in power}, **max(settings, key=len, default={})}
 
 
 def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dict[str, Estimate]]:

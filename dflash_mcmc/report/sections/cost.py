@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, accurate, named, paragraphs, shared
-from dflash_mcmc.report.study import Entry, Study
+from dflash_mcmc.report.study import Entry, Study, cost_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,16 +17,22 @@ _COSTS = {"token_forwards": "token-forwards an answer", "share_seconds": "second
 _TEXT = """
 Token-forwards are the positions that the target was evaluated at for an answer: prompt, prefixes read again and tokens
 drawn. Seconds of the device are an answer's share of the engine's time in its batch, seconds to the answer the time from its
-start to its end with the others beside it. A vote costs what all its chains cost.
+start to its end with the others beside it. A vote costs what all its chains cost; its seconds to the answer are those of the
+longest of them.
 
 On the Pareto front are the finished runs that no other equals at a lower cost, or beats at the same. It goes by the
-accuracies as they are: neighbours on it may well be ties.
+accuracies as they are: neighbours on it may well be ties. Runs stand on it with those over the same problems alone: over
+other problems an accuracy is another one. Of several such groups the largest has the front.
 """
 
 
 def section(study: Study) -> Section:
     """A row for each run and vote."""
     rows = [_row(entry) for entry in study.entries]
+    problems = Counter(frozenset(entry.outcomes.problems) for entry in study.entries if entry.run.complete)
+    largest = max(problems, key=lambda found: (problems[found], len(found)), default=frozenset())
+    for row, entry in zip(rows, study.entries, strict=True):
+        row["comparable"] = entry.run.complete and frozenset(entry.outcomes.problems) == largest
     for cost in _COSTS:
         for row in rows:
             row[f"front_{cost}"] = _on_front(row, rows, cost)
@@ -36,14 +43,14 @@ def section(study: Study) -> Section:
 
 
 def _row(entry: Entry) -> dict:
-    costs = {name: sum(record[name] for record in entry.records) / len(entry.records) for name in (*_COSTS, "seconds")}
+    costs = {name: cost_of(entry.records, name) for name in (*_COSTS, "seconds")}
     return {"run": entry.shown, **accurate(entry.accuracy), **costs, "complete": entry.run.complete}
 
 
 def _on_front(row: dict, rows: Sequence[dict], cost: str) -> bool:
-    """Of the finished runs: a few samples are quickly the best."""
-    return row["complete"] and not any(
-        other["complete"] and other[cost] <= row[cost] and other["accuracy"] >= row["accuracy"]
+    """Of finished runs over the same problems: a few samples are quickly the best, and so are easy ones."""
+    return row["comparable"] and not any(
+        other["comparable"] and other[cost] <= row[cost] and other["accuracy"] >= row["accuracy"]
         and (other[cost] < row[cost] or other["accuracy"] > row["accuracy"]) for other in rows)
 
 

@@ -24,9 +24,11 @@ used up its time, errors made it fail. By strings is what the string rule of pub
 (PRM800K's normalisation without its algebra); it decides nothing here.
 """
 _VOTES = """
-A majority or best-of-N row makes one answer a problem of all its chains; a tied vote counts as its expected value. Its
-tokens, time and token-forwards are those of all its chains together, so it is the baseline of equal compute for whatever
-costs as much.
+A majority or best-of-N row makes one answer a problem of so many of its chains, of the problems that have all; a tied vote
+counts as its expected value, and of fewer chains than there are the mean over all ways to take them is told. Its tokens and
+token-forwards are those of its chains together, its time that of the longest. Answers are one vote where they are equal as
+strings, normalised, whatever the gold answer. Independent draws have a row for each number of chains that costs as much as
+another run: the baseline of equal compute.
 """
 
 
@@ -37,7 +39,7 @@ def section(study: Study) -> Section:
     if any(row["accepted_length"] is not None for row in rows):
         columns.append(Column("accepted length", _accepted_length))
     text = paragraphs(_TEXT) + (paragraphs(_VOTES) if any(entry.voted for entry in study.entries) else [])
-    verdicts = [{"run": entry.shown, **summary_of(entry)} for entry in study.drawn]
+    verdicts = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries if not entry.voted]
     return Section("overall", "Overall", text, [Table("overall", "All runs", columns, rows),
                                                 Table("verdicts", "Verdicts", _verdict_columns(), verdicts)],
                    [Drawing(f"fig_{study.dataset}_accuracy", "Accuracy of every run with its 95 % interval.",
@@ -75,12 +77,15 @@ def _figure(study: Study) -> Figure:
     from matplotlib.figure import Figure
 
     labels, estimates = [entry.shown for entry in study.drawn], [entry.accuracy for entry in study.drawn]
-    whole = [entry.accuracy.value for entry in study.drawn if entry.run.complete]  # a few samples are quickly the best
+    same = set(study.baseline.problems)  # easier ones are as quickly the best as a few are
+    ranked = [entry.run.complete and set(entry.outcomes.problems) == same for entry in study.drawn]
+    best = max((entry.accuracy.value for entry, counts in zip(study.drawn, ranked, strict=True) if counts), default=None)
     texts = [f"{percent(estimate.value)}   {count(estimate.value * estimate.n)} of {estimate.n:,}" for estimate in estimates]
     drawn = Figure(figsize=figure.rows_size(labels), layout="constrained")
     axes = drawn.subplots()
     figure.draw_estimates(axes, labels, estimates, texts,
-                          [entry.run.complete and entry.accuracy.value == max(whole) for entry in study.drawn])
+                          [counts and entry.accuracy.value == best
+                           for entry, counts in zip(study.drawn, ranked, strict=True)])
     axes.axvline(100.0 * study.entry(study.baseline).accuracy.value, color=figure.INK, linewidth=0.8, linestyle=":", zorder=1)
     axes.set_title(f"Accuracy on {study.dataset}")
     axes.set_xlabel(f"correct answers, %, with 95 % intervals; dotted: {study.baseline.label}")

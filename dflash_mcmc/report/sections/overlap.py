@@ -33,7 +33,7 @@ def section(study: Study) -> Section | None:
     same, compared = _same_answers(first.run.records, second.run.records)
     left = f" ({left_out:,} left out)" if left_out else ""
     text = [f"{first.shown} against {second.shown} on the {n:,} problems that both have{left}. {_said(found, a, b)}",
-            f"Their answers are the same text on {same:,} of {compared:,} problems." if compared else
+            f"Their answers are the same text on {same:,} of the {compared:,} problems that both answer." if compared else
             "With several chains a problem the counts are expected ones, of a chain of each run."]
     columns = [named("category", "category"), counted("problems", "problems"), shared("share", "share"),
                named("description", "description")]
@@ -50,11 +50,11 @@ def _said(found: Paired, a: str, b: str) -> str:
 
 
 def _same_answers(first: list[dict], second: list[dict]) -> tuple[int, int]:
-    """Problems with the same answer in both, of those that both have; of none where either has several chains."""
+    """Problems with the same answer in both, of those that both answer; of none where either has several chains."""
     answers = [{record["problem"]: record["answer"] for record in records} for records in (first, second)]
     if any(len(found) < len(records) for found, records in zip(answers, (first, second), strict=True)):
         return 0, 0
-    both = answers[0].keys() & answers[1].keys()
+    both = [problem for problem in answers[0].keys() & answers[1].keys() if answers[0][problem] and answers[1][problem]]
     return sum(answers[0][problem] == answers[1][problem] for problem in both), len(both)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.intervals import Estimate
@@ -20,9 +23,9 @@ from dflash_mcmc.report.parts import (
     probability,
 )
 from dflash_mcmc.report.study import Entry, Study
-from dflash_mcmc.statistics.outcomes import aligned
+from dflash_mcmc.statistics.outcomes import Outcomes, aligned
 from dflash_mcmc.statistics.paired import compare, holm, verdict
-from dflash_mcmc.statistics.power import detectable, problems_needed
+from dflash_mcmc.statistics.power import detectable, detectable_by_spread, problems_by_spread, problems_needed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +34,7 @@ SOUGHT = 0.03
 """The difference of accuracies that the power analysis asks for."""
 _FEWEST = 10
 """Problems of a comparison that is drawn: the interval of fewer is all that there is room for."""
-_VERDICTS = {"a better": "better", "b better": "worse", "tie": "tie"}
+VERDICTS = {"a better": "better", "b better": "worse", "tie": "tie"}
 _NOTHING = dict.fromkeys(("both", "only_run", "only_baseline", "neither", "difference", "difference_low", "difference_high",
                           "p_value", "p_holm", "problems_for_3_points", "detectable_difference"))
 _TEXT = """
@@ -40,9 +43,10 @@ once, with an interval from a bootstrap over problems. p is of the exact McNemar
 both runs, else of a paired permutation test over problems; p (Holm) is adjusted for all rows of the table. A run is called
 better or worse only where p (Holm) is at most 0.05; else it is a tie.
 
-Two columns are for the next experiment. With as large a share of problems that only one of the runs solves as here, a
-difference of {sought:.0f} points is found with 80 % power on so many problems; and on the problems of this comparison the
-smallest difference that is found with 80 % power is so many points. A hyphen: no such difference can be, or none is found.
+Two columns are for the next experiment, of one comparison at p = 0.05. Where problems differ between the runs as they do here
+(with one chain by the share that only one of the runs solves, with several by the spread of their differences), a difference
+of {sought:.0f} points is found with 80 % power on so many problems; and on the problems of this comparison the smallest
+difference that is found with 80 % power is so many points. A hyphen: no such difference can be, or none is found.
 """
 
 
@@ -55,7 +59,7 @@ def section(study: Study) -> Section | None:
     rows = [_row(entry, base) for entry in others]
     for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
         if adjusted is not None:
-            row["p_holm"], row["verdict"] = adjusted, _VERDICTS[verdict(row["difference"], adjusted)]
+            row["p_holm"], row["verdict"] = adjusted, VERDICTS[verdict(row["difference"], adjusted)]
     title = f"Difference to {study.baseline.label}"
     names = {entry.shown for entry in study.drawn}
     shown = [row for row in rows if row["run"] in names and row["problems"] >= _FEWEST] or rows
@@ -77,19 +81,26 @@ def _row(entry: Entry, base: Entry) -> dict:
     if not own.problems:
         return {**row, **_NOTHING, "test": "none", "verdict": "no problem in common: not compared"}
     found = compare(own, other)
-    discordant = (found.only_a + found.only_b) / len(own.problems)
     return {**row, "both": found.both, "only_run": found.only_a, "only_baseline": found.only_b, "neither": found.neither,
             **found.difference.columns("difference"), "p_value": found.p_value, "p_holm": None, "test": found.test,
-            "verdict": _VERDICTS[found.verdict], "problems_for_3_points": _needed(discordant),
-            "detectable_difference": detectable(len(own.problems), discordant) if discordant else None}
+            "verdict": VERDICTS[found.verdict], **_planned(own, other)}
 
 
-def _needed(discordant: float) -> int | None:
-    """None where the runs differ on too few problems for such a difference to be."""
-    if discordant < SOUGHT:
-        return None
+def _planned(own: Outcomes, other: Outcomes) -> dict[str, float | None]:
+    """For the next experiment; without numbers where the runs differ on too few problems for such a difference to be."""
+    differences, problems = own.correct - other.correct, len(own.problems)
+    if own.single and other.single:
+        discordant = float(np.abs(differences).mean())
+        return {"problems_for_3_points": _told(problems_needed, SOUGHT, discordant) if discordant >= SOUGHT else None,
+                "detectable_difference": detectable(problems, discordant) if discordant else None}
+    spread = float(differences.std(ddof=1)) if problems > 1 else 0.0
+    return {"problems_for_3_points": _told(problems_by_spread, SOUGHT, spread) if spread else None,
+            "detectable_difference": detectable_by_spread(problems, spread) if spread else None}
+
+
+def _told(needed: Callable[[float, float], int], difference: float, varies: float) -> int | None:
     try:
-        return problems_needed(SOUGHT, discordant)
+        return needed(difference, varies)
     except UserError:  # more than anybody has
         return None
 

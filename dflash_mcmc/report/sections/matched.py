@@ -1,0 +1,65 @@
+"""Every run against majority votes of independent draws that cost as much: is it better than drawing more often?"""
+
+from __future__ import annotations
+
+from dflash_mcmc.report.parts import Column, Section, Table, counted, differing, named, paragraphs, probability, shared
+from dflash_mcmc.report.runs import Run
+from dflash_mcmc.report.sections.paired import VERDICTS
+from dflash_mcmc.report.study import Study, cost_of, full, votes
+from dflash_mcmc.statistics.chains import affordable, aggregated
+from dflash_mcmc.statistics.outcomes import aligned, outcomes
+from dflash_mcmc.statistics.paired import compare, holm, verdict
+from dflash_mcmc.statistics.shares import accuracy_of
+
+_COSTS = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
+_TEXT = """
+A sampler that costs as much as k independent draws has to beat their majority vote. Each run stands here against votes of as
+many chains of a run of sampler=temperature as a sample of it costs, once in token-forwards and once in seconds of the device:
+the largest k that costs no more, at least 1 and at most the chains that are recorded. What a vote costs stands beside: where
+it is well below the run, more chains would be needed for a fair vote. The vote of k counts as the mean over all ways to take
+k of a problem's chains. Differences, intervals and p are those of the paired table, p (Holm) adjusted for the rows of each
+table.
+"""
+
+
+def section(study: Study) -> Section | None:
+    """A table for each cost. None without a run of several independent draws a problem, or another run to hold against it."""
+    drawn = [run for run in study.runs if run.component("sampler") == "temperature" and votes(run)]
+    others = [run for run in study.runs if run.component("sampler") not in ("temperature", "greedy")]
+    if not drawn or not others:
+        return None
+    tables = [Table(f"matched_{cost}", f"At equal {name}", _columns(name), _rows(study, drawn, others, cost))
+              for cost, name in _COSTS.items()]
+    return Section("matched", "Against votes that cost as much", paragraphs(_TEXT), tables)
+
+
+def _rows(study: Study, drawn: list[Run], others: list[Run], cost: str) -> list[dict]:
+    rows = [row for run in others for voting in drawn if (row := _row(study, run, voting, cost)) is not None]
+    for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
+        row["p_holm"], row["verdict"] = adjusted, VERDICTS[verdict(row["difference"], adjusted)]
+    return rows
+
+
+def _row(study: Study, run: Run, voting: Run, cost: str) -> dict | None:
+    """None where the two have no problem in common."""
+    records, spent = full(voting), cost_of(run.records, cost)
+    k = affordable(records, spent, cost)
+    vote = aggregated(records, chains=k)
+    own, other, left_out = aligned(study.entry(run).outcomes, outcomes(vote))
+    if not own.problems:
+        return None
+    found = compare(own, other)
+    return {"run": run.shown, "cost": spent, **accuracy_of(own).columns("accuracy"), "votes_of": voting.label, "k": k,
+            "vote_cost": cost_of(vote, cost), **accuracy_of(other).columns("vote_accuracy"), "problems": len(own.problems),
+            "left_out": left_out, **found.difference.columns("difference"), "p_value": found.p_value, "p_holm": None,
+            "verdict": "tie"}
+
+
+def _columns(cost: str) -> list[Column]:
+    def costing(header: str, key: str) -> Column:
+        return Column(header, lambda row: f"{row[key]:,.0f}" if row[key] >= 100.0 else f"{row[key]:.3g}")
+
+    return [named("run", "run"), costing(cost, "cost"), shared("accuracy", "accuracy"), named("votes of", "votes_of"),
+            counted("k", "k"), costing(f"{cost} of the vote", "vote_cost"), shared("accuracy of the vote", "vote_accuracy"),
+            counted("n", "problems"), differing("difference (points)", "difference"),
+            Column("p (Holm)", lambda row: probability(row["p_holm"])), named("verdict", "verdict")]
