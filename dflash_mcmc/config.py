@@ -64,6 +64,9 @@ class Config:
     condition: Condition = dataclasses.field(default_factory=Condition)
     seed: int = identity("of all randomness")
     num_chains: int = runtime("samples of each problem; may be raised later", ge=1)
+    aggregate: str | None = runtime("one answer a problem of all its chains, as a row of its own, and what a search goes by: "
+                                    "majority, or log_p = the likeliest; null = samples alone",
+                                    choices=("majority", "log_p"))
     objective: str = runtime("what a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples per "
                              "million token-forwards", choices=("accuracy", "accuracy_per_cost"))
     dry_run: bool = runtime("tell samples, token-forwards and hours; load and write nothing")
@@ -110,6 +113,7 @@ def to_config(composed: DictConfig) -> Config:
     config = to_typed(composed, Config)
     _check_condition(config)
     _check_draft(config)
+    _check_aggregate(config)
     used = (*groups_of(config), *_OF_THE_MACHINE)
     for group in used:
         component = getattr(config, group)
@@ -200,6 +204,14 @@ def _check_draft(config: Config) -> None:
                            if group in used)
         note(f"draft={draft} is left out where nothing uses it: {chosen}")
         config.draft = components("draft")["none"].cls()
+
+
+def _check_aggregate(config: Config) -> None:
+    """Raises ConfigError."""
+    if config.aggregate is not None and config.num_chains < 2:
+        raise ConfigError("aggregate", config.aggregate, f"null, or num_chains of 2 and more (given {config.num_chains})")
+    if config.aggregate == "majority" and name_of(config.grader) == "code":
+        raise ConfigError("aggregate", config.aggregate, "null or log_p with grader=code: programs are no votes")
 
 
 def identity_of(config: Config) -> dict[str, object]:

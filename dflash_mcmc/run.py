@@ -77,11 +77,18 @@ def _complete(store: RunStore, config: Config, identity: dict[str, object], trac
     num_new = len(todo.keys() & store.recorded())
     if num_left := len(asked) - len(asked.keys() & store.recorded()):
         return RunResult(store.folder, {}, num_new, 0, num_left)
-    summary = stats.summarise(config.label(), store.in_order(list(asked)))
+    summary = _summary(config, store.in_order(list(asked)))
     if not ranks.rank() and store.lead(wait=True):
         store.write_summary(summary)
         tracking.complete(summary)
     return RunResult(store.folder, summary, num_new, len(store.records) - len(asked))
+
+
+def _summary(config: Config, records: list[dict]) -> dict[str, object]:
+    summary = {**stats.summarise(config.label(), records), **stats.rates(records)}
+    if config.aggregate:
+        summary |= stats.aggregate(config.label(), records, config.aggregate, config.num_chains)
+    return summary
 
 
 def describe(store: RunStore, config: Config, identity: dict[str, object], device: str, more: dict | None = None) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN, VERDICTS
+from dflash_mcmc.intervals import Clusters
+from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.outcomes import score
 from dflash_mcmc.statistics.shares import accuracy
+
+NAMES = {"majority": "majority", "log_p": "best by log p"}
+"""Of what several chains of a problem come to."""
 
 
 def summarise(condition: str, records: list[dict]) -> dict[str, object]:
@@ -48,10 +53,36 @@ def summarise(condition: str, records: list[dict]) -> dict[str, object]:
         "tokens_drawn": _total(records, "tokens_drawn"),
         "tokens_skipped": _total(records, "tokens_skipped"),
         "token_forwards": _total(records, "token_forwards"),
+        "mean_token_forwards": _total(records, "token_forwards") / len(records),
         "target_forwards": _total(records, "target_forwards"),
         "blocks_drafted": _total(records, "blocks_drafted"),
         "accepted_length": _accepted_length(records),
     }
+
+
+def aggregate(condition: str, records: list[dict], by: str, num_chains: int) -> dict[str, object]:
+    """The summary of one answer a problem, of so many chains of it: `majority/accuracy`, ...
+
+    Problems with fewer chains are left out; of more the mean over all ways to take so many counts.
+    """
+    found = aggregated(records, by, chains=num_chains)
+    return {f"{by}/{name}": value for name, value in summarise(f"{condition}, {NAMES[by]} of {num_chains}", found).items()}
+
+
+def aggregate_of(summary: dict) -> dict[str, object] | None:
+    """The summary that `aggregate` has put into a run's; None where there is none."""
+    by = next((by for by in NAMES if f"{by}/num_samples" in summary), None)
+    return by and {name.removeprefix(f"{by}/"): value for name, value in summary.items() if name.startswith(f"{by}/")}
+
+
+def rates(records: list[dict]) -> dict[str, float | None]:
+    """Ends of the 95 % intervals of rates and costs, bootstrapped over problems: `acceptance_low`, `acceptance_high`, ..."""
+    of = Clusters([record["problem"] for record in records])
+    proposals, ones = ([record["proposals"] for record in records], [1] * len(records))
+    found = {name: of.ratio([record[field] for record in records], below) for name, field, below in (
+        ("acceptance", "accepted", proposals), ("moved_rate", "moved", proposals), ("abandoned_rate", "abandoned", proposals),
+        ("mean_token_forwards", "token_forwards", ones))}
+    return {f"{name}_{end}": getattr(estimate, end) for name, estimate in found.items() for end in ("low", "high")}
 
 
 def _same_string(records: list[dict]) -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
-from dflash_mcmc import ranks
+from dflash_mcmc import ranks, stats
 from dflash_mcmc.errors import UserError, of_the_disk
 from dflash_mcmc.registry import GROUPS
 
@@ -175,7 +175,11 @@ def tell(reason: str) -> None:
 
 
 def objective_of(name: str, summary: dict) -> float | None:
-    """What a search maximises: `accuracy`, or `accuracy_per_cost`, correct samples per million token-forwards."""
+    """What a search maximises: `accuracy`, or `accuracy_per_cost`, correct samples per million token-forwards.
+
+    Of one answer a problem where the run has it (`aggregate`).
+    """
+    summary = stats.aggregate_of(summary) or summary
     accuracy = summary.get("accuracy")
     if name == "accuracy" or accuracy is None:
         return accuracy

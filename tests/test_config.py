@@ -21,7 +21,7 @@ MISTAKES = {
     "unknown root key": (["sede=3"], "sede", "did you mean 'seed'"),
     "added unknown root key": (["+sede=3"], "sede", "did you mean 'seed'"),
     "unknown group": (["smapler=greedy"], "smapler", "did you mean 'sampler'"),
-    "unknown parent": (["foo.bar=1"], "foo", "allowed: assumed, blend"),
+    "unknown parent": (["foo.bar=1"], "foo", "allowed: aggregate, assumed"),
     "two unknown keys": (["sampler.alpah=2", "sampler.foo=3"], "sampler.alpah", "did you mean 'alpha'"),
     "unknown group and key": (["smapler=greedy", "sampler.foo=3"], "smapler", "did you mean 'sampler'"),
     "unknown key and value": (["sampler.num_block=2", "dataset.limit=x", "sampler=power_mh"], "", "allowed"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.stats import summarise
+from dflash_mcmc.stats import aggregate, aggregate_of, rates, summarise
 
 
 def record(problem: str, verdict: str, chain: int = 0, **rest) -> dict:
@@ -29,6 +29,28 @@ def test_accepted_length_is_over_blocks():
     drafted = {"tokens_drawn": 14, "blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 11}
     assert summarise("greedy", [record("a", "correct", **drafted)])["accepted_length"] == 3.5
     assert summarise("greedy", [record("a", "correct")])["accepted_length"] is None
+
+
+def test_aggregates_stand_beside_samples_under_their_name():
+    records = [record(problem, verdict, chain, answer="1" if verdict == "correct" else "2")
+               for problem, verdicts in (("a", "ccw"), ("b", "cww"), ("c", "c")) for chain, verdict in
+               enumerate({"c": "correct", "w": "wrong"}[letter] for letter in verdicts)]
+    summary = {**summarise("ps", records), **aggregate("ps", records, "majority", 3)}
+    found = aggregate_of(summary)
+    assert (found["condition"], found["correct"], found["num_samples"]) == ("ps, majority of 3", 1, 2)  # c has one chain
+    assert (found["token_forwards"], found["mean_token_forwards"]) == (300, 150)
+    assert aggregate_of(summarise("ps", records)) is None
+    assert aggregate("ps", records, "log_p", 3)["log_p/correct"] == 1.0  # all as likely: 2 of 3, and 1 of 3
+
+
+def test_rates_have_intervals_over_problems():
+    records = [record(str(number), "correct", accepted=number % 2 * 4, token_forwards=10 * number) for number in range(40)]
+    found = rates(records)
+    assert found["acceptance_low"] < 0.5 < found["acceptance_high"] < 0.7
+    mean = summarise("ps", records)["mean_token_forwards"]
+    assert found["mean_token_forwards_low"] < mean < found["mean_token_forwards_high"]
+    greedy = [record("a", "correct", proposals=0, accepted=0, moved=0, abandoned=0)]
+    assert rates(greedy)["acceptance_low"] is None
 
 
 def test_no_proposals_give_no_rate_and_no_records_no_accuracy():

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 SWEPT = ("sampler.alpha", "blend.beta", "sampler.num_steps", "sampler.proposal_temperature")
 """Fields of the configuration whose sweeps the page shows unless others are given."""
-COLUMNS = ("accuracy", "accuracy_low", "accuracy_high", "num_samples", "acceptance", "moved_rate", "token_forwards",
-           "mean_seconds")
+COLUMNS = ("accuracy", "accuracy_low", "accuracy_high", "num_samples", "acceptance", "acceptance_low", "acceptance_high",
+           "moved_rate", "mean_token_forwards", "mean_share_seconds")
 """Columns of the summary that stand beside the runs' names."""
 _DARK_TO_LIGHT = ("#440154", "#31688E", "#35B779", "#FDE725")  # of matplotlib's viridis: readable in grey too
 MANY = 100
@@ -126,9 +126,9 @@ def _cost() -> list[Panel]:
         # The running maximum is the Pareto front: the best accuracy at no more than this cost.
         return wr.ScatterPlot(title=title, x=wr.SummaryMetric(cost), y=wr.SummaryMetric("accuracy"), running_ymax=True)
 
-    return [against("token_forwards", "Accuracy against token-forwards"),
-            against("mean_seconds", "Accuracy against seconds a sample"),
-            _bars("Token-forwards", ["token_forwards"], "tokens")]
+    return [against("mean_token_forwards", "Accuracy against token-forwards a sample"),
+            against("mean_share_seconds", "Accuracy against seconds of the device a sample"),
+            _bars("Token-forwards of the whole run", ["token_forwards"], "tokens")]
 
 
 def _bars(title: str, metrics: list[str], axis: str) -> Panel:

@@ -11,6 +11,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.report.parts import count
+from dflash_mcmc.stats import aggregate_of
 
 HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
            "moved", "no answer", "token-forwards")
@@ -25,15 +27,24 @@ def overall(folders: Sequence[Path]) -> str:
     """Rows in the order of the folders; what tells runs of one condition apart stands behind its name."""
     summaries = [_read(folder / "summary.json") for folder in folders]
     labels = labels_of([s["condition"] for s in summaries], [_read(folder / "run.json")["identity"] for folder in folders])
-    pairs = [(label, summary) for label, summary in zip(labels, summaries, strict=True) if summary["num_samples"]]
+    pairs = [pair for label, summary in zip(labels, summaries, strict=True) if summary["num_samples"]
+             for pair in _with_aggregate(label, summary)]
     rows, headers = [row_of(label, summary) for label, summary in pairs], list(HEADERS)
     if any(summary["accepted_length"] is not None for _, summary in pairs):
         headers.append(_DRAFTED)
         rows = [[*row, _number(summary["accepted_length"], "{:.2f}")] for row, (_, summary) in zip(rows, pairs, strict=True)]
     align = ("left", *["right"] * (len(headers) - 1))
     table = tabulate(rows, headers=headers, tablefmt="github", colalign=align, disable_numparse=True)
-    alike = len({summary["num_samples"] for _, summary in pairs}) <= 1
+    alike = len({summary["num_samples"] for summary in summaries if summary["num_samples"]}) <= 1
     return table if alike else f"{table}\n\n{_UNLIKE}"
+
+
+def _with_aggregate(label: str, summary: dict) -> list[tuple[str, dict]]:
+    """The row of a run's samples, and that of one answer a problem where its summary has it."""
+    found = aggregate_of(summary)
+    if not found or not found["num_samples"]:
+        return [(label, summary)]
+    return [(label, summary), (found["condition"].replace(summary["condition"], label, 1), found)]
 
 
 def row_of(label: str, summary: dict) -> list[str]:
@@ -41,9 +52,9 @@ def row_of(label: str, summary: dict) -> list[str]:
     share = f"{100 * summary['accuracy']:.1f} %"
     interval = f"{100 * summary['accuracy_low']:.1f} - {100 * summary['accuracy_high']:.1f}"
     rates = [_number(summary[name], "{:.1%}").replace("%", " %") for name in ("acceptance", "moved_rate")]
-    return [label, str(summary["correct"]), str(summary["num_samples"]), share, interval,
+    return [label, count(summary["correct"]), str(summary["num_samples"]), share, interval,
             _number(summary["mean_tokens"], "{:.1f}"), _number(summary["mean_seconds"], "{:.2f}"), *rates,
-            str(summary["no_answer"] + summary["not_drawn"]), f"{summary['token_forwards']:,}"]
+            str(summary["no_answer"] + summary["not_drawn"]), f"{summary['token_forwards']:,.0f}"]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -109,8 +109,7 @@ class TestRead:
         run = write(tmp_path / "demo", "ps", made, limit=20, num_chains=4, finished=False)
         (found,), _ = read(run_folders([run]))
         assert (found.expected, len(found.records), found.complete) == (80, 101, False)
-        whole = made + [record(f"p{number}", chain=chain) for number in range(20) for chain in range(4) if (number, chain) > (0, 1)
-                        and chain]
+        whole = made + [record(f"p{number}", chain=chain) for number in range(20) for chain in range(1 + (number == 0), 4)]
         (run / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
         assert read(run_folders([run]))[0][0].complete
 

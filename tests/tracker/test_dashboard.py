@@ -105,7 +105,7 @@ def test_the_page_and_the_report_of_local_runs(server, dashboard, make_config, t
     assert (area["xAxis"], area["yAxis"]) == ("config:sampler.value.alpha", "config:blend.value.beta")
     assert area["zAxis"] == "summary:accuracy"
     assert [column["accessor"] for column in coordinates["columns"]] == [area["xAxis"], area["yAxis"], area["zAxis"]]
-    assert [panel["xAxis"] for panel in shown["Cost"][:2]] == ["summary:token_forwards", "summary:mean_seconds"]
+    assert [panel["xAxis"] for panel in shown["Cost"][:2]] == ["summary:mean_token_forwards", "summary:mean_share_seconds"]
     assert shown["Report"][0]["mediaKeys"] == ["report/page"]
     assert '"report/overall"' in json.dumps(shown["Report"][1])
     assert '"report/paired"' in json.dumps(shown["Report"][2])

@@ -57,7 +57,7 @@ def summary_of(entry: Entry) -> dict:
 def _columns() -> list[Column]:
     """Those of `report/table.py`, so that the page and the terminal cannot differ."""
     def cell(number: int) -> Column:
-        return Column(HEADERS[number], lambda row: row_of("", {**row, "correct": count(row["correct"])})[number])
+        return Column(HEADERS[number], lambda row: row_of("", row)[number])
     return [cell(number) for number in range(1, len(HEADERS))]
 
 
