@@ -98,6 +98,8 @@ def check_command(arguments: list[str]) -> Command:
             _refuse_unused(config, texts)
             jobs.append(Job(texts, config))
             choices.append(chosen)
+    if sweep and not jobs:
+        raise UserError("the sweep: given no point; allowed: at least one value of everything that is swept")
     if sweep and sweep.num_trials is None:
         swept = {override.input_line: deferred(override) for override in overrides}
         arguments = [swept.get(text, text) for text in arguments]

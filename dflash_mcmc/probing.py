@@ -97,7 +97,7 @@ class Probe(Protocol):
 def execute(config: Config) -> RunResult:
     """Measures what the run lacks and summarises it. A run that lacks nothing loads no model. Raises UserError and Stopped.
 
-    Any number of processes measure together, each what no other has claimed; one tells the tracker and summarises.
+    Any number of processes measure together, each what no other has claimed; one at a time tells the tracker.
     """
     identity, units = identity_of(config), config.probe.units(config)
     digest = hash_of(identity)
@@ -111,7 +111,7 @@ def execute(config: Config) -> RunResult:
             store.look_again()  # behind its own last record: of all processes the last to look sees the run complete
             left, summary = set(units) - store.recorded(), {}
             num_new = len(set(pending) - left)
-            if not left and not ranks.rank() and store.lead(wait=True):
+            if not left and not ranks.rank():
                 summary = _write(store, config, units, tracking)
             result = RunResult(store.folder, summary, num_new, 0 if left else len(store.records) - len(units), len(left))
         stopping.check()
@@ -174,17 +174,18 @@ def _write(store: RunStore, config: Config, units: list[Unit], tracking: Trackin
     """Summary, tables and figures into the run folder, from its records alone, and to the tracker; returns `summary.json`."""
     from dflash_mcmc.report import figure
 
-    records = store.in_order(units)
-    summary = config.probe.summarise(config, records)
-    written = {"condition": config.label(), "probe": name_of(config.probe), "num_units": len(records), **summary.values,
-               "tables": summary.tables}
-    store.write_summary(written)
-    for name, rows in {**summary.tables, **summary.data}.items():
-        write_atomically(store.folder / f"{name}.csv", csv_of(rows))
-    with figure.style():
-        figures = config.probe.figures(config, records, summary)
-        for name, drawn in figures.items():
-            figure.save(drawn, store.folder, name)
+    with store.summarising():
+        records = store.in_order(units)
+        summary = config.probe.summarise(config, records)
+        written = {"condition": config.label(), "probe": name_of(config.probe), "num_units": len(records), **summary.values,
+                   "tables": summary.tables}
+        store.write_summary(written)
+        for name, rows in {**summary.tables, **summary.data}.items():
+            write_atomically(store.folder / f"{name}.csv", csv_of(rows))
+        with figure.style():
+            figures = config.probe.figures(config, records, summary)
+            for name, drawn in figures.items():
+                figure.save(drawn, store.folder, name)
     tracking.complete(summary.values, summary.tables, [store.folder / f"{name}.png" for name in figures])
     return written
 

@@ -45,7 +45,7 @@ class RunResult(NamedTuple):
 def execute(config: Config) -> RunResult:
     """Draws what the run lacks and summarises it. A run that lacks nothing loads no model. Raises UserError and Stopped.
 
-    Any number of processes draw a run together, each what no other has claimed; one tells the tracker and summarises.
+    Any number of processes draw a run together, each what no other has claimed; one at a time tells the tracker.
     """
     identity = identity_of(config)
     digest = hash_of(identity)
@@ -77,10 +77,11 @@ def _complete(store: RunStore, config: Config, identity: dict[str, object], trac
     num_new = len(todo.keys() & store.recorded())
     if num_left := len(asked) - len(asked.keys() & store.recorded()):
         return RunResult(store.folder, {}, num_new, 0, num_left)
-    summary = _summary(config, store.in_order(list(asked)))
-    if not ranks.rank() and store.lead(wait=True):
-        store.write_summary(summary)
-        tracking.complete(summary)
+    with store.summarising():
+        summary = _summary(config, store.in_order(list(asked)))
+        if not ranks.rank():
+            store.write_summary(summary)
+    tracking.complete(summary)
     return RunResult(store.folder, summary, num_new, len(store.records) - len(asked))
 
 

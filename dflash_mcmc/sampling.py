@@ -98,16 +98,31 @@ class Sampling:
         yield self._store.take(begun), False
         for key in suspects:
             yield self._store.take([key]), True
+        turn = 0
         while ranks.waits() and not self._is_complete() and not stopping.requested():
             recorded = self._store.recorded()
-            left = (key for key in self._pending if key not in recorded)
-            key = next(self._store.take(itertools.islice(left, _TRIED)), None)
-            if key is None:
+            left = [key for key in self._pending if key not in recorded]
+            turn = turn % max(1, len(left))
+            tried = [*left[turn:], *left[:turn]][:_TRIED]
+            found = self._left_behind(tried)
+            if found is None:
+                turn += _TRIED
                 time.sleep(_POLL_SECONDS)
                 self._look()
             else:
-                self._attempts.reread()
-                yield [key], self._attempts.is_suspect(key)
+                yield found
+
+    def _left_behind(self, tried: list[Key]) -> tuple[Iterable[Key], bool] | None:
+        """What a process that is gone had begun: all of it together, but for suspects. None where others draw all of these."""
+        fresh = self._store.take(key for key in tried if not self._attempts.is_suspect(key))
+        first = next(fresh, None)
+        if first is None:
+            first = next(self._store.take(tried), None)
+        if first is None:
+            return None
+        self._attempts.reread()  # of its end
+        alone = self._attempts.is_suspect(first)
+        return ([first], True) if alone else (itertools.chain([first], fresh), False)
 
     def _begun(self, claimed: Iterable[Key], alone: bool) -> Iterator[tuple[Key, Chain]]:
         """The chains of samples, as the engine has room for them."""
@@ -138,9 +153,11 @@ class Sampling:
 
     def _give_up(self) -> None:
         """What is graded is kept; what is not is drawn again."""
-        self._record()
-        for key in self._under_way:
-            self._attempts.give_up(key)
+        try:
+            self._record()
+        finally:  # whatever ends this, it is no death of what was under way
+            for key in self._under_way:
+                self._attempts.give_up(key)
 
     def _look(self) -> None:
         """Takes in what others have recorded."""

@@ -34,10 +34,10 @@ def heeded(grace_seconds: float) -> Iterator[None]:
 
     def note(number: int, frame: FrameType | None) -> None:
         seconds = min(grace_seconds, _TERM_SECONDS) if number == signal.SIGTERM else grace_seconds
-        left = signal.getitimer(signal.ITIMER_REAL)[0]
-        if not _noted or seconds < left:
+        first, left = not _noted, signal.getitimer(signal.ITIMER_REAL)[0]
+        _noted.append(signal.Signals(number))  # ahead of the timer, whose handler reads it
+        if first or seconds < left:
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-        _noted.append(signal.Signals(number))
 
     def expire(number: int, frame: FrameType | None) -> None:
         raise Stopped(_noted[0].name)

@@ -31,8 +31,10 @@ from dflash_mcmc.records import Key, parse, record_files, records_file, tell_rep
 _SYNC_SECONDS = 1.0
 _MOST_TRIES = 100
 """To make a folder: there are places where none can be made, and the reason given is that it is not there."""
-_MUTEX, _LEAD, _WRITERS, _SAMPLES = 0, 1, 2, 4096
-"""First bytes of what is locked: changes of the folder, the tracker and summary, record files by number, samples by hash."""
+_MUTEX, _LEAD, _SUMMARY, _WRITERS, _SAMPLES = 0, 1, 2, 3, 4096
+"""First bytes of what is locked: changes of the folder, the tracker, what is written of all records, record files by number,
+samples by hash."""
+_LOOK_SECONDS = 0.1
 
 
 class RunStore:
@@ -106,10 +108,28 @@ class RunStore:
             self._locks.free(_WRITERS + self._number + 1, _SAMPLES - _WRITERS - self._number - 1)
         return alone
 
-    def lead(self, wait: bool = False) -> bool:
-        """Whether this process is the one that tells the tracker and writes the summary: it becomes it where there is none."""
-        self._leads = self._leads or self._locks.take(_LEAD, wait=wait)
+    def lead(self, seconds: float = 0.0) -> bool:
+        """Whether this process is the one that tells the tracker: it becomes it where there is none.
+
+        Waits so many seconds for another to leave, and no longer: that one may draw far more than was asked of this.
+        """
+        until = time.monotonic() + seconds
+        while not self._leads:
+            self._leads = self._locks.take(_LEAD)
+            if self._leads or time.monotonic() >= until:
+                break
+            time.sleep(_LOOK_SECONDS)
         return self._leads
+
+    @contextmanager
+    def summarising(self) -> Iterator[None]:
+        """Held while what follows from all records is written: of those that are complete the last has seen them all."""
+        try:
+            self._locks.take(_SUMMARY, wait=True)
+            self.look_again()
+            yield
+        finally:
+            self._locks.free(_SUMMARY)
 
     def refresh(self) -> None:
         """Takes in what other processes have recorded since."""

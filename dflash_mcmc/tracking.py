@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc import ranks
 from dflash_mcmc.config import Config, groups_of, plain
+from dflash_mcmc.errors import note
 from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.files import write_atomically
 from dflash_mcmc.registry import name_of
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _LONGEST_VALUE = 40
 _TRACKED = "tracked.json"
 _TRY_SECONDS = 5.0
+_LEAVE_SECONDS = 10.0
+"""For what a process does last: W&B ends its upload."""
 
 
 class Tracking:
@@ -96,13 +99,24 @@ class Tracking:
         """
         if not self._active or not self._store.records:
             return
-        if self._tracker is None and self._read().get(self._key, {}).get("summary") == len(self._store.records):
+        if self._tracker is None and (self._is_told() or not self._leads() or self._is_told()):
             return
         self.start()
         self.catch_up()
         self._tracker.summary(summary, self._store.records)
         self._tracker.publish(self._store.folder, tables or {}, list(figures))
         self._complete = True
+
+    def _is_told(self) -> bool:
+        """Whether the tracker has the summary of as many records."""
+        return self._read().get(self._key, {}).get("summary") == len(self._store.records)
+
+    def _leads(self) -> bool:
+        """Whether this process is the one that tells it. Another that ends just now is waited for."""
+        if self._store.lead(_LEAVE_SECONDS):
+            return True
+        note(f"{self._store.folder}: another process draws more of this run and tells the tracker of it")
+        return False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._tracker is not None:

@@ -183,6 +183,19 @@ def test_one_process_leads_and_the_next_one_when_it_leaves(tmp_path, another):
     assert process.is_alive()
 
 
+def test_who_does_not_lead_waits_for_one_that_leaves_and_no_longer(tmp_path):
+    """One that leads may draw for hours what was asked of it alone."""
+    with RunStore.open(tmp_path) as store:
+        assert store.lead()
+        waits = subprocess.Popen([sys.executable, "-c", LEADS.replace("lead()", "lead(60.0)"), tmp_path],
+                                 stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        (leads,) = subprocess.run([sys.executable, "-c", LEADS.replace("lead()", "lead(0.2)"), tmp_path], capture_output=True,
+                                  text=True, check=True, cwd=ROOT).stdout.split()
+        assert leads == "False"
+        assert waits.poll() is None
+    assert waits.communicate(60)[0].split() == ["True"]
+
+
 LEADS = """
 import pathlib, sys
 from dflash_mcmc.store import RunStore

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,32 @@ def test_a_tracker_that_did_not_start_is_told_from_the_first_record_later(make_c
         folder = execute(make_config(*GREEDY, "tracker=jsonl")).folder
     execute(make_config(*GREEDY, "tracker=jsonl", "dataset.limit=4"))
     assert steps(folder) == [1, 2, 3, 4]
+
+
+HOLDS = """
+import pathlib, sys
+from dflash_mcmc.store import RunStore
+with RunStore.open(pathlib.Path(sys.argv[1])) as store:
+    print(store.lead(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_end_of_another_process_that_leads_is_not_waited_for(make_config, monkeypatch, capsys):
+    """It may have been asked for far more of the run. What the tracker lacks then is told by the next start."""
+    monkeypatch.setattr("dflash_mcmc.tracking._LEAVE_SECONDS", 0.1)
+    folder = execute(make_config(*GREEDY)).folder
+    with subprocess.Popen([sys.executable, "-c", HOLDS, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          cwd=ROOT) as other:
+        assert other.stdout.readline() == b"True\n"
+        (folder / "summary.json").unlink()
+        result = execute(make_config(*GREEDY, "tracker=jsonl"))
+        other.stdin.close()
+    assert json.loads((folder / "summary.json").read_text()) == result.summary
+    assert not (folder / "metrics.jsonl").exists()
+    assert "another process draws more of this run and tells the tracker of it" in capsys.readouterr().err
+    execute(make_config(*GREEDY, "tracker=jsonl"))
+    assert summaries(folder) == [result.summary]
 
 
 def test_the_tracker_hears_how_a_run_ended(make_config, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Collection, Iterable, Sequence
 
@@ -21,10 +22,19 @@ def is_here() -> bool:
     return shutil.which("squeue") is not None
 
 
-def ask(*command: str) -> str:
-    """What a command of SLURM prints. Raises UserError with what it complains of, in one line."""
+def ask(*command: str, ignored: Sequence[signal.Signals] = ()) -> str:
+    """What a command of SLURM prints. Raises UserError with what it complains of, in one line.
+
+    Args:
+        ignored: signals that do not end the command.
+    """
+    def ignore() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS,
+                              preexec_fn=ignore if ignored else None)
     except FileNotFoundError as error:
         raise UserError(f"hydra/launcher: slurm needs the commands of SLURM, and {command[0]} is not on this machine; "
                         "allowed: a machine that submits to a cluster, or hydra/launcher=basic, which runs here") from error
@@ -97,7 +107,8 @@ def state(id: str) -> str:
 
 def requeue(id: str) -> None:
     """Puts a running job back into the queue, and so ends it. Raises UserError."""
-    ask("scontrol", "requeue", id)
+    # What SLURM sends to all processes of the job reaches this command too, which runs in it.
+    ask("scontrol", "requeue", id, ignored=[signal.SIGTERM])
 
 
 def cancel(ids: Iterable[str]) -> None:

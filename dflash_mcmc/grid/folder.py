@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash_mcmc.errors import UserError
-from dflash_mcmc.files import append_line, write_atomically
+from dflash_mcmc.errors import UserError, writing
+from dflash_mcmc.files import append_line, cut_torn_line, write_atomically
 from dflash_mcmc.grid.launcher import Slurm
 from dflash_mcmc.locks import Locks
 
@@ -124,12 +124,16 @@ class Grid:
         """What a job's workers wrote."""
         return self.folder / "logs" / f"{job.name}.log"
 
-    def note(self, job: Job, event: str, reason: str = "") -> None:
-        """Adds a line to what befell a job."""
+    def note(self, job: Job, event: str, reason: str = "", **more: int) -> None:
+        """Adds a line to what befell a job. Raises UserError where it cannot be written."""
         line = {"time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "job": job.id, "point": job.point,
-                "shard": job.shard, "shards": job.shards, "node": node(), "event": event, "reason": reason}
+                "shard": job.shard, "shards": job.shards, "node": node(), "event": event, "reason": reason, **more}
         path = self.folder / "jobs" / f"{job.name}.jsonl"
-        with path.open("ab", buffering=0) as file:
+        with writing(path):
+            if path.exists():
+                cut_torn_line(path)  # what a node that failed has left
+            file = path.open("ab", buffering=0)
+        with file:
             append_line(path, file, json.dumps(line).encode() + b"\n")
 
     def events(self, job: Job) -> list[dict]:

@@ -36,7 +36,7 @@ class Slurm:
     grace_seconds: int = runtime("before the time limit samples under way are finished or given up, and the job is requeued; "
                                  "at most half of the limit", ge=5, le=3600)
     max_requeues: int = runtime("times that a job is requeued, at time limits and preemptions", ge=0)
-    max_restarts: int = runtime("times that a worker process that died is started again within its job", ge=0)
+    max_restarts: int = runtime("times that a worker process that died is started again in its job without a new record", ge=0)
     setup: list[str] = runtime("shell lines ahead of Python: modules, a virtual environment")  # noqa: RUF009
     python: str | None = runtime("command that starts Python in a job, such as `apptainer exec image.sif python`; null is the "
                                  "interpreter of the submission")

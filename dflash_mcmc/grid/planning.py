@@ -11,6 +11,7 @@ from typing import NamedTuple
 from dflash_mcmc.config import Config, hash_of, identity_of, run_folder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.records import record_files
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.sweep import Job, differing
 
@@ -75,14 +76,17 @@ def pending(folder: Path, keys: Set[Key]) -> int:
     verdicts, path = recorded(folder).verdicts, folder / "summary.json"
     if missing := len(keys - verdicts.keys()):
         return missing
-    summary = json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        summary = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # a machine that fails can leave it empty
+        return 1
     return int(summary.get("num_samples", summary.get("num_units")) != len(verdicts))
 
 
 def recorded(folder: Path) -> Recorded:
     """What is recorded in a run's folder, while others write to it. Raises UserError."""
     verdicts, shares = {}, []
-    for path in folder.glob("records*.jsonl"):
+    for path in record_files(folder).values():
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith(b"\n"):  # it is being written, or what a killed process left

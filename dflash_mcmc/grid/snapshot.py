@@ -24,13 +24,16 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 def copy_code(code: Path) -> None:
-    """Copies package and `conf/`, and notes the commit that they are of."""
+    """Copies package and `conf/`, and notes the commit that they are of. Raises UserError where there is no room."""
     from dflash_mcmc.run import COMMIT_NOTE, commit
 
-    shutil.copytree(PACKAGE, code / PACKAGE.name, ignore=_LEFT_OUT)
-    if config_folder().parent != PACKAGE:
-        shutil.copytree(config_folder(), code / "conf", ignore=_LEFT_OUT)
-    (code / COMMIT_NOTE).write_text(json.dumps(commit()) + "\n")
+    try:
+        shutil.copytree(PACKAGE, code / PACKAGE.name, ignore=_LEFT_OUT)
+        if config_folder().parent != PACKAGE:
+            shutil.copytree(config_folder(), code / "conf", ignore=_LEFT_OUT)
+        (code / COMMIT_NOTE).write_text(json.dumps(commit()) + "\n")
+    except shutil.Error as error:  # of all files that could not be copied
+        raise UserError(f"paths.outputs: cannot write to {code}: {error.args[0][0][2]}") from error
 
 
 def write_point(path: Path, config: Config, code: Path) -> None:
@@ -67,7 +70,8 @@ def _moved(name: str, value: str, code: Path) -> str:
     assets = PACKAGE / "assets"
     if Path(value).is_relative_to(assets):
         return str(code / PACKAGE.name / "assets" / Path(value).relative_to(assets))
-    is_path = name == "paths.outputs" or (name.rpartition(".")[2] == "path" and Path(value).expanduser().exists())
+    is_path = name in ("paths.outputs", "tracker.folder") or (
+        name.rpartition(".")[2] == "path" and Path(value).expanduser().exists())
     return os.path.abspath(Path(value).expanduser()) if is_path else value
 
 

@@ -23,6 +23,7 @@ from dflash_mcmc.grid.folder import Grid, Job, node
 from dflash_mcmc.grid.launcher import Slurm
 from dflash_mcmc.program import STOPPED, USER_ERROR
 from dflash_mcmc.ranks import SHARD
+from dflash_mcmc.records import record_files
 
 ENDINGS = "DFLASH_MCMC_ENDINGS"
 """Environment variable: where processes of a launch note their ends, since the launcher has one exit code for all of them."""
@@ -60,22 +61,22 @@ class Supervisor:
             _end(USER_ERROR, str(error))
         for number in (*_NOTICES, signal.SIGTERM):
             signal.signal(number, lambda number, frame: self._noted.append(signal.Signals(number)))
-        grid.note(job, "started", _restarts())
+        _note(grid, job, "started", _restarts())
         while True:
             code = self._work(grid, job)
             if code == 0:
-                grid.note(job, "complete")
+                _note(grid, job, "complete")
                 return
             if code == USER_ERROR:
                 self._give_up(grid, job, code, _last_lines(grid.log_file(job), 1))
             if self._asked_to_stop():
                 self._stop(grid, job)
-            reason = _reason(code, grid.log_file(job))
-            deaths = sum(event["event"] == "died" for event in grid.events(job))
+            reason, recorded = _reason(code, grid.log_file(job)), _recorded(grid, job)
+            deaths = _deaths_since(grid.events(job), recorded)
             if deaths >= self.launcher.max_restarts:
-                self._give_up(grid, job, 1, f"the worker died {deaths + 1} times, more than "
+                self._give_up(grid, job, 1, f"the worker died {deaths + 1} times without a new record, more than "
                                             f"max_restarts={self.launcher.max_restarts}; the last time: {reason}")
-            grid.note(job, "died", reason)
+            _note(grid, job, "died", reason, recorded=recorded)
             print(f"the worker died and is started again: {reason}", file=sys.stderr, flush=True)
 
     def _grid(self) -> Grid:
@@ -132,7 +133,7 @@ class Supervisor:
         if requeued >= self.launcher.max_requeues:
             self._give_up(grid, job, 1, f"stopped by {heard}, and requeued {requeued} times before: "
                                         f"max_requeues={self.launcher.max_requeues}")
-        grid.note(job, "requeued", heard)
+        _note(grid, job, "requeued", heard)
         try:
             cluster.requeue(job.id)
         except UserError as error:
@@ -149,11 +150,29 @@ class Supervisor:
             return
         if state != "RUNNING":
             self._over = True
-            grid.note(job, "stopped", f"SIGTERM: SLURM has ended the job ({state})")
+            _note(grid, job, "stopped", f"SIGTERM: SLURM has ended the job ({state})")
 
     def _give_up(self, grid: Grid, job: Job, code: int, reason: str) -> None:
-        grid.note(job, "failed", reason)
+        _note(grid, job, "failed", reason)
         _end(code, reason)
+
+
+def _note(grid: Grid, job: Job, event: str, reason: str = "", **more: int) -> None:
+    """A job whose notes cannot be written, on a full disk, is requeued and restarted all the same."""
+    try:
+        grid.note(job, event, reason, **more)
+    except UserError as error:
+        print(f"{event}: {reason}; this could not be noted: {error}", file=sys.stderr, flush=True)
+
+
+def _recorded(grid: Grid, job: Job) -> int:
+    """Bytes that are recorded of the job's run: more of them are progress."""
+    return sum(path.stat().st_size for path in record_files(Path(grid.points[job.point].folder)).values())
+
+
+def _deaths_since(events: list[dict], recorded: int) -> int:
+    """Deaths of the job with as many bytes recorded as now. One that kills is given up in the end, and so recorded."""
+    return sum(event["event"] == "died" and event.get("recorded") == recorded for event in events)
 
 
 def die_with_parent() -> None:

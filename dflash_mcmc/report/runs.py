@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.config import hash_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.records import read_records
+from dflash_mcmc.records import read_records, record_files
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.locate import RUN, Found
 from dflash_mcmc.report.table import labels_of
@@ -156,7 +156,7 @@ def _good_records(folder: Path) -> tuple[list[dict], list[str]]:
     """The records among the lines of the files, the first of each sample; and the lines that are none."""
     records: dict[tuple[str, int], dict] = {}
     said = []
-    for path in sorted(folder.glob("records*.jsonl")):
+    for path in record_files(folder).values():
         content = path.read_bytes()
         for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
             try:

@@ -56,6 +56,18 @@ def test_what_is_recorded_is_not_pending(tmp_path):
     assert planning.failed(recorded.verdicts) == 1
 
 
+def test_files_that_are_no_records_are_none(tmp_path):
+    """As one that was moved away to begin anew."""
+    lay(tmp_path, ("a", 0, "correct"))
+    (tmp_path / "records.1.jsonl").rename(tmp_path / "records.old.jsonl")
+    assert planning.pending(tmp_path, {("a", 0)}) == 1
+    lay(tmp_path, ("a", 0, "correct"))
+    (tmp_path / "summary.json").write_text("")
+    assert planning.pending(tmp_path, {("a", 0)}) == 1
+    (tmp_path / "summary.json").write_text('{"num_samples": 1}')
+    assert planning.pending(tmp_path, {("a", 0)}) == 0
+
+
 def test_a_corrupt_record_is_told(tmp_path):
     (tmp_path / "records.jsonl").write_text('{"chain": 0}\n')
     with pytest.raises(UserError, match=r"records\.jsonl: line 1 is no record"):

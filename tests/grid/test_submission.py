@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,24 @@ def test_a_job_for_each_point_and_shard(submitted, tmp_path, capsys):
     assert grid.folder.parent == tmp_path / "outputs" / "default" / "grids"
     supervisor = pickle.loads((grid.folder / "logs" / "7_4_submitted.pkl").read_bytes()).function
     assert (supervisor.folder, supervisor.token, supervisor.point, supervisor.shard) == (str(grid.folder), grid.token, 1, 1)
+
+
+def test_a_grid_of_no_points_is_one_line(slurm_commands, tmp_path, capsys):
+    assert ended("submit", "tracker=none", "seed=range(1,1)") == 2
+    assert capsys.readouterr().err.startswith("error: the sweep: given no point; allowed: at least one value of everything")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_at_submission_is_one_line_and_leaves_nothing(slurm_commands, tmp_path, capsys, monkeypatch):
+    def full(source, target, **given):
+        raise shutil.Error([(source, target, "[Errno 28] No space left on device")])
+
+    monkeypatch.setattr(snapshot.shutil, "copytree", full)
+    assert ended("submit", *POINTS) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: paths.outputs: cannot write to ")
+    assert line.endswith("/code: [Errno 28] No space left on device")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_more_jobs_than_samples(submitted):
