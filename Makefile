@@ -24,7 +24,9 @@ demo: $(READY)  ## six conditions on the embedded model and problems, and their 
 report: $(READY)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
-dashboard: $(READY)  ## the comparison page in your W&B account; RUNS=outputs/demo adds their report
+RUNS ?= $(wildcard outputs/demo)
+
+dashboard: $(READY)  ## the comparison page in your W&B account, with the report of RUNS (the demo's where it was run)
 	$(BIN)/python launchers/dashboard.py $(RUNS)
 
 probes: $(READY)  ## every probe on the embedded pair: tables and figures below outputs/probes (minutes)

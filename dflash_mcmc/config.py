@@ -45,6 +45,8 @@ class Assumed:
     acceptance: float = runtime("share of the proposals' tokens that stand in accepted proposals", ge=0, le=1)
     abandoned_at: float = runtime("share of a rejected proposal that is drawn before early rejection ends it", ge=0, le=1)
     identical: float = runtime("share of the tokens to draw that hardware.skip_identical takes over", ge=0, le=1)
+    tokens_per_second: float | None = runtime("token-forwards a second, where hardware.tokens_per_second tells none that was "
+                                              "measured; null = hours are not told", gt=0)
 
 
 @dataclass(slots=True, kw_only=True)

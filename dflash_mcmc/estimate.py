@@ -86,7 +86,7 @@ def of(config: Config) -> Estimate:
     if not hasattr(config.sampler, "expected_cost"):
         return Estimate(samples, None, None)
     total = samples * token_forwards(config)
-    rate = config.hardware.tokens_per_second
+    rate = config.hardware.tokens_per_second or config.assumed.tokens_per_second
     return Estimate(samples, total, total / rate / 3600 if rate else None)
 
 
@@ -157,6 +157,14 @@ def _notes(config: Config) -> list[str]:
                      f"skipped, abandoned_at={assumed.abandoned_at:g} of a proposal that is rejected early")
     if name_of(config.decoder) != "plain":
         notes.append(f"decoder={name_of(config.decoder)}: counted as plain; drafted tokens that are not kept come on top")
-    if config.hardware.tokens_per_second is None:
-        notes.append("hours: not known without hardware.tokens_per_second, the token-forwards a second of the machine")
-    return notes
+    return [*notes, _hours(config)]
+
+
+def _hours(config: Config) -> str:
+    """What the hours go by."""
+    if measured := config.hardware.tokens_per_second:
+        return f"hours: at hardware.tokens_per_second={measured:g}"
+    if guessed := config.assumed.tokens_per_second:
+        return (f"hours: at assumed.tokens_per_second={guessed:g}, a guess; hardware.tokens_per_second of a run on the machine "
+                "replaces it")
+    return "hours: not known without hardware.tokens_per_second, the token-forwards a second of the machine"

@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -141,4 +142,14 @@ def _device_name(device: str) -> str:
 
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    """Its model where the machine tells it, so that a report can say that seconds are of different machines."""
+    try:
+        described = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        described = ""
+    model = re.search(r"^model name\s*:\s*(.+)$", described, flags=re.MULTILINE)
+    return f"{platform.machine()} CPU" + (f" {' '.join(model[1].split())}" if model else "")

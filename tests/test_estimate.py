@@ -146,6 +146,11 @@ def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
         monkeypatch.setattr(f"dflash_mcmc.{place}", lambda *_, **__: pytest.fail("a dry run"))
     text = told(capsys, "experiment=demo", "condition=temp", "num_chains=3", "hardware.tokens_per_second=1000")
     assert cells(text) == {"temp": ["300", "176", "52740", "0.01"]}  # 300 * (99 + 0.6 * 128)
+    assert "hours: at hardware.tokens_per_second=1000" in text
+    guess = ("experiment=demo", "condition=temp", "num_chains=3", "assumed.tokens_per_second=2000")
+    assert cells(text := told(capsys, *guess)) == {"temp": ["300", "176", "52740", "0.01"]}
+    assert "hours: at assumed.tokens_per_second=2000, a guess" in text
+    assert cells(told(capsys, *guess, "hardware.tokens_per_second=1")) == {"temp": ["300", "176", "52740", "14.65"]}
     text = told(capsys, "sweep=steps", "experiment=demo")
     assert "3 jobs" not in text
     assert list(tmp_path.iterdir()) == []

@@ -46,7 +46,7 @@ def browser(*arguments: str) -> subprocess.CompletedProcess:
     """Chromium without a window. A root user has no sandbox."""
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     return subprocess.run([CHROMIUM, "--headless=new", *sandbox, "--disable-gpu", "--hide-scrollbars", *arguments],
-                          capture_output=True, text=True, timeout=60, check=True)
+                          capture_output=True, text=True, timeout=180, check=True)
 
 
 @pytest.fixture(scope="module")
