@@ -15,16 +15,24 @@ from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.drafter import DFlashDrafter
+from dflash_mcmc.engine.interface import DEFAULTS
+from dflash_mcmc.measuring.timing import Timing
 from dflash_mcmc.ops import Draw, Law
 from dflash_mcmc.probe.speculative_mcmc import SpeculativeMCMC
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Path
 
-_SAMPLES, _ALPHA = 100, 4.0
+_SAMPLES, _ALPHA, _TIMED_ROWS = 100, 4.0, 8
+"""The probe's defaults."""
+_ALONE, _DEFAULTS = "drafts and weights alone", "also the target's own blocks, and timing"
 
 
 def blocks_per_second(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(k) `probe=speculative_mcmc` against a loop over blocks: greedy answers included, the same problems."""
+    """(k) `probe=speculative_mcmc` against a loop over blocks: greedy answers, drafts and weights, of the same problems.
+
+    The loop does no more. What the probe does besides by default, blocks of the target's own and the times of the two
+    proposals, stands in a last row: of as many problems as the row before it, with no loop to be compared with.
+    """
     if subject.draft is None:
         return []
     drafter, rows = subject.draft.load(subject.model), []
@@ -32,15 +40,22 @@ def blocks_per_second(subject: Subject, sizes: Sizes) -> list[dict]:
         loop_blocks, loop_seconds = _loop(subject, drafter, weights, theirs)
         for share, ours in ((True, 30 * sizes.loop_chains), (False, 3 * sizes.loop_chains))[: 1 + (weights == "joint")]:
             blocks, seconds = _probe(subject, drafter, _probe_of(weights, share), ours, sizes.slots)
-            rows.append({"weights": weights, "share_prefixes": share, "blocks": blocks, "blocks/s": blocks / seconds,
+            rows.append({**_row(weights, share, _ALONE, blocks, seconds),
                          "loop blocks": loop_blocks, "loop blocks/s": loop_blocks / loop_seconds,
                          "faster": blocks / seconds * loop_seconds / loop_blocks})
-    return rows
+    whole = _probe_of("joint", True, autoregressive=True, timed_rows=_TIMED_ROWS)
+    return [*rows, _row("joint", True, _DEFAULTS, *_probe(subject, drafter, whole, 3 * sizes.loop_chains, sizes.slots))]
 
 
-def _probe_of(weights: str, share_prefixes: bool) -> SpeculativeMCMC:
-    return SpeculativeMCMC(alpha=_ALPHA, draft_temperatures=None, num_samples=_SAMPLES, weights=weights, autoregressive=False,
-                           share_prefixes=share_prefixes, timed_rows=0, chain_steps=10, position_edges=[10, 30])
+def _row(weights: str, share_prefixes: bool, measured: str, blocks: int, seconds: float) -> dict:
+    return {"weights": weights, "share_prefixes": share_prefixes, "measured": measured, "blocks": blocks,
+            "blocks/s": blocks / seconds}
+
+
+def _probe_of(weights: str, share_prefixes: bool, autoregressive: bool = False, timed_rows: int = 0) -> SpeculativeMCMC:
+    return SpeculativeMCMC(alpha=_ALPHA, draft_temperatures=None, num_samples=_SAMPLES, weights=weights,
+                           autoregressive=autoregressive, share_prefixes=share_prefixes, timed_rows=timed_rows,
+                           chain_steps=10, position_edges=[10, 30])
 
 
 def _probe(subject: Subject, drafter: DFlashDrafter, probe: SpeculativeMCMC, problems: int, slots: int) -> tuple[int, float]:
@@ -50,12 +65,15 @@ def _probe(subject: Subject, drafter: DFlashDrafter, probe: SpeculativeMCMC, pro
     def chain(prompt: np.ndarray):
         return ChainResult((yield Draw(Path.start(prompt), subject.horizon, Law(temperature=0.0), Key(0))))
 
+    timing = Timing(DEFAULTS, subject.model, drafter, probe.timed_rows, 1.0 / probe.alpha) if probe.timed_rows else None
     started, blocks = time.perf_counter(), 0
     finished = engine.run((number, chain(prompt)) for number, prompt in enumerate(prompts))
     for done in tqdm(finished, f"{subject.name} probe, {probe.weights}", problems, leave=False, unit="problem"):
         answer = Answer(prompts[done.tag], done.result.path.tokens)
         if answer.skipped(drafter.num_drafted + 1) is None:
             blocks += probe.record(subject.model, drafter, answer, Key(done.tag))["blocks"]
+            if timing is not None:
+                timing.of(answer)
     return blocks, time.perf_counter() - started
 
 

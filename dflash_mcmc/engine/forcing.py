@@ -13,11 +13,19 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from dflash_mcmc.engine.dflash import DFlash, block_pass
 from dflash_mcmc.engine.drafter import DFlashDrafter
+from dflash_mcmc.engine.interface import NOT_NUMBERS
 from dflash_mcmc.engine.language_model import LanguageModel
 
 _CHUNK = 4096
 """Positions of one forward: what a longer sequence needs in a layer stays bounded."""
 _LOGITS_BYTES = 64 * 2**20
+
+
+class NotNumbers(ArithmeticError):
+    """Logits that are no law: nothing can be measured along this answer. Its text is what a record says of it."""
+
+    def __init__(self):
+        super().__init__(NOT_NUMBERS)
 
 
 class Reading(NamedTuple):
@@ -113,9 +121,22 @@ def whole_blocks(prompt_length: int, num_tokens: int, block_size: int) -> list[i
     return [prompt_length + start for start in range(0, num_tokens - block_size + 1, block_size)]
 
 
+def checked(logits: torch.Tensor) -> torch.Tensor:
+    """The same logits (n, vocabulary), where each row is a law. Raises NotNumbers where one has NaN, inf, or -inf alone.
+
+    The largest of a row tells all three in one pass: it is NaN where any is.
+    """
+    if not logits.amax(dim=-1).isfinite().all():
+        raise NotNumbers
+    return logits
+
+
 def ranks(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """1 + number of strictly larger logits, int64 (n,), of tokens int64 (n,) in logits (n, vocabulary): ties share a rank."""
-    return 1 + (logits > logits.gather(1, tokens[:, None])).sum(dim=-1)
+    """1 + number of strictly larger logits, int64 (n,), of tokens int64 (n,) in logits (n, vocabulary): ties share a rank.
+
+    Raises NotNumbers: nothing is larger than NaN, which would be the best rank.
+    """
+    return 1 + (checked(logits) > logits.gather(1, tokens[:, None])).sum(dim=-1)
 
 
 def positions_at_once(vocab_size: int, whole: int = 1) -> int:

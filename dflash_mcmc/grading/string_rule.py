@@ -9,6 +9,7 @@ are therefore at most as lenient. They stand beside a grade for comparison, and 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _GROUPED = re.compile(r"(\d),(\d{3})(?!\d)")
 _UNITS = ("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month", "year", "foot",
@@ -31,6 +32,7 @@ def same_string(gold: str, answer: str) -> bool:
     return golds == answers
 
 
+@lru_cache(maxsize=1 << 14)
 def normal_form(text: str) -> str:
     """What an answer is as a string, whatever the gold answer: both normalisations, one after the other.
 

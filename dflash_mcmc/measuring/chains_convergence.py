@@ -2,12 +2,14 @@
 
 R-hat is the rank-normalised split R-hat, and the effective sample size (ESS) is that of the bulk: Vehtari, Gelman, Simpson,
 Carpenter & Buerkner 2021, "Rank-Normalization, Folding, and Localization: An Improved R-hat" (arXiv 1903.08008). What arviz
-says of chains that never move is no measure of mixing (an ESS of all draws where they stand on one value, of twice the
-chains where on several, an R-hat that is not a number), so those are told apart here.
+says of chains that hardly move is no measure of mixing (an ESS of all draws where they stand on one value, of twice the
+chains where on several, an R-hat that is not a number), so those are told apart here: a chain adds no more to the ESS than
+the states that it has stood in, and one that is stuck adds nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -19,7 +21,14 @@ from dflash_mcmc.measuring.chains import Cell, Chain
 from dflash_mcmc.rng import Key
 
 LEAST_STEPS, LEAST_CHAINS = 4, 2
-"""Steps that a chain needs, since it is split into halves of two, and chains that R-hat needs."""
+"""Steps that R-hat needs of a chain, since it is split into halves of two, and chains."""
+LEAST_STEPS_OF_ESS = 20
+"""Steps that ESS needs of a chain. Autocorrelations of the halves are added up in pairs of lags, as far as a half reaches:
+below 10 steps there is no pair, so that whatever the chains do comes out as one constant above the number of draws; at 10
+there is one, and four autoregressive chains (0.8), whose ESS is 0.11 of the draws, get 0.40 on average; at 20 it is 0.19."""
+_ROUNDING = 1e7
+"""An R-hat above it divides by what rounding has made of no variance at all: where a single one of 64 times 2,000 values
+differs from the rest of its chain it is 1.3e3."""
 MOST_LAGS, DRAWS = 20, 200
 WINDOWS = ("all", "last_half", "last_stage")
 """Steps that are looked at: all, also those in which the state still grows; the second half, without that warm-up; those of
@@ -35,10 +44,10 @@ class Convergence(NamedTuple):
     stuck: int
     """Chains that never left the state behind their first step here."""
     rhat: float | None
-    """None where it is not defined: below two chains or four steps, or where all stand on one value all the time. Infinite
-    where chains differ, but not within their halves."""
+    """None where it is not defined: below two chains or four steps, or where all halves stand on one value. Infinite where
+    halves differ, but nothing within them."""
     ess: float | None
-    """Of all chains together, in draws; 0 where all are stuck, None below four steps."""
+    """Of all chains together, in draws and at most as many; 0 where all are stuck, None below `LEAST_STEPS_OF_ESS`."""
 
 
 class Window(NamedTuple):
@@ -70,25 +79,33 @@ def window(chains: Sequence[Chain], name: str) -> Window:
 def convergence(steps: Window) -> Convergence:
     """Of parallel chains."""
     (chains, length), stuck = steps.log_p.shape, int(steps.stuck.sum())
-    if length < LEAST_STEPS:
-        return Convergence(chains, length, stuck, None, None)
-    defined = chains >= LEAST_CHAINS and np.ptp(steps.log_p) > 0.0
-    return Convergence(chains, length, stuck, _rhat(steps.log_p) if defined else None,
-                       0.0 if stuck == chains else _ess(steps.log_p))
+    rhat = _rhat(steps.log_p) if chains >= LEAST_CHAINS and length >= LEAST_STEPS else math.nan
+    return Convergence(chains, length, stuck, None if math.isnan(rhat) else rhat,
+                       _ess(steps) if length >= LEAST_STEPS_OF_ESS else None)
 
 
 def _rhat(log_p: np.ndarray) -> float:
+    """NaN where all halves stand on one value; of an odd number of steps the one in the middle is in neither."""
     import arviz
 
     with np.errstate(divide="ignore", invalid="ignore"):  # of halves that are constant
-        return float(arviz.rhat(log_p, method="rank"))
+        rhat = float(arviz.rhat(log_p, method="rank"))
+    return math.inf if rhat > _ROUNDING else rhat
 
 
-def _ess(log_p: np.ndarray) -> float:
+def _ess(steps: Window) -> float:
+    """arviz's, but at most the states that the chains which move have stood in: a state is one draw, however long it is kept.
+
+    So no more than the draws, which antithetic chains would pass; and nothing of chains that are stuck, whose one state is
+    where they came into the window, and no draw of their own. Without it a single move of many chains, of which next to no
+    variance is seen, would count as all their draws, and a cell look the better the less moves in it.
+    """
     import arviz
 
+    moves = steps.moved[:, 1:].sum(axis=1)
+    states = float((moves + 1)[moves > 0].sum())
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(arviz.ess(log_p, method="bulk"))
+        return min(float(arviz.ess(steps.log_p, method="bulk")), states)
 
 
 def autocorrelation(log_p: np.ndarray) -> np.ndarray:
@@ -121,12 +138,12 @@ def of_problems(cell: Cell, name: str) -> dict[str, Convergence]:
 def convergence_row(cell: Cell, name: str) -> dict:
     """R-hat of the problems, and how many chains are stuck. Problems with too few steps are counted apart.
 
-    The median is over the problems whose R-hat is defined, of two in the middle the larger; None where it is infinite.
-    `independent_above` are the shares that independent draws in as few chains of as few steps would give by themselves.
-    `all_stuck` is the share of problems whose chains are all stuck: where they also agree there is no R-hat, and shares above
-    a limit are among the others.
+    The median is over the problems whose R-hat is defined (`rhat_problems`), as are the shares above a limit; of two in the
+    middle it is the larger, and None where it is infinite. `independent_above` are the shares that independent draws in as
+    few chains of as few steps would give by themselves. `all_stuck` is the share of problems whose chains are all stuck:
+    where they also agree there is no R-hat.
     """
-    found, long = _long_enough(cell, name)
+    found, long = _long_enough(cell, name, LEAST_STEPS)
     clusters, rhats = Clusters(list(long)), {key: of.rhat for key, of in long.items() if of.rhat is not None}
     defined, values = Clusters(list(rhats)), np.array(list(rhats.values()))
     (inverse,) = defined.quantiles(1.0 / values, [0.5])  # infinite ones would spoil an interval
@@ -145,9 +162,9 @@ def effective_samples_row(cell: Cell, name: str) -> dict:
     """Effective sample size by steps and by what the chains have cost, from their start on.
 
     A problem whose chains are all stuck adds its steps and cost, and nothing else: without it a cell would look the better
-    the more of its chains are stuck.
+    the more of its chains are stuck. One of too few steps adds nothing at all, and is counted (`too_short`).
     """
-    found, long = _long_enough(cell, name)
+    found, long = _long_enough(cell, name, LEAST_STEPS_OF_ESS)
     clusters, ess = Clusters(list(long)), [of.ess for of in long.values()]
     spent = [sum(chain.cost["token_forwards"] for chain in cell.problems[problem]) for problem in long]
     return {**cell.setting, "window": name, **_steps(found),
@@ -182,10 +199,10 @@ def autocorrelation_rows(cell: Cell, name: str) -> list[dict]:
     return rows
 
 
-def _long_enough(cell: Cell, name: str) -> tuple[dict[str, Convergence], dict[str, Convergence]]:
-    """All problems, and those whose chains have enough steps."""
+def _long_enough(cell: Cell, name: str, least: int) -> tuple[dict[str, Convergence], dict[str, Convergence]]:
+    """All problems, and those whose chains have at least so many steps."""
     found = of_problems(cell, name)
-    return found, {problem: of for problem, of in found.items() if of.steps >= LEAST_STEPS}
+    return found, {problem: of for problem, of in found.items() if of.steps >= least}
 
 
 def _above(limit: float, defined: Clusters, values: np.ndarray, draws: np.ndarray) -> dict[str, float | None]:

@@ -111,7 +111,7 @@ def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> 
 
 @torch.no_grad()
 def standing(logits: torch.Tensor, tokens: torch.Tensor) -> Standing:
-    """Of tokens int64 (n,) in float32 logits (n, vocabulary)."""
+    """Of tokens int64 (n,) in float32 logits (n, vocabulary). Raises NotNumbers."""
     return Standing(forcing.ranks(logits, tokens), log_probability(logits, tokens), logits.argmax(dim=-1))
 
 
@@ -129,7 +129,7 @@ def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def standings(model: LanguageModel, source: Source, tokens: torch.Tensor) -> Standing:
-    """Of all tokens int64 (n,) of an answer under a source's laws."""
+    """Of all tokens int64 (n,) of an answer under a source's laws. Raises NotNumbers."""
     parts = [standing(source.head(source.states[piece]), tokens[piece]) for piece in pieces(model, len(tokens))]
     return Standing(*map(torch.cat, zip(*parts, strict=True)))
 

@@ -40,7 +40,10 @@ class Settings(NamedTuple):
 
 
 def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, settings: Settings) -> dict:
-    """What is kept of an answer: of each source and beta, `SUMS` over the hard tokens and over the easy ones."""
+    """What is kept of an answer: of each source and beta, `SUMS` over the hard tokens and over the easy ones.
+
+    Raises NotNumbers.
+    """
     import torch
 
     from dflash_mcmc.measuring import layers

@@ -29,7 +29,7 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, ha
     """What is kept of an answer.
 
     Of every row the rank of each token, null where it says nothing; and, of all tokens and of the hard ones, the sum of
-    log p in nats and how often its most likely token is the target's.
+    log p in nats and how often its most likely token is the target's. Raises NotNumbers.
     """
     import torch
 

@@ -113,7 +113,10 @@ def hidden_states(drafter: DFlashDrafter, sequence: np.ndarray, blocks: Blocks, 
 
 @torch.inference_mode()
 def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str] = MODES) -> Readout:
-    """Probability and rank of the compared tokens. Logits are there for a few positions at a time, and reduced at once."""
+    """Probability and rank of the compared tokens. Logits are there for a few positions at a time, and reduced at once.
+
+    Raises NotNumbers.
+    """
     tokens, at_once = hidden.tokens.flatten(), forcing.positions_at_once(drafter.target.vocab_size)
     said = {TARGET: _said(drafter.target.logits, hidden.target.flatten(0, 1), tokens, at_once)}
     for mode, drafted in zip(modes, hidden.draft, strict=True):

@@ -102,7 +102,7 @@ def blocks(tokens: Tokens) -> list[dict]:
     for first, end in _block_groups(last):
         among = (tokens.block >= first) & (tokens.block < end)
         row = {"block": str(first) if end == first + 1 else f"{first} - {end - 1}",
-               "context_positions": tokens.clusters.mean(tokens.context, among).value}
+               **tokens.clusters.mean(tokens.context, among).columns("context_positions")}
         for reader in READERS:
             row |= tokens.clusters.mean(tokens.rank[reader], among).columns(f"rank_{reader}")
         rows.append(row | {"n": int(among.sum())})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.intervals import Clusters, Estimate
+from dflash_mcmc.intervals import Estimate
 from dflash_mcmc.measuring.independence import acceptance_floor, chance_of_moves
+from dflash_mcmc.measuring.speculative_columns import Columns, Proposal, Speed
 from dflash_mcmc.probing import Summary
 
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
@@ -17,55 +17,13 @@ EASY, HARD = 0.7, 0.1
 """Acceptance above which a block is easy, below which it is hard (section 3.2)."""
 
 
-class Proposal(NamedTuple):
-    """What is proposed, and how it is weighed: a row of the tables."""
+def summary(records: list[dict], num_samples: int, chain_steps: int, position_edges: Sequence[int],
+            timed_rows: int) -> Summary:
+    """All tables; and what figures are drawn from.
 
-    name: str
-    """A temperature of the draft, or `target`."""
-    weights: str
-
-    def columns(self) -> dict[str, object]:
-        """The first columns of its rows."""
-        target = self.name == "target"
-        return {"proposal": "target" if target else "draft", "temperature": None if target else float(self.name),
-                "weights": self.weights}
-
-
-class Columns:
-    """The measured records as columns: over tokens and over blocks, with the problem that each belongs to."""
-
-    def __init__(self, records: list[dict]):
-        self.records = [record for record in records if "skipped" not in record]
-        sizes = [(record["problem"], record["blocks"], record["block_size"] - 1) for record in self.records]
-        self.blocks = Clusters([problem for problem, count, _ in sizes for _ in range(count)])
-        self.tokens = Clusters([problem for problem, count, n in sizes for _ in range(count * n)])
-        self.number = np.array([number for _, count, _ in sizes for number in range(count)])
-        self.temperatures = [name for name in self._names() if name != "target"]
-        self.proposals = [Proposal(name, weights) for name in self._names() for weights in ("reference", "joint")
-                          if weights in self.records[0]["proposals"][name]]
-
-    def _names(self) -> list[str]:
-        return list(self.records[0]["proposals"]) if self.records else []
-
-    def of_tokens(self, name: str, column: str) -> np.ndarray:
-        """`kl` or `tvd` of a draft temperature, or of `p`, which is not sharpened."""
-        return np.array([value for record in self.records
-                         for value in (record["p"] if name == "p" else record["proposals"][name])[column]])
-
-    def of_blocks(self, proposal: Proposal, column: str) -> np.ndarray:
-        """A column of the simulated chains."""
-        return np.array([value for record in self.records
-                         for value in record["proposals"][proposal.name][proposal.weights][column]])
-
-    def products(self, name: str) -> np.ndarray:
-        """Of each block, the product of its tokens' acceptances 1 - TVD."""
-        parts = [np.prod(1.0 - np.array(record["proposals"][name]["tvd"]).reshape(record["blocks"], -1), axis=1)
-                 for record in self.records]
-        return np.concatenate(parts) if parts else np.empty(0)
-
-
-def summary(records: list[dict], num_samples: int, chain_steps: int, position_edges: Sequence[int]) -> Summary:
-    """All tables; and what figures are drawn from."""
+    Args:
+        timed_rows: chains that have proposed at once in the timings that are told; times of other batches are left out.
+    """
     columns = Columns(records)
     counts = {"num_problems": len(columns.records), "num_skipped": len(records) - len(columns.records),
               "num_blocks": columns.blocks.size, "num_predicted_tokens": columns.tokens.size,
@@ -75,7 +33,7 @@ def summary(records: list[dict], num_samples: int, chain_steps: int, position_ed
     sharpest = Proposal(columns.temperatures[-1], _last_weights(columns))
     values = {"token_acceptance": float(1.0 - columns.of_tokens(sharpest.name, "tvd").mean()),
               "block_acceptance": float(columns.of_blocks(sharpest, "acceptance").mean()),
-              "block_acceptance_median": float(np.median(columns.of_blocks(sharpest, "acceptance"))),
+              "block_acceptance_median": _median(columns, sharpest).value,
               "block_moved": float(columns.of_blocks(sharpest, "moved").mean()),
               "kl": float(columns.of_tokens(sharpest.name, "kl").mean())}
     tables = {
@@ -88,8 +46,8 @@ def summary(records: list[dict], num_samples: int, chain_steps: int, position_ed
         "convergence": [_convergence(columns, proposal, chain_steps) for proposal in columns.proposals],
         "weights": [_weights(columns, name) for name in columns.temperatures
                     if Proposal(name, "joint") in columns.proposals],
-        "throughput": _throughput(columns),
-        "strata": _strata(columns),
+        "throughput": _throughput(columns, Speed(columns, timed_rows)),
+        "strata": _strata(columns, Speed(columns, timed_rows)),
     }
     data = {"blocks": _blocks(columns), "token_acceptance": _token_acceptance(columns)}
     return Summary({**counts, **values}, {name: rows for name, rows in tables.items() if rows}, data)
@@ -97,6 +55,11 @@ def summary(records: list[dict], num_samples: int, chain_steps: int, position_ed
 
 def _last_weights(columns: Columns) -> str:
     return "joint" if Proposal(columns.temperatures[-1], "joint") in columns.proposals else "reference"
+
+
+def _median(columns: Columns, proposal: Proposal) -> Estimate:
+    """Of the blocks' simulated acceptance: as all quantiles here an observation, of two in the middle the smaller."""
+    return columns.blocks.quantiles(columns.of_blocks(proposal, "acceptance"), [0.5])[0]
 
 
 def _aggregate(columns: Columns, proposal: Proposal) -> dict:
@@ -109,11 +72,17 @@ def _aggregate(columns: Columns, proposal: Proposal) -> dict:
                  "block_product": columns.blocks.mean(columns.products(proposal.name))}
     acceptance = columns.of_blocks(proposal, "acceptance")
     found |= {"acceptance": columns.blocks.mean(acceptance),
-              "acceptance_median": columns.blocks.quantiles(acceptance, [0.5])[0],
+              "acceptance_median": _median(columns, proposal),
               **{name: columns.blocks.mean(columns.of_blocks(proposal, name))
-                 for name in ("equilibrium", "moved", "log_w", "log_w_std", "effective")}}
-    per_token = found["log_w"].value / (columns.records[0]["block_size"] - 1)
-    return {**proposal.columns(), **_flat(found), "log_w_per_token": per_token, "blocks": columns.blocks.size}
+                 for name in ("equilibrium", "moved", "log_w", "log_w_std", "effective")},
+              "log_w_per_token": columns.blocks.mean(columns.of_blocks(proposal, "log_w") / columns.drafted)}
+    return {**proposal.columns(), **_flat(found), "blocks": columns.blocks.size, **_tokens_of(columns, proposal)}
+
+
+def _tokens_of(columns: Columns, proposal: Proposal, here: np.ndarray | None = None) -> dict[str, int]:
+    """How many tokens the distances are over; the target has none to itself."""
+    blocks = columns.blocks.size if here is None else int(here.sum())
+    return {} if proposal.name == "target" else {"tokens": blocks * columns.drafted}
 
 
 def _baseline(columns: Columns) -> dict:
@@ -149,7 +118,8 @@ def _positions(columns: Columns, proposal: Proposal, edges: Sequence[int]) -> li
             found = {"acceptance": own.mean(acceptance[here]), "acceptance_median": own.quantiles(acceptance[here], [0.5])[0]}
             if kl is not None:
                 found["kl"] = own.mean(kl[here].mean(axis=1))
-            rows.append({**proposal.columns(), "position": name, **_flat(found), "blocks": int(here.sum())})
+            rows.append({**proposal.columns(), "position": name, **_flat(found), "blocks": int(here.sum()),
+                         **_tokens_of(columns, proposal, here)})
     return rows
 
 
@@ -164,10 +134,12 @@ def _tokens(columns: Columns, name: str) -> dict:
 def _convergence(columns: Columns, proposal: Proposal, steps: int) -> dict:
     """Section 4.3. The document puts the median acceptance into a binomial law; blocks differ, and not every acceptance is a
     move: `blocks_*` are means over blocks of the chance that each has with its own rate of moves."""
-    acceptance, moved = (columns.of_blocks(proposal, name) for name in ("acceptance", "moved"))
+    moved, median = columns.of_blocks(proposal, "moved"), _median(columns, proposal)
     row: dict[str, object] = {**proposal.columns(), "steps": steps}
     for least, name in ((1, "once"), (3, "three_times")):
-        row[f"median_{name}"] = chance_of_moves(float(np.median(acceptance)), steps, least)
+        # The chance grows with the rate, so that the ends of the one's interval are those of the other's.
+        ends = (None if rate is None else chance_of_moves(rate, steps, least) for rate in median[:3])
+        row |= Estimate(*ends, median.n).columns(f"median_{name}")
         own = np.array([chance_of_moves(rate, steps, least) for rate in moved])
         row |= columns.blocks.mean(own).columns(f"blocks_{name}")
     return {**row, "blocks": columns.blocks.size}
@@ -187,40 +159,21 @@ def _weights(columns: Columns, name: str) -> dict:
             "blocks": columns.blocks.size}
 
 
-class _Speed(NamedTuple):
-    target: Estimate
-    """Seconds of a proposal of the target, token by token."""
-    draft: Estimate
-
-
-def _speed(columns: Columns) -> _Speed | None:
-    """Seconds of a proposal; a problem counts once."""
-    timed = [record for record in columns.records if "seconds_draft" in record]
-    if not timed:
-        return None
-    problems = Clusters([record["problem"] for record in timed])
-    return _Speed(*(problems.mean([record[f"seconds_{kind}"] for record in timed]) for kind in ("target", "draft")))
-
-
-def _throughput(columns: Columns) -> list[dict]:
+def _throughput(columns: Columns, speed: Speed) -> list[dict]:
     """Section 5.1, with the measured speed of the two proposals: the document assumed 8 and its acceptance of the target's."""
-    speed = _speed(columns)
-    if speed is None:
-        return []
     rows = []
-    for proposal in columns.proposals:
-        seconds = (speed.target if proposal.name == "target" else speed.draft).value
-        found = {"acceptance": columns.blocks.mean(columns.of_blocks(proposal, "acceptance")),
-                 "moved": columns.blocks.mean(columns.of_blocks(proposal, "moved"))}
-        rows.append({**proposal.columns(), "proposals_per_second": 1.0 / seconds, "speed": speed.target.value / seconds,
-                     **_flat(found), "accepts_per_second": found["acceptance"].value / seconds,
-                     "moves_per_second": found["moved"].value / seconds, "blocks": columns.blocks.size})
+    for proposal in columns.proposals if speed.num_timed else ():
+        found = {"proposals_per_second": speed.proposals(proposal), "speed": speed.against_target(proposal)}
+        for name, bought in (("acceptance", "accepts_per_second"), ("moved", "moves_per_second")):
+            values = columns.of_blocks(proposal, name)
+            found |= {name: columns.blocks.mean(values), bought: speed.bought(proposal, values)}
+        rows.append({**proposal.columns(), **_flat(found), "blocks": columns.blocks.size, **speed.counts()})
     return rows
 
 
-def _strata(columns: Columns) -> list[dict]:
+def _strata(columns: Columns, speed: Speed) -> list[dict]:
     """Section 5.2: easy and hard blocks, by the draft's own acceptance at its sharpest."""
-    speed, sharpest = _speed(columns), Proposal(columns.temperatures[-1], _last_weights(columns))
+    sharpest = Proposal(columns.temperatures[-1], _last_weights(columns))
     acceptance = columns.of_blocks(sharpest, "acceptance")
     rows = []
     for name, here in (("easy", acceptance > EASY), ("middle", (acceptance <= EASY) & (acceptance >= HARD)),
@@ -230,11 +183,11 @@ def _strata(columns: Columns) -> list[dict]:
             if proposal in columns.proposals:
                 kind = "target" if proposal.name == "target" else "draft"
                 for column in ("acceptance", "moved"):
-                    own = columns.blocks.mean(columns.of_blocks(proposal, column), here)
-                    row |= own.columns(f"{kind}_{column}")
-                    if speed is not None and own.value is not None:
-                        row[f"{kind}_{column}_per_second"] = own.value / getattr(speed, kind).value
-        rows.append({**row, "blocks": int(here.sum())})
+                    values = columns.of_blocks(proposal, column)
+                    row |= columns.blocks.mean(values, here).columns(f"{kind}_{column}")
+                    if speed.num_timed and here.any():
+                        row |= speed.bought(proposal, values, here).columns(f"{kind}_{column}_per_second")
+        rows.append({**row, "blocks": int(here.sum()), **(speed.counts() if speed.num_timed else {})})
     return rows
 
 

@@ -107,16 +107,16 @@ def _draw_moves(axes: Axes, summary: Summary) -> None:
 def _draw_speed(axes: Axes, summary: Summary) -> None:
     rows = _of_best_weights(summary.tables.get("throughput", []))
     if not rows:
-        axes.text(0.5, 0.5, "proposals were not timed\n(probe.timed_rows=0)", ha="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "no proposals were timed\n(with this probe.timed_rows)", ha="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
     for offset, column, colour in ((-0.2, "accepts_per_second", OTHER), (0.2, "moves_per_second", RIGHT)):
-        axes.bar(np.arange(len(rows)) + offset, [row[column] for row in rows], 0.4, color=colour,
-                 label=column.replace("_", " "))
+        axes.bar(np.arange(len(rows)) + offset, [row[column] for row in rows], 0.4, color=colour, yerr=_errors(rows, column),
+                 ecolor=INK, capsize=2, label=column.replace("_", " "))
     axes.set_xticks(range(len(rows)), [f"{_label(row['proposal'], row['temperature'], between=_LINE)}\n{row['speed']:.1f}x"
                                       for row in rows])
     axes.set(title="What a second of proposals buys (speed below)", ylabel="per second")
-    axes.set_ylim(top=1.2 * max(row["accepts_per_second"] for row in rows))
+    axes.set_ylim(top=1.2 * max(row["accepts_per_second_high"] or row["accepts_per_second"] for row in rows))
     axes.legend(ncols=2, loc="upper left")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.forcing import NotNumbers
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.ops import Chain, Draw, Law
 from dflash_mcmc.rng import Key
@@ -16,7 +17,6 @@ from dflash_mcmc.types import ChainResult, Path
 
 if TYPE_CHECKING:
     from dflash_mcmc.answers import Answer
-    from dflash_mcmc.config import Config
     from dflash_mcmc.engine.drafter import DFlashDrafter
     from dflash_mcmc.engine.language_model import LanguageModel
 
@@ -27,18 +27,22 @@ class Timing:
     """Times a proposal behind the middle anchor of an answer: drawn, and scored by the target, as a chain needs it.
 
     Args:
+        options: of the engine.
         rows: chains that propose at once.
         temperature: of both proposals.
     """
 
-    def __init__(self, config: Config, model: LanguageModel, drafter: DFlashDrafter, rows: int, temperature: float):
-        self._model, self._drafter, self._rows, self._law = model, drafter, rows, Law(temperature=temperature)
-        self._options = Options(**{name: getattr(config.hardware, name) for name in Options._fields})
+    def __init__(self, options: Options, model: LanguageModel, drafter: DFlashDrafter, rows: int, temperature: float):
+        self._options, self._model, self._drafter, self._rows = options, model, drafter, rows
+        self._law = Law(temperature=temperature)
 
-    def of(self, answer: Answer) -> dict[str, float]:
-        """Seconds that a proposal takes, all rows' divided by their number; `seconds_target` and `seconds_draft`."""
-        return {"seconds_target": self._seconds(answer, "blended", None), "seconds_draft": self._seconds(answer, "draft",
-                                                                                                       self._drafter)}
+    def of(self, answer: Answer) -> dict[str, float | int]:
+        """`seconds_target` and `seconds_draft` that a proposal takes, all rows' divided by their number, `timed_rows`.
+
+        Raises NotNumbers.
+        """
+        return {"seconds_target": self._seconds(answer, "blended", None),
+                "seconds_draft": self._seconds(answer, "draft", self._drafter), "timed_rows": self._rows}
 
     def _seconds(self, answer: Answer, source: str, drafter: DFlashDrafter | None) -> float:
         n = self._drafter.num_drafted
@@ -58,6 +62,7 @@ class Timing:
 
         engine = BatchedEngine(self._model, NoBlend(), self._rows, len(answer.prompt) + anchor + 1 + n, self._options,
                                drafter=drafter)
-        for _ in engine.run((row, chain(row)) for row in range(self._rows)):
-            pass
+        ended = list(engine.run((row, chain(row)) for row in range(self._rows)))
+        if any(done.result is None for done in ended):
+            raise NotNumbers  # the engine has no other reason to give up a draw
         return (max(own[-1] for own in times) - max(own[0] for own in times)) / (_REPEATS * self._rows)

@@ -14,7 +14,7 @@ import torch
 
 from dflash_mcmc.engine import law as laws
 from dflash_mcmc.engine.branches import PREFIX, Tree, predictors
-from dflash_mcmc.engine.forcing import Reading, positions_at_once
+from dflash_mcmc.engine.forcing import Reading, checked, positions_at_once
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.measuring import independence
 
@@ -31,6 +31,8 @@ class Proposed(NamedTuple):
 def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.ndarray, share: bool = True) -> np.ndarray:
     """log p of continuations behind position `anchor`, int64 (samples, n), given their own tokens: float64 (samples, n).
 
+    Raises NotNumbers.
+
     Args:
         share: read what continuations have in common once.
     """
@@ -38,7 +40,7 @@ def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.
     log_p, step = np.empty(tokens.shape), positions_at_once(model.vocab_size)
     for start in range(0, len(hidden), step):
         mine = (which >= start) & (which < start + step)
-        log_p[mine] = _of_rows(model.logits(hidden[start : start + step]), which[mine] - start, tokens[mine])
+        log_p[mine] = _of_rows(checked(model.logits(hidden[start : start + step])), which[mine] - start, tokens[mine])
     return log_p
 
 
@@ -50,7 +52,7 @@ def _of_rows(logits: torch.Tensor, rows: np.ndarray, tokens: np.ndarray) -> np.n
 
 def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temperature: float,
                      uniforms: torch.Tensor, share: bool = True) -> Proposed:
-    """Continuations drawn token by token from the target at a temperature.
+    """Continuations drawn token by token from the target at a temperature. Raises NotNumbers.
 
     Args:
         uniforms: float64 (samples, n).
@@ -63,7 +65,7 @@ def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temper
     step = positions_at_once(model.vocab_size)
     for place in range(n):
         states = hidden[torch.from_numpy(which).to(hidden.device)]
-        parts = [_draw(model.logits(part), temperature, uniform)
+        parts = [_draw(checked(model.logits(part)), temperature, uniform)
                  for part, uniform in zip(states.split(step), uniforms[:, place].split(step), strict=True)]
         drawn.append([torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)])
         if place + 1 < n:

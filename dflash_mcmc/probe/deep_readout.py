@@ -68,16 +68,17 @@ class DeepReadout:
             yield unit, self._record(drafter, answer, key.fold_in(unit.problem, "noise"), counts)
 
     def _record(self, drafter: DFlashDrafter, answer: Answer, key: Key, counts: dict) -> dict:
-        from dflash_mcmc.engine.interface import NOT_NUMBERS
+        from dflash_mcmc.engine.forcing import NotNumbers
         from dflash_mcmc.measuring.readout import Blocks, hidden_states, read_out
 
         size = drafter.num_drafted + 1
         if reason := answer.skipped(least=size):
             return {"skipped": reason}
         blocks = Blocks.of(len(answer.prompt), len(answer.tokens), size)
-        found = read_out(drafter, hidden_states(drafter, answer.sequence, blocks, self.context, key))
-        if any(p != p for values in found.p.values() for p in values):
-            return {"skipped": NOT_NUMBERS}
+        try:
+            found = read_out(drafter, hidden_states(drafter, answer.sequence, blocks, self.context, key))
+        except NotNumbers as none:
+            return {"skipped": str(none)}
         numbers = [number for number in range(len(blocks.anchors)) for _ in range(drafter.num_drafted)]
         return {"prompt_length": blocks.prompt_length, "block_size": size, "block": numbers, **found._asdict(),
                 "parameters": counts}

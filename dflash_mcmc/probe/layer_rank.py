@@ -64,6 +64,8 @@ class LayerRank:
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Ranks of the answer's tokens, and sums of the rest: see `measuring/layers_ranked.py`."""
+        from dflash_mcmc.engine.forcing import NotNumbers
+
         model = config.model.load(work.device)
         draft = config.draft.load(model)
         for unit, answer in answers(config, model, work, self.answers):
@@ -71,7 +73,10 @@ class LayerRank:
                 yield unit, {"skipped": reason}
                 continue
             started = time.perf_counter()
-            record = layers_ranked.record(model, draft, answer, self.hard_below)
+            try:
+                record = layers_ranked.record(model, draft, answer, self.hard_below)
+            except NotNumbers as found:
+                record = {"skipped": str(found)}
             yield unit, {**record, "seconds": round(time.perf_counter() - started, 6)}
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:

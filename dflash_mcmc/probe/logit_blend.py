@@ -86,6 +86,8 @@ class LogitBlend:
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Sums over the hard and the easy tokens of an answer: see `measuring/layers_blended.py`."""
+        from dflash_mcmc.engine.forcing import NotNumbers
+
         model = config.model.load(work.device)
         draft = config.draft.load(model)
         settings = layers_blended.Settings(self.blended_layers(len(model.layers)), self.norm, self.betas, self.hard_below)
@@ -94,7 +96,10 @@ class LogitBlend:
                 yield unit, {"skipped": reason}
                 continue
             started = time.perf_counter()
-            record = layers_blended.record(model, draft, answer, settings)
+            try:
+                record = layers_blended.record(model, draft, answer, settings)
+            except NotNumbers as found:
+                record = {"skipped": str(found)}
             yield unit, {**record, "seconds": round(time.perf_counter() - started, 6)}
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:

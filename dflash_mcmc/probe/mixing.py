@@ -52,7 +52,8 @@ class Mixing:
 
     Each chain of each problem is drawn in every cell of the grid alphas x temperatures x early_rejects, from the same
     uniforms: what differs between cells is not chance alone (common random numbers). R-hat needs num_chains >= 2; below,
-    its column is None. Steps are looked at in three windows: all, the last half, and those of the last stage.
+    its column is None. Steps are looked at in three windows: all, the last half, and those of the last stage; an effective
+    sample size needs 20 steps there, and problems whose chains have fewer are counted.
     """
 
     alphas: list[float] | None = identity("powers of the target, a row of the grid each; null takes the sampler's")  # noqa: RUF009

@@ -5,6 +5,7 @@ The protocol of the document "Speculative MCMC Probe: Can a Draft Model Serve as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,7 +48,7 @@ class SpeculativeMCMC:
                                     "with, whose weights are joint")
     share_prefixes: bool = runtime("read what drawn blocks begin with in common once; no number changes, but for rounding")
     timed_rows: int = runtime("chains that propose at once while the two proposals are timed, in every answer; 0 times "
-                              "nothing", ge=0)
+                              "nothing. Tables have the times of this number alone", ge=0)
     chain_steps: int = runtime("steps of the chains in the table of convergence", ge=1)
     position_edges: list[int] = runtime("number of the first block that is in the middle, and of the first late one")  # noqa: RUF009
 
@@ -59,8 +60,11 @@ class SpeculativeMCMC:
         """Raises ConfigError."""
         check_features(config, "probe=speculative_mcmc")
         given = self.draft_temperatures
-        if given is not None and (not given or len(set(given)) < len(given) or min(given) <= 0):
+        if given is not None and (not given or len(set(given)) < len(given) or not all(0 < t < math.inf for t in given)):
             raise ConfigError("probe.draft_temperatures", given, "different numbers > 0, or null for 1, 0.5 and 1/alpha")
+        found = self.temperatures()
+        if len(set(map(_name, found))) < len(found):  # one would take the other's place in the record
+            raise ConfigError("probe.draft_temperatures", found, "numbers that differ in their first six digits")
         edges = self.position_edges
         if len(edges) != 2 or not 0 < edges[0] < edges[1]:
             raise ConfigError("probe.position_edges", edges, "two numbers of blocks, the smaller first, such as [10, 30]")
@@ -80,6 +84,8 @@ class SpeculativeMCMC:
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """One answer after the other, each by itself. Raises UserError."""
+        from dflash_mcmc.engine.forcing import NotNumbers
+        from dflash_mcmc.engine.interface import Options
         from dflash_mcmc.measuring.timing import Timing
 
         model = config.model.load(work.device)
@@ -87,20 +93,25 @@ class SpeculativeMCMC:
         block_size = drafter.num_drafted + 1
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
-        timing = Timing(config, model, drafter, self.timed_rows, 1.0 / self.alpha) if self.timed_rows else None
+        options = Options(**{name: getattr(config.hardware, name) for name in Options._fields})
+        timing = Timing(options, model, drafter, self.timed_rows, 1.0 / self.alpha) if self.timed_rows else None
         for unit, answer in answers(config, model, work, "greedy"):
             reason = answer.skipped(block_size)
             if reason:
                 yield unit, {"skipped": reason}
                 continue
             key = Key(config.seed).fold_in("speculative_mcmc", unit.problem)
-            yield unit, {**self.record(model, drafter, answer, key), **(timing.of(answer) if timing else {})}
+            try:
+                record = {**self.record(model, drafter, answer, key), **(timing.of(answer) if timing else {})}
+            except NotNumbers as found:
+                record = {"skipped": str(found)}
+            yield unit, record
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """The document's tables, and what it left open: joint weights, moves, the floor of a simulated acceptance."""
         from dflash_mcmc.measuring import speculative
 
-        return speculative.summary(records, self.num_samples, self.chain_steps, self.position_edges)
+        return speculative.summary(records, self.num_samples, self.chain_steps, self.position_edges, self.timed_rows)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Acceptance of blocks, which has two modes; tokens, positions and what a second buys."""
@@ -109,7 +120,7 @@ class SpeculativeMCMC:
         return speculative_figures.figures(summary)
 
     def record(self, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, key: Key) -> dict:
-        """The record of an answer: lists over the predicted tokens, or over the blocks."""
+        """The record of an answer: lists over the predicted tokens, or over the blocks. Raises NotNumbers."""
         import torch
 
         from dflash_mcmc.engine import forcing
@@ -162,15 +173,15 @@ class SpeculativeMCMC:
         n, count, samples = drafter.num_drafted, len(anchors), self.num_samples
         drafted = forcing.drafted_along(drafter, reading, tokens, anchors)
         before = reading.hidden[0, anchors[:, None] + torch.arange(n, device=tokens.device)]
-        names = {f"{temperature:g}": temperature for temperature in self.temperatures()}
+        names = {_name(temperature): temperature for temperature in self.temperatures()}
         uniforms = {name: torch.from_numpy(key.fold_in("draft", name).uniforms(0, count * n * samples)).view(-1, samples)
                     for name in names}
         laws = {name: {"kl": [], "tvd": []} for name in ("p", *names)}
         drawn: dict[str, list] = {name: [] for name in names}
         step = forcing.positions_at_once(model.vocab_size, n) // n
         for start in range(0, count, step):
-            target = model.logits(before[start : start + step].flatten(0, 1))
-            draft = drafter.logits(drafted[start : start + step].flatten(0, 1))
+            target = forcing.checked(model.logits(before[start : start + step].flatten(0, 1)))
+            draft = forcing.checked(drafter.logits(drafted[start : start + step].flatten(0, 1)))
             _add(laws["p"], proposals.distances(target, draft, 1.0, 1.0))
             for name, temperature in names.items():
                 _add(laws[name], proposals.distances(target, draft, self.alpha, temperature))
@@ -200,6 +211,11 @@ class SpeculativeMCMC:
 def _add(columns: dict[str, list[float]], found) -> None:
     columns["kl"] += map(_digits, found.kl.tolist())
     columns["tvd"] += map(_digits, found.total_variation.tolist())
+
+
+def _name(temperature: float) -> str:
+    """What records and random numbers know a temperature by."""
+    return f"{temperature:g}"
 
 
 def _digits(value: float) -> float:

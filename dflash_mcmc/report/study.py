@@ -101,8 +101,8 @@ def same_but(run: Run, other: Run, *groups: str) -> bool:
 
 def full(run: Run) -> list[dict]:
     """The records of the problems that have all chains: votes of fewer would be other votes."""
-    counts = Counter(record["problem"] for record in run.records)
-    return [record for record in run.records if counts[record["problem"]] == run.num_chains]
+    counts, chains = Counter(record["problem"] for record in run.records), run.num_chains
+    return [record for record in run.records if counts[record["problem"]] == chains]
 
 
 def votes(run: Run) -> bool:

@@ -95,6 +95,16 @@ def test_ties_share_the_better_rank():
         assert forcing.ranks(logits, torch.tensor([token])).item() == rank
 
 
+@pytest.mark.parametrize("wrong", [[0.0, torch.nan, 1.0], [torch.nan] * 3, [0.0, torch.inf, 1.0], [-torch.inf] * 3], ids=str)
+def test_what_is_no_law_has_no_ranks(wrong):
+    logits = torch.tensor([[2.0, -torch.inf, 0.0], wrong])
+    assert forcing.checked(logits[:1]) is not None
+    assert forcing.ranks(logits[:1], torch.tensor([2])).tolist() == [2]
+    for use in (forcing.checked, lambda logits: forcing.ranks(logits, torch.tensor([0, 0]))):
+        with pytest.raises(forcing.NotNumbers, match="gave logits that are not numbers"):
+            use(logits)
+
+
 def test_logits_at_once_are_bounded():
     assert forcing.positions_at_once(151_936) * 151_936 * 4 <= 64 * 2**20
     assert forcing.positions_at_once(151_936, 15) % 15 == 0

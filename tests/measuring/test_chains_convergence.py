@@ -69,15 +69,51 @@ def test_ess_of_an_autoregressive_chain():
     assert convergence(moving(draws)).ess == pytest.approx(16000 * 0.2 / 1.8, rel=0.2)
 
 
-def test_stuck_chains_are_told_apart():
-    draws, still = normal(3, 8), np.zeros((3, 8), bool)
-    level = np.arange(3.0)[:, None] * np.ones((3, 8))
-    assert convergence(Window(level, still)) == Convergence(3, 8, 3, np.inf, 0.0)
-    assert convergence(Window(np.ones((3, 8)), still)) == Convergence(3, 8, 3, None, 0.0)
+def of_values(*rows: list[float]) -> Window:
+    """Chains that move where their value changes, and with the first step."""
+    log_p = np.array(rows, float)
+    return Window(log_p, np.diff(log_p, axis=1, prepend=np.nan) != 0.0)
+
+
+@pytest.mark.parametrize("steps", [20, 28])  # of 14 equal ranks the mean is rounded, and the variance is not 0
+def test_stuck_chains_are_told_apart(steps):
+    draws, still = normal(3, steps), np.zeros((3, steps), bool)
+    level = np.arange(3.0)[:, None] * np.ones((3, steps))
+    assert convergence(Window(level, still)) == Convergence(3, steps, 3, np.inf, 0.0)
+    assert convergence(Window(np.ones((3, steps)), still)) == Convergence(3, steps, 3, None, 0.0)
     draws[0] = 0.5
-    found = convergence(Window(draws, np.diff(draws, axis=1, prepend=np.nan) != 0.0))
+    found = convergence(of_values(*draws))
     assert (found.stuck, found.rhat) == (1, pytest.approx(rank_rhat(draws)))
-    assert found.ess > 0.0
+    assert 0.0 < found.ess <= 2 * steps  # of the two that move
+
+
+def test_halves_on_one_value_have_no_rhat():
+    """The step in the middle is in neither half, so that its move is seen by none: arviz gives NaN."""
+    assert convergence(of_values([0, 0, 1, 0, 0], [0, 0, 2, 0, 0])).rhat is None
+    assert convergence(of_values([0, 0, 1, 0, 0], [3, 3, 1, 3, 3])).rhat == np.inf
+    row = chains_convergence.convergence_row(cell_of(chain([0, 0, 1, 0, 0]), chain([0, 0, 0, 0, 0], number=1)), "all")
+    assert (row["rhat_problems"], row["rhat"], row["rhat_above_1.1"], row["rhat_infinite"]) == (0, None, None, None)
+
+
+@pytest.mark.parametrize("at", [2, 12, 21])
+def test_a_single_move_is_two_states(at):
+    """Four chains of 24 steps, all but one stuck on the same value: arviz says 6 to 41 draws."""
+    rows = [[1.0] * at + [0.0] * (24 - at), *[[0.0] * 24] * 3]
+    assert convergence(of_values(*rows)).ess == 2.0
+    rows[0][-1] = 2.0
+    assert convergence(of_values(*rows)).ess == 3.0
+
+
+def test_effective_samples_are_at_most_the_draws():
+    """Of chains that alternate arviz gives N log10 N, twice as many."""
+    assert convergence(of_values(*[[0.0, 1.0] * 30] * 2)).ess == 120.0
+    for number in range(20):
+        assert convergence(moving(normal(2, 20, name=str(number)))).ess <= 40.0
+
+
+def test_steps_that_keep_their_state_are_one_draw():
+    """Four chains of a hundred independent values, each of which stands for five steps."""
+    assert convergence(of_values(*np.repeat(normal(4, 100), 5, axis=1))).ess == pytest.approx(400, rel=0.15)
 
 
 def test_a_move_of_the_first_step_is_not_one_within_the_window():
@@ -87,6 +123,7 @@ def test_a_move_of_the_first_step_is_not_one_within_the_window():
 
 def test_short_and_single_chains():
     assert convergence(moving(normal(4, 3))) == Convergence(4, 3, 0, None, None)
+    assert [convergence(moving(normal(4, steps))).ess is None for steps in (4, 9, 19, 20)] == [True, True, True, False]
     found = convergence(moving(normal(1, 50)))
     assert found.rhat is None
     assert found.ess > 10.0
@@ -147,15 +184,26 @@ def test_what_independent_draws_give():
 
 
 def test_effective_samples_count_stuck_problems_as_none():
-    draws = normal(2, 16)
+    draws = normal(2, 20)
     alone = chains_convergence.effective_samples_row(cell_of(*(chain(values) for values in draws)), "all")
-    assert alone["ess_per_step"] == pytest.approx(convergence(moving(draws)).ess / 32)
+    assert alone["ess_per_step"] == pytest.approx(convergence(moving(draws)).ess / 40)
     assert alone["ess_per_1000_token_forwards"] == pytest.approx(1000 * convergence(moving(draws)).ess / 200)
-    stuck = [chain(np.ones(16), problem="b", forwards=300)] * 2
+    stuck = [chain(np.ones(20), problem="b", forwards=300)] * 2
     both = chains_convergence.effective_samples_row(cell_of(*(chain(values) for values in draws), *stuck), "all")
     assert both["ess_per_step"] == pytest.approx(alone["ess_per_step"] / 2)
     assert both["ess_per_1000_token_forwards"] == pytest.approx(alone["ess_per_1000_token_forwards"] / 4)
     assert (both["problems"], both["too_short"]) == (2, 0)
+
+
+def test_problems_too_short_for_effective_samples_are_counted_and_add_nothing():
+    draws, short = normal(2, 20), [chain(values, problem="s") for values in normal(2, 19)]
+    long = [chain(values) for values in draws]
+    both, alone = (chains_convergence.effective_samples_row(cell_of(*chains), "all") for chains in ([*long, *short], long))
+    assert (both["ess_per_step"], both["problems"], both["too_short"]) == (alone["ess_per_step"], 1, 1)
+    assert (both["fewest_steps"], both["most_steps"]) == (19, 20)
+    none = chains_convergence.effective_samples_row(cell_of(*short), "all")
+    assert (none["ess_per_step"], none["ess_per_1000_token_forwards"], none["too_short"]) == (None, None, 1)
+    assert chains_convergence.convergence_row(cell_of(*short), "all")["too_short"] == 0
 
 
 def test_the_table_of_autocorrelation():

@@ -104,6 +104,8 @@ def test_blocks_and_what_they_see(context, means):
     assert [row["block"] for row in table] == [*map(str, range(10)), "10 - 19"]
     assert [(row["block"], row["n"], row["rank_mask"]) for row in present] == [("0", 2, 20), ("1", 6, 2), ("10 - 19", 2, 9)]
     assert [row["context_positions"] for row in present] == means
+    # Of two problems a resample has the first alone, both, or the second alone.
+    assert (present[0]["context_positions_low"], present[0]["context_positions_high"]) == (96.0, 100.0)
     assert (present[0]["rank_mask_low"], present[0]["rank_mask_high"]) == (10, 30)
     curve = [row for row in readout_tables.block_curves(tokens) if row["reader"] == "mask" and row["n"]]
     assert [row["geometric_mean_rank"] for row in curve] == pytest.approx([math.sqrt(300), 2, 9])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 
 from dflash_mcmc.config import identity_of
 from dflash_mcmc.engine.cache import SlotCache
@@ -16,7 +18,7 @@ from dflash_mcmc.engine.decode import Decoder, Span
 from dflash_mcmc.engine.drafter import Anchors
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.measuring import independence, speculative
-from dflash_mcmc.probing import Work, execute
+from dflash_mcmc.probing import Summary, Work, execute
 from dflash_mcmc.records import RECORDS
 from dflash_mcmc.rng import Key
 from tests.refusals import refused
@@ -189,6 +191,7 @@ def test_proposals_are_timed(probe_config):
         record = json.loads(line)
         assert 0 < record["seconds_draft"] < 10
         assert 0 < record["seconds_target"] < 10
+        assert record["timed_rows"] == 2
     rows = result.summary["tables"]["throughput"]
     assert [row["speed"] for row in rows if row["proposal"] == "target"] == [1.0]
     assert not (result.folder / "fig_bimodality.png").stat().st_size < 10_000
@@ -202,6 +205,10 @@ def test_proposals_are_timed(probe_config):
     (("probe.draft_temperatures=[1,0]",), "probe.draft_temperatures: given"),
     (("probe.draft_temperatures=[1,1]",), "probe.draft_temperatures: given"),
     (("probe.draft_temperatures=[]",), "probe.draft_temperatures: given"),
+    (("probe.draft_temperatures=[1,inf]",), "probe.draft_temperatures: given [1.0, inf]; allowed: different numbers > 0"),
+    (("probe.draft_temperatures=[0.5,1,0.50000001]",),
+     "probe.draft_temperatures: given [1.0, 0.50000001, 0.5]; allowed: numbers that differ in their first six digits"),
+    (("probe.alpha=1.00000001",), "probe.draft_temperatures: given [1.0, 0.99999999"),
     (("probe.position_edges=[3,2]",), "probe.position_edges: given"),
     (("dataset.max_new_tokens=7",), "dataset.max_new_tokens: given 7; allowed: at least 8, a block"),
     (("dataset.max_new_tokens=2000",), "dataset.max_new_tokens: given 2000; allowed: at most"),
@@ -223,31 +230,38 @@ def test_short_answers_are_counted(make_config):
     assert config.probe.figures(config, [], skipped) == {}
 
 
-def made_record(problem: str, acceptance: list[float], log_w: list[float], block_size: int = 16) -> dict:
+def made_record(problem: str, acceptance: list[float], log_w: list[float], block_size: int = 16,
+                seconds: tuple[float, float] = (0.8, 0.1), timed_rows: int = 8) -> dict:
     n = (block_size - 1) * len(acceptance)
     chain = {"acceptance": acceptance, "moved": acceptance, "equilibrium": acceptance, "log_w": log_w,
              "log_w_std": [1.0] * len(log_w), "effective": [2.0] * len(log_w)}
     laws = {"kl": [3.0] * n, "tvd": [0.332] * n}
     return {"problem": problem, "chain": 0, "num_tokens": n, "blocks": len(acceptance), "block_size": block_size,
             "p": {"kl": [1.0] * n, "tvd": [0.367] * n}, "proposals": {"0.25": {**laws, "reference": chain}},
-            "seconds_target": 0.8, "seconds_draft": 0.1}
+            "seconds_target": seconds[0], "seconds_draft": seconds[1], "timed_rows": timed_rows}
+
+
+def told(records: list[dict], timed_rows: int = 8) -> Summary:
+    return speculative.summary(records, num_samples=100, chain_steps=10, position_edges=(1, 3), timed_rows=timed_rows)
 
 
 def test_tables_by_hand():
     """Two problems with the document's -466 a block of 15 tokens, its 66.8 % and 63.3 %, and its 8x."""
     records = [made_record("a", [0.02, 0.06, 0.10, 0.95], [-466.0] * 4), made_record("b", [0.10, 1.0], [-460.0, -472.0])]
-    found = speculative.summary(records, num_samples=100, chain_steps=10, position_edges=(1, 3))
+    found = told(records)
     (row,) = found.tables["aggregate"]
     assert round(row["log_w_per_token"], 1) == -31.1
+    assert (row["log_w_per_token_low"], row["log_w_per_token_high"]) == (row["log_w_low"] / 15, row["log_w_high"] / 15)
     assert row["token_acceptance"] == pytest.approx(0.668)
     assert row["block_product"] == pytest.approx(0.668**15)
     assert row["acceptance"] == pytest.approx(np.mean([0.02, 0.06, 0.10, 0.95, 0.10, 1.0]))
     assert row["acceptance_median"] == 0.10
-    assert (row["blocks"], found.values["num_predicted_tokens"]) == (6, 90)
+    assert (row["blocks"], row["tokens"], found.values["num_predicted_tokens"]) == (6, 90, 90)
     assert found.tables["baseline"][0]["token_acceptance"] == pytest.approx(0.633)
     (row,) = found.tables["thresholds"]
     assert [row[f"above_{t}_percent"] for t in (1, 5, 10, 20, 50, 70)] == pytest.approx([1, 5 / 6, 2 / 6, 2 / 6, 2 / 6, 2 / 6])
-    assert [(row["position"], row["blocks"]) for row in found.tables["positions"]] == [("early", 2), ("mid", 3), ("late", 1)]
+    assert [(row["position"], row["blocks"], row["tokens"]) for row in found.tables["positions"]] == [
+        ("early", 2, 30), ("mid", 3, 45), ("late", 1, 15)]
     (row,) = found.tables["convergence"]
     assert row["median_once"] == pytest.approx(0.65, abs=0.005)
     assert row["median_three_times"] == pytest.approx(0.07, abs=0.005)
@@ -258,6 +272,59 @@ def test_tables_by_hand():
     assert row["accepts_per_second"] == pytest.approx(10 * np.mean(rates))
     shares = {row["difficulty"]: (row["share"], row["blocks"]) for row in found.tables["strata"]}
     assert shares == dict.fromkeys(("easy", "middle", "hard"), (pytest.approx(2 / 6), 2))
+
+
+def test_there_is_one_median():
+    """Of four blocks the second smallest, 0.2, in every table; its interval is that of resamples of the two problems."""
+    found = told([made_record("a", [0.1, 0.9], [0.0] * 2), made_record("b", [0.2, 0.4], [0.0] * 2)])
+    (aggregate,), (percentiles,), (moves,) = (found.tables[name] for name in ("aggregate", "percentiles", "convergence"))
+    (position,) = told([made_record("a", [0.1], [0.0]), made_record("b", [0.9], [0.0])]).tables["positions"]
+    assert aggregate["acceptance_median"] == percentiles["p50"] == found.values["block_acceptance_median"] == 0.2
+    assert position["acceptance_median"] == 0.1
+    for end, rate in (("", 0.2), ("_low", 0.1), ("_high", 0.2)):
+        assert aggregate[f"acceptance_median{end}"] == rate
+        assert moves[f"median_once{end}"] == pytest.approx(1 - (1 - rate) ** 10)
+        assert moves[f"median_three_times{end}"] == pytest.approx(binom.sf(2, 10, rate))
+
+
+def test_what_a_second_buys_by_hand():
+    """a: 0.5 accepted and 10 proposals a second, b: 0.25 and 5; both: 0.375 in 0.15 s. A resample has one of them, or both."""
+    a, b = (made_record(name, rates, [0.0] * 2, seconds=seconds)
+            for name, rates, seconds in (("a", [0.05, 0.95], (0.8, 0.1)), ("b", [0.05, 0.45], (0.4, 0.2))))
+    found = told([a, b])
+    (row,) = found.tables["throughput"]
+    for name, values in (("proposals_per_second", (2 / 0.3, 5, 10)), ("speed", (1.2 / 0.3, 2, 8)),
+                         ("accepts_per_second", (0.375 / 0.15, 1.25, 5)), ("moves_per_second", (0.375 / 0.15, 1.25, 5))):
+        assert [row[name], row[f"{name}_low"], row[f"{name}_high"]] == pytest.approx(values)
+    assert (row["blocks"], row["timed_problems"], row["timed_rows"]) == (4, 2, 8)
+    easy, middle, hard = found.tables["strata"]
+    assert easy["draft_acceptance_per_second"] == pytest.approx(0.95 / 0.15)
+    assert [easy[f"draft_acceptance_per_second_{end}"] for end in ("low", "high")] == pytest.approx([0.95 / 0.15, 9.5])
+    assert hard["draft_moved_per_second"] == pytest.approx(0.05 / 0.15)
+    assert (middle["blocks"], middle["timed_problems"]) == (1, 2)
+
+
+def test_times_of_other_batches_are_left_out():
+    """`timed_rows` leaves the identity, so that a run which is continued may have timed some problems otherwise, or not."""
+    other = made_record("b", [0.2, 0.4], [0.0] * 2, seconds=(80.0, 40.0), timed_rows=2)
+    untimed = {name: value for name, value in made_record("c", [0.3], [0.0]).items() if not name.startswith(("sec", "timed"))}
+    records = [made_record("a", [0.1, 0.9], [0.0] * 2), other, untimed]
+    (row,) = told(records).tables["throughput"]
+    assert (row["speed"], row["timed_problems"], row["timed_rows"], row["blocks"]) == (pytest.approx(8.0), 1, 8, 5)
+    assert row["accepts_per_second"] == pytest.approx(10 * 1.9 / 5)
+    assert [row[f"{name}_low"] for name in ("proposals_per_second", "accepts_per_second")] == [None, None]
+    assert told(records, timed_rows=2).tables["throughput"][0]["speed"] == pytest.approx(2.0)
+    assert "throughput" not in told(records, timed_rows=3).tables
+    assert "draft_moved_per_second" not in told([untimed], timed_rows=0).tables["strata"][0]
+
+
+def test_a_proposal_that_cannot_be_timed_is_no_record(probe_config, monkeypatch):
+    monkeypatch.setattr("dflash_mcmc.measuring.timing.BatchedEngine",
+                        lambda *given, **more: SimpleNamespace(run=lambda chains: iter([SimpleNamespace(result=None)])))
+    config = probe_config("dataset.limit=1", "probe.timed_rows=2", "probe.autoregressive=false", "probe.weights=reference")
+    ((_, record),) = config.probe.measure(config, Work(config.probe.units(config), "cpu"))
+    assert list(record) == ["skipped"]
+    assert "not numbers" in record["skipped"]
 
 
 def test_logits_are_there_in_pieces_only(probe_config, monkeypatch):

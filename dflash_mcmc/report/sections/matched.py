@@ -34,22 +34,37 @@ def section(study: Study) -> Section | None:
 
 
 def _rows(study: Study, drawn: list[Run], others: list[Run], cost: str) -> list[dict]:
-    rows = [row for run in others for voting in drawn if (row := _row(study, run, voting, cost)) is not None]
+    votes_of = {voting.label: _Votes(voting) for voting in drawn}
+    rows = [row for run in others for found in votes_of.values() if (row := _row(study, run, found, cost)) is not None]
     for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
         row["p_holm"], row["verdict"] = adjusted, VERDICTS[verdict(row["difference"], adjusted)]
     return rows
 
 
-def _row(study: Study, run: Run, voting: Run, cost: str) -> dict | None:
+class _Votes:
+    """The votes of a run, each number of chains worked out once."""
+
+    def __init__(self, run: Run):
+        self.run, self.records = run, full(run)
+        self._of: dict[int, list[dict]] = {}
+
+    def of(self, k: int) -> list[dict]:
+        """One record a problem, of so many chains."""
+        if k not in self._of:
+            self._of[k] = aggregated(self.records, chains=k)
+        return self._of[k]
+
+
+def _row(study: Study, run: Run, votes_of: _Votes, cost: str) -> dict | None:
     """None where the two have no problem in common."""
-    records, spent = full(voting), cost_of(run.records, cost)
-    k = affordable(records, spent, cost)
-    vote = aggregated(records, chains=k)
+    spent = cost_of(run.records, cost)
+    k = affordable(votes_of.records, spent, cost)
+    vote = votes_of.of(k)
     own, other, left_out = aligned(study.entry(run).outcomes, outcomes(vote))
     if not own.problems:
         return None
     found = compare(own, other)
-    return {"run": run.shown, "cost": spent, **accuracy_of(own).columns("accuracy"), "votes_of": voting.label, "k": k,
+    return {"run": run.shown, "cost": spent, **accuracy_of(own).columns("accuracy"), "votes_of": votes_of.run.label, "k": k,
             "vote_cost": cost_of(vote, cost), **accuracy_of(other).columns("vote_accuracy"), "problems": len(own.problems),
             "left_out": left_out, **found.difference.columns("difference"), "p_value": found.p_value, "p_holm": None,
             "verdict": "tie"}

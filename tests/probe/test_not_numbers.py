@@ -1,0 +1,99 @@
+"""A pair whose logits are not numbers: each probe skips that answer, counts it, and goes on; nothing of it is JSON's NaN."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dflash_mcmc.engine.drafter import DFlashDrafter
+from dflash_mcmc.engine.interface import NOT_NUMBERS
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.probing import execute
+from dflash_mcmc.report import figure
+from tests.probes import records
+
+PROBES = {
+    "layer_rank": (),
+    "logit_blend": ("probe.layers=[0,5]", "probe.betas=[0.1,1]"),
+    "deep_readout": (),
+    "speculative_mcmc": ("probe.num_samples=4", "probe.timed_rows=2"),
+    "difficulty": ("sampler=greedy",),
+}
+GOLD = ("layer_rank", "logit_blend", "deep_readout")
+"""Those that go along the dataset's solutions: of the others an answer cannot be drawn without numbers."""
+
+
+@pytest.fixture
+def run(make_config, monkeypatch):
+    """(summary, records) of two problems: run("layer_rank")."""
+    monkeypatch.setattr(figure, "save", lambda drawn, folder, name: None)
+
+    def run(probe: str, *overrides: str) -> tuple[dict, list[dict]]:
+        config = make_config(f"probe={probe}", "draft=tiny", "dataset.limit=2", *PROBES[probe], *overrides)
+        result = execute(config)
+        json.dumps(result.summary, allow_nan=False)
+        return result.summary, records(result.folder)
+
+    return run
+
+
+def spoilt(monkeypatch, of: type, calls: int, value: float = torch.nan) -> None:
+    """The logits of target or draft are no numbers, in so many of the first calls."""
+    logits, left = of.logits, [calls]
+
+    def sometimes(self, hidden):
+        left[0] -= 1
+        return torch.full_like(logits(self, hidden), value) if left[0] >= 0 else logits(self, hidden)
+
+    monkeypatch.setattr(of, "logits", sometimes)
+
+
+@pytest.mark.parametrize("probe", PROBES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_draft_without_numbers_is_skipped_and_counted(run, monkeypatch, probe, value):
+    spoilt(monkeypatch, DFlashDrafter, 10**9, value)
+    summary, found = run(probe)
+    assert [record["skipped"] for record in found] == [NOT_NUMBERS] * 2
+    assert summary["num_skipped"] == 2
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_the_other_problems_are_measured(run, monkeypatch, probe):
+    """The first call is that of the first answer, and no more is asked about it."""
+    untimed = ["probe.timed_rows=0"] if probe == "speculative_mcmc" else []
+    _, plain = run(probe, "name=plain", *untimed)
+    spoilt(monkeypatch, DFlashDrafter, 1)
+    summary, found = run(probe, *untimed)
+    assert sorted(record.get("skipped", "") for record in found) == ["", NOT_NUMBERS]
+    assert summary["num_skipped"] == 1
+    (own,) = [record for record in found if "skipped" not in record]
+    (same,) = [record for record in plain if record["problem"] == own["problem"]]
+    assert {**own, "seconds": 0} == {**same, "seconds": 0}
+
+
+@pytest.mark.parametrize("probe", GOLD)
+def test_a_target_without_numbers_is_skipped_and_counted(run, monkeypatch, probe):
+    spoilt(monkeypatch, LanguageModel, 10**9)
+    summary, found = run(probe)
+    assert [record["skipped"] for record in found] == [NOT_NUMBERS] * 2
+    assert summary["num_skipped"] == 2
+
+
+@pytest.mark.parametrize(("weights", "autoregressive", "where"), [
+    ("joint", "false", "joint_log_p"), ("reference", "true", "draw_from_target")])
+def test_a_target_that_loses_its_numbers_behind_drawn_tokens(run, monkeypatch, weights, autoregressive, where):
+    """What is read behind the draft's tokens, or behind its own, is checked too."""
+    from dflash_mcmc.measuring import weighing
+
+    read, called = getattr(weighing, where), []
+
+    def without_numbers(model, reading, *given):
+        called.append(where)
+        return read(model, reading._replace(hidden=reading.hidden * torch.nan), *given)
+
+    monkeypatch.setattr(weighing, where, without_numbers)
+    _, found = run("speculative_mcmc", f"probe.weights={weights}", f"probe.autoregressive={autoregressive}")
+    assert called == [where] * 2
+    assert [record["skipped"] for record in found] == [NOT_NUMBERS] * 2
