@@ -113,6 +113,68 @@ def test_a_start_with_the_new_grader_goes_on_from_it(make_config, tmp_path, pool
         regrade(old.folder, grader_config([]), pool)
 
 
+def written(folder, verdict: str, *keys: tuple[str, int], **rest) -> None:
+    """Puts records behind those that a run has."""
+    records = [folders.record(problem, verdict, chain, text=r"\boxed{7}", gold="7", same_string=None, **rest)
+               for problem, chain in keys]
+    with (folder / "records.jsonl").open("a") as file:
+        file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_a_source_with_fewer_samples_takes_none_from_the_target(run, pool):
+    """Two runs that differ in the grader alone, of which one was drawn further, go to the same target."""
+    config = grader_config(["grader.timeout_seconds=2"])
+    larger = regrade(run, grader_config(["grader.timeout_seconds=4"]), pool).target
+    written(larger, "wrong", ("d", 0), ("d", 1), grader="math 1")
+    target = regrade(larger, config, pool).target
+    before = {(record["problem"], record["chain"]): record for record in read_records(target)}
+    assert regrade(run, config, pool).target == target
+    after = {(record["problem"], record["chain"]): record for record in read_records(target)}
+    assert after.keys() == before.keys() == {*TEXTS, ("d", 0), ("d", 1)}
+    assert [after["d", chain] for chain in (0, 1)] == [before["d", chain] for chain in (0, 1)]
+    assert [record["verdict"] for key, record in after.items() if key in TEXTS] == [new for *_, new in TEXTS.values()]
+    described = json.loads((target / "run.json").read_text())
+    assert [session["regraded"]["from"] for session in described["sessions"] if "regraded" in session][-2:] == [
+        larger.name, run.name]
+    assert json.loads((target / "summary.json").read_text())["correct"] == 4
+
+
+def test_a_target_with_other_texts_is_refused_in_one_line(run, pool):
+    target = regrade(run, grader_config([]), pool).target
+    changed = [{**record, "text": "another one"} if number == 0 else record
+               for number, record in enumerate(read_records(target))]
+    (target / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in changed))
+    before = digests(target)
+    with pytest.raises(UserError, match="has 1 samples with other texts") as refused:
+        regrade(run, grader_config([]), pool)
+    assert str(target) in str(refused.value)
+    assert str(run) in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+    assert digests(target) == before
+
+
+class DrawsMeanwhile:
+    """A pool during whose long grading a run draws a sample into the target."""
+
+    def __init__(self, pool: MathPool, target):
+        self.submit, self._pool, self._target = pool.submit, pool, target
+
+    def finished(self, wait: bool):
+        self._target.mkdir(exist_ok=True)
+        written(self._target, "correct", ("z", 0))
+        return self._pool.finished(wait)
+
+
+def test_what_is_drawn_while_texts_are_graded_is_not_lost(run, pool):
+    target = regrade(run, grader_config([]), pool).target
+    for path in target.iterdir():
+        path.unlink()
+    target.rmdir()
+    with pytest.raises(UserError, match="has 1 samples that were drawn there"):
+        regrade(run, grader_config([]), DrawsMeanwhile(pool, target))
+    assert [record["problem"] for record in read_records(target)] == ["z"]
+
+
 def test_a_run_that_is_being_written_is_refused(run, pool):
     holder = subprocess.Popen([sys.executable, "-c", "import sys; from pathlib import Path\n"
                                "from dflash_mcmc.store import RunStore\n"

@@ -94,11 +94,11 @@ def test_a_termination_leaves_no_more_than_its_own_grace(monkeypatch):
 
 
 def test_a_later_signal_gives_no_more_time():
-    with stopping.heeded(1.5):
+    with stopping.heeded(4.0):
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert waiting(5) < 1.4
+        assert waiting(10) < 3.8
 
 
 def test_outside_signals_do_what_they_did():

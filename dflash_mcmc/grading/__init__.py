@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.types import Problem
 
-VERSION = 3
+VERSION = 4
 """Raised when a rule changes, so that records of another grader are not continued, and each record says which one it is of."""
 
 

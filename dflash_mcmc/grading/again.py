@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.grading.letter_pool import LetterPool
     from dflash_mcmc.grading.pool import MathPool
     from dflash_mcmc.grading.program_pool import ProgramPool
+    from dflash_mcmc.records import Key
 
     Pool = MathPool | ProgramPool | LetterPool
 
@@ -42,7 +43,7 @@ class Regraded(NamedTuple):
     target: Path
     """Of the run with the new grades; `folder` where the grader is the same one, and nothing is written."""
     records: list[dict]
-    """With the new grades, and the old ones in `before`."""
+    """With the new grades, and the old ones in `before`. The target can have others too, that were graded from another run."""
 
 
 def regrade(folder: Path, config: Config, pool: Pool) -> Regraded:
@@ -99,14 +100,32 @@ def _target(folder: Path, identity: dict[str, object]) -> Path:
 
 
 def _refuse_samples_of_its_own(target: Path, folder: Path) -> None:
-    from dflash_mcmc.records import read_records
-
     if target == folder or not target.is_dir():
         return
-    own = sum("before" not in record for record in read_records(target))
+    own = sum("before" not in record for record in _recorded(target).values())
     if own:
         raise UserError(f"{target}: has {own} samples that were drawn there, with this grader; move it away to build it from "
                         f"{folder}")
+
+
+def _recorded(folder: Path) -> dict[Key, dict]:
+    from dflash_mcmc.records import read_records
+
+    return {(record["problem"], record["chain"]): record for record in read_records(folder)}
+
+
+def _left_there(found: Regraded) -> list[dict]:
+    """The target's records of samples that the source has not, which stay. Raises UserError for those that would be lost.
+
+    With the target locked: while the texts were graded, a run can have drawn into it, or another source been graded into it.
+    """
+    _refuse_samples_of_its_own(found.target, found.folder)
+    there, new = _recorded(found.target), {(record["problem"], record["chain"]): record for record in found.records}
+    others = sum(key in new and record["text"] != new[key]["text"] for key, record in there.items())
+    if others:
+        raise UserError(f"{found.target}: has {others} samples with other texts than those of {found.folder}; move it away to "
+                        "build it from there")
+    return [record for key, record in there.items() if key not in new]
 
 
 def _graded(records: Sequence[dict], pool: Pool, name: str) -> list[dict]:
@@ -121,7 +140,7 @@ def _graded(records: Sequence[dict], pool: Pool, name: str) -> list[dict]:
 
 
 def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:
-    """The files of the new run. It has all records or none, and without them is a run that has not begun."""
+    """The files of the new run. It has all records or none, and without them is a run that has not begun. None is lost."""
     from omegaconf import OmegaConf
 
     from dflash_mcmc import stats
@@ -134,15 +153,19 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
     about = {"from": folder.name, "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
              "packages": {package: importlib.metadata.version(package) for package in _PACKAGES}}
     sessions = [*sessions[:-1], {**sessions[-1], "regraded": about}]
-    files = {
-        "config.yaml": OmegaConf.to_yaml(OmegaConf.create({**configured, "grader": plain(config)["grader"]})),
-        "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
-        RECORDS: "".join(json.dumps(record) + "\n" for record in records),
-    }
-    summary = folder / "summary.json"
-    if summary.is_file():
-        files["summary.json"] = json.dumps(stats.summarise(_read(summary)["condition"], records), indent=1) + "\n"
     target.mkdir(exist_ok=True)
     with closed(target):
+        left = _left_there(found)
+        records = [*records, *left]
+        if left:
+            sessions = [*_read(target / "run.json")["sessions"], *sessions]
+        files = {
+            "config.yaml": OmegaConf.to_yaml(OmegaConf.create({**configured, "grader": plain(config)["grader"]})),
+            "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
+            RECORDS: "".join(json.dumps(record) + "\n" for record in records),
+        }
+        summaries = [run / "summary.json" for run in (folder, target) if (run / "summary.json").is_file()]
+        if summaries:
+            files["summary.json"] = json.dumps(stats.summarise(_read(summaries[0])["condition"], records), indent=1) + "\n"
         for name, text in files.items():
             write_atomically(target / name, text)

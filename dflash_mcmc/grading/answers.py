@@ -48,6 +48,8 @@ class Several(NamedTuple):
 
     kind: str
     items: tuple[Answer, ...]
+    sure: bool = False
+    """Surely no point: a list is one of solutions (`1 or 2`, `x = 1, x = 2`), and `()` an interval (`1 < x < 2`)."""
 
 
 class Matrix(NamedTuple):

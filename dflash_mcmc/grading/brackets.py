@@ -10,6 +10,8 @@ OPENING = {"(": "()", "[": "[]", "{": "{}", r"\{": r"\{\}", r"\langle": "<>", r"
 CLOSING = {")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"}
 
 
+FACING = "facing"
+"""Kind of a bracket that was turned: what it bounds is an interval, and no point."""
 _BEFORE = ("", r"\in", r"\cup", r"\cap", "=", ",", "or", "and")
 _BEHIND = ("", r"\cup", r"\cap", ",", ".", "or", "and")
 
@@ -20,7 +22,7 @@ def facing(tokens: Sequence[Token]) -> list[Token]:
     turned = []
     for token, before, behind in zip(tokens, values, values[2:], strict=False):
         opens, closes = token.value == "]" and before in _BEFORE, token.value == "[" and behind in _BEHIND
-        turned.append(token._replace(value="(" if opens else ")") if opens or closes else token)
+        turned.append(Token(FACING, "(" if opens else ")", token.spaced) if opens or closes else token)
     return turned
 
 

@@ -37,6 +37,15 @@ _RUN = re.compile(f"([{''.join(_RAISED)}]+)|([{''.join(_LOWERED)}]+)")
 _ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])")
 
 
+_BLANK_END = re.compile(r"(?:\s|(?<=\s)\\(?=(?:\\\\)*(?!\\)))*")
+r"""Of a text from its end: white space, and a backslash before it that no other one makes a line break of."""
+
+
+def trimmed(text: str) -> str:
+    r"""Without white space around it. Behind it that may be LaTeX's `\ `, of which nothing is left."""
+    return text[:len(text) - _BLANK_END.match(text[::-1]).end()].lstrip()
+
+
 def to_latex(text: str) -> str:
     """The text with Unicode's signs as LaTeX commands, its raised and lowered digits as exponents and indices."""
     if text.isascii() and not any(sign in text for sign in "\t\r\n"):

@@ -105,6 +105,8 @@ class Comparison:
         kinds = {several.kind, other.kind}
         if kinds == {"list", "()"} and seen.infinite(several if several.kind == "list" else other):
             return False  # `1, \infty` is no interval
+        if kinds in ({"list", "()"}, {"ordered", "()"}) and (several.sure or other.sure):
+            return False  # two solutions are no open interval
         if kinds in ({"list", "()"}, {"ordered"}, {"ordered", "list"}, {"ordered", "()"}):
             return self._in_order(several.items, other.items)
         if len(kinds) == 1 and kinds <= set(ORDERED):

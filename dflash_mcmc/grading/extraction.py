@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from dflash_mcmc.grading.characters import trimmed
+
 _OPEN, _CLOSE = "<think>", "</think>"
 _BOX = re.compile(r"\\(?:f?boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -27,7 +29,7 @@ def last_box(text: str) -> str | None:
     closed = [match for match in _BOX.finditer(answer) if match.end() - 1 in ends]
     if not closed:
         return None
-    return answer[closed[-1].end():ends[closed[-1].end() - 1]].strip()
+    return trimmed(answer[closed[-1].end():ends[closed[-1].end() - 1]])
 
 
 def _matching(text: str) -> dict[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 
 from dflash_mcmc.grading.letters import final_letter, gold_letter
-from dflash_mcmc.grading.verdicts import CORRECT, NO_ANSWER, WRONG
+from dflash_mcmc.grading.verdicts import CORRECT, NO_ANSWER, UNSUPPORTED, WRONG
 from dflash_mcmc.types import Grade
 
 
@@ -20,7 +20,8 @@ class LetterPool:
         """Grades a text. Raises UserError for a gold answer that names no letter, or several."""
         right = gold_letter(gold, self._letters)
         letter, rule = final_letter(text, self._letters)
-        outcome = NO_ANSWER if letter is None else CORRECT if letter == right else WRONG
+        missing = UNSUPPORTED if rule == "length" else NO_ANSWER
+        outcome = missing if letter is None else CORRECT if letter == right else WRONG
         self._decided.append((tag, Grade(outcome, letter, rule)))
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:

@@ -1,22 +1,27 @@
 r"""Choices: the letter that a text settles on.
 
 A box decides, then the last `answer is X` or `option X is correct`, then a last line that is a letter. Where the place that
-decides names several letters, or none, there is no answer.
+decides names several letters, or none, there is no answer. All of it takes time that grows as the text does, and no faster:
+this runs in the run's own process.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Iterator
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import behind_thinking, last_box
+from dflash_mcmc.grading.limits import MAX_LENGTH
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")
 _SAID = re.compile(r"(?:answer|choice|option)[*_]*(?:\s+(?:choice|option))?(?:\s+(?:is|would\s+be|must\s+be|:)|\s*[:=])\s*:?"
                    r"(?:\s*(?:the\s+)?(?:option|choice|letter)\b)?", re.IGNORECASE)
 _CONFIRMED = r"(?i:option|choice|answer)\s+[*_(]*([{letters}])[*_)]*\s+(?i:is\s+(?:the\s+)?(?:correct|right|true|best))\b"
-_DENIED = re.compile(r"(?:\bnot|n['’]t|\bcannot|\bnever)\s+(?:be|think|believe|mean|say|true|the\s+case)\b[^.,;!?\n]*$",
-                     re.IGNORECASE)
+_DENIED = re.compile(r"(?P<denial>(?:\bnot|n['’]t|\bcannot|\bnever)\s+(?:be|think|believe|mean|say|true|the\s+case)\b)"
+                     r"|[.,;!?\n]+", re.IGNORECASE)
+"""A denial, or what ends one."""
 _NEXT = r"(?:\s*[,/&]\s*(?:or\s+|and\s+)?|\s+(?:or|and)\s+)"
 _LETTER = r"(?<![A-Za-z0-9])([{letters}])(?![A-Za-z0-9'’])"
 _ARTICLE = re.compile(r"\b[AI](?=\s+(?!(?:because|since|as|which|with|but|or|and|is|so)\b)[a-z])")
@@ -29,9 +34,11 @@ def final_letter(text: str, letters: str) -> tuple[str | None, str]:
     if answer is None:
         return None, "unfinished_thinking"
     box = last_box(text)
+    if box is not None and len(box) > MAX_LENGTH:
+        return None, "length"
     if box is not None:
         return _only(_named(_WRAPPED.sub(r"\1", box), letters), "box")
-    for found in reversed(_statements(answer, letters)):
+    for found in _statements(answer, letters):
         if found:
             return _only(found, "statement")
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
@@ -48,12 +55,17 @@ def gold_letter(gold: str, letters: str) -> str:
     return letter
 
 
-def _statements(answer: str, letters: str) -> list[set[str]]:
-    """The letters of each statement of what the answer is, in their order."""
-    said = [(place, _at_start(_sentence(answer[place.end():]), letters)) for place in _SAID.finditer(answer)]
-    said += [(place, {place.group(1)}) for place in re.finditer(_CONFIRMED.format(letters=letters), answer)]
-    said.sort(key=lambda statement: statement[0].start())
-    return [found for place, found in said if not _DENIED.search(answer[:place.start()])]
+def _statements(answer: str, letters: str) -> Iterator[set[str]]:
+    """The letters of each statement of what the answer is, the last one first."""
+    said = [*re.finditer(_CONFIRMED.format(letters=letters), answer), *_SAID.finditer(answer)]
+    marks = list(_DENIED.finditer(answer))
+    ends = [mark.end() for mark in marks]
+    for place in sorted(said, key=re.Match.start, reverse=True):
+        before = bisect_right(ends, place.start())
+        if before and marks[before - 1]["denial"]:
+            continue
+        confirmed = place.group(1) if place.re.groups else None
+        yield {confirmed} if confirmed else _at_start(_sentence(answer[place.end():place.end() + MAX_LENGTH]), letters)
 
 
 def _at_start(text: str, letters: str) -> set[str]:

@@ -123,12 +123,13 @@ class MathPool:
             wrong = self._checked.result()
         except Exception as error:  # whatever keeps workers from running, no answer can be judged
             wrong = [f"{type(error).__name__}: {error}"]
+        self._checked = None
         if wrong:
             self.close()
+            self._futures.clear()  # what was handed over is told of by what is raised, once
             raise UserError(f"grader: grading processes cannot run: their self-test says {_some(wrong)}; does this "
                             f"machine allow grader.memory_gib={self._memory:g}, is it enough, and are math-verify, sympy and "
                             "latex2sympy2_extended of the versions in pyproject.toml?")
-        self._checked = None
 
     def _settle(self, future: Future) -> None:
         submitted = self._futures.pop(future)

@@ -15,6 +15,8 @@ from dflash_mcmc.types import Grade
 
 _MAX_LENGTH = 100_000
 """Characters of a program; no function is that long."""
+_MAX_TEXT = 1_000_000
+"""Characters of a text behind its thinking. It is searched for the program in the run's own process."""
 _NEEDED = ("user", "limits", "network", "processes")
 _OUTCOMES = {"tests": CORRECT, "timeout": TIMEOUT, "killed": ERROR}
 
@@ -40,12 +42,13 @@ class ProgramPool:
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
         """Hands over a text; `gold` is JSON (`grading.programs`). Raises UserError for another gold answer."""
-        task = task_of(gold)
-        program = program_of(text, task)
-        if program is None:
-            rule = "unfinished_thinking" if behind_thinking(text) is None else "empty"
+        task, answer = task_of(gold), behind_thinking(text)
+        too_long = answer is not None and len(answer) > _MAX_TEXT
+        program = None if too_long else program_of(text, task)
+        if program is None and not too_long:
+            rule = "unfinished_thinking" if answer is None else "empty"
             self._decided.append((tag, Grade(NO_ANSWER, None, rule, walls=self.walls)))
-        elif len(program) > _MAX_LENGTH:
+        elif too_long or len(program) > _MAX_LENGTH:
             self._decided.append((tag, Grade(UNSUPPORTED, None, "length", walls=self.walls)))
         else:
             future = self._threads.submit(_run, self._sandbox, with_tests(program, task), task.entry_point, self._limits)

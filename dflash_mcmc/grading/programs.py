@@ -17,8 +17,9 @@ from typing import NamedTuple
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import behind_thinking
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*[\w+-]*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-_OPENED = re.compile(r"\s*```[ \t]*[\w+-]*[ \t]*\n")
+_OPENING = r"```[ \t]*(?:[\w+-]+[ \t]*)?\n"
+_FENCE = re.compile(rf"^[ \t]*{_OPENING}(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_OPENED = re.compile(rf"\s*{_OPENING}")
 _STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint", "\n```")
 """Where a completion of HumanEval ends: the stop sequences of Chen et al. 2021, section 2.1, and the end of a block."""
 _INDENT = "    "

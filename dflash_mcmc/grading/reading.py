@@ -7,14 +7,19 @@ import re
 from collections.abc import Iterable, Sequence
 
 from dflash_mcmc.grading import seen
-from dflash_mcmc.grading.answers import Answer, Based, Choice, Formula, Matrix, Several, Words
-from dflash_mcmc.grading.brackets import depths, enclosed, facing, split
+from dflash_mcmc.grading.answers import Answer, Based, Choice, Formula, Matrix, Named, Several, Words
+from dflash_mcmc.grading.brackets import FACING, depths, enclosed, facing, split
+from dflash_mcmc.grading.formulas import NotParsed
+from dflash_mcmc.grading.infix import prefixed
 from dflash_mcmc.grading.relations import ORDERS, RELATIONS, intersection, is_name, related
+from dflash_mcmc.grading.syntax import parse
 from dflash_mcmc.grading.tokens import Token, tokenise
 from dflash_mcmc.grading.units import measured
 from dflash_mcmc.grading.words import NUMBERS, SEPARATORS
 
 _LETTER = re.compile(r"\(?\s*([A-Ja-j])\s*\)?[.:]?")
+_LABELLED = re.compile(r"\(([A-J])\)\s*([^A-Za-z]*\d[^A-Za-z]*)")
+_OPTION = re.compile(r"(?i:option|choice) ?\(? ?([A-J]) ?\)?")
 _BASE = r"\(?(?:in )?base ?"
 _DIGITS = r"(-? ?)(\( ?)?(\d[\dA-F ]*?)(?(2) ?\))"
 _BASED = re.compile(rf"{_DIGITS} ?(?:_ ?(?:{_BASE})?|{_BASE})(\d{{1,2}}|{'|'.join(NUMBERS)})\)?", re.IGNORECASE)
@@ -27,7 +32,7 @@ _MOST_SIGNS = 2
 
 def readings(text: str) -> list[Answer]:
     """The answer that a string is; two where `1,234` may be one number, or two in this order."""
-    tokens, apart = facing(tokenise(text)), facing(tokenise(text, grouping=False))
+    tokens, apart = (facing(prefixed(tokenise(text, grouping))) for grouping in (True, False))
     if tokens == apart:
         return [read(tokens)]
     answer = read(apart)
@@ -42,10 +47,19 @@ def read(tokens: Sequence[Token]) -> Answer:
     parts, separators = split(tokens, _separates)
     if {token.value.lower() for token in separators} == {"and"} and all(_ordered(part) for part in parts):
         return intersection([read_one(part) for part in parts])
-    items = [item for part in parts if part for item in _signs(part)]
+    parts = [part for part in parts if part]
+    items = [item for part in parts for item in _signs(part)]
     if len(items) > 1:
-        return Several("list", tuple(read_one(item) for item in items))
+        joining = {token.value.lower() for token in separators if token.kind == "word"}
+        return _list([read_one(item) for item in items], joining, signed=len(items) > len(parts))
     return read_one(items[0]) if items else Words("")
+
+
+def _list(items: Sequence[Answer], joining: set[str], signed: bool) -> Several:
+    """A list. It is one of solutions where a name stands twice, or words join what is not each of another name."""
+    each, some = seen.names(items), any(isinstance(item, Named) for item in items)
+    point = len(each or ()) == len(items) and "or" not in joining
+    return Several("list", tuple(items), sure=signed or (not point and (some or bool(joining))))
 
 
 def read_one(tokens: Sequence[Token]) -> Answer:
@@ -130,10 +144,14 @@ def _words(tokens: Sequence[Token]) -> Words | None:
 
 
 def _choice(tokens: Sequence[Token]) -> Choice | None:
-    """`(C)`, and `(C) 12`."""
+    """`(C)`, `(C) 12` and `option C`."""
     values = [token.value for token in tokens]
     if not tokens:
         return None
+    if option := _OPTION.fullmatch(" ".join(values)):
+        return Choice(option.group(1), None)
+    if len(tokens) == 1 and tokens[0].kind == "word" and (labelled := _LABELLED.fullmatch(values[0])):
+        return Choice(labelled.group(1), read(tokenise(labelled.group(2))))
     if tokens[0].kind == "word" and (match := _LETTER.fullmatch(values[0])) and len(tokens) > 1 and not values[0].isalpha():
         return Choice(match.group(1).upper(), read(tokens[1:]))
     if values[0] == "(" and values[2:3] == [")"] and tokens[1].kind == "letter" and _LETTER.fullmatch(values[1]):
@@ -170,11 +188,25 @@ def _matrix(tokens: Sequence[Token]) -> Matrix | None:
     before, after = list(tokens[:begins[0]]), list(tokens[ends[0] + 1:])
     if before and after and (before[-1].value, after[0].value) in (("(", ")"), ("[", "]")):
         before, after = before[:-1], after[1:]
-    if after or any(token.value in RELATIONS for token in before):
+    factor = before[:-1] if len(before) > 1 and before[-1].value == r"\cdot" else before
+    if after or any(token.value in RELATIONS for token in before) or not _multiplies(factor):
         return None
     rows, _ = split(tokens[begins[0] + 1:ends[0]], lambda token: token.value == r"\\")
     cells = [split(row, lambda token: token.value == "&")[0] for row in rows if row]
-    return Matrix(tuple(tuple(read(cell) for cell in row) for row in cells), tuple(before))
+    return Matrix(tuple(tuple(read(cell) for cell in row) for row in cells), tuple(factor))
+
+
+def _multiplies(tokens: Sequence[Token]) -> bool:
+    r"""Whether what stands before a matrix multiplies all of it: nothing, a sign or one term do; `1+2`, `\sqrt`, `2^` not."""
+    if not tokens or seen.said(tokens) in (("-",), ("+",)):
+        return True
+    if any(depth == 0 and token.value in ("+", "-") for token, depth in list(zip(tokens, depths(tokens), strict=True))[1:]):
+        return False
+    try:
+        parse(tuple(tokens))
+    except NotParsed:
+        return False
+    return True
 
 
 def _chosen(tokens: Sequence[Token]) -> bool:
@@ -192,4 +224,4 @@ def _bracketed(kind: str, content: list[Token], tokens: Sequence[Token]) -> Answ
     if len(items) == 1 and kind in ("()", "[]"):
         inner = read(content)
         return inner if kind == "()" or not isinstance(inner, Formula) else _formula(tokens)
-    return Several(kind, tuple(read(item) for item in items))
+    return Several(kind, tuple(read(item) for item in items), sure=tokens[0].kind == FACING)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 from dflash_mcmc.grading.answers import Answer, Either, Formula, Named, Related, Several, Words
 from dflash_mcmc.grading.brackets import depths, split
 from dflash_mcmc.grading.formulas import NotParsed
+from dflash_mcmc.grading.quantities import is_rounded, quantity_of, same_quantity
 from dflash_mcmc.grading.syntax import parse
 from dflash_mcmc.grading.tokens import Token
 from dflash_mcmc.grading.units import Unit, measured
@@ -34,7 +36,8 @@ def related(tokens: Sequence[Token], read: Callable[[Sequence[Token]], Answer]) 
     if set(signs) == {"="}:
         return _equation(tokens, sides, read)
     if signs == [r"\in"] and is_name(sides[0]):
-        return Named(tuple(sides[0]), read(sides[1]))
+        value = read(sides[1])
+        return Named(tuple(sides[0]), value._replace(sure=True) if isinstance(value, Several) else value)
     if set(signs) <= {">", r"\geq"}:
         sides, signs = sides[::-1], [_REVERSED[sign] for sign in signs[::-1]]
     if set(signs) <= {"<", r"\leq"}:
@@ -87,19 +90,14 @@ def _equation(tokens: Sequence[Token], sides: list[list[Token]], read: Callable[
 
 def _result(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer]) -> Answer:
     """The last side of `3 + 4 = 7`, if the work before it comes to it wherever both are rational."""
-    known = set()
-    for side in sides:
-        try:
-            known.add(exact(parse(measured(side).tokens)))
-        except (NotParsed, NoValue):
-            continue
-    if len(known - {None}) > 1:
+    known = [quantity for quantity in map(quantity_of, sides) if quantity is not None]
+    if not all(same_quantity(*pair) for pair in combinations(known, 2)):
         return Words("an equation that does not hold")
     return read(sides[-1])
 
 
 def _approximate(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer]) -> Answer:
-    """The exact answer and its approximation, if they are within a hundredth of each other."""
+    """The exact answer and its approximation, if they are within a hundredth of each other; the exact one if it is rounded."""
     name: tuple[Token, ...] = ()
     if is_name(sides[0]):
         name, sides = tuple(sides[0]), sides[1:]
@@ -107,6 +105,8 @@ def _approximate(sides: list[list[Token]], read: Callable[[Sequence[Token]], Ans
         answer = read(sides[0])
     elif _near(sides[0], sides[-1]):
         answer = Either((read(sides[0]), read(sides[-1])))
+    elif is_rounded(sides[-1], sides[0]):
+        answer = read(sides[0])
     else:
         answer = Words("an approximation that does not hold")
     return Named(name, answer) if name else answer
@@ -146,7 +146,7 @@ def intersection(inequalities: Sequence[Answer]) -> Answer:
         (low, top), (bottom, high) = lower.value.items, upper.value.items
         unbounded = top.tokens == _INFINITY and bottom.tokens[-1:] == _INFINITY
         if unbounded and _below(low, high):
-            return Named(lower.name, Several(lower.value.kind[0] + upper.value.kind[1], (low, high)))
+            return Named(lower.name, Several(lower.value.kind[0] + upper.value.kind[1], (low, high), sure=True))
     return Several("intersection", tuple(inequalities))
 
 
@@ -163,7 +163,7 @@ def _variable(side: Sequence[Token]) -> bool:
 
 
 def _interval(name: Sequence[Token], brackets: str, low: Sequence[Token], high: Sequence[Token]) -> Named:
-    return Named(tuple(name), Several(brackets, (_formula(low), _formula(high))))
+    return Named(tuple(name), Several(brackets, (_formula(low), _formula(high)), sure=True))
 
 
 def _formula(side: Sequence[Token]) -> Formula:

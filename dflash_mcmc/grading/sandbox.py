@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 WALLS = ("user", "limits", "network", "processes", "files")
-"""user: not root, and can never be; limits: of memory, time, files and processes; network: none; processes: none but its own
-are seen, and none outlives it; files: none but the system's libraries and the interpreter are there, and an empty folder."""
+"""user: not root, and can never be, in a namespace of its own either; limits: of memory, time, files and processes; network:
+none; processes: none but its own are seen, and none outlives it; files: none but the system's libraries and the interpreter
+are there, and an empty folder."""
 _ATTEMPTS = (WALLS, ("user", "limits", "network", "processes"), ("user", "limits"))
 _INSIDE = Path(__file__).parent / "inside"
 _MOST_SAID = 256
@@ -117,9 +118,10 @@ def standing(sandbox: Sandbox) -> tuple[str, ...]:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         os.chmod(file.name, 0o644)
         tests = {
-            "user": "import os\nassert os.geteuid() != 0\ntry:\n    os.setuid(0)\nexcept OSError:\n    pass\n"
-                    "else:\n    assert False",
-            "limits": "try:\n    bytearray(3 << 30)\nexcept MemoryError:\n    pass\nelse:\n    assert False",
+            "user": "import ctypes, os\nassert os.geteuid() != 0\nassert ctypes.CDLL(None).unshare(0x10000000) != 0\n"
+                    "try:\n    os.setuid(0)\nexcept OSError:\n    pass\nelse:\n    assert False",
+            "limits": "import ctypes\nassert ctypes.CDLL(None).shmget(0, ctypes.c_size_t(1 << 20), 0o1600) < 0\n"
+                      "try:\n    bytearray(3 << 30)\nexcept MemoryError:\n    pass\nelse:\n    assert False",
             "network": "import socket\nassert [name for _, name in socket.if_nameindex()] == ['lo']\n"
                        "try:\n    socket.create_connection(('127.0.0.1', 9), 1)\n"
                        "except ConnectionRefusedError:\n    assert False\nexcept OSError:\n    pass\nelse:\n    assert False",

@@ -28,11 +28,14 @@ def said(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 def as_words(answer: Answer) -> str:
-    """The words or letters that an answer is; empty where it is something else."""
+    """The words or letters that an answer is, or a list of capital letters; empty where it is something else."""
     if isinstance(answer, Words):
         return answer.text
     if isinstance(answer, Formula) and all(token.kind in ("letter", "word") for token in answer.tokens):
         return "".join(f" {token.value}" if token.kind == "word" or token.spaced else token.value for token in answer.tokens)
+    if isinstance(answer, Several) and answer.kind == "list":
+        items = [as_words(item) for item in answer.items]
+        return ", ".join(items) if all(re.fullmatch(" ?[A-Z]", item) for item in items) else ""
     return ""
 
 
@@ -115,5 +118,10 @@ def entries(matrix: Matrix) -> list[Answer]:
     found = [entry for row in matrix.rows for entry in row]
     if not matrix.factor:
         return found
-    return [entry._replace(tokens=(*matrix.factor, Token("sign", "("), *entry.tokens, Token("sign", ")")))
-            if isinstance(entry, Formula) else entry for entry in found]
+    factor = _bracketed(matrix.factor) if matrix.factor[0].value not in ("+", "-") else matrix.factor
+    return [entry._replace(tokens=(*factor, *_bracketed(entry.tokens))) if isinstance(entry, Formula) else entry
+            for entry in found]
+
+
+def _bracketed(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+    return (Token("sign", "("), *tokens, Token("sign", ")"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from dflash_mcmc.grading.characters import to_latex
+from dflash_mcmc.grading.characters import to_latex, trimmed
 from dflash_mcmc.grading.words import BARE, FUNCTIONS, LINKS, NAMED, NUMBERS, SEPARATORS, SHORT_WORDS, singular
 
 
@@ -31,6 +31,7 @@ _SCANNER = re.compile(rf"""
     (?P<space>\s+|\\[,;:>\ !]|~|\\(?:quad|qquad|enspace|thinspace|space|hfill|newline)(?![a-zA-Z])
         |\\[hv]?(?:space|phantom)\s*\*?\{{[^{{}}]*\}})
   | (?P<dropped>\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?
+        |\\(?:textcolor|color)\s*\{{[a-zA-Z]+\}}
         |\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|boldmath|bf|rm|it|tt|mathbf|boldsymbol|bm|pmb|mathit
             |mathnormal|ensuremath|underline|boxed|fbox|nonumber)(?![a-zA-Z])|\\[()\[\]]
         |\^\s*\{{?\s*\\(?:text|mathrm|mbox|textrm|textsuperscript)\s*\{{\s*(?:st|nd|rd|th)\s*\}}\s*\}}?)
@@ -48,7 +49,8 @@ _SCANNER = re.compile(rf"""
   | (?P<word>[a-zA-Z]+)
   | (?P<sign>.)
 """, re.VERBOSE | re.DOTALL)
-_COUNTED = re.compile(r"(-?[\d.,/]*\d)\s+([a-zA-Z][a-zA-Z. ]*)")
+_COUNTED = re.compile(r"(\\ ?)?(-?[\d.,/:]*\d)\s+([a-zA-Z][a-zA-Z. ]*)")
+_SAYS_ANSWER = re.compile(r"^\s*(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.IGNORECASE)
 _ENVIRONMENT = re.compile(r"\\begin|\\end")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _ROW_GAP = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
@@ -75,13 +77,14 @@ _FUNCTION_OF_ONE = re.compile(rf"({'|'.join(FUNCTIONS)}|pi|sqrt)([a-zA-Z])")
 
 def tokenise(text: str, grouping: bool = True) -> list[Token]:
     """Tokens of an answer. `grouping`: whether the comma of `1,234` separates digits of one number, or two numbers."""
-    text = to_latex(text).replace("...", r"\ldots ").strip()
+    text = trimmed(to_latex(text).replace("...", r"\ldots "))
+    text = _SAYS_ANSWER.sub("", text)
     text = _ABBREVIATED.sub(r"\1", _ROW_GAP.sub(r"\\\\", text))
     if len(text) > 4 and text.startswith("**") and text.endswith("**"):
         text = text[2:-2]
     if r"\\" in text and not _ENVIRONMENT.search(text):
         text = _DOUBLED.sub(r"\\", text)  # `\\\\frac` of a model that writes JSON
-    text = _without_dollars(text).strip()
+    text = trimmed(_without_dollars(text))
     return _joined(_scan(text, grouping))
 
 
@@ -145,7 +148,7 @@ def _tokens_of(kind: str, value: str, before: Token | None, spaced: bool):
         name = re.search(r"\{\s*([a-zA-Z]+)", value).group(1)
         yield Token("begin" if value.startswith(r"\begin") else "end", name)
     elif kind == "words":
-        yield from _words(value)
+        yield from _words(value if before else _SAYS_ANSWER.sub("", value))
     elif kind == "word":
         yield from _letters(value, before, spaced)
     elif kind in ("command", "sign"):
@@ -166,9 +169,11 @@ def _words(content: str):
         yield Token("command", NAMED[content.lower()])
     elif content in ("e", "i") or not any(sign.isalpha() for sign in content):
         yield from _scan(content, grouping=True)
-    elif counted := _COUNTED.fullmatch(content):  # `5 apples`
-        yield from _scan(counted.group(1), grouping=True)
-        yield Token("word", counted.group(2), spaced=True)
+    elif counted := _COUNTED.fullmatch(content):  # `5 apples`, `\$5 per day`
+        if counted.group(1):
+            yield Token("sign", "$")
+        yield from _scan(counted.group(2), grouping=True)
+        yield Token("word", counted.group(3), spaced=True)
     else:
         yield Token("word", content)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dflash_mcmc.grading.tokens import Token
-from dflash_mcmc.grading.words import MEANINGFUL, MULTIPLIERS, ONE_LETTER, SEPARATORS, singular, unit_of
+from dflash_mcmc.grading.words import MEANINGFUL, MULTIPLIERS, SEPARATORS, counts, is_symbol, singular, unit_of
 
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "¢": "cent", r"\pounds": "pound sterling",
                r"\euro": "euro"}
@@ -50,6 +50,8 @@ def measured(tokens: Sequence[Token]) -> Measured:
             core, found = core[:-1], Unit(DEGREE)
         elif len(core) > 2 and core[-2].value == r"\degree" and core[-1].value in ("C", "F"):
             core, found = core[:-2], Unit(f"{DEGREE} {core[-1].value.lower()}")
+        elif modulus := _modulus(core):
+            core, found = core[:-len(modulus)], Unit("mod " + "".join(modulus[1:]).strip("{}"))
         elif [token.value for token in core[-3::2]] == ["(", ")"] and core[-2].kind == "word" and not _meaningful(core[-2:-1]):
             core = [*core[:-3], core[-2]]  # `18 (dollars)`
             continue
@@ -98,10 +100,25 @@ def _phrase(core: list[Token]) -> int:
 
 
 def _meaningful(phrase: list[Token]) -> bool:
-    """Whether words change the number beside them: by what they mean, or since they hold a number, or are a letter."""
-    words = [word for token in phrase if token.kind == "word" for word in re.findall(r"\w+", token.value)]
-    return any(word.lower() in MEANINGFUL or word[0].isdigit()
-               or (len(word) == 1 and word not in ONE_LETTER and len(words) == 1) for word in words)
+    """Whether words change the number beside them: by what they mean, or since they hold a number, or are letters."""
+    said = " ".join(token.value for token in phrase if token.kind == "word")
+    words = re.findall(r"\w+", re.sub(r"\b(non)-(?=negative)", r"\1", said, flags=re.IGNORECASE))
+    while words and singular(words[0].lower()) in MULTIPLIERS:
+        words = words[1:]
+    if words[1:] and words[0].lower() == "positive":  # `6 positive divisors`; but a sign where nothing follows
+        words = words[1:]
+    if len(words) == 1 and len(words[0]) < 3 and not is_symbol(words[0]):  # it may be a product of variables
+        return True
+    return any({word.lower(), singular(word.lower())} & MEANINGFUL or word[0].isdigit() or counts(word) for word in words)
+
+
+def _modulus(core: list[Token]) -> list[str]:
+    r"""`7` or `{7}` and the `\pmod` before it, where all that stands before that is a whole number; else nothing."""
+    values = [token.value for token in core]
+    start = values.index(r"\pmod") if r"\pmod" in values else 0
+    if not re.fullmatch(r"-?\d+", "".join(values[:start])) or not re.fullmatch(r"\d+|\{\d+\}", "".join(values[start + 1:])):
+        return []
+    return values[start:]
 
 
 def _exponent(core: list[Token]) -> int:

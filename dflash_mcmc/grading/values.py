@@ -88,6 +88,12 @@ def close(a: Node, b: Node, tolerance: float) -> bool:
     return values is not None and abs(values[0] - values[1]) <= tolerance * max(map(abs, values))
 
 
+def within(a: Node, b: Node, distance: Fraction) -> bool:
+    """Whether two formulas without symbols have values that are no further from each other."""
+    values = None if symbols(a) | symbols(b) else _constants(a, b)
+    return values is not None and abs(values[0] - values[1]) * distance.denominator <= distance.numerator
+
+
 def _constants(a: Node, b: Node) -> list[mpc] | None:
     """The values of two formulas without symbols; None where one has none."""
     import mpmath

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 FUNCTIONS = ("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln",
              "exp")
 NAMED = {**{name: f"\\{name}" for name in FUNCTIONS}, "sqrt": r"\sqrt", "pi": r"\pi", "infinity": r"\infty",
@@ -15,6 +17,10 @@ NUMBERS = {
     "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18,
     "nineteen": 19, "twenty": 20,
 }
+_LARGE = ("hundred", "thousand", "lakh", "lac", "crore", "gross", "score", "dozen", "myriad", "googol")
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_ILLIONS = re.compile(r"\w*illi(?:on|ard)s?")
+_ORDINAL = re.compile(r"\w+ths?")
 MULTIPLIERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 
 _UNITS = {
@@ -32,7 +38,7 @@ _UNIT_OF = {alias: unit for unit, aliases in _UNITS.items() for alias in aliases
 _PHRASES = {
     ("mile", "per", "hour"): "mph", ("mi", "per", "h"): "mph", ("kilometer", "per", "hour"): "kmh", ("km", "per", "h"): "kmh",
     ("degree", "fahrenheit"): "degree f", ("degree", "celsius"): "degree c", ("degree", "f"): "degree f",
-    ("degree", "c"): "degree c",
+    ("degree", "c"): "degree c", ("a.m",): "am", ("p.m",): "pm",
 }
 WITHOUT_MEANING = ("unit", "th", "st", "nd", "rd", "total", "approximately", "about", "exactly", "only")
 """Words that say nothing of a number beside them."""
@@ -41,21 +47,37 @@ MEANINGFUL = frozenset((
     "or", "and", "not", "no", "none", "more", "less", "than", "least", "most", "above", "below", "over", "under", "if", "when",
     "while", "where", "to", "minus", "plus", "negative", "positive", "mod", "modulo", "base", "remainder", "divided",
     "squared", "cubed", "except", "without", "true", "false", "is", "are", "was", "wrong", "incorrect", "never", "factorial",
-    "choose", "times", "halves", "half", "thirds", "third", "fourths", "fourth", "quarters", "quarter", "fifths", "fifth",
-    "sixths", "sixth", "sevenths", "seventh", "eighths", "eighth", "ninths", "ninth", "tenths", "tenth", "twelfths", "twelfth",
-    "hundredths", "hundredth", "thousandths", "thousandth", "millionths", "millionth", "gross", "score", "lakh", "crore",
-    "repeating", "recurring", "binary", "octal", "hexadecimal", "hex", "tens", "bn", "mn", "mil", "rejected", "extraneous",
-    "invalid", "excluded", "undefined", "inverse", "doubled", "tripled", "halved", "fewer", "fails",
+    "choose", "times", "halves", "half", "third", "quarter", "mille", "permille", "permil", "repeating", "recurring", "binary",
+    "octal", "hexadecimal", "hex", "tens", "bn", "mn", "mil", "rejected", "extraneous", "invalid", "excluded", "undefined",
+    "inverse", "doubled", "tripled", "halved", "fewer", "fails",
 ))
-"""Words that change what a number beside them says: no unit has them."""
-ONE_LETTER = frozenset("mgshlLJNWVCF")
-"""Letters that are units by themselves. Another one may stand for thousand, or for a variable."""
+"""Words that change what a number beside them says: no unit has them. Numbers and fractions in words are found by `counts`."""
+_SYMBOLS = frozenset((
+    *"mgshlLJNWVCF", "am", "pm", "AM", "PM", "st", "nd", "rd", "th", "cc", "dB", "Pa", "eV", "kW", "MW", "mW", "kV", "mV",
+    "mA", "kJ", "MJ", "kN", "GB", "MB", "kB", "KB", "TB", "ha", "cl", "dl", "dm", "nm", "BC", "AD", "CE",
+))
+"""One or two letters that are units by themselves. Others may stand for thousand, or for variables."""
+_NOUNS = frozenset((
+    "month", "tooth", "teeth", "length", "width", "depth", "breadth", "path", "bath", "booth", "cloth", "moth", "birth",
+    "death", "youth", "earth", "north", "south", "math", "health", "wealth", "growth", "truth", "strength", "myth", "mouth",
+    "breath", "with", "both", "worth",
+))
+"""Words in -th that are no fractions."""
 SHORT_WORDS = frozenset(("yes", "no", "odd", "all"))
 """Answers that are words, though short enough to be a product of variables."""
 LINKS = ("of", "per", "sq", "cu", "for")
 """Words between or before units: short, though no variables."""
 BARE = frozenset(word for word in _UNIT_OF if len(word) > 1)
 """Units that need no `\\text` behind a number. One letter alone is a variable."""
+
+
+def counts(word: str) -> bool:
+    """Whether a word is a number or a part of one: `thirteen`, `lakhs`, `quadrillion`, `elevenths`."""
+    word = word.lower()
+    known = (*NUMBERS, *_TENS, *_LARGE, *MULTIPLIERS)
+    if word in known or singular(word) in known or _ILLIONS.fullmatch(word):
+        return True
+    return _ORDINAL.fullmatch(word) is not None and singular(word) not in _NOUNS
 
 
 def unit_of(words: str) -> tuple[str, int]:
@@ -70,6 +92,11 @@ def unit_of(words: str) -> tuple[str, int]:
     parts = [part for part in parts if part not in WITHOUT_MEANING]
     phrase = _PHRASES.get(tuple(parts)) or _PHRASES.get(tuple(_UNIT_OF.get(part, part) for part in parts))
     return phrase or " ".join(_UNIT_OF.get(part, part) for part in parts), exponent
+
+
+def is_symbol(word: str) -> bool:
+    """Whether one or two letters are a unit that is known."""
+    return word in _SYMBOLS or (len(word) > 1 and singular(word.lower()) in _UNIT_OF)
 
 
 def singular(word: str) -> str:

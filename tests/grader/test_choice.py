@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from dflash_mcmc import cli
@@ -45,6 +47,32 @@ def test_grades(make_config):
     pool.close()
     assert [found[tag].verdict for tag in range(4)] == ["correct", "wrong", "no_answer", "no_answer"]
     assert found[1].answer == "B"
+
+
+LOOPS = {
+    "The answer is A.\n": "A", "So the answer is \\boxed{A}.\n": "A", "Option A is correct. ": "A", "answer is A ": "A",
+    "Option A is not correct. ": None, "It cannot be the answer is A ": None, "not be answer is A ": None,
+    "The answer is that.\n": None, "answer": None, "answer ": None, " ": None, "\\text{": None, "\\text ": None,
+    "\\boxed{": None, "not be ": None, "A. ": "A", "(": None, "option A ": None,
+}
+
+
+@pytest.mark.parametrize(("loop", "letter"), LOOPS.items(), ids=range(len(LOOPS)))
+def test_a_megabyte_of_looping_text_is_graded_at_once(loop, letter):
+    """It is read in the run's own process. It takes less than a second; with quadratic time it would take hours."""
+    text = loop * (1_000_000 // len(loop))
+    started = time.process_time()
+    assert final_letter(text, "ABCD")[0] == letter
+    final_letter(f"The answer is{text}", "ABCD")
+    assert time.process_time() - started < 5
+
+
+def test_a_box_that_is_too_long_is_unsupported_as_with_other_graders(make_config):
+    pool = make_config("grader=choice", "grader.letters=ABCDE").grader.start()
+    for tag, length in enumerate((400, 401)):
+        pool.submit(tag, rf"\boxed{{{'A'.ljust(length, '?')}}}", "A")
+    found = dict(pool.finished(wait=True))
+    assert (found[0].verdict, found[1].verdict, found[1].rule) == ("correct", "unsupported", "length")
 
 
 def test_a_gold_answer_that_is_no_letter_is_refused(make_config):

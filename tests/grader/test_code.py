@@ -24,7 +24,7 @@ PREPARED = ("grader=code", "grader.allow_execution=true", "grader.walls=availabl
 def pool():
     from dflash_mcmc.grading.program_pool import ProgramPool
 
-    started = ProgramPool(timeout_seconds=3, memory_gib=1, num_workers=2, all_walls=False)
+    started = ProgramPool(timeout_seconds=10, memory_gib=1, num_workers=2, all_walls=False)
     yield started
     started.close()
 
@@ -41,11 +41,13 @@ def test_verdicts_and_rules(pool):
         "    return a + b\n", "return a + b", "```python\ndef add(a, b):\n    return a + b\n```", "    return a - b\n",
         "    return (\n", "```python\ndef plus(a, b):\n    return a + b\n```\n", "    raise KeyError\n", "", "<think>hm",
         "    import sys; sys.exit(0)\n", "    import os; os._exit(0)\n", "    while True: pass\n",
-        "    import ctypes; ctypes.string_at(0)\n", "    return '" + "x" * 200_000)])
+        "    import ctypes; ctypes.string_at(0)\n", "    return '" + "x" * 200_000,
+        "    return a + b\n```\n" + "\n" * 1_000_000)])
     assert [(grade.verdict, grade.rule) for grade in found] == [
         ("correct", "tests"), ("correct", "tests"), ("correct", "tests"), ("wrong", "failed_test"), ("wrong", "syntax_error"),
         ("wrong", "syntax_error"), ("wrong", "raised"), ("no_answer", "empty"), ("no_answer", "unfinished_thinking"),
-        ("wrong", "raised"), ("wrong", "exited"), ("timeout", "timeout"), ("error", "killed"), ("unsupported", "length")]
+        ("wrong", "raised"), ("wrong", "exited"), ("timeout", "timeout"), ("error", "killed"), ("unsupported", "length"),
+        ("unsupported", "length")]
     assert found[6].reason == "KeyError"
     assert found[12].reason == "SIGSEGV"
     assert {grade.walls for grade in found} == {pool.walls}

@@ -1,4 +1,4 @@
-"""728 pairs of answers, written by hand: equal ones, and others that differ in a sign, an order, an end, a base."""
+"""878 pairs of answers, written by hand: equal ones, and others that differ in a sign, an order, an end, a base."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from dflash_mcmc.errors import UserError
@@ -34,6 +36,16 @@ WHOLE = "def f(x):\n    return 0\n"
 ])
 def test_program_of(text, program):
     assert program_of(text, TASK) == program
+
+
+@pytest.mark.parametrize("text", [
+    "```" + " " * 1_000_000 + "x", " " * 1_000_000 + "x", "```python\n    return 0\n```" + "\t" * 1_000_000 + "x",
+    ("```" + " " * 500) * 2_000, (" " * 500 + "\n") * 2_000, "```python\n" + " " * 1_000_000 + "x"], ids=range(6))
+def test_a_megabyte_of_blanks_is_read_at_once(text):
+    """In the run's own process. It takes a tenth of a second; with quadratic time it would take hours."""
+    started = time.process_time()
+    program_of(text, TASK)
+    assert time.process_time() - started < 5
 
 
 def test_tests_stand_behind_the_program():

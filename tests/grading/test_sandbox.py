@@ -12,7 +12,7 @@ import pytest
 from dflash_mcmc.grading.sandbox import WALLS, CannotRun, Limits, Sandbox, find_sandbox, standing
 from tests.conftest import ROOT
 
-LIMITS = Limits(seconds=5, memory_gib=0.5)
+LIMITS = Limits(seconds=20, memory_gib=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,59 @@ def test_time_ends_whatever_ignores_signals(run):
 def test_memory_is_limited(run):
     ended = run("x = bytearray(2 << 30)")
     assert (ended.word, ended.detail) == ("raised", "MemoryError")
+
+
+SHARED = """
+import ctypes
+c = ctypes.CDLL(None, use_errno=True)
+c.shmat.restype, c.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+c.shmdt.argtypes = [ctypes.c_void_p]
+for _ in range(5):
+    segment = c.shmget(0, ctypes.c_size_t(90 << 20), 0o1600)
+    if segment < 0:
+        raise OSError(ctypes.get_errno(), "shmget")
+    place = c.shmat(segment, None, 0)
+    ctypes.memset(place, 1, 90 << 20)
+    c.shmdt(place)
+"""
+"""450 MiB that no process has at the end."""
+CALL = "import ctypes\nassert ctypes.CDLL(None).{} < 0"
+REFUSED = ("shmget(0, 4096, 0o1600)", "semget(0, 1, 0o1600)", "msgget(0, 0o1600)")
+NAMESPACES = ("unshare(0x10000000)", "unshare(0x50000000)", "syscall(435, ctypes.create_string_buffer(88), 88)")
+
+
+def test_memory_that_no_limit_counts_is_refused(found, run):
+    needs(found, "limits")
+    assert (run(SHARED, limits=Limits(20, 0.25)).word, run(SHARED).detail) == ("raised", "PermissionError")
+    for call in REFUSED:
+        assert run(CALL.format(call)).passed, call
+
+
+def test_no_namespace_can_be_made_to_be_root_in(found, run):
+    needs(found, "user")
+    for call in NAMESPACES:
+        assert run(CALL.format(call)).passed, call
+    clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    assert run(f"import ctypes, os\nchild = ctypes.CDLL(None).syscall({clone}, 0x10000011, 0, 0, 0, 0)\n"
+               "if child == 0:\n    os._exit(0)\nassert child < 0").passed
+
+
+def test_threads_and_processes_of_its_own_are_allowed(run):
+    assert run("import os, threading\ndone = []\nthread = threading.Thread(target=done.append, args=(1,))\nthread.start()\n"
+               "thread.join()\nassert done == [1]\nchild = os.fork()\nif child == 0:\n    os._exit(3)\n"
+               "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3").passed
+
+
+def test_calls_that_a_kernel_does_not_refuse_are_found(found, monkeypatch, tmp_path):
+    """The same sandbox where seccomp is not to be had: neither wall is claimed."""
+    needs(found, "user", "limits")
+    folder = ROOT / "dflash_mcmc/grading/inside"
+    source = (folder / "launch.py").read_text()
+    assert source.count("    _refuse_calls()\n") == 1
+    (tmp_path / "launch.py").write_text(source.replace("    _refuse_calls()\n", ""))
+    (tmp_path / "runner.py").write_text((folder / "runner.py").read_text())
+    monkeypatch.setattr("dflash_mcmc.grading.sandbox._INSIDE", tmp_path)
+    assert set(standing(found[0])) == set(found[1]) - {"user", "limits"}
 
 
 def test_nothing_can_be_reached_over_a_network(found, run):
