@@ -165,6 +165,6 @@ def _hours(config: Config) -> str:
     if measured := config.hardware.tokens_per_second:
         return f"hours: at hardware.tokens_per_second={measured:g}"
     if guessed := config.assumed.tokens_per_second:
-        return (f"hours: at assumed.tokens_per_second={guessed:g}, a guess; hardware.tokens_per_second of a run on the machine "
-                "replaces it")
+        return (f"hours: at assumed.tokens_per_second={guessed:g}, a guess; hardware.tokens_per_second of a run on the "
+                "machine replaces it")
     return "hours: not known without hardware.tokens_per_second, the token-forwards a second of the machine"
