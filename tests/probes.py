@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,15 @@ def composed(folder: Path, *overrides: str) -> Config:
 def records(folder: Path) -> list[dict]:
     """Those of a run, as they stand in its file."""
     return [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+
+
+def killed(run: Path, folder: Path) -> Path:
+    """A copy of the run below `folder`/outputs, as a kill in its third record would have left it."""
+    outputs = run.parent.parent
+    copy = shutil.copytree(outputs, folder / "outputs") / run.relative_to(outputs)
+    kept = (copy / RECORDS).read_text().splitlines(keepends=True)[:2]
+    (copy / RECORDS).write_text("".join(kept) + '{"problem": "arith-0')
+    return copy
 
 
 def without_times(found: list[dict]) -> list[dict]:

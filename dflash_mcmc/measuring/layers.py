@@ -8,7 +8,8 @@ in a forward of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,10 +20,25 @@ if TYPE_CHECKING:
     from dflash_mcmc.answers import Answer
     from dflash_mcmc.engine.drafter import DFlashDrafter
     from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.probing import Unit
 
 NORMS = ("none", "final")
 """What a layer's output passes before the head."""
 _STATES_BYTES = 768 * 2**20
+
+
+def along(found: Iterable[tuple[Unit, Answer]], record: Callable[[Answer], dict]) -> Iterator[tuple[Unit, dict]]:
+    """The record of each answer, with its seconds; of one that nothing can be measured along the reason."""
+    for unit, answer in found:
+        if reason := answer.skipped():
+            yield unit, {"skipped": reason}
+            continue
+        started = time.perf_counter()
+        try:
+            measured = record(answer)
+        except forcing.NotNumbers as none:
+            measured = {"skipped": str(none)}
+        yield unit, {**measured, "seconds": round(time.perf_counter() - started, 6)}
 
 
 class Source(NamedTuple):

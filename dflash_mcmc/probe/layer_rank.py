@@ -12,7 +12,6 @@ alone (where a residual stream has a few huge coordinates, they take those down)
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -64,20 +63,12 @@ class LayerRank:
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Ranks of the answer's tokens, and sums of the rest: see `measuring/layers_ranked.py`."""
-        from dflash_mcmc.engine.forcing import NotNumbers
+        from dflash_mcmc.measuring.layers import along
 
         model = config.model.load(work.device)
         draft = config.draft.load(model)
-        for unit, answer in answers(config, model, work, self.answers):
-            if reason := answer.skipped():
-                yield unit, {"skipped": reason}
-                continue
-            started = time.perf_counter()
-            try:
-                record = layers_ranked.record(model, draft, answer, self.hard_below)
-            except NotNumbers as found:
-                record = {"skipped": str(found)}
-            yield unit, {**record, "seconds": round(time.perf_counter() - started, 6)}
+        yield from along(answers(config, model, work, self.answers),
+                         lambda answer: layers_ranked.record(model, draft, answer, self.hard_below))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """`layers` and `hard_layers`, a row of each source of a law; `norms` and `hard_norms`, what the norm does to a layer.

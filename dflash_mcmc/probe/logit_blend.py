@@ -16,7 +16,6 @@ scale and weights.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -86,21 +85,13 @@ class LogitBlend:
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Sums over the hard and the easy tokens of an answer: see `measuring/layers_blended.py`."""
-        from dflash_mcmc.engine.forcing import NotNumbers
+        from dflash_mcmc.measuring.layers import along
 
         model = config.model.load(work.device)
         draft = config.draft.load(model)
         settings = layers_blended.Settings(self.blended_layers(len(model.layers)), self.norm, self.betas, self.hard_below)
-        for unit, answer in answers(config, model, work, self.answers):
-            if reason := answer.skipped():
-                yield unit, {"skipped": reason}
-                continue
-            started = time.perf_counter()
-            try:
-                record = layers_blended.record(model, draft, answer, settings)
-            except NotNumbers as found:
-                record = {"skipped": str(found)}
-            yield unit, {**record, "seconds": round(time.perf_counter() - started, 6)}
+        yield from along(answers(config, model, work, self.answers),
+                         lambda answer: layers_blended.record(model, draft, answer, settings))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """`grid`, over all tokens, `hard` and `easy`: a row of each source and beta.

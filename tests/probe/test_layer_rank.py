@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +15,8 @@ from dflash_mcmc.config import identity_of
 from dflash_mcmc.engine import forcing
 from dflash_mcmc.probe import layer_rank
 from dflash_mcmc.probing import execute
-from dflash_mcmc.records import RECORDS
 from dflash_mcmc.report.probed import overall
-from tests.probes import changed, composed, measured, records, without_times
+from tests.probes import changed, composed, killed, measured, records, without_times
 from tests.refusals import command_is_refused
 
 RUN = ("probe=layer_rank", "dataset.limit=4", "probe.hard_below=0.3")
@@ -139,11 +137,8 @@ def test_the_folder_has_tables_and_the_figure(result):
 
 
 def test_killed_and_continued_it_ends_in_the_same_records(result, tmp_path):
-    _, found = result
-    outputs = found.folder.parent.parent
-    folder = shutil.copytree(outputs, tmp_path / "outputs") / found.folder.relative_to(outputs)
-    kept = (folder / RECORDS).read_text().splitlines(keepends=True)[:2]
-    (folder / RECORDS).write_text("".join(kept) + '{"problem": "arith-0')
+    found = result[1]
+    folder = killed(found.folder, tmp_path)
     again = execute(composed(tmp_path / "outputs", *RUN, *DRAFT))
     assert (again.folder, again.num_new) == (folder, 2)
     assert without_times(records(folder)) == without_times(records(found.folder))
