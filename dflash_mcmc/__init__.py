@@ -2,6 +2,6 @@
 
 __version__ = "0.1.0"
 
-from dflash_mcmc import bits
+from dflash_mcmc.process import bits
 
 bits.keep()

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
-from dflash_mcmc import estimate, program, ranks
-from dflash_mcmc import sweep as sweeps
-from dflash_mcmc.cli import Command, check_command, config_folder, prepare
-from dflash_mcmc.config import Config, to_config
-from dflash_mcmc.drawing import first_prompt
+from dflash_mcmc.config import sweep as sweeps
+from dflash_mcmc.config.command import Command, check_command, config_folder, prepare
+from dflash_mcmc.config.schema import Config, to_config
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.process import program, ranks
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.run import estimate
+from dflash_mcmc.run.build import first_prompt
 
 if TYPE_CHECKING:
-    from dflash_mcmc.run import RunResult
+    from dflash_mcmc.run.samples import RunResult
 
 _SECONDS_TO_TELL = 60.0
 """In which the first process of a launch, which may still be starting, tells what is wrong with the command line."""
@@ -56,7 +57,7 @@ def _main(arguments: list[str]) -> None:
             folders["run" if name_of(config.probe) == "none" else "probe"].append(result.folder)
         return result, sweeps.objective_of(config.objective, result.summary)
 
-    outcomes = sweeps.Outcomes(command.sweep) if command.sweep else None
+    outcomes = sweeps.SweepOutcomes(command.sweep) if command.sweep else None
     sys.argv = [sys.argv[0], *command.arguments]
     if outcomes:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # what its sweeper raises comes to us
@@ -99,9 +100,9 @@ def _run(config: Config) -> RunResult:
     """Runs what a configuration asks for, and tells it in a line."""
     probes = name_of(config.probe) != "none"
     if probes:
-        from dflash_mcmc.probing import execute
+        from dflash_mcmc.run.probing import execute
     else:
-        from dflash_mcmc.run import execute
+        from dflash_mcmc.run.samples import execute
 
     result = execute(config)
     unit = config.probe.unit if probes else "sample"

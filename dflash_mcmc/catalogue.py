@@ -6,10 +6,10 @@ import dataclasses
 import typing
 from pathlib import Path
 
-from dflash_mcmc import program
-from dflash_mcmc.cli import config_folder
+from dflash_mcmc.config.command import config_folder
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.fields import spec_of
+from dflash_mcmc.process import program
 from dflash_mcmc.registry import components
 
 

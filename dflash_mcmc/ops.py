@@ -1,7 +1,7 @@
 """What a sampler may ask an engine for: `Draw` and `Score`. A sampler is a generator that yields these and gets answers.
 
     def chain(self, prompt, horizon, key):
-        path = yield Draw(Path.start(prompt), horizon, Law(temperature=0.5), key)
+        path = yield Draw(Trajectory.start(prompt), horizon, SamplingParams(temperature=0.5), key)
         return ChainResult(path)
 
 Engines: `engine/batched.py` runs many chains at once, `engine/reference.py` one forward a token without a cache,
@@ -17,10 +17,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.types import ChainResult, Trajectory
 
 
-class Law(NamedTuple):
+class SamplingParams(NamedTuple):
     """How a token is drawn from logits, in this order: repetition penalty, temperature, top-k, top-p, min-p.
 
     Nothing is inherited from a model's generation_config. Ties at a cut-off are kept in the order of token ids.
@@ -54,7 +54,7 @@ class Floor(NamedTuple):
     margin: float
     """Nats: rounding, or log(1 / epsilon)."""
 
-    def weights(self, path: Path, start: int) -> np.ndarray:
+    def weights(self, path: Trajectory, start: int) -> np.ndarray:
         """W_t after each token of `path` from `start` on, float64, added one by one as an engine's device does."""
         return np.cumsum(self.alpha * path.log_p[start:] - path.log_q[start:])
 
@@ -76,14 +76,14 @@ class Draw(NamedTuple):
     floor the answer may be a path that is not complete: the draw was abandoned.
     """
 
-    path: Path
+    path: Trajectory
     horizon: int
-    law: Law
+    law: SamplingParams
     key: Key
     source: str = "blended"
     """The logits that the token is drawn from: `blended` (those of the target), `base` (without the blend) or `draft`: the
     draft's, on the grid that `grid_slot` tells, those of the target where the grid has none."""
-    along: Path | None = None
+    along: Trajectory | None = None
     """A path that begins with `path` and whose tokens after it were drawn from the same law and source. Changes no
     answer: as long as the draw takes its tokens, an engine need not ask the target."""
     floor: Floor | None = None
@@ -93,9 +93,9 @@ class Draw(NamedTuple):
 class Score(NamedTuple):
     """Teacher-force `tokens` after `path`. Answer: the longer Path, with `log_q` under the law and source."""
 
-    path: Path
+    path: Trajectory
     tokens: np.ndarray
-    law: Law
+    law: SamplingParams
     source: str = "blended"
 
 
@@ -109,7 +109,7 @@ def grid_slot(number: int, block_size: int) -> int:
     return number % block_size
 
 
-def grid_origin(blend: object, path: Path) -> int:
+def grid_origin(blend: object, path: Trajectory) -> int:
     """The position at which the first block starts, for an operation on `path`: that of the first generated token.
 
     Under a blend with `grid=cut` it is where the operation starts.
@@ -118,10 +118,10 @@ def grid_origin(blend: object, path: Path) -> int:
 
 
 Operation: TypeAlias = Draw | Score
-Chain: TypeAlias = Generator[Operation, Path, ChainResult]
+Chain: TypeAlias = Generator[Operation, Trajectory, ChainResult]
 
 
-def drive(chain: Chain, answer: Callable[[Operation], Path]) -> ChainResult:
+def drive(chain: Chain, answer: Callable[[Operation], Trajectory]) -> ChainResult:
     """Runs one chain to its end, each operation answered at once: what engines without a batch do."""
     try:
         operation = next(chain)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from dflash_mcmc import program
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading.again import NoTexts, Regraded, regrade
+from dflash_mcmc.process import program
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
-    from dflash_mcmc.intervals import Estimate
+    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.report.locate import Found
+    from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 _SHOWN = 20
 """Changed samples that are printed; the records have all of them."""
@@ -74,7 +74,7 @@ def _short(text: object) -> str:
     return shown if len(shown) <= _WIDTH else shown[:_WIDTH - 3] + "..."
 
 
-def _share(estimate: Estimate) -> str:
+def _share(estimate: IntervalEstimate) -> str:
     return f"{100 * estimate.value:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
@@ -82,16 +82,16 @@ def grader_config(overrides: Sequence[str]) -> Config:
     """A configuration with the grader of the overrides, which may name nothing else. Raises UserError."""
     from hydra import initialize_config_dir
 
-    from dflash_mcmc import cli
-    from dflash_mcmc.config import Config, to_typed
+    from dflash_mcmc.config import command
+    from dflash_mcmc.config.schema import Config, to_typed
 
     for text in overrides:
         name, _, value = text.lstrip("+~").partition("=")
         if name.partition(".")[0] != "grader":
             raise ConfigError(name, value, "grader=... and its fields, grader.timeout_seconds=8 say: nothing else grades")
-    cli.prepare()
-    with initialize_config_dir(str(cli.config_folder()), version_base="1.3"):
-        config = to_typed(cli.compose_checked("config", list(overrides)), Config)
+    command.prepare()
+    with initialize_config_dir(str(command.config_folder()), version_base="1.3"):
+        config = to_typed(command.compose_checked("config", list(overrides)), Config)
     if hasattr(config.grader, "check"):
         config.grader.check(config)
     return config
@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    parser = program.Parser("python -m dflash_mcmc.regrade",
+    parser = program.OneLineParser("python -m dflash_mcmc.regrade",
                             description="Grades recorded texts again, and shows what changes.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run or of an experiment, glob, or id of a run in "
                         "W&B; and overrides of the grader: grader=math grader.timeout_seconds=8")

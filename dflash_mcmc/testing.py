@@ -21,12 +21,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.engine import exact_law
-from dflash_mcmc.engine import law as laws
-from dflash_mcmc.engine.speculation import Block
-from dflash_mcmc.engine.tabular import TabularEngine
-from dflash_mcmc.ops import Law, Score
-from dflash_mcmc.types import Path
+from dflash_mcmc.engine import logits_processor as laws
+from dflash_mcmc.engine.oracle import exact_law
+from dflash_mcmc.engine.oracle.tabular import TabularEngine
+from dflash_mcmc.engine.speculative.speculation import Block
+from dflash_mcmc.ops import SamplingParams, Score
+from dflash_mcmc.types import Trajectory
 
 _ROUNDING = 1e-14
 """Shares of an interval below it are rounding."""
@@ -186,7 +186,7 @@ class EnumeratedChance:
         return self._enumerator.uniform((*self._name, "accept", self._anchor, slot))
 
 
-def law_of(program: Callable[[EnumeratedKey], Path]) -> dict[tuple[int, ...], float]:
+def law_of(program: Callable[[EnumeratedKey], Trajectory]) -> dict[tuple[int, ...], float]:
     """Exact law of the tokens of the path that `program(key)` returns."""
     enumerator, law = Enumerator(), {}
     while True:
@@ -206,7 +206,7 @@ class Target(NamedTuple):
 PROMPT = np.array([0], dtype=np.int64)
 
 
-def power_target(engine: TabularEngine, horizon: int, alpha: float, law: Law, source: str) -> Target:
+def power_target(engine: TabularEngine, horizon: int, alpha: float, law: SamplingParams, source: str) -> Target:
     """p^alpha over the sequences that end in a stop id or are `horizon` long, on the support of `law`."""
     states, weights = [], []
     for tokens in _sequences(engine, horizon):
@@ -217,7 +217,7 @@ def power_target(engine: TabularEngine, horizon: int, alpha: float, law: Law, so
     return Target(states, np.exp(exact_law.log_softmax(np.array(weights))))
 
 
-def product_target(engine: TabularEngine, horizon: int, law: Law, source: str = "blended") -> dict[tuple[int, ...], float]:
+def product_target(engine: TabularEngine, horizon: int, law: SamplingParams, source: str = "blended") -> dict[tuple[int, ...], float]:
     """The law of drawing token by token: prod_t q(x_t | x_<t)."""
     probabilities = {}
     for tokens in _sequences(engine, horizon):
@@ -227,10 +227,10 @@ def product_target(engine: TabularEngine, horizon: int, law: Law, source: str = 
     return probabilities
 
 
-def score(engine: TabularEngine, tokens: Sequence[int], law: Law, source: str) -> Path:
+def score(engine: TabularEngine, tokens: Sequence[int], law: SamplingParams, source: str) -> Trajectory:
     """The path of given tokens after the test prompt."""
     with np.errstate(divide="ignore"):
-        return engine.answer(Score(Path.start(PROMPT), np.array(tokens, dtype=np.int64), law, source))
+        return engine.answer(Score(Trajectory.start(PROMPT), np.array(tokens, dtype=np.int64), law, source))
 
 
 def transition_matrix(engine: TabularEngine, sampler: object, horizon: int, target: Target) -> np.ndarray:

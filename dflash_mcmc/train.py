@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from dflash_mcmc import cli, program, ranks
+from dflash_mcmc.config import command
+from dflash_mcmc.process import program, ranks
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def _main(arguments: list[str]) -> None:
 def _train_target(overrides: list[str]) -> None:
     from dflash_mcmc.training import target
 
-    plan, choices = cli.compose_once("train", overrides, target.Plan)
+    plan, choices = command.compose_once("train", overrides, target.TrainingPlan)
     plan.check(choices["model"])
     print(f"model written to {target.train(plan)}")
 

@@ -22,7 +22,7 @@ class Problem(NamedTuple):
     """A worked solution, as the dataset writes it: what probes go along."""
 
 
-class Path(NamedTuple):
+class Trajectory(NamedTuple):
     """A generated sequence: a persistent value, never changed in place. Taking a prefix is free.
 
     `tokens` int64, `log_p` and `log_q` float64, all of shape (length,): the generated part only, without the prompt.
@@ -47,14 +47,14 @@ class Path(NamedTuple):
         """Whether nothing can follow: the path ended, or is `horizon` tokens long."""
         return self.ended or self.length >= horizon
 
-    def prefix(self, length: int) -> Path:
+    def prefix(self, length: int) -> Trajectory:
         """The first `length` generated tokens."""
         ended = self.ended and length >= self.length
-        return Path(self.prompt, self.tokens[:length], self.log_p[:length], self.log_q[:length], self.interval[:length], ended)
+        return Trajectory(self.prompt, self.tokens[:length], self.log_p[:length], self.log_q[:length], self.interval[:length], ended)
 
-    def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray, ended: bool) -> Path:
+    def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray, ended: bool) -> Trajectory:
         """This path with tokens after it."""
-        return Path(
+        return Trajectory(
             self.prompt, np.concatenate([self.tokens, tokens]),
             np.concatenate([self.log_p, log_p]), np.concatenate([self.log_q, log_q]),
             np.concatenate([self.interval, interval]), ended,
@@ -70,15 +70,15 @@ class Path(NamedTuple):
         return int(other[0]) if len(other) else self.length - start
 
     @staticmethod
-    def start(prompt: np.ndarray) -> Path:
+    def start(prompt: np.ndarray) -> Trajectory:
         """The empty path after a prompt (int64 token ids)."""
-        return Path(np.asarray(prompt, dtype=np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty((0, 2)))
+        return Trajectory(np.asarray(prompt, dtype=np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty((0, 2)))
 
 
 class ChainResult(NamedTuple):
     """What a sampler's generator returns for one chain."""
 
-    path: Path
+    path: Trajectory
     proposals: int = 0
     """Metropolis-Hastings proposals made; 0 for a sampler without them."""
     accepted: int = 0

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc import program
-from dflash_mcmc.cli import config_folder
+from dflash_mcmc.config.command import config_folder
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.process import program
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -36,8 +36,8 @@ def _main(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise UserError("the page needs the package wandb-workspaces, which is not installed: pip install wandb-workspaces")
-    from dflash_mcmc.dashboard import page
-    from dflash_mcmc.dashboard.published import publish
+    from dflash_mcmc.tracker.wandb import page
+    from dflash_mcmc.tracker.wandb.published import publish
 
     api, place = page.connect(given.entity, given.project, given.experiment)
     if given.runs:
@@ -53,10 +53,10 @@ def _main(arguments: list[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from dflash_mcmc.dashboard.panels import SWEPT
+    from dflash_mcmc.tracker.wandb.panels import SWEPT
 
     project = OmegaConf.load(config_folder() / "tracker/wandb.yaml").project
-    parser = program.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = program.OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="folder of a run or an experiment, whose report is logged too")
     parser.add_argument("--experiment", metavar="NAME", help="only its runs; default: that of RUNS, else all of the project")
     parser.add_argument("--project", default=project, help=f"default: {project}, that of conf/tracker/wandb.yaml")

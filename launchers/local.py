@@ -19,10 +19,10 @@ import subprocess
 import sys
 import time
 
-from dflash_mcmc import program
-from dflash_mcmc.cli import check_command, prepare
+from dflash_mcmc.config.command import check_command, prepare
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.stopping import SIGNALS
+from dflash_mcmc.process import program
+from dflash_mcmc.process.stopping import SIGNALS
 
 _POLL_SECONDS = 0.2
 
@@ -75,7 +75,7 @@ def _tell(number: int, code: int) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = program.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = program.OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="python launchers/local.py [--processes N] [group=option ...] [field=value ...]",
                                      allow_abbrev=False)
     parser.add_argument("--processes", type=int, metavar="N", help="default: one for each GPU")

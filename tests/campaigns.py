@@ -12,14 +12,14 @@ import torch
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
-from dflash_mcmc.engine.drafter import DFlashDrafter
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.speculation import Speculation
-from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Path
-from tests.engine.test_speculator import network
+from dflash_mcmc.types import ChainResult, Trajectory
+from tests.engine.speculative.test_speculator import network
 from tests.laws import conditional
 
 _SWAPS = 2000
@@ -34,14 +34,14 @@ def random_drafter(parts: LanguageModel, model: torch.nn.Module, mask: int) -> D
     return DFlashDrafter(draft, parts, 4)
 
 
-def drawn(model: LanguageModel, speculation: Speculation | None, prompts: Sequence[np.ndarray], law: Law, horizon: int,
+def drawn(model: LanguageModel, speculation: Speculation | None, prompts: Sequence[np.ndarray], law: SamplingParams, horizon: int,
           key: Key, num_slots: int, repeats: int = 1) -> list[tuple[int, ...]]:
     """Tokens behind every prompt, each `repeats` times, by independent keys."""
     found: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def chain(number: int, prompt: np.ndarray):
         for repeat in range(repeats):
-            path = yield Draw(Path.start(prompt), horizon, law, key.fold_in(number, repeat))
+            path = yield Draw(Trajectory.start(prompt), horizon, law, key.fold_in(number, repeat))
             found[number, repeat] = tuple(path.tokens.tolist())
         return ChainResult(path)
 
@@ -51,7 +51,7 @@ def drawn(model: LanguageModel, speculation: Speculation | None, prompts: Sequen
     return [found[place] for place in sorted(found)]
 
 
-def exact_law(model: torch.nn.Module, prompt: Sequence[int], law: Law, horizon: int,
+def exact_law(model: torch.nn.Module, prompt: Sequence[int], law: SamplingParams, horizon: int,
               stops: Sequence[int]) -> dict[tuple[int, ...], float]:
     """Of every complete sequence, from the model's own forward and a law that is written out."""
     complete, open_ones = {}, {(): 1.0}

@@ -15,8 +15,8 @@ os.environ.update({
     "WANDB__DISABLE_STATS": "true", "TOKENIZERS_PARALLELISM": "false",
 })
 
-from dflash_mcmc import cli
-from dflash_mcmc.config import Config, to_config
+from dflash_mcmc.config import command as cli
+from dflash_mcmc.config.schema import Config, to_config
 from tests import processes
 
 gc.set_threshold(50_000, 20, 10)  # composing a configuration makes so many objects that the default costs a quarter of it

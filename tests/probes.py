@@ -9,18 +9,18 @@ from pathlib import Path
 
 from hydra import initialize_config_dir
 
-from dflash_mcmc import cli
-from dflash_mcmc.config import Config, to_config
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import Config, to_config
 from dflash_mcmc.draft.none import NoDraft
-from dflash_mcmc.probing import Work
-from dflash_mcmc.records import RECORDS
+from dflash_mcmc.run.probing import Work
+from dflash_mcmc.store.records import RECORDS
 
 
 def composed(folder: Path, *overrides: str) -> Config:
     """The typed configuration of overrides, with outputs below the folder and no tracker."""
-    cli.prepare()
-    with initialize_config_dir(str(cli.config_folder()), version_base="1.3"):
-        return to_config(cli.compose_checked("config", [f"paths.outputs={folder}", "tracker=none", *overrides]))
+    command.prepare()
+    with initialize_config_dir(str(command.config_folder()), version_base="1.3"):
+        return to_config(command.compose_checked("config", [f"paths.outputs={folder}", "tracker=none", *overrides]))
 
 
 def records(folder: Path) -> list[dict]:

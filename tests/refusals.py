@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dflash_mcmc import cli
+from dflash_mcmc.config import command
 from dflash_mcmc.errors import UserError
 
 
@@ -25,6 +25,6 @@ def refused(*parts: str, start: str = "") -> Iterator[None]:
 
 def command_is_refused(arguments: list[str], *parts: str, start: str = "") -> None:
     """A command line of the entrypoint is."""
-    cli.prepare()
+    command.prepare()
     with refused(*parts, start=start):
-        cli.check_command(arguments)
+        command.check_command(arguments)

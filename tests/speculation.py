@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.engine.speculation import Speculation
-from dflash_mcmc.engine.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT, law_of, product_target, total_variation
-from dflash_mcmc.types import Path
+from dflash_mcmc.types import Trajectory
 
 HORIZON, VOCABULARY = 3, 4
 MODEL = TabularModel(VOCABULARY, (0,), seed=3, scale=1.5)
@@ -23,10 +23,10 @@ SMALL = TabularModel(3, (0,), seed=3, scale=1.5)
 DRAFTS |= {"small": TabularDraft(3, 2, seed=2), "small_sequential": TabularDraft(3, 2, sequential=True, seed=5)}
 """For laws over several blocks and for mistakes, where a fourth token would cost minutes."""
 LAWS = {
-    "temperature": Law(0.8),
-    "filters": Law(1.2, top_k=3, top_p=0.9, min_p=0.05),
-    "penalty": Law(0.9, repetition_penalty=1.7),
-    "greedy": Law(0.0),
+    "temperature": SamplingParams(0.8),
+    "filters": SamplingParams(1.2, top_k=3, top_p=0.9, min_p=0.05),
+    "penalty": SamplingParams(0.9, repetition_penalty=1.7),
+    "greedy": SamplingParams(0.0),
 }
 
 
@@ -37,18 +37,18 @@ def slow_ones(temperatures: tuple[float | None, ...], slow: float | None) -> lis
             for draft in ("parallel", "sequential", "point") for temperature in temperatures for law in LAWS]
 
 
-def speculative_error(speculation: Speculation, law: Law, horizon: int = HORIZON, model: TabularModel = MODEL) -> float:
+def speculative_error(speculation: Speculation, law: SamplingParams, horizon: int = HORIZON, model: TabularModel = MODEL) -> float:
     """Total variation between the law of a draw and that of drawing token by token."""
     engine = TabularEngine(model, None, speculation)
-    drawn = law_of(lambda key: engine.answer(Draw(Path.start(PROMPT), horizon, law, key)))
+    drawn = law_of(lambda key: engine.answer(Draw(Trajectory.start(PROMPT), horizon, law, key)))
     return total_variation(drawn, product_target(TabularEngine(model), horizon, law))
 
 
-def differing(speculation: Speculation, law: Law, num_seeds: int, horizon: int = 6) -> int:
+def differing(speculation: Speculation, law: SamplingParams, num_seeds: int, horizon: int = 6) -> int:
     """Of so many seeds, those whose tokens are not those of drawing token by token."""
     speculative, plain = TabularEngine(MODEL, None, speculation), TabularEngine(MODEL)
     count = 0
     for seed in range(num_seeds):
-        draw = Draw(Path.start(PROMPT), horizon, law, Key(seed))
+        draw = Draw(Trajectory.start(PROMPT), horizon, law, Key(seed))
         count += speculative.answer(draw).tokens.tolist() != plain.answer(draw).tokens.tolist()
     return count

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.estimate import token_forwards
-from dflash_mcmc.records import RECORDS
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.run import execute
+from dflash_mcmc.run.estimate import token_forwards
+from dflash_mcmc.run.samples import execute
+from dflash_mcmc.store.records import RECORDS
 
 
 def tokens_of(result) -> list[list[int]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.config import PACKAGE
+from dflash_mcmc.config.schema import PACKAGE
 from tests import processes
 from tests.conftest import ROOT
 

@@ -10,9 +10,9 @@ PLUGIN = '''
 """A sampler from elsewhere."""
 from dataclasses import dataclass
 from dflash_mcmc.fields import identity
-from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.registry import register
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.types import ChainResult, Trajectory
 
 @register("sampler", "elsewhere")
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Elsewhere:
     warmth: float = identity("temperature", gt=0)
 
     def chain(self, prompt, horizon, key):
-        path = yield Draw(Path.start(prompt), horizon, Law(self.warmth), key)
+        path = yield Draw(Trajectory.start(prompt), horizon, SamplingParams(self.warmth), key)
         return ChainResult(path)
 '''
 

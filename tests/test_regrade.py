@@ -10,16 +10,16 @@ import sys
 
 import pytest
 
-from dflash_mcmc.config import identity_of
+from dflash_mcmc.config.schema import identity_of
 from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.grader.math import MathGrader
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.grading.again import NoTexts, regrade
-from dflash_mcmc.grading.pool import MathPool
-from dflash_mcmc.records import read_records
+from dflash_mcmc.grading.math.pool import MathPool
 from dflash_mcmc.regrade import grader_config, main, report
-from dflash_mcmc.run import execute
-from dflash_mcmc.store import RunStore
+from dflash_mcmc.run.samples import execute
+from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.records import read_records
 from tests.report import folders
 
 TEXTS = {  # problem, chain -> (text, gold, old verdict, old answer, new verdict)
@@ -177,7 +177,7 @@ def test_what_is_drawn_while_texts_are_graded_is_not_lost(run, pool):
 
 def test_a_run_that_is_being_written_is_refused(run, pool):
     holder = subprocess.Popen([sys.executable, "-c", "import sys; from pathlib import Path\n"
-                               "from dflash_mcmc.store import RunStore\n"
+                               "from dflash_mcmc.store.folder import RunStore\n"
                                f"with RunStore.open(Path({str(run)!r})):\n    print('open', flush=True); sys.stdin.read()"],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from dflash_mcmc import cli, program
-from dflash_mcmc.config import Paths
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.files import write_atomically
+from dflash_mcmc.process import program
+from dflash_mcmc.store.files import write_atomically
 
 _SUBJECTS = ("tiny", "mid")
 _PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l")
@@ -115,7 +116,7 @@ def main() -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    plan, _ = cli.compose_once("bench", arguments, Bench)
+    plan, _ = command.compose_once("bench", arguments, Bench)
     plan.check()
     print(f"\nwritten to {bench(plan)}")
 

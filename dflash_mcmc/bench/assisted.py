@@ -1,6 +1,6 @@
 """Speculation by `transformers` with the same draft: its class for DFlash, driven by its own `generate`, and ours beside it.
 
-The published layout and theirs are the same weights under two other names (checked by `tests/engine/test_dflash.py`).
+The published layout and theirs are the same weights under two other names (checked by `tests/engine/speculative/dflash/test_network.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Sizes, run, temper
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
-from dflash_mcmc.engine.dflash import DFlash
+from dflash_mcmc.engine.speculative.dflash.network import DFlash
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.greedy import Greedy
 

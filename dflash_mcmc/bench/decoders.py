@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Measured, Sizes, joined, power_mh, run, temperature
+from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Measurement, Sizes, joined, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.decoder.plain import Plain
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
@@ -109,9 +109,9 @@ def _draft_mh(law: float) -> dict[str, DraftMH]:
     return {name: DraftMH(**{**values, **changed}) for name, changed in changes.items()}
 
 
-def _in_turn(subject: Subject, cases: Sequence[Case], sizes: Sizes) -> dict[str, dict[int, Measured]]:
+def _in_turn(subject: Subject, cases: Sequence[Case], sizes: Sizes) -> dict[str, dict[int, Measurement]]:
     """Runs by case and batch, each in several turns over the same problems."""
-    found: dict[str, dict[int, Measured]] = {case.name: {} for case in cases}
+    found: dict[str, dict[int, Measurement]] = {case.name: {} for case in cases}
     for batch in sizes.decoder_slots:
         mine = [case for case in cases if batch in case.batches]
         count = _chains_a_turn(subject, sizes, batch)

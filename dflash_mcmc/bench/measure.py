@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
     """Chains of a batch of one, which by its waves would have too few."""
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """Runs of the engine. Means are over chains, rates over proposals."""
 
     seconds: float
@@ -126,7 +126,7 @@ def temperature(value: float) -> Temperature:
 
 def run(subject: Subject, sampler: object, slots: int, num_chains: int, options: Options | None = None,
         blend: object | None = None, horizon: int | None = None, chains_per_prompt: int = 1, label: str = "",
-        decoding: Decoding = PLAIN, first: int = 0) -> Measured:
+        decoding: Decoding = PLAIN, first: int = 0) -> Measurement:
     """Runs chains of a sampler, prompt after prompt, and times it. The engine is made, and warm, before the clock starts.
 
     Args:
@@ -148,9 +148,9 @@ def run(subject: Subject, sampler: object, slots: int, num_chains: int, options:
     started = time.perf_counter()
     done = list(tqdm(engine.run(chains()), total=num_chains, desc=f"{subject.name} {label}", unit="chain", mininterval=1.0,
                      leave=False))
-    return Measured(time.perf_counter() - started, done, engine.counters)
+    return Measurement(time.perf_counter() - started, done, engine.counters)
 
 
-def joined(runs: Sequence[Measured]) -> Measured:
+def joined(runs: Sequence[Measurement]) -> Measurement:
     """Several runs as one."""
-    return Measured(sum(run.seconds for run in runs), [chain for run in runs for chain in run.done], runs[-1].counters)
+    return Measurement(sum(run.seconds for run in runs), [chain for run in runs for chain in run.done], runs[-1].counters)

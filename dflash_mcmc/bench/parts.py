@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import DynamicCache, GenerationConfig
 
 from dflash_mcmc.bench import assisted, decoders, measure, probes, published, sharing
-from dflash_mcmc.bench.measure import Measured, Sizes, power_mh, run, temperature
+from dflash_mcmc.bench.measure import Measurement, Sizes, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject, subject_of
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
@@ -173,7 +173,7 @@ PARTS: dict[str, Callable[[Subject, Sizes], list[dict]]] = {
     "k": probes.blocks_per_second, "l": sharing.sharing}
 
 
-def _rates(got: Measured) -> dict:
+def _rates(got: Measurement) -> dict:
     return {"problems/h": got.per_hour, "accepts": got.acceptance, "moved": got.moved}
 
 

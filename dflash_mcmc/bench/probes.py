@@ -9,18 +9,18 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from dflash_mcmc.answers import Answer
 from dflash_mcmc.bench.measure import Sizes
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
-from dflash_mcmc.engine.drafter import DFlashDrafter
 from dflash_mcmc.engine.interface import DEFAULTS
-from dflash_mcmc.measuring.timing import Timing
-from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+from dflash_mcmc.forcing.answers import Answer
+from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.probe.speculative_mcmc import SpeculativeMCMC
+from dflash_mcmc.probe.speculative_mcmc.timing import Timing
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.types import ChainResult, Trajectory
 
 _SAMPLES, _ALPHA, _TIMED_ROWS = 100, 4.0, 8
 """The probe's defaults."""
@@ -63,7 +63,7 @@ def _probe(subject: Subject, drafter: DFlashDrafter, probe: SpeculativeMCMC, pro
     engine = BatchedEngine(subject.model, NoBlend(), min(slots, problems), max(map(len, prompts)) + subject.horizon)
 
     def chain(prompt: np.ndarray):
-        return ChainResult((yield Draw(Path.start(prompt), subject.horizon, Law(temperature=0.0), Key(0))))
+        return ChainResult((yield Draw(Trajectory.start(prompt), subject.horizon, SamplingParams(temperature=0.0), Key(0))))
 
     timing = Timing(DEFAULTS, subject.model, drafter, probe.timed_rows, 1.0 / probe.alpha) if probe.timed_rows else None
     started, blocks = time.perf_counter(), 0

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
-from dflash_mcmc.types import Path
+from dflash_mcmc.types import Trajectory
 
 
 class Spent(NamedTuple):
@@ -32,7 +32,7 @@ class Spent(NamedTuple):
 def chain(subject: Subject, sampler: PowerMH, prompt: np.ndarray, key: Key) -> Spent:
     """One chain of `sampler` by `generate`; its tokens come from PyTorch's generator, seeded by the key."""
     torch.manual_seed(key.integer(2**31))
-    started, loop = time.perf_counter(), _Loop(subject, sampler)
+    started, loop = time.perf_counter(), _PublishedLoop(subject, sampler)
     generator = sampler.chain(prompt, subject.horizon, key)
     answer = None
     while True:
@@ -45,13 +45,13 @@ def chain(subject: Subject, sampler: PowerMH, prompt: np.ndarray, key: Key) -> S
         answer = loop.draw(draw.path, draw.horizon)
 
 
-class _Loop:
+class _PublishedLoop:
     def __init__(self, subject: Subject, sampler: PowerMH):
         self._subject, self._temperature = subject, sampler.law().temperature
         self.token_forwards = self.tokens_drawn = 0
 
     @torch.inference_mode()
-    def draw(self, path: Path, horizon: int) -> Path:
+    def draw(self, path: Trajectory, horizon: int) -> Trajectory:
         """Extends a path with one call of `generate`, scores from its own outputs."""
         if path.complete(horizon):
             return path

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from dflash_mcmc.bench.measure import Sizes
 from dflash_mcmc.bench.subject import Subject
-from dflash_mcmc.config import PACKAGE
-from dflash_mcmc.records import read_records, records_file
-from dflash_mcmc.store import RunStore
+from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.records import read_records, records_file
 
 _CLAIMS, _PROCESSES = 2000, (1, 4)
 _RUN = ("experiment=demo", "condition=ps", "sampler.num_blocks=8", "dataset.limit=240", "tracker=none", "hardware.num_slots=4")
@@ -22,7 +22,7 @@ _PROBLEMS, _CHAINS = 10_000, 8
 _PLAN = f"""
 import sys, time
 from pathlib import Path
-from dflash_mcmc.store import RunStore
+from dflash_mcmc.store.folder import RunStore
 started = time.perf_counter()
 asked = [(str(problem), chain) for problem in range({_PROBLEMS}) for chain in range({_CHAINS})]
 with RunStore.open(Path(sys.argv[1])) as store:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc import cli, prompts
-from dflash_mcmc.config import Config
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import Config
+from dflash_mcmc.data import prompts
 from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.rng import Key, Stream
@@ -70,5 +71,5 @@ def mid(horizon: int) -> Subject:
 
 def subject_of(name: str, mid_horizon: int, draft: str = "") -> Subject:
     """`tiny`, with the draft in that folder, or `mid`; also in a process of its own, which needs no draft."""
-    config, _ = cli.compose_once("config", ["tracker=none"], Config)
+    config, _ = command.compose_once("config", ["tracker=none"], Config)
     return tiny(config, draft) if name == "tiny" else mid(mid_horizon)

@@ -11,7 +11,7 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 Hidden = TypeVar("Hidden")
 

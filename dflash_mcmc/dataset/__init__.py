@@ -10,19 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dflash_mcmc import prompts, rows
+from dflash_mcmc.data import prompts, rows
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
-class Choice:
+class ProblemSelection:
     """Which problems of a dataset are asked for: by id, or by shard, and of those the first `limit`."""
 
     limit: int | None = runtime("first so many problems, of those that ids or shards leave; null takes all", ge=1)
@@ -116,11 +116,11 @@ def _is_text(value: object) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class Dataset(Choice, ABC):
+class Dataset(ProblemSelection, ABC):
     """What every dataset has: which problems, and how they are asked. A leaf gives `all_problems`."""
 
     max_new_tokens: int = identity("longest answer in tokens", ge=1)
-    prompt: str = identity(f"what is asked: {', '.join(prompts.TEMPLATES)} (dflash_mcmc/prompts.py has the texts), or a text "
+    prompt: str = identity(f"what is asked: {', '.join(prompts.TEMPLATES)} (dflash_mcmc/data/prompts.py has the texts), or a text "
                            "in which {question} stands for the problem")
 
     @abstractmethod

@@ -16,7 +16,7 @@ from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 
 @register("dataset", "clbench")
@@ -36,7 +36,7 @@ class ClBench(FromFile):
 
     def check(self, config: Config) -> None:
         """Raises ConfigError."""
-        from dflash_mcmc.config import groups_of
+        from dflash_mcmc.config.schema import groups_of
 
         if "grader" in groups_of(config):
             raise ConfigError("dataset", "clbench", "a dataset with gold answers, or a probe that grades nothing, with "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_mcmc.data.rows import Hub
 from dflash_mcmc.dataset import Benchmark
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
-from dflash_mcmc.rows import Hub
 from dflash_mcmc.types import Problem
 
 _MARK = "#### "

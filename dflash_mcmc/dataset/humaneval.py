@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.data.rows import Hub
 from dflash_mcmc.dataset import Benchmark
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import name_of, register
-from dflash_mcmc.rows import Hub
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 _COMPARE_ANSWERS = ("math", "choice")
 
@@ -38,7 +38,7 @@ class HumanEval(Benchmark):
 
     def check(self, config: Config) -> None:
         """Raises ConfigError."""
-        from dflash_mcmc.config import groups_of
+        from dflash_mcmc.config.schema import groups_of
 
         Benchmark.check(self, config)
         if "grader" in groups_of(config) and name_of(config.grader) in _COMPARE_ANSWERS:

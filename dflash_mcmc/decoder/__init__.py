@@ -8,7 +8,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 _OF_SAMPLED_DRAFTS = ("argmax_proposal", "residual_by_draft_noise", "unprocessed_draft")
 """Faults that are none where a draft names its tokens in place of drawing them."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.drafter import Drafter
+    from dflash_mcmc.engine.speculative.drafter import Drafter
 
 
 @register("decoder", "plain")

@@ -10,9 +10,9 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
-    from dflash_mcmc.engine.drafter import Drafter
-    from dflash_mcmc.engine.speculation import Speculation
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.speculation import Speculation
 
 
 @register("decoder", "speculative_match")
@@ -43,8 +43,8 @@ class SpeculativeMatch:
 
     def speculation(self, drafter: Drafter) -> Speculation:
         """The rule, for an engine."""
-        from dflash_mcmc.engine import faults, rules
-        from dflash_mcmc.engine.speculation import Fault, Speculation
+        from dflash_mcmc.engine.speculative import faults, rules
+        from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 
         rule, fault = faults.MATCH[self.fault] if self.fault else (rules.match, Fault())
         return Speculation(rule or rules.match, drafter, shared_noise=True, temperature=self.draft_temperature,

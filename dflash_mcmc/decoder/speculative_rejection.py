@@ -11,9 +11,9 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
-    from dflash_mcmc.engine.drafter import Drafter
-    from dflash_mcmc.engine.speculation import Speculation
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.speculation import Speculation
 
 
 @register("decoder", "speculative_rejection")
@@ -48,8 +48,8 @@ class SpeculativeRejection:
 
     def speculation(self, drafter: Drafter) -> Speculation:
         """The rule, for an engine."""
-        from dflash_mcmc.engine import faults, rules
-        from dflash_mcmc.engine.speculation import Fault, Speculation
+        from dflash_mcmc.engine.speculative import faults, rules
+        from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 
         right = rules.reject_block if self.verification == "block" else rules.reject
         rule, fault = faults.REJECTION[self.fault] if self.fault else (right, Fault())

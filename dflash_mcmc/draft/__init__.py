@@ -8,7 +8,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 
 def check_features(config: Config, user: str) -> None:

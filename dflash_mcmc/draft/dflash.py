@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.checkpoint import Checkpoint
+from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
-    from dflash_mcmc.engine.dflash import DFlash
-    from dflash_mcmc.engine.drafter import DFlashDrafter
+    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.dflash.network import DFlash
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 
 @register("draft", "dflash")
@@ -43,9 +43,9 @@ class DFlashDraft:
         """The revision is in the content; what null and auto come to counts, not that they were said."""
         values: dict[str, object] = {"revision": None}
         if self._checkpoint().folder.is_dir():
-            from dflash_mcmc.engine import dflash_checkpoint
+            from dflash_mcmc.engine.speculative.dflash import checkpoint
 
-            shape = dflash_checkpoint.read_shape(self._checkpoint().folder)
+            shape = checkpoint.read_shape(self._checkpoint().folder)
             values["block_size"] = self.block_size or shape.block_size
             values["dtype"] = str(shape.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
         return values
@@ -56,20 +56,20 @@ class DFlashDraft:
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
         """The draft beside its target, on its device. Raises UserError where the two do not belong together."""
-        from dflash_mcmc.engine import dflash_checkpoint
-        from dflash_mcmc.engine.drafter import DFlashDrafter
+        from dflash_mcmc.engine.speculative.dflash import checkpoint
+        from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
         folder = self._checkpoint().local()
         block_size = self._shape_for(folder)
-        dflash_checkpoint.check_pair(dflash_checkpoint.read_shape(folder), hidden_size=target.config.hidden_size,
+        checkpoint.check_pair(checkpoint.read_shape(folder), hidden_size=target.config.hidden_size,
                                      vocab_size=target.vocab_size, num_layers=len(target.layers))
         return DFlashDrafter(_load(str(folder), self.dtype, str(target.device)), target, block_size)
 
     def _shape_for(self, folder: object) -> int:
         """The block size, once the checkpoint's config is known to be one of ours."""
-        from dflash_mcmc.engine import dflash_checkpoint
+        from dflash_mcmc.engine.speculative.dflash import checkpoint
 
-        trained = dflash_checkpoint.read_shape(folder).block_size
+        trained = checkpoint.read_shape(folder).block_size
         if self.block_size is not None and self.block_size > trained:
             raise ConfigError("draft.block_size", self.block_size, f"2 to {trained} (the draft was trained for {trained})")
         return self.block_size or trained
@@ -84,6 +84,6 @@ def _load(folder: str, dtype: str, device: str) -> DFlash:
 
     import torch
 
-    from dflash_mcmc.engine import dflash_checkpoint
+    from dflash_mcmc.engine.speculative.dflash import checkpoint
 
-    return dflash_checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device)
+    return checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device)

@@ -9,8 +9,8 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.drafter import NgramDrafter
     from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
 
 @register("draft", "ngram")
@@ -23,6 +23,6 @@ class NgramDraft:
 
     def load(self, target: LanguageModel) -> NgramDrafter:
         """The drafter; it needs no weights."""
-        from dflash_mcmc.engine.drafter import NgramDrafter
+        from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
         return NgramDrafter(self.num_drafted, self.longest)

@@ -9,8 +9,8 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.drafter import SelfDrafter
     from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import SelfDrafter
 
 
 @register("draft", "self")
@@ -22,6 +22,6 @@ class SelfDraft:
 
     def load(self, target: LanguageModel) -> SelfDrafter:
         """The drafter; it runs the target."""
-        from dflash_mcmc.engine.drafter import SelfDrafter
+        from dflash_mcmc.engine.speculative.drafter import SelfDrafter
 
         return SelfDrafter(self.num_drafted)

@@ -23,25 +23,25 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine import attention, graphs, scoring
-from dflash_mcmc.engine.blockwise import BlockSteps
 from dflash_mcmc.engine.cache import SlotCache
-from dflash_mcmc.engine.decode import Decoder, Group, Span
-from dflash_mcmc.engine.drafter import Drafter
 from dflash_mcmc.engine.draws import is_abandoned, uniforms_of, until_abandoned, with_floor
-from dflash_mcmc.engine.grid import Grid
 from dflash_mcmc.engine.interface import DEFAULTS, NOT_NUMBERS, Counters, Finished, Options
 from dflash_mcmc.engine.ladder import cache_size, ladder_of
 from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.model_runner import Group, ModelRunner, Span
 from dflash_mcmc.engine.prompts import PromptReader
-from dflash_mcmc.engine.rows import Drawn, Rows, Start, Status
+from dflash_mcmc.engine.rows import DrawnTokens, Rows, Start, Status
 from dflash_mcmc.engine.slots import Slot, chunks
-from dflash_mcmc.engine.speculation import Noise, Speculation
-from dflash_mcmc.engine.speculator import Speculator
-from dflash_mcmc.engine.tracing import Tracer
+from dflash_mcmc.engine.speculative.block_grid import BlockGrid
+from dflash_mcmc.engine.speculative.blockwise import BlockSteps
+from dflash_mcmc.engine.speculative.drafter import Drafter
+from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
+from dflash_mcmc.engine.speculative.speculator import Speculator
+from dflash_mcmc.engine.speculative.trace import Tracer
 from dflash_mcmc.engine.waiting import Waiting
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import Chain, Draw, Law, Score, grid_origin
-from dflash_mcmc.types import ChainResult, Cost, Path, common_prefix
+from dflash_mcmc.ops import Chain, Draw, SamplingParams, Score, grid_origin
+from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
 
 class BatchedEngine:
@@ -78,7 +78,7 @@ class BatchedEngine:
         self._cache = SlotCache(model.cache_shape, shape[0], length, model.device, companion)
         keeps = options.keep_current and options.reuse_prefix
         self._spare = SlotCache(model.cache_shape, shape[0], length, model.device, companion) if keeps else None
-        self._decoder = Decoder(model, blend, implementation, shape[1], self._ladder.key_step, options.prefill_chunk,
+        self._decoder = ModelRunner(model, blend, implementation, shape[1], self._ladder.key_step, options.prefill_chunk,
                                 drafter if companion else None)
         self._prompts = None
         if options.read_ahead and options.reuse_prefix:
@@ -89,7 +89,7 @@ class BatchedEngine:
             if self._decoder.on_grid and not asked.plain_head:
                 raise UserError("blend: given draft; allowed: another, since this draft scales or caps its logits, which a "
                                 "mixture of hidden states cannot")
-            self._decoder.grid = Grid(asked, shape[0], self._ladder.row_step, model.device)
+            self._decoder.grid = BlockGrid(asked, shape[0], self._ladder.row_step, model.device)
         self._speculation, self._grid = speculation, self._decoder.grid
         self._rows = Rows(*shape, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         self._tracer = Tracer() if speculation and speculation.trace else None
@@ -165,7 +165,7 @@ class BatchedEngine:
             slot.charge(target_forwards=len(list(chunks(0, length, self.options.prefill_chunk))), token_forwards=length)
         yield from self._advance(row, None)
 
-    def _advance(self, row: int, answer: Path | None) -> Iterator[Finished]:
+    def _advance(self, row: int, answer: Trajectory | None) -> Iterator[Finished]:
         """Gives the row's generator its answer, and answers its operations until one needs decode steps.
 
         None where the first operation is at hand. Where the generator ends, the next chain begins.
@@ -192,7 +192,7 @@ class BatchedEngine:
                     self._begin(row, operation, answer, uniforms)
                     return
 
-    def _along(self, slot: Slot, draw: Draw, uniforms: np.ndarray) -> Path:
+    def _along(self, slot: Slot, draw: Draw, uniforms: np.ndarray) -> Trajectory:
         """The draw's path, and what it shares with the path that it goes along."""
         start, along = draw.path.length, draw.along
         if along is None or not self.options.skip_identical or draw.path.complete(draw.horizon):
@@ -217,7 +217,7 @@ class BatchedEngine:
             yield done
             yield from self._start(row)
 
-    def _fail(self, row: int, drawn: Drawn) -> Iterator[Finished]:
+    def _fail(self, row: int, drawn: DrawnTokens) -> Iterator[Finished]:
         """Ends a chain whose numbers are none, and clears what they may have spoilt."""
         self._slots[row].chain.close()
         for cache in (self._cache, self._spare):
@@ -248,7 +248,7 @@ class BatchedEngine:
         if len(self._groups) > 1:
             self._groups = ()
 
-    def _begin(self, row: int, draw: Draw, base: Path, uniforms: np.ndarray) -> None:
+    def _begin(self, row: int, draw: Draw, base: Trajectory, uniforms: np.ndarray) -> None:
         """Prepares the row: what its cache lacks is read before the next step, which feeds the last token of the path."""
         slot, origin = self._slots[row], len(draw.path.prompt)
         sequence = np.concatenate([base.prompt, base.tokens])
@@ -274,7 +274,7 @@ class BatchedEngine:
         if len(self._groups) != 1 or self._groups[0][:2] != (draw.law, draw.source):
             self._groups = ()
 
-    def _place(self, row: int, sequence: np.ndarray, along: Path | None) -> None:
+    def _place(self, row: int, sequence: np.ndarray, along: Trajectory | None) -> None:
         """Has the row hold a sequence but for its last token, from the next reading on."""
         slot, end = self._slots[row], len(sequence) - 1
         held = min(common_prefix(slot.held, sequence), end) if self.options.reuse_prefix else 0
@@ -299,7 +299,7 @@ class BatchedEngine:
             cache.reserve(self._cache.length)  # spare rows are as long once something is kept: plain draws never do
             cache.copy(source, row, row, start, stop)
 
-    def _step(self) -> list[tuple[int, Drawn, Status]]:
+    def _step(self) -> list[tuple[int, DrawnTokens, Status]]:
         """Decode steps until the next look. Returns the rows whose draw has ended, in rising order."""
         if self._unread:
             started = time.perf_counter()
@@ -336,21 +336,21 @@ class BatchedEngine:
 
     def _grouped(self) -> tuple[Group, ...]:
         """The laws of the live rows, and the rows of each where there are several."""
-        rows: dict[tuple[Law, str], list[int]] = {}
+        rows: dict[tuple[SamplingParams, str], list[int]] = {}
         for row, slot in enumerate(self._slots):
             rows.setdefault((slot.operation.law, slot.operation.source), []).append(row)
         if len(rows) == 1:
             return (Group(*next(iter(rows)), None),)
         return tuple(Group(*setting, torch.tensor(mine, device=self.model.device)) for setting, mine in sorted(rows.items()))
 
-    def _collect(self, row: int, drawn: Drawn) -> Path:
+    def _collect(self, row: int, drawn: DrawnTokens) -> Trajectory:
         """The path that the row's draw has made."""
         slot, count = self._slots[row], len(drawn.tokens)
         slot.held = np.concatenate([slot.base.prompt, slot.base.tokens, drawn.tokens])[:-1]  # the last has not been fed
         slot.charge(**self._stepper.cost(count, slot.counts))
         return slot.base.extended(*drawn, int(drawn.tokens[-1]) in self.model.stop_ids)
 
-    def _score(self, row: int, score: Score) -> Path | None:
+    def _score(self, row: int, score: Score) -> Trajectory | None:
         """Teacher-forces tokens after a path, piece by piece; None where the logits are not numbers."""
         slot, path, given = self._slots[row], score.path, np.asarray(score.tokens, dtype=np.int64)
         if not len(given):

@@ -6,7 +6,7 @@ import numpy as np
 
 from dflash_mcmc.engine.rows import Start
 from dflash_mcmc.ops import Draw
-from dflash_mcmc.types import Path
+from dflash_mcmc.types import Trajectory
 
 
 def uniforms_of(draw: Draw) -> np.ndarray:
@@ -17,7 +17,7 @@ def uniforms_of(draw: Draw) -> np.ndarray:
     return draw.key.uniforms(draw.path.length, draw.path.length + length)
 
 
-def until_abandoned(draw: Draw, along: Path) -> int:
+def until_abandoned(draw: Draw, along: Trajectory) -> int:
     """Tokens of `along` after the draw's path up to the one at which the draw may be abandoned; all where at none."""
     start, floor = draw.path.length, draw.floor
     if floor is None or along.length == start:
@@ -27,14 +27,14 @@ def until_abandoned(draw: Draw, along: Path) -> int:
     return crossed.index(True) + 1 if True in crossed else len(crossed)
 
 
-def is_abandoned(draw: Draw, path: Path) -> bool:
+def is_abandoned(draw: Draw, path: Trajectory) -> bool:
     """Whether a draw ends here: what it shares with the path that it goes along has crossed its floor."""
     if draw.floor is None or path.length == draw.path.length:
         return False
     return draw.floor.crossed(float(draw.floor.weights(path, draw.path.length)[-1]), path.length)
 
 
-def with_floor(start: Start, draw: Draw, base: Path) -> Start:
+def with_floor(start: Start, draw: Draw, base: Trajectory) -> Start:
     """The start of a draw whose path is `base` by now, with its floor."""
     floor = draw.floor
     threshold = floor.log_uniform + floor.reference - floor.margin

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from dflash_mcmc.engine.cache import SlotCache
-from dflash_mcmc.engine.decode import Decoder, Group
+from dflash_mcmc.engine.model_runner import Group, ModelRunner
 from dflash_mcmc.engine.rows import Rows, Status
-from dflash_mcmc.engine.speculator import Speculator
+from dflash_mcmc.engine.speculative.speculator import Speculator
 
 _WARM_UPS = 2
 
@@ -19,7 +19,7 @@ _WARM_UPS = 2
 class GraphedSteps:
     """Stands in for a decoder or a speculator, of whose step it keeps one graph for each batch, key length and law."""
 
-    def __init__(self, decoder: Decoder | Speculator):
+    def __init__(self, decoder: ModelRunner | Speculator):
         self._decoder, self.cost = decoder, decoder.cost
         self.tokens_a_step, self.reach = decoder.tokens_a_step, decoder.reach
         self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}

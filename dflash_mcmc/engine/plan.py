@@ -7,13 +7,13 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from dflash_mcmc import ranks
 from dflash_mcmc.engine import attention
-from dflash_mcmc.engine.drafter import Drafter
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.ladder import cache_size
 from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.process import ranks
 
 _SHARE = 0.9
 """Of the free memory, what is planned with: the rest is for what other processes come to need."""
@@ -28,7 +28,7 @@ _BLOCK_COPIES = 12
 """The same in a step of a block: those of the draft too, and what a rule makes of both."""
 
 
-class Plan(NamedTuple):
+class MemoryPlan(NamedTuple):
     """Bytes, by use."""
 
     num_slots: int
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
 
 def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length: int, options: Options,
-            drafter: Drafter | None = None) -> Plan:
+            drafter: Drafter | None = None) -> MemoryPlan:
     """The memory of an engine, the weights of model and draft not counted."""
     num_drafted = drafter.num_drafted if drafter else 0
     implementation = attention.implementation(options.attention, model.device, model.dtype)
@@ -71,16 +71,16 @@ def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length
     reading = max(readers, 1) * (_activation_bytes(model, chunk, keys) + gathered)
     # On a CPU a cache grows: its keys, or its values, are there twice for a moment.
     growing = rows * length * token_bytes // 2 if model.device.type == "cpu" else 0
-    return Plan(num_slots, max_length, caches, step, reading, growing)
+    return MemoryPlan(num_slots, max_length, caches, step, reading, growing)
 
 
 def plan(model: LanguageModel, num_slots: int | None, num_chains: int, max_length: int, prompt_length: int, options: Options,
-         memory_gb: float | None, drafter: Drafter | None = None) -> Plan:
+         memory_gb: float | None, drafter: Drafter | None = None) -> MemoryPlan:
     """The plan for a number of slots, or for as many as fit. Raises ConfigError where even that is too much."""
     limit = memory_gb * _GB if memory_gb is not None else _SHARE * free_bytes(model.device)
     wanted = min(num_slots or _MOST_SLOTS, num_chains)
 
-    def plan_of(slots: int) -> Plan:
+    def plan_of(slots: int) -> MemoryPlan:
         return predict(model, slots, max_length, prompt_length, options, drafter)
 
     if plan_of(wanted).total <= limit:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dflash_mcmc.engine.cache import SlotCache
-from dflash_mcmc.engine.decode import Decoder, Span
+from dflash_mcmc.engine.model_runner import ModelRunner, Span
 
 
 class PromptReader:
@@ -23,7 +23,7 @@ class PromptReader:
         cache: a row for each prompt.
     """
 
-    def __init__(self, decoder: Decoder, cache: SlotCache):
+    def __init__(self, decoder: ModelRunner, cache: SlotCache):
         self._decoder, self._cache = decoder, cache
         self._rows: dict[bytes, int] = {}
         self._free = list(range(cache.keys.shape[1]))

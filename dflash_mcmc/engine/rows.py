@@ -44,7 +44,7 @@ class Start(NamedTuple):
     noise: np.ndarray | None = None
 
 
-class Progress(NamedTuple):
+class RowProgress(NamedTuple):
     """Of the first rows, on the host, int64 (rows,) each, as in `Rows`."""
 
     position: np.ndarray
@@ -54,12 +54,12 @@ class Progress(NamedTuple):
     blocks: np.ndarray
     kept: np.ndarray
 
-    def counts(self, row: int) -> Counts:
+    def counts(self, row: int) -> RowCounts:
         """Of one row."""
-        return Counts(*(int(values[row]) for values in (self.rounds, self.fed, self.blocks, self.kept)))
+        return RowCounts(*(int(values[row]) for values in (self.rounds, self.fed, self.blocks, self.kept)))
 
 
-class Counts(NamedTuple):
+class RowCounts(NamedTuple):
     """Of a draw: steps, positions that the target was evaluated at, blocks that were drafted, drafted tokens that it kept."""
 
     rounds: int = 0
@@ -68,7 +68,7 @@ class Counts(NamedTuple):
     kept: int = 0
 
 
-class Drawn(NamedTuple):
+class DrawnTokens(NamedTuple):
     """What a draw has made: int64 (n,), float64 (n,), (n,), (n, 2)."""
 
     tokens: np.ndarray
@@ -158,12 +158,12 @@ class Rows:
         """The row, or all, is no chain's any more."""
         self.position[row], self.status[row] = 0, Status.DONE
 
-    def progress(self, num_rows: int) -> Progress:
+    def progress(self, num_rows: int) -> RowProgress:
         """How far the first rows have come. Waits for the device."""
         position, _, _, status, *counts, _ = self._whole[:, :num_rows].cpu().numpy().copy()
-        return Progress(position, status, *counts)
+        return RowProgress(position, status, *counts)
 
-    def read(self, spans: Sequence[tuple[int, int, int]]) -> list[Drawn]:
+    def read(self, spans: Sequence[tuple[int, int, int]]) -> list[DrawnTokens]:
         """What stands at positions `start` to `stop - 1` of rows, (row, start, stop) each, with one transfer."""
         rows = np.repeat([row for row, _, _ in spans], [stop - start for _, start, stop in spans])
         positions = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
@@ -171,5 +171,5 @@ class Rows:
         tokens = self.tokens[index[0], index[1]].cpu().numpy()
         scores = self.scores[index[0], index[1]].cpu().numpy()
         ends = np.cumsum([stop - start for _, start, stop in spans])[:-1]
-        return [Drawn(t, s[:, 0].copy(), s[:, 1].copy(), s[:, 2:].copy())
+        return [DrawnTokens(t, s[:, 0].copy(), s[:, 1].copy(), s[:, 2:].copy())
                 for t, s in zip(np.split(tokens, ends), np.split(scores, ends), strict=True)]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dflash_mcmc.engine import law as laws
+from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.cache import SlotCache
-from dflash_mcmc.engine.decode import Decoder
+from dflash_mcmc.engine.model_runner import ModelRunner
 from dflash_mcmc.engine.slots import chunks
 from dflash_mcmc.ops import Score, grid_origin
 
 
-def scores(decoder: Decoder, cache: SlotCache, row: int, score: Score,
+def scores(decoder: ModelRunner, cache: SlotCache, row: int, score: Score,
            sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """(log p, log q, intervals) of the tokens of `score`, piece by piece; None where the logits are not numbers.
 

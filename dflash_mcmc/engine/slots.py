@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterator
 
 import numpy as np
 
-from dflash_mcmc.engine.rows import Counts
+from dflash_mcmc.engine.rows import RowCounts
 from dflash_mcmc.ops import Chain, Operation
-from dflash_mcmc.types import Cost, Path, common_prefix
+from dflash_mcmc.types import Cost, Trajectory, common_prefix
 
 _SMALLEST_CHUNK = 8
 
@@ -32,9 +32,9 @@ class Slot:
     def __init__(self, tag: Hashable, chain: Chain, operation: Operation, clock: float):
         self.tag, self.chain, self.operation, self.clock = tag, chain, operation, clock
         self.started, self.cost = time.perf_counter(), Cost()
-        self.base: Path = operation.path
+        self.base: Trajectory = operation.path
         self.held = self.saved = np.empty(0, np.int64)
-        self.saved_from, self.counts, self.walk = 0, Counts(), []
+        self.saved_from, self.counts, self.walk = 0, RowCounts(), []
 
     def charge(self, **amounts: int) -> None:
         """Adds to the chain's cost, by the names of `Cost`."""

@@ -12,8 +12,8 @@ from dflash_mcmc.grading import VERSION
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
-    from dflash_mcmc.grading.letter_pool import LetterPool
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.grading.choice.pool import LetterPool
 
 
 @register("grader", "choice")
@@ -32,13 +32,13 @@ class ChoiceGrader:
 
     def check_gold(self, gold: str) -> None:
         """Raises UserError for a gold answer that names no letter, or several."""
-        from dflash_mcmc.grading.letters import gold_letter
+        from dflash_mcmc.grading.choice.letters import gold_letter
 
         gold_letter(gold, self.letters)
 
     def start(self) -> LetterPool:
         """What grades."""
-        from dflash_mcmc.grading.letter_pool import LetterPool
+        from dflash_mcmc.grading.choice.pool import LetterPool
 
         return LetterPool(self.letters)
 

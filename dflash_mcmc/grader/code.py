@@ -1,6 +1,6 @@
 """Code: the program that a text holds is run with the problem's tests, in a sandbox.
 
-The gold answer is JSON with `prompt`, `test` and `entry_point`, as `dflash_mcmc.grading.programs` says and dataset=humaneval
+The gold answer is JSON with `prompt`, `test` and `entry_point`, as `dflash_mcmc.grading.code.programs` says and dataset=humaneval
 makes it. A program passes if its tests come to their end: a random word that the harness is given is then handed back.
 
 This is no prison. The tests run in the program's own process, as in HumanEval's harness (Chen et al. 2021, arXiv 2107.03374),
@@ -19,8 +19,8 @@ from dflash_mcmc.grading import VERSION
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
-    from dflash_mcmc.grading.program_pool import ProgramPool
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.grading.code.pool import ProgramPool
 
 
 @register("grader", "code")
@@ -46,13 +46,13 @@ class CodeGrader:
 
     def check_gold(self, gold: str) -> None:
         """Raises UserError for a gold answer without tests."""
-        from dflash_mcmc.grading.programs import task_of
+        from dflash_mcmc.grading.code.programs import task_of
 
         task_of(gold)
 
     def start(self) -> ProgramPool:
         """The running pool. Raises UserError where programs cannot be run as asked for."""
-        from dflash_mcmc.grading.program_pool import ProgramPool
+        from dflash_mcmc.grading.code.pool import ProgramPool
 
         return ProgramPool(self.timeout_seconds, self.memory_gib, self.num_workers, self.walls == "required")
 

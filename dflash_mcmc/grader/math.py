@@ -1,7 +1,7 @@
 """Mathematical answers: the last box of the text against the gold answer, by typed rules and algebra in processes of their
 own.
 
-The rules are those of `dflash_mcmc.grading.comparing`: words, choices, bases, numbers, units, lists, tuples, intervals,
+The rules are those of `dflash_mcmc.grading.math.comparing`: words, choices, bases, numbers, units, lists, tuples, intervals,
 matrices and equations each have one, and what is left goes to math-verify. Nothing is accepted because a rule failed.
 """
 
@@ -15,8 +15,8 @@ from dflash_mcmc.grading import VERSION
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
-    from dflash_mcmc.grading.pool import MathPool
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.grading.math.pool import MathPool
 
 
 @register("grader", "math")
@@ -32,7 +32,7 @@ class MathGrader:
 
     def start(self) -> MathPool:
         """The running pool of processes."""
-        from dflash_mcmc.grading.pool import MathPool
+        from dflash_mcmc.grading.math.pool import MathPool
 
         return MathPool(self.timeout_seconds, self.memory_gib, self.num_workers)
 

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc import program
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import last_box
-from dflash_mcmc.grading.pool import MathPool
-from dflash_mcmc.grading.rivals import RIVALS
+from dflash_mcmc.grading.math.pool import MathPool
+from dflash_mcmc.grading.math.rivals import RIVALS
 from dflash_mcmc.grading.verdicts import CORRECT, WRONG
+from dflash_mcmc.process import program
 from dflash_mcmc.types import Grade
 
 
@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    parser = program.Parser("python -m dflash_mcmc.grading",
+    parser = program.OneLineParser("python -m dflash_mcmc.grading",
                             description="This grader and others on labelled pairs of answers.")
     parser.add_argument("pairs", type=Path, metavar="PAIRS.jsonl", help="lines of JSON: gold, answer, equal and family, or "
                         "answer and solution")

@@ -19,11 +19,11 @@ from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.types import Grade
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
-    from dflash_mcmc.grading.letter_pool import LetterPool
-    from dflash_mcmc.grading.pool import MathPool
-    from dflash_mcmc.grading.program_pool import ProgramPool
-    from dflash_mcmc.records import Key
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.grading.choice.pool import LetterPool
+    from dflash_mcmc.grading.code.pool import ProgramPool
+    from dflash_mcmc.grading.math.pool import MathPool
+    from dflash_mcmc.store.records import SampleKey
 
     Pool = MathPool | ProgramPool | LetterPool
 
@@ -51,8 +51,8 @@ def regrade(folder: Path, config: Config, pool: Pool) -> Regraded:
 
     Raises UserError, RunBusy for a run that is being written. What is killed midway leaves no record behind.
     """
-    from dflash_mcmc.records import read_records
-    from dflash_mcmc.store import closed
+    from dflash_mcmc.store.folder import closed
+    from dflash_mcmc.store.records import read_records
 
     with closed(folder):
         described, configured = _read(folder / "run.json"), _read(folder / "config.yaml")
@@ -71,7 +71,7 @@ def regrade(folder: Path, config: Config, pool: Pool) -> Regraded:
 
 def settings(config: Config) -> dict[str, object]:
     """The part of an identity that is the grader's."""
-    from dflash_mcmc.config import settings_of
+    from dflash_mcmc.config.schema import settings_of
 
     return {name: value for name, value in settings_of(config).items() if _of_grader(name)}
 
@@ -94,7 +94,7 @@ def _read(path: Path) -> dict:
 
 def _target(folder: Path, identity: dict[str, object]) -> Path:
     """Where a run of this identity lies, beside the other one."""
-    from dflash_mcmc.config import hash_of
+    from dflash_mcmc.config.schema import hash_of
 
     return folder.parent / "-".join([*folder.name.split("-")[:-1], hash_of(identity)])
 
@@ -108,8 +108,8 @@ def _refuse_samples_of_its_own(target: Path, folder: Path) -> None:
                         f"{folder}")
 
 
-def _recorded(folder: Path) -> dict[Key, dict]:
-    from dflash_mcmc.records import read_records
+def _recorded(folder: Path) -> dict[SampleKey, dict]:
+    from dflash_mcmc.store.records import read_records
 
     return {(record["problem"], record["chain"]): record for record in read_records(folder)}
 
@@ -143,11 +143,11 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
     """The files of the new run. It has all records or none, and without them is a run that has not begun. None is lost."""
     from omegaconf import OmegaConf
 
-    from dflash_mcmc import stats
-    from dflash_mcmc.config import plain
-    from dflash_mcmc.files import write_atomically
-    from dflash_mcmc.records import RECORDS
-    from dflash_mcmc.store import closed
+    from dflash_mcmc.config.schema import plain
+    from dflash_mcmc.statistics import summaries
+    from dflash_mcmc.store.files import write_atomically
+    from dflash_mcmc.store.folder import closed
+    from dflash_mcmc.store.records import RECORDS
 
     folder, target, records = found
     about = {"from": folder.name, "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -164,8 +164,8 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
             "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
             RECORDS: "".join(json.dumps(record) + "\n" for record in records),
         }
-        summaries = [run / "summary.json" for run in (folder, target) if (run / "summary.json").is_file()]
-        if summaries:
-            files["summary.json"] = json.dumps(stats.summarise(_read(summaries[0])["condition"], records), indent=1) + "\n"
+        summarised = [run / "summary.json" for run in (folder, target) if (run / "summary.json").is_file()]
+        if summarised:
+            files["summary.json"] = json.dumps(summaries.summarise(_read(summarised[0])["condition"], records), indent=1) + "\n"
         for name, text in files.items():
             write_atomically(target / name, text)

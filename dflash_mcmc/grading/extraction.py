@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dflash_mcmc.grading.characters import trimmed
+from dflash_mcmc.grading.math.characters import trimmed
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _BOX = re.compile(r"\\(?:f?boxed|fbox)\s*\{")

@@ -8,9 +8,9 @@ import time
 import typing
 from pathlib import Path
 
-from dflash_mcmc import program
 from dflash_mcmc.fields import spec_of
 from dflash_mcmc.grid.launcher import Slurm, changed, expand
+from dflash_mcmc.process import program
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -23,10 +23,10 @@ def _main(arguments: list[str]) -> None:
         _submit(arguments[1:])
         return
     given = _parser().parse_args(arguments)
-    from dflash_mcmc import cli
+    from dflash_mcmc.config import command
     from dflash_mcmc.grid.folder import find
 
-    cli.prepare()
+    command.prepare()
     grids = find([name for name in given.grid if "=" not in name], given.outputs)
     {"status": _status, "cancel": _cancel, "resume": _resume}[given.do](grids, given)
 
@@ -65,7 +65,7 @@ def _resume(grids: list, given: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = program.Parser("python -m dflash_mcmc.grid", formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = program.OneLineParser("python -m dflash_mcmc.grid", formatter_class=argparse.RawDescriptionHelpFormatter,
                             description="Grids of runs on SLURM. The shell is free at once; runs share the work and go on "
                             "after preemption.", epilog=_fields())
     commands = parser.add_subparsers(dest="do", required=True, metavar="submit|status|cancel|resume")

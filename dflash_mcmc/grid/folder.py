@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_mcmc.errors import UserError, writing
-from dflash_mcmc.files import append_line, cut_torn_line, write_atomically
 from dflash_mcmc.grid.launcher import Slurm
-from dflash_mcmc.locks import Locks
+from dflash_mcmc.store.files import append_line, cut_torn_line, write_atomically
+from dflash_mcmc.store.locks import Locks
 
 GRIDS = "grids"
 _FILE = "grid.json"
@@ -43,7 +43,7 @@ class Point:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class SlurmJob:
     """One job of SLURM: a shard of a point."""
 
     id: str
@@ -72,7 +72,7 @@ class Grid:
     created: str
     launcher: Slurm
     points: list[Point]
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[SlurmJob] = field(default_factory=list)
 
     @classmethod
     def create(cls, outputs: Path, name: str, command: list[str], launcher: Slurm, points: list[Point]) -> Grid:
@@ -96,7 +96,7 @@ class Grid:
             values = json.loads((folder / _FILE).read_text())
             return cls(folder=folder, **{**values, "launcher": Slurm(**values["launcher"]),
                                          "points": [Point(**point) for point in values["points"]],
-                                         "jobs": [Job(**job) for job in values["jobs"]]})
+                                         "jobs": [SlurmJob(**job) for job in values["jobs"]]})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder / _FILE}: cannot be read as a grid: {' '.join(str(error).split())}") from error
 
@@ -120,11 +120,11 @@ class Grid:
         """Configuration of a point."""
         return self.folder / "points" / f"{point:04d}.yaml"
 
-    def log_file(self, job: Job) -> Path:
+    def log_file(self, job: SlurmJob) -> Path:
         """What a job's workers wrote."""
         return self.folder / "logs" / f"{job.name}.log"
 
-    def note(self, job: Job, event: str, reason: str = "", **more: int) -> None:
+    def note(self, job: SlurmJob, event: str, reason: str = "", **more: int) -> None:
         """Adds a line to what befell a job. Raises UserError where it cannot be written."""
         line = {"time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "job": job.id, "point": job.point,
                 "shard": job.shard, "shards": job.shards, "node": node(), "event": event, "reason": reason, **more}
@@ -136,7 +136,7 @@ class Grid:
         with file:
             append_line(path, file, json.dumps(line).encode() + b"\n")
 
-    def events(self, job: Job) -> list[dict]:
+    def events(self, job: SlurmJob) -> list[dict]:
         """What befell a job, in order; a line that is being written is left out."""
         path = self.folder / "jobs" / f"{job.name}.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []

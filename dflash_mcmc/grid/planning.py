@@ -8,14 +8,12 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from dflash_mcmc.config import Config, hash_of, identity_of, run_folder
+from dflash_mcmc.config.schema import Config, hash_of, identity_of, run_folder
+from dflash_mcmc.config.sweep import Job, differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
-from dflash_mcmc.records import record_files
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.sweep import Job, differing
-
-Key = tuple[str, int]
+from dflash_mcmc.store.records import SampleKey, record_files
 
 
 class Planned(NamedTuple):
@@ -27,7 +25,7 @@ class Planned(NamedTuple):
     label: str
     digest: str
     folder: Path
-    asked: frozenset[Key]
+    asked: frozenset[SampleKey]
     num_pending: int
 
     @property
@@ -38,7 +36,7 @@ class Planned(NamedTuple):
 class Recorded(NamedTuple):
     """What a run's records say, without being kept."""
 
-    verdicts: dict[Key, str | None]
+    verdicts: dict[SampleKey, str | None]
     """None of a probe's unit, which has no verdict."""
     share_seconds: float | None
     """Mean seconds that a process spent for a sample."""
@@ -64,14 +62,14 @@ def plan(jobs: Sequence[Job], choices: Sequence[dict[str, str]]) -> list[Planned
     return [point for of_run in planned.values() for point in of_run]
 
 
-def asked(config: Config) -> frozenset[Key]:
+def asked(config: Config) -> frozenset[SampleKey]:
     """Every sample that a run asks for, or unit of a probe. Raises UserError."""
     if name_of(config.probe) != "none":
         return frozenset((unit.problem, unit.chain) for unit in config.probe.units(config))
     return frozenset((problem.id, chain) for problem in config.dataset.problems() for chain in range(config.num_chains))
 
 
-def pending(folder: Path, keys: Set[Key]) -> int:
+def pending(folder: Path, keys: Set[SampleKey]) -> int:
     """Samples that a run lacks; 1 where it lacks nothing but the summary of all. Raises UserError."""
     verdicts, path = recorded(folder).verdicts, folder / "summary.json"
     if missing := len(keys - verdicts.keys()):
@@ -106,6 +104,6 @@ def num_shards(num_pending: int, shards: int) -> int:
     return min(num_pending, shards)
 
 
-def failed(verdicts: dict[Key, str | None]) -> int:
+def failed(verdicts: dict[SampleKey, str | None]) -> int:
     """Samples that could not be drawn."""
     return Counter(verdicts.values())[NOT_DRAWN]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc.cli import config_folder
-from dflash_mcmc.config import PACKAGE, Config, identity_hash, to_config
+from dflash_mcmc.config.command import config_folder
+from dflash_mcmc.config.schema import PACKAGE, Config, identity_hash, to_config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import GROUPS, components, name_of
@@ -25,7 +25,7 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 def copy_code(code: Path) -> None:
     """Copies package and `conf/`, and notes the commit that they are of. Raises UserError where there is no room."""
-    from dflash_mcmc.run import COMMIT_NOTE, commit
+    from dflash_mcmc.run.samples import COMMIT_NOTE, commit
 
     try:
         shutil.copytree(PACKAGE, code / PACKAGE.name, ignore=_LEFT_OUT)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.grid import cluster, planning, snapshot
-from dflash_mcmc.grid.folder import Grid, Job
+from dflash_mcmc.grid.folder import Grid, SlurmJob
 
 
 class State(NamedTuple):
@@ -21,7 +21,7 @@ class State(NamedTuple):
     code: str = ""
 
 
-class Progress(NamedTuple):
+class PointProgress(NamedTuple):
     """Of a point."""
 
     done: int
@@ -46,7 +46,7 @@ def states(grid: Grid) -> dict[str, State]:
     return found
 
 
-def _noted(grid: Grid, job: Job) -> State:
+def _noted(grid: Grid, job: SlurmJob) -> State:
     events = grid.events(job)
     if not events:
         return State("unknown", False)
@@ -56,12 +56,12 @@ def _noted(grid: Grid, job: Job) -> State:
     return State(word, False, events[-1]["node"])
 
 
-def progress(grid: Grid, number: int) -> Progress:
+def progress(grid: Grid, number: int) -> PointProgress:
     """Of a point, from its run folder alone. Raises UserError."""
     keys = planning.asked(snapshot.read_point(grid.point_file(number)))
     recorded = planning.recorded(Path(grid.points[number].folder))
     verdicts = {key: verdict for key, verdict in recorded.verdicts.items() if key in keys}
-    return Progress(len(verdicts), len(keys) - len(verdicts), planning.failed(verdicts), recorded.share_seconds)
+    return PointProgress(len(verdicts), len(keys) - len(verdicts), planning.failed(verdicts), recorded.share_seconds)
 
 
 def table(grid: Grid) -> str:
@@ -92,7 +92,7 @@ def _counts(words: list[str]) -> str:
     return ", ".join(f"{count} {word}" for word, count in Counter(words).items()) or "-"
 
 
-def _speed(at: Progress, running: int) -> tuple[str, str]:
+def _speed(at: PointProgress, running: int) -> tuple[str, str]:
     """Samples a minute of the jobs that run, and the time that the rest takes them."""
     if not running or not at.share_seconds or not at.pending:
         return "-", "-"
@@ -100,7 +100,7 @@ def _speed(at: Progress, running: int) -> tuple[str, str]:
     return f"{60 * running / at.share_seconds:,.1f}", str(datetime.timedelta(seconds=seconds))
 
 
-def _why(grid: Grid, job: Job, state: State) -> str:
+def _why(grid: Grid, job: SlurmJob, state: State) -> str:
     """A job that has ended with something left to do."""
     events = grid.events(job)
     shard = f", shard {job.shard + 1} of {job.shards}" if job.shards > 1 else ""

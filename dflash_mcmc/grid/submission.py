@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_mcmc import ranks
-from dflash_mcmc.config import PACKAGE
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grid import cluster, planning, snapshot
-from dflash_mcmc.grid.folder import GRIDS, Grid, Job, Point
+from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
 from dflash_mcmc.grid.launcher import MOST_JOBS, Slurm
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
+from dflash_mcmc.process import ranks
 
 if TYPE_CHECKING:
-    from dflash_mcmc.cli import Command
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.command import Command
+    from dflash_mcmc.config.schema import Config
 
 
 def submit(command: Command) -> Grid | None:
@@ -109,17 +109,17 @@ def _submitit() -> None:
         raise UserError("hydra/launcher: slurm needs submitit; allowed: pip install 'dflash_mcmc[slurm]'") from error
 
 
-def _shards(pending: Sequence[int], launcher: Slurm) -> list[Job]:
+def _shards(pending: Sequence[int], launcher: Slurm) -> list[SlurmJob]:
     """The jobs, without ids. Raises UserError where they are too many to be meant."""
     counts = [planning.num_shards(number, launcher.shards) for number in pending]
     if sum(counts) > MOST_JOBS and not launcher.confirm:
         raise UserError(f"hydra.launcher: given {sum(counts):,} jobs for {sum(map(bool, counts)):,} points; allowed: at most "
                         f"{MOST_JOBS:,}, or hydra.launcher.confirm=true")
-    return [Job(id="", point=point, shard=shard, shards=count)
+    return [SlurmJob(id="", point=point, shard=shard, shards=count)
             for point, count in enumerate(counts) for shard in range(count)]
 
 
-def _submit(grid: Grid, launcher: Slurm, jobs: list[Job]) -> None:
+def _submit(grid: Grid, launcher: Slurm, jobs: list[SlurmJob]) -> None:
     """Hands the jobs to SLURM, as arrays, and notes their ids. Raises UserError, and cancels those that it had taken."""
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -188,7 +188,7 @@ def _say_complete(points: Sequence[planning.Planned]) -> None:
         print(f"complete before, with {samples:,} samples: {which}")
 
 
-def _say(grid: Grid, jobs: list[Job], pending: int) -> None:
+def _say(grid: Grid, jobs: list[SlurmJob], pending: int) -> None:
     points = len({job.point for job in jobs})
     ids = jobs[0].id if len(jobs) == 1 else f"{jobs[0].id} to {jobs[-1].id}"
     print(f"{_short(grid.folder)}: {len(jobs):,} job{'s' * (len(jobs) > 1)} for {pending:,} samples of {points:,} "

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import cluster
-from dflash_mcmc.grid.folder import Grid, Job, node
+from dflash_mcmc.grid.folder import Grid, SlurmJob, node
 from dflash_mcmc.grid.launcher import Slurm
-from dflash_mcmc.program import STOPPED, USER_ERROR
-from dflash_mcmc.ranks import SHARD
-from dflash_mcmc.records import record_files
+from dflash_mcmc.process.program import STOPPED, USER_ERROR
+from dflash_mcmc.process.ranks import SHARD
+from dflash_mcmc.store.records import record_files
 
 ENDINGS = "DFLASH_MCMC_ENDINGS"
 """Environment variable: where processes of a launch note their ends, since the launcher has one exit code for all of them."""
@@ -56,7 +56,7 @@ class Supervisor:
     def __call__(self) -> None:
         """Returns when nothing is left to draw; ends the process otherwise."""
         try:
-            grid, job = self._grid(), Job(id=_job_id(), point=self.point, shard=self.shard, shards=self.shards)
+            grid, job = self._grid(), SlurmJob(id=_job_id(), point=self.point, shard=self.shard, shards=self.shards)
         except UserError as error:
             _end(USER_ERROR, str(error))
         for number in (*_NOTICES, signal.SIGTERM):
@@ -90,7 +90,7 @@ class Supervisor:
                             f"code in {folder / 'code'}; allowed: a command that keeps PYTHONPATH and PYTHONSAFEPATH")
         return grid
 
-    def _work(self, grid: Grid, job: Job) -> int:
+    def _work(self, grid: Grid, job: SlurmJob) -> int:
         """Runs a worker to its end; what is noted meanwhile is told to it. Returns its exit code."""
         endings = grid.folder / "jobs" / f"{job.name}.{job.id}.endings"
         endings.unlink(missing_ok=True)
@@ -102,7 +102,7 @@ class Supervisor:
         _tell(grid, job, signal.SIGKILL)  # processes of a launch can outlive their launcher
         return _joined(self._worker.returncode, endings)
 
-    def _wait(self, grid: Grid, job: Job) -> None:
+    def _wait(self, grid: Grid, job: SlurmJob) -> None:
         """Until the worker has ended; it is told what is noted, and killed where it does not heed it."""
         told, deadline = 0.0, None
         while self._worker.poll() is None:
@@ -123,7 +123,7 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
         return bool(self._noted)
 
-    def _stop(self, grid: Grid, job: Job) -> None:
+    def _stop(self, grid: Grid, job: SlurmJob) -> None:
         """Requeues the job where it is to go on, and ends."""
         heard = " and ".join(dict.fromkeys(number.name for number in self._noted))
         self._look_whether_over(grid, job)
@@ -140,7 +140,7 @@ class Supervisor:
             self._give_up(grid, job, 1, f"stopped by {heard}, and SLURM does not requeue it: {error}")
         _end(STOPPED, f"requeued: {heard}")
 
-    def _look_whether_over(self, grid: Grid, job: Job) -> None:
+    def _look_whether_over(self, grid: Grid, job: SlurmJob) -> None:
         """SIGTERM comes when SLURM ends the job, and requeues it or not; and ahead of that, while it lets the job run on."""
         if signal.SIGTERM not in self._noted or self._over:
             return
@@ -152,12 +152,12 @@ class Supervisor:
             self._over = True
             _note(grid, job, "stopped", f"SIGTERM: SLURM has ended the job ({state})")
 
-    def _give_up(self, grid: Grid, job: Job, code: int, reason: str) -> None:
+    def _give_up(self, grid: Grid, job: SlurmJob, code: int, reason: str) -> None:
         _note(grid, job, "failed", reason)
         _end(code, reason)
 
 
-def _note(grid: Grid, job: Job, event: str, reason: str = "", **more: int) -> None:
+def _note(grid: Grid, job: SlurmJob, event: str, reason: str = "", **more: int) -> None:
     """A job whose notes cannot be written, on a full disk, is requeued and restarted all the same."""
     try:
         grid.note(job, event, reason, **more)
@@ -165,7 +165,7 @@ def _note(grid: Grid, job: Job, event: str, reason: str = "", **more: int) -> No
         print(f"{event}: {reason}; this could not be noted: {error}", file=sys.stderr, flush=True)
 
 
-def _recorded(grid: Grid, job: Job) -> int:
+def _recorded(grid: Grid, job: SlurmJob) -> int:
     """Bytes that are recorded of the job's run: more of them are progress."""
     return sum(path.stat().st_size for path in record_files(Path(grid.points[job.point].folder)).values())
 
@@ -191,12 +191,12 @@ def _as_worker() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _arguments(grid: Grid, job: Job) -> list[str]:
+def _arguments(grid: Grid, job: SlurmJob) -> list[str]:
     """How every worker's command ends."""
     return ["-m", "dflash_mcmc.grid.work", str(grid.folder), str(job.point)]
 
 
-def _command(grid: Grid, job: Job, launcher: Slurm) -> list[str]:
+def _command(grid: Grid, job: SlurmJob, launcher: Slurm) -> list[str]:
     """The worker, or the launcher of several."""
     work = _arguments(grid, job)
     processes = launcher.num_processes
@@ -212,7 +212,7 @@ def _launch(launcher: Slurm) -> dict[str, str]:
     return {"ACCELERATE_USE_CPU": "true"} if launcher.num_processes > 1 and not launcher.gpus else {}
 
 
-def _tell(grid: Grid, job: Job, number: signal.Signals) -> None:
+def _tell(grid: Grid, job: SlurmJob, number: signal.Signals) -> None:
     """Sends a signal to the job's workers, not to their launcher, which waits for them."""
     import psutil
 

@@ -13,11 +13,12 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from dflash_mcmc import cli, ranks
+from dflash_mcmc.config import command
 from dflash_mcmc.grid import snapshot
 from dflash_mcmc.grid.folder import Grid, Point
 from dflash_mcmc.grid.supervise import ENDINGS, die_with_parent
-from dflash_mcmc.program import STOPPED, USER_ERROR, guarded
+from dflash_mcmc.process import ranks
+from dflash_mcmc.process.program import STOPPED, USER_ERROR, guarded
 from dflash_mcmc.registry import name_of
 
 
@@ -33,16 +34,16 @@ def main(arguments: list[str]) -> None:
 
 
 def _work(folder: Path, number: int) -> None:
-    cli.prepare()
+    command.prepare()
     grid = Grid.read(folder)
     point = grid.points[number]
     config = snapshot.read_point(grid.point_file(number))
     snapshot.check_identity(config, point.digest)
     _remember(point)
     if name_of(config.probe) != "none":
-        from dflash_mcmc.probing import execute
+        from dflash_mcmc.run.probing import execute
     else:
-        from dflash_mcmc.run import execute
+        from dflash_mcmc.run.samples import execute
     result = execute(config)
     if not ranks.rank():
         print(f"{result.folder}: {result.num_new} new")

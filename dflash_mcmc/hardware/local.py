@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc import ranks
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
+from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 
 @register("hardware", "local")

@@ -7,14 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_mcmc import hub
-from dflash_mcmc.checkpoint import Checkpoint
+from dflash_mcmc.data import hub
+from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.language_model import LanguageModel
 
 @register("model", "hf")

@@ -1,1 +1,1 @@
-"""What is measured in place of drawing samples: why a method works. What a probe is: `dflash_mcmc.probing`."""
+"""What is measured in place of drawing samples: why a method works. What a probe is: `dflash_mcmc.run.probing`."""

@@ -14,18 +14,18 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.ops import Law
-from dflash_mcmc.probing import Summary, Unit, Work
+from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
+from dflash_mcmc.run.probing import Summary, Unit, Work
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config import Config
-    from dflash_mcmc.engine.speculation import Chance, Speculation, Uniforms, Verdict
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.speculative.speculation import Chance, Speculation, Uniforms, Verdict
 
 _RIGHT, _WRONG = "speculative_rejection", "speculative_rejection argmax_proposal"
 """The two samplers of the pull request."""
@@ -73,7 +73,7 @@ class RejectionSampling:
             counts, accepted = {}, {}
             for name, sampler in samplers.items():
                 chance = _uniforms(key.fold_in(name), unit.chain * size, (unit.chain + 1) * size, work.device)
-                found = verdict(sampler, logits, Law(self.temperature), chance, size)
+                found = verdict(sampler, logits, SamplingParams(self.temperature), chance, size)
                 counts[name] = torch.bincount(found.tokens[:, 0], minlength=self.vocab_size).tolist()
                 accepted[name] = int(found.accepted.sum())
             yield unit, {"draws": size, "accepted": accepted, "counts": counts}
@@ -127,7 +127,7 @@ class RejectionSampling:
 
     def laws(self) -> tuple[np.ndarray, np.ndarray]:
         """Probabilities p of the target and q of the draft, float64 (vocab_size,) each."""
-        from dflash_mcmc.engine import exact_law
+        from dflash_mcmc.engine.oracle import exact_law
 
         return tuple(np.exp(exact_law.log_softmax(logits / self.temperature)) for logits in self.logits())
 
@@ -144,8 +144,8 @@ def samplers_by_name() -> dict[str, Speculation]:
 
     Both draft at the temperature of the target: matching by the uniform of the position, rejection by one of its own.
     """
-    from dflash_mcmc.engine import faults, rules
-    from dflash_mcmc.engine.speculation import Fault, Speculation
+    from dflash_mcmc.engine.speculative import faults, rules
+    from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 
     found = {}
     for decoder, rule, known in (("speculative_rejection", rules.reject, faults.REJECTION),
@@ -157,20 +157,20 @@ def samplers_by_name() -> dict[str, Speculation]:
     return found
 
 
-def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: Law, chance: Chance, rows: int) -> Verdict:
+def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: SamplingParams, chance: Chance, rows: int) -> Verdict:
     """What becomes of a drafted token in each of so many rows, by logits of target and draft, float32 (vocabulary,)."""
     import torch
 
-    from dflash_mcmc.engine import law as laws
-    from dflash_mcmc.engine.speculation import Block
+    from dflash_mcmc.engine import logits_processor as laws
+    from dflash_mcmc.engine.speculative.speculation import Block
 
-    def weigh(logits: torch.Tensor, law: Law, count: int) -> laws.Weights:
+    def weigh(logits: torch.Tensor, law: SamplingParams, count: int) -> laws.Weights:
         return laws.weigh(laws.process(logits.expand(count, -1), law, None))
 
     target, draft = logits
     weights = weigh(draft, sampler.draft_law(law), rows)
     drafted = sampler.draft(weights, chance, 0)
-    judged = weigh(draft, Law(), rows) if sampler.fault.raw_draft else weights
+    judged = weigh(draft, SamplingParams(), rows) if sampler.fault.raw_draft else weights
     first = torch.ones(rows, dtype=torch.bool, device=target.device)
     return sampler.rule(Block(drafted, weigh(target, law, 2 * rows), judged, first), chance)
 
@@ -179,7 +179,7 @@ def _uniforms(key: Key, start: int, stop: int, device: str) -> Uniforms:
     """Of draws number `start` to `stop` - 1: each has numbers of its own, whatever chunk it is in."""
     import torch
 
-    from dflash_mcmc.engine.speculation import Noise, Uniforms
+    from dflash_mcmc.engine.speculative.speculation import Noise, Uniforms
 
     tokens = key.fold_in("token").uniforms(2 * start, 2 * stop).reshape(-1, 2)
     return Uniforms(*(torch.from_numpy(values).to(device) for values in (tokens, *Noise.of(key, start, stop, 1))))

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dflash_mcmc import program
+from dflash_mcmc.process import program
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -27,7 +27,7 @@ def _main(arguments: list[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = program.Parser("python -m dflash_mcmc.report",
+    parser = program.OneLineParser("python -m dflash_mcmc.report",
                             description="A report from the records of any set of runs: report.html, report.md, tables/*.csv "
                             "and figures/*.png and *.svg.")
     parser.add_argument("runs", nargs="*", metavar="RUN",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.files import write_atomically
 from dflash_mcmc.report import figure, page
 from dflash_mcmc.report.locate import run_folders
 from dflash_mcmc.report.parts import Section
@@ -29,6 +28,7 @@ from dflash_mcmc.report.sections import (
     swept,
 )
 from dflash_mcmc.report.study import Study, study_of
+from dflash_mcmc.store.files import write_atomically
 
 _SECTIONS = (overall, paired, matched, strata, overlap, interaction, cost, swept, chains, compared, setting, provenance)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dflash_mcmc.errors import writing
-from dflash_mcmc.intervals import Estimate
+from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def rows_size(labels: Sequence[str], panels: int = 1) -> tuple[float, float]:
     return 3.0 + 3.2 * panels + 0.066 * max(map(len, labels), default=0), 1.3 + 0.3 * len(labels)
 
 
-def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[Estimate], texts: Sequence[str],
+def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[IntervalEstimate], texts: Sequence[str],
                    emphasised: Sequence[bool] | None = None) -> None:
     """A row for each estimate, from the top: a point on its interval, and a text at the right edge. Values in per cent.
 
@@ -90,7 +90,7 @@ def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[Estima
     axes.tick_params(axis="y", length=0)
 
 
-def error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
+def error_bars(estimates: Sequence[IntervalEstimate]) -> list[list[float]]:
     """How far the intervals reach below and above the values, in per cent, for `Axes.errorbar`; 0 without an interval."""
     return [[0.0 if e.low is None else max(0.0, 100.0 * (e.value - e.low)) for e in estimates],
             [0.0 if e.low is None else max(0.0, 100.0 * (e.high - e.value)) for e in estimates]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.intervals import Estimate
+from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,6 +115,6 @@ def probability(value: float | None) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def accurate(estimate: Estimate) -> dict[str, float | None]:
+def accurate(estimate: IntervalEstimate) -> dict[str, float | None]:
     """The columns of an accuracy, and of how many samples it is."""
     return {**estimate.columns("accuracy"), "n": estimate.n}

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc.config import PACKAGE
-from dflash_mcmc.intervals import Estimate
+from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.shares import wilson
 
 DATASET = "math500"
@@ -24,7 +24,7 @@ class Published(NamedTuple):
     text: str
     """The source in full."""
     setting: str
-    accuracy: dict[str, Estimate]
+    accuracy: dict[str, IntervalEstimate]
     """By method: greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps. Wilson's interval where counts are known."""
 
 
@@ -37,5 +37,5 @@ def published() -> list[Published]:
         model = models.setdefault((row["source"], row["model"]), Published(row["model"], source["name"], source["text"],
                                                                            source["setting"], {}))
         model.accuracy[row["method"]] = wilson(row["correct"], row["total"]) if "correct" in row \
-            else Estimate(float(row["accuracy"]), None, None, 0)
+            else IntervalEstimate(float(row["accuracy"]), None, None, 0)
     return list(models.values())

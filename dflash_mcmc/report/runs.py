@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc.config import hash_of
+from dflash_mcmc.config.schema import hash_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.records import read_records, record_files
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.locate import RUN, Found
 from dflash_mcmc.report.table import labels_of
+from dflash_mcmc.store.records import read_records, record_files
 
 _NEEDED = ("problem", "chain", "verdict", "answer", "gold", "level", "subject", "num_tokens", "log_p", "proposals", "accepted",
            "moved", "abandoned", "law_error", "tokens_drawn", "tokens_skipped", "token_forwards", "target_forwards",

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError, did_you_mean
-from dflash_mcmc.intervals import Estimate
 from dflash_mcmc.report.runs import Run
 from dflash_mcmc.statistics.chains import affordable, aggregated
-from dflash_mcmc.statistics.outcomes import Outcomes, outcomes
+from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.outcomes import PairedOutcomes, outcomes
 from dflash_mcmc.statistics.shares import accuracy_of
 
 SWITCHES = ("blend", "draft", "sampler")
@@ -28,8 +28,8 @@ class Entry(NamedTuple):
     shown: str
     records: list[dict]
     """Of a vote: one a problem, with the costs of all its chains."""
-    outcomes: Outcomes
-    accuracy: Estimate
+    outcomes: PairedOutcomes
+    accuracy: IntervalEstimate
 
     @property
     def voted(self) -> bool:

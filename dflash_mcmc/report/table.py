@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.parts import count
-from dflash_mcmc.stats import aggregate_of
+from dflash_mcmc.statistics.summaries import aggregate_of
 
 HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
            "moved", "no answer", "token-forwards")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dflash_mcmc.estimate import ExpectedCost
 from dflash_mcmc.fields import identity
-from dflash_mcmc.ops import Chain, Draw, Law
+from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.run.estimate import ExpectedCost
+from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 
 @register("sampler", "best_of_n")
@@ -46,9 +46,9 @@ class BestOfN:
             values["alpha"] = None
         return values
 
-    def law(self) -> Law:
+    def law(self) -> SamplingParams:
         """The law q of each token of a candidate."""
-        return Law(1.0 / self.alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
+        return SamplingParams(1.0 / self.alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Of a chain whose candidates have `length` tokens."""
@@ -58,7 +58,7 @@ class BestOfN:
         """Draws the candidates, each of at most `horizon` tokens, and keeps one. The trace has an entry a candidate."""
         candidates = []
         for number in range(self.num_candidates):
-            path = yield Draw(Path.start(prompt), horizon, self.law(), key.fold_in("candidate", number, "token"))
+            path = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", number, "token"))
             candidates.append(path)
         kept = self.choose(candidates, key.fold_in("select"))
         trace = [{"candidate": number, "length": path.length, "log_p": float(path.log_p.sum()),
@@ -66,7 +66,7 @@ class BestOfN:
                  for number, path in enumerate(candidates)]
         return ChainResult(candidates[kept], trace=tuple(trace))
 
-    def choose(self, candidates: list[Path], key: Key) -> int:
+    def choose(self, candidates: list[Trajectory], key: Key) -> int:
         """Which candidate is kept."""
         weights = [self.log_weight(path) for path in candidates]
         if self.select != "power":
@@ -78,7 +78,7 @@ class BestOfN:
                 kept = number
         return kept
 
-    def log_weight(self, path: Path) -> float:
+    def log_weight(self, path: Trajectory) -> float:
         """What a candidate is chosen by, in nats."""
         if self.select == "power":
             return float(np.sum(self.alpha * path.log_p - path.log_q))

@@ -12,14 +12,14 @@ import numpy as np
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import Step, check_blocks, result, trace_entry
-from dflash_mcmc.ops import Chain, Draw, Floor, Law, Operation, Score
+from dflash_mcmc.kernel.metropolis import MetropolisStep, check_blocks, result, trace_entry
+from dflash_mcmc.ops import Chain, Draw, Floor, Operation, SamplingParams, Score
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import Path, common_prefix
+from dflash_mcmc.types import Trajectory, common_prefix
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 
 @register("sampler", "draft_mh")
@@ -69,22 +69,22 @@ class DraftMH:
             values["epsilon"] = None
         return values
 
-    def law(self) -> Law:
+    def law(self) -> SamplingParams:
         """The draft's law q_d."""
-        return Law(self.draft_temperature)
+        return SamplingParams(self.draft_temperature)
 
     def source(self) -> str:
         """The logits that q_d is made from."""
         return "draft"
 
-    def other_law(self) -> Law:
+    def other_law(self) -> SamplingParams:
         """The mixture's other part."""
-        return Law(1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature)
+        return SamplingParams(1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
         block_length = horizon // self.num_blocks
-        path, other, steps, trace = Path.start(prompt), np.empty(0), [], []
+        path, other, steps, trace = Trajectory.start(prompt), np.empty(0), [], []
         for block in range(1, self.num_blocks + 1):
             block_key, stage = key.fold_in("block", block), block * block_length
             if not path.ended:
@@ -100,30 +100,30 @@ class DraftMH:
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
         return result(path, steps, bound, trace)
 
-    def step(self, path: Path, horizon: int, key: Key) -> Generator[Operation, Path, Step]:
+    def step(self, path: Trajectory, horizon: int, key: Key) -> Generator[Operation, Trajectory, MetropolisStep]:
         """One step from a complete state of horizon `horizon`, of which only the path is known."""
         other = yield from self._other(path, 0)
         step, _ = yield from self.transition(path, other, horizon, key)
         return step
 
-    def transition(self, path: Path, other: np.ndarray, horizon: int,
-                   key: Key) -> Generator[Operation, Path, tuple[Step, np.ndarray]]:
+    def transition(self, path: Trajectory, other: np.ndarray, horizon: int,
+                   key: Key) -> Generator[Operation, Trajectory, tuple[MetropolisStep, np.ndarray]]:
         """One step. `other`, float64 (length,): log-probabilities of the path under the mixture's other part."""
         cut = key.fold_in("cut").integer(path.length) if self.cut == "current" else 0
         log_uniform = key.fold_in("accept").log_uniform()
         proposal, proposed = yield from self._propose(path, horizon, cut, log_uniform, key)
         if not proposal.complete(horizon):
-            return Step(path, cut, proposal.length, self._floor(path, cut, log_uniform).bound(
+            return MetropolisStep(path, cut, proposal.length, self._floor(path, cut, log_uniform).bound(
                 self.log_weight(proposal, proposed, cut), proposal.length), "abandon"), other
         proposed = np.concatenate([other[:cut], proposed])
         log_ratio = self.log_ratio(path, other, proposal, proposed, cut)
         if not log_uniform < log_ratio:
-            return Step(path, cut, proposal.length, log_ratio, "reject"), other
+            return MetropolisStep(path, cut, proposal.length, log_ratio, "reject"), other
         decision = "identical" if np.array_equal(proposal.tokens, path.tokens) else "accept"
-        return Step(proposal, cut, proposal.length, log_ratio, decision), proposed
+        return MetropolisStep(proposal, cut, proposal.length, log_ratio, decision), proposed
 
-    def _propose(self, path: Path, horizon: int, cut: int, log_uniform: float,
-                 key: Key) -> Generator[Operation, Path, tuple[Path, np.ndarray]]:
+    def _propose(self, path: Trajectory, horizon: int, cut: int, log_uniform: float,
+                 key: Key) -> Generator[Operation, Trajectory, tuple[Trajectory, np.ndarray]]:
         """A new suffix from `cut` on, whose log_q is the draft's, and its log-probabilities under the other part."""
         start, token_key = path.prefix(cut), key.fold_in("token")
         if self.proposal == "draft":
@@ -137,19 +137,19 @@ class DraftMH:
         proposal = yield Score(start, drawn.tokens[cut:], self.law(), "draft")
         return proposal, drawn.log_q[cut:]
 
-    def _other(self, path: Path, start: int) -> Generator[Operation, Path, np.ndarray]:
+    def _other(self, path: Trajectory, start: int) -> Generator[Operation, Trajectory, np.ndarray]:
         """Log-probabilities of tokens from `start` on under the mixture's other part; zeros where there is none."""
         if self.proposal == "draft" or path.length == start:
             return np.zeros(path.length - start)
         scored = yield Score(path.prefix(start), path.tokens[start:], self.other_law(), "base")
         return scored.log_q[start:]
 
-    def _floor(self, path: Path, cut: int, log_uniform: float) -> Floor:
+    def _floor(self, path: Trajectory, cut: int, log_uniform: float) -> Floor:
         length = path.length if self.cut == "current" else None
         return Floor(log_uniform, self.alpha, self.log_weight(path, np.zeros(path.length - cut), cut), length,
                      -math.log(self.epsilon))
 
-    def log_ratio(self, path: Path, other: np.ndarray, proposal: Path, proposed: np.ndarray, cut: int) -> float:
+    def log_ratio(self, path: Trajectory, other: np.ndarray, proposal: Trajectory, proposed: np.ndarray, cut: int) -> float:
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
         start = cut
         if self.proposal == "draft":  # what the two share beyond the cut has the same weight in both: left out, not cancelled
@@ -157,7 +157,7 @@ class DraftMH:
         term = math.log(path.length / proposal.length) if self.cut == "current" else 0.0
         return self.log_weight(proposal, proposed[start:], start) - self.log_weight(path, other[start:], start) + term
 
-    def log_weight(self, path: Path, other: np.ndarray, start: int) -> float:
+    def log_weight(self, path: Trajectory, other: np.ndarray, start: int) -> float:
         """Sum of alpha * log p over tokens from `start` on, minus the log-density of the proposal there."""
         log_q = float(np.sum(path.log_q[start:]))
         if self.proposal == "mixture":

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash_mcmc.estimate import ExpectedCost
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.ops import Chain, Draw, Law
+from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.run.estimate import ExpectedCost
+from dflash_mcmc.types import ChainResult, Trajectory
 
 
 @register("sampler", "greedy")
@@ -28,5 +28,5 @@ class Greedy:
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One generation of at most `horizon` tokens. Uses no randomness."""
-        path = yield Draw(Path.start(prompt), horizon, Law(temperature=0.0), key)
+        path = yield Draw(Trajectory.start(prompt), horizon, SamplingParams(temperature=0.0), key)
         return ChainResult(path)

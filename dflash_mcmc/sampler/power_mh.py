@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.estimate import ExpectedCost, mh_cost
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import Step, check_blocks, result, trace_entry
-from dflash_mcmc.ops import Chain, Draw, Floor, Law, Operation, Score
+from dflash_mcmc.kernel.metropolis import MetropolisStep, check_blocks, result, trace_entry
+from dflash_mcmc.ops import Chain, Draw, Floor, Operation, SamplingParams, Score
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import Path, common_prefix
+from dflash_mcmc.run.estimate import ExpectedCost, mh_cost
+from dflash_mcmc.types import Trajectory, common_prefix
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 
 _ROUNDING = 1e-5
@@ -125,10 +125,10 @@ class PowerMH:
             values["early_reject"] = values["epsilon"] = None
         return values
 
-    def law(self) -> Law:
+    def law(self) -> SamplingParams:
         """The proposal law q."""
         temperature = 1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature
-        return Law(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+        return SamplingParams(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
 
     def source(self) -> str:
         """The logits that q is made from."""
@@ -145,7 +145,7 @@ class PowerMH:
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
         block_length = horizon // self.num_blocks
-        path, steps, trace = Path.start(prompt), [], []
+        path, steps, trace = Trajectory.start(prompt), [], []
         for block in range(1, self.num_blocks + 1):
             block_key = key.fold_in("block", block)
             stage = path.length + block_length if self.rule == "published" else block * block_length
@@ -162,13 +162,13 @@ class PowerMH:
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
         return result(path, steps, bound, trace)
 
-    def step(self, path: Path, horizon: int, key: Key) -> Generator[Operation, Path, Step]:
+    def step(self, path: Trajectory, horizon: int, key: Key) -> Generator[Operation, Trajectory, MetropolisStep]:
         """One step from a complete state of horizon `horizon`. The uniforms of cut, acceptance and tokens are apart."""
         if self.rule == "published":
             horizon = path.length
         cut = key.fold_in("cut").integer(horizon if self.cut == "horizon" else path.length)
         if cut >= path.length:
-            return Step(path, cut, path.length, 0.0, "identical")
+            return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
         along, floor = path, self.floor(path, horizon, cut, log_uniform)
         if self.rescore:
@@ -176,14 +176,14 @@ class PowerMH:
         proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), along, floor)
         if not proposal.complete(horizon):
             bound = floor.bound(self.log_weight(proposal, cut, None), proposal.length)
-            return Step(path, cut, proposal.length, bound, "abandon")
+            return MetropolisStep(path, cut, proposal.length, bound, "abandon")
         log_ratio = self.log_ratio(path, proposal, cut)
         if not log_uniform < log_ratio:
-            return Step(path, cut, proposal.length, log_ratio, "reject")
+            return MetropolisStep(path, cut, proposal.length, log_ratio, "reject")
         decision = "identical" if np.array_equal(proposal.tokens, path.tokens) else "accept"
-        return Step(proposal, cut, proposal.length, log_ratio, decision)
+        return MetropolisStep(proposal, cut, proposal.length, log_ratio, decision)
 
-    def floor(self, path: Path, horizon: int, cut: int, log_uniform: float) -> Floor | None:
+    def floor(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor | None:
         """When a proposal from `cut` on may be abandoned (Solonen et al. 2012's early rejection, for sequences)."""
         unresolved = self.early_reject == "auto"  # without a configuration there may be a blend
         if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
@@ -192,7 +192,7 @@ class PowerMH:
         length = path.length if self.cut == "current" else None
         return Floor(log_uniform, self.alpha, self.log_weight(path, cut, None), length, margin)
 
-    def log_ratio(self, path: Path, proposal: Path, cut: int) -> float:
+    def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
         # What the two share has the same weight in both, but for rounding: it is left out instead of cancelled.
         start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
@@ -202,6 +202,6 @@ class PowerMH:
         length_term = math.log(path.length / proposal.length) if self.cut == "current" else 0.0
         return self.log_weight(proposal, start, None) - self.log_weight(path, start, None) + length_term
 
-    def log_weight(self, path: Path, start: int, stop: int | None) -> float:
+    def log_weight(self, path: Trajectory, start: int, stop: int | None) -> float:
         """W: sum of alpha * log p - log q over tokens `start` to `stop`, in float64."""
         return float(np.sum(self.alpha * path.log_p[start:stop] - path.log_q[start:stop]))

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dflash_mcmc.estimate import ExpectedCost
 from dflash_mcmc.fields import identity
-from dflash_mcmc.ops import Chain, Draw, Law
+from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.run.estimate import ExpectedCost
+from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 
 @register("sampler", "temperature")
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Temperature:
     """Each token from softmax(logits / temperature), truncated by top-k, top-p and min-p.
 
-    Law: prod_t q(x_t | x_<t), where q is what `dflash_mcmc.ops.Law` describes. At temperature 1/alpha every token's
+    Law: prod_t q(x_t | x_<t), where q is what `SamplingParams` describes. At temperature 1/alpha every token's
     conditional is sharpened by alpha; that is not the power distribution p^alpha of whole sequences.
     """
 
@@ -38,10 +38,10 @@ class Temperature:
         """What decides the law is the temperature, however it was given."""
         return {"alpha": None, "temperature": self.law().temperature}
 
-    def law(self) -> Law:
+    def law(self) -> SamplingParams:
         """The law of each token."""
         temperature = 1.0 / self.alpha if self.temperature is None else self.temperature
-        return Law(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+        return SamplingParams(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Of a chain whose answer has `length` tokens."""
@@ -49,5 +49,5 @@ class Temperature:
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One generation of at most `horizon` tokens."""
-        path = yield Draw(Path.start(prompt), horizon, self.law(), key.fold_in("token"))
+        path = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("token"))
         return ChainResult(path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dflash_mcmc.intervals import Estimate
-from dflash_mcmc.statistics.outcomes import Outcomes
+from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.outcomes import PairedOutcomes
 from dflash_mcmc.statistics.paired import mean_difference
 from dflash_mcmc.statistics.shares import accuracy_of, mean_share
 
@@ -13,13 +13,13 @@ from dflash_mcmc.statistics.shares import accuracy_of, mean_share
 class Interaction(NamedTuple):
     """A two-by-two table. Its cells are named by two digits: blend off or on, then sampler off or on."""
 
-    cells: dict[str, Estimate]
+    cells: dict[str, IntervalEstimate]
     """Accuracy of `00`, `01`, `10` and `11`, each problem counting once, as in the effect."""
-    effect: Estimate
+    effect: IntervalEstimate
     """(11 - 10) - (01 - 00): what the sampler gains under the blend beyond what it gains without; 0 where both add up."""
 
 
-def two_by_two(o00: Outcomes, o01: Outcomes, o10: Outcomes, o11: Outcomes) -> Interaction:
+def two_by_two(o00: PairedOutcomes, o01: PairedOutcomes, o10: PairedOutcomes, o11: PairedOutcomes) -> Interaction:
     """The interaction, its interval from a bootstrap over problems: all four runs of a problem are drawn together.
 
     Raises ValueError where the runs are not on the same problems in the same order, or on none.

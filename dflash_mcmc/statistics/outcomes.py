@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Outcomes(NamedTuple):
+class PairedOutcomes(NamedTuple):
     """A run, problem by problem."""
 
     problems: tuple[str, ...]
@@ -38,21 +38,21 @@ def by_problem(records: Sequence[dict]) -> dict[str, list[dict]]:
     return dict(found)
 
 
-def outcomes(records: Sequence[dict]) -> Outcomes:
+def outcomes(records: Sequence[dict]) -> PairedOutcomes:
     """The outcomes of a run's records. Problems are in order of first appearance."""
     scores = {problem: [score(record) for record in chains] for problem, chains in by_problem(records).items()}
-    return Outcomes(tuple(scores), np.array([sum(found) / len(found) for found in scores.values()], np.float64),
+    return PairedOutcomes(tuple(scores), np.array([sum(found) / len(found) for found in scores.values()], np.float64),
                     np.array([len(found) for found in scores.values()], np.int64))
 
 
-def restricted(of: Outcomes, problems: Sequence[str]) -> Outcomes:
+def restricted(of: PairedOutcomes, problems: Sequence[str]) -> PairedOutcomes:
     """The outcomes of these problems, in this order. Raises KeyError for a problem that there is none of."""
     place = {problem: number for number, problem in enumerate(of.problems)}
     chosen = np.array([place[problem] for problem in problems], dtype=np.int64)
-    return Outcomes(tuple(problems), of.correct[chosen], of.chains[chosen])
+    return PairedOutcomes(tuple(problems), of.correct[chosen], of.chains[chosen])
 
 
-def aligned(a: Outcomes, b: Outcomes) -> tuple[Outcomes, Outcomes, int]:
+def aligned(a: PairedOutcomes, b: PairedOutcomes) -> tuple[PairedOutcomes, PairedOutcomes, int]:
     """Both on the problems that both have, in the order of `a`; and how many problems, of either, were left out."""
     known = set(b.problems)
     shared = [problem for problem in a.problems if problem in known]

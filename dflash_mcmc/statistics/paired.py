@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.intervals import CONFIDENCE, Clusters, Estimate
-from dflash_mcmc.statistics.outcomes import Outcomes
+from dflash_mcmc.statistics.intervals import CONFIDENCE, Clusters, IntervalEstimate
+from dflash_mcmc.statistics.outcomes import PairedOutcomes
 
 LEVEL = 0.05
 """A difference with a p-value above it is a tie."""
@@ -31,7 +31,7 @@ class Paired(NamedTuple):
     only_a: float
     only_b: float
     neither: float
-    difference: Estimate
+    difference: IntervalEstimate
     """Accuracy of a minus that of b, each problem counting once; n is the number of problems.
 
     Bootstrap over problems. With few problems that differ it can leave zero out where the exact test still calls a tie (7
@@ -45,7 +45,7 @@ class Paired(NamedTuple):
     """`a better`, `b better` or `tie`."""
 
 
-def compare(a: Outcomes, b: Outcomes) -> Paired:
+def compare(a: PairedOutcomes, b: PairedOutcomes) -> Paired:
     """Compares two runs. Raises ValueError where they are not on the same problems in the same order, or on none."""
     if a.problems != b.problems:
         raise ValueError("the runs are not on the same problems in the same order: see outcomes.aligned")
@@ -95,17 +95,17 @@ def sign_flip(differences: Sequence[float]) -> float:
     return float(found.pvalue)
 
 
-def mean_difference(differences: np.ndarray, widest: float = 1.0) -> Estimate:
+def mean_difference(differences: np.ndarray, widest: float = 1.0) -> IntervalEstimate:
     """Mean of a difference a problem, float64 (problems,), each in [-widest, widest], with the bootstrap over problems."""
     value, number = float(differences.mean()), len(differences)
     if number == 1:
-        return Estimate(value, -widest, widest, 1)
+        return IntervalEstimate(value, -widest, widest, 1)
     if np.ptp(differences) > 1e-12:
         return Clusters(range(number)).mean(differences)
     # Nothing varies that could be drawn anew. The share of problems that are otherwise has an exact upper limit (Clopper &
     # Pearson 1934), and the mean of those is at most `widest` from zero.
     other = 1.0 - ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / number)
-    return Estimate(value, value - other * (widest + value), value + other * (widest - value), number)
+    return IntervalEstimate(value, value - other * (widest + value), value + other * (widest - value), number)
 
 
 def _mcnemar(both: float, only_a: float, only_b: float, neither: float) -> float:

@@ -6,26 +6,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflash_mcmc.intervals import CONFIDENCE, Clusters, Estimate
-from dflash_mcmc.statistics.outcomes import Outcomes, outcomes
+from dflash_mcmc.statistics.intervals import CONFIDENCE, Clusters, IntervalEstimate
+from dflash_mcmc.statistics.outcomes import PairedOutcomes, outcomes
 
 
-def wilson(correct: int, total: int) -> Estimate:
+def wilson(correct: int, total: int) -> IntervalEstimate:
     """A share of independent samples with its score interval (Wilson 1927). None of `total` = 0."""
     from scipy import stats
 
     if not total:
-        return Estimate(None, None, None, 0)
+        return IntervalEstimate(None, None, None, 0)
     interval = stats.binomtest(correct, total).proportion_ci(CONFIDENCE, method="wilson")
-    return Estimate(correct / total, float(interval.low), float(interval.high), total)
+    return IntervalEstimate(correct / total, float(interval.low), float(interval.high), total)
 
 
-def accuracy(records: Sequence[dict]) -> Estimate:
+def accuracy(records: Sequence[dict]) -> IntervalEstimate:
     """Share of correct samples, n of them: see `accuracy_of`."""
     return accuracy_of(outcomes(records))
 
 
-def accuracy_of(of: Outcomes) -> Estimate:
+def accuracy_of(of: PairedOutcomes) -> IntervalEstimate:
     """Share of correct samples: Wilson's interval with one chain a problem, else a bootstrap over problems.
 
     Samples of one problem are not independent, so problems are what is drawn anew (Miller 2024, arXiv 2411.00640). Chains of
@@ -37,20 +37,20 @@ def accuracy_of(of: Outcomes) -> Estimate:
     return _over_problems(of.correct[order], of.chains[order])
 
 
-def mean_share(shares: Sequence[float]) -> Estimate:
+def mean_share(shares: Sequence[float]) -> IntervalEstimate:
     """Mean of one share in [0, 1] a problem, n problems, with the bootstrap over problems."""
     return _over_problems(np.asarray(shares, np.float64), np.ones(len(shares), np.int64))
 
 
-def _over_problems(shares: np.ndarray, weights: np.ndarray) -> Estimate:
+def _over_problems(shares: np.ndarray, weights: np.ndarray) -> IntervalEstimate:
     if not len(shares):
-        return Estimate(None, None, None, 0)
+        return IntervalEstimate(None, None, None, 0)
     value, samples = float((shares * weights).sum() / weights.sum()), int(weights.sum())
     if len(shares) == 1:
-        return Estimate(value, 0.0, 1.0, samples)
+        return IntervalEstimate(value, 0.0, 1.0, samples)
     if np.ptp(shares) < 1e-12:  # nothing varies that could be drawn anew: the problems are what counts
         from statsmodels.stats.proportion import proportion_confint
 
         low, high = proportion_confint(value * len(shares), len(shares), 1.0 - CONFIDENCE, "wilson")
-        return Estimate(value, float(low), float(high), samples)
+        return IntervalEstimate(value, float(low), float(high), samples)
     return Clusters(range(len(shares))).ratio(shares * weights, weights)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.grading.string_rule import normal_form
+from dflash_mcmc.grading.math.string_rule import normal_form
 
 
 class Candidate(NamedTuple):
@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
     """Whether any of its texts was graded correct."""
 
 
-class Counts(NamedTuple):
+class VoteCounts(NamedTuple):
     """How many votes each correct and each wrong answer has, in descending order, and how many chains do not vote."""
 
     correct: tuple[int, ...]
@@ -59,15 +59,15 @@ class Votes(NamedTuple):
         most = max((candidate.number for candidate in self.candidates), default=0)
         return [candidate for candidate in self.candidates if candidate.number == most]
 
-    def counts(self) -> Counts:
+    def counts(self) -> VoteCounts:
         """All that decides what a vote is expected to give."""
         correct, wrong = (tuple(sorted((candidate.number for candidate in self.candidates if candidate.correct is side),
                                        reverse=True)) for side in (True, False))
-        return Counts(correct, wrong, self.silent)
+        return VoteCounts(correct, wrong, self.silent)
 
 
 @lru_cache(maxsize=4096)
-def expected_majority(counts: Counts, ks: tuple[int, ...]) -> tuple[float, ...]:
+def expected_majority(counts: VoteCounts, ks: tuple[int, ...]) -> tuple[float, ...]:
     """For each k the mean, over all ways to take k of the chains, of a vote's value: the share of the winners that is correct.
 
     It is the sum, over the correct answers, of how much of a vote each is expected to win.

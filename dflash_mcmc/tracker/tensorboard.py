@@ -15,7 +15,7 @@ from dflash_mcmc.tracker import RunInfo
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from dflash_mcmc.config import Config
+    from dflash_mcmc.config.schema import Config
 
 COLUMNS = ("problem", "chain", "level", "subject", "verdict", "answer", "gold", "num_tokens", "log_p", "proposals", "accepted",
            "moved", "seconds")

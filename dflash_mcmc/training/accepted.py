@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dflash_mcmc.engine import forcing
-from dflash_mcmc.engine.dflash import DFlash
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.training.blocks import Blocks, gather, possible_anchors
+from dflash_mcmc.engine.speculative.dflash.network import DFlash
+from dflash_mcmc.forcing import sequences
+from dflash_mcmc.training.blocks import TrainingBlocks, gather, possible_anchors
 from dflash_mcmc.training.responses import Response
 
 
@@ -58,16 +58,16 @@ def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Re
     anchors = [np.array(possible_anchors(response, prompt_end=True)) for response in responses]
     every = gather(responses, anchors).to(model.device)
     layers = draft.shape.target_layers
-    features = forcing.read(model, every.tokens, layers).features(model, layers)
+    features = sequences.read(model, every.tokens, layers).features(model, layers)
     accepted = torch.zeros(len(responses), every.tokens.shape[1] + 1, dtype=torch.int64, device=model.device)
     for start in range(0, every.anchors.shape[1], anchors_at_once):
         blocks = every._replace(anchors=every.anchors[:, start : start + anchors_at_once])
-        found = _accepted(model.logits(forcing.drafted(draft, model, features, *blocks)).argmax(dim=-1), blocks)
+        found = _accepted(model.logits(sequences.drafted(draft, model, features, *blocks)).argmax(dim=-1), blocks)
         accepted.scatter_(1, blocks.anchors % accepted.shape[1], found)  # -1, no anchor, falls on the column behind the last
     return accepted[:, :-1].cpu().numpy()
 
 
-def _accepted(proposed: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+def _accepted(proposed: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
     """int64 (rows, blocks) of proposed tokens (rows, blocks, block_size - 1)."""
     positions = blocks.anchors[..., None] + 1 + torch.arange(proposed.shape[-1], device=proposed.device)
     inside = positions < blocks.lengths[:, None, None]

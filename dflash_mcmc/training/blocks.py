@@ -13,7 +13,7 @@ from dflash_mcmc.training.batches import POOL_BATCHES, cut_by_length
 from dflash_mcmc.training.responses import Response
 
 
-class Blocks(NamedTuple):
+class TrainingBlocks(NamedTuple):
     """Blocks of some sequences.
 
     Attributes:
@@ -26,14 +26,14 @@ class Blocks(NamedTuple):
     lengths: torch.Tensor
     anchors: torch.Tensor
 
-    def rows(self, rows: list[int]) -> Blocks:
+    def rows(self, rows: list[int]) -> TrainingBlocks:
         """Some of the sequences, without the padding that only the others need."""
         length = int(self.lengths[rows].max())
-        return Blocks(self.tokens[rows, :length], self.lengths[rows], self.anchors[rows])
+        return TrainingBlocks(self.tokens[rows, :length], self.lengths[rows], self.anchors[rows])
 
-    def to(self, device: torch.device) -> Blocks:
+    def to(self, device: torch.device) -> TrainingBlocks:
         """On a device."""
-        return Blocks(*(part.to(device) for part in self))
+        return TrainingBlocks(*(part.to(device) for part in self))
 
 
 def first_anchor(response: Response, prompt_end: bool) -> int:
@@ -53,7 +53,7 @@ def draw_anchors(response: Response, count: int, prompt_end: bool, key: Key) -> 
     return possible.start + np.sort(chosen)
 
 
-def gather(responses: Sequence[Response], anchors: Sequence[np.ndarray]) -> Blocks:
+def gather(responses: Sequence[Response], anchors: Sequence[np.ndarray]) -> TrainingBlocks:
     """The sequences and their anchors, padded to the longest."""
     lengths = [response.length for response in responses]
     tokens = np.zeros((len(responses), max(lengths)), np.int64)
@@ -61,7 +61,7 @@ def gather(responses: Sequence[Response], anchors: Sequence[np.ndarray]) -> Bloc
     for row, (response, chosen) in enumerate(zip(responses, anchors, strict=True)):
         tokens[row, : response.length] = response.tokens
         padded[row, : len(chosen)] = chosen
-    return Blocks(torch.from_numpy(tokens), torch.tensor(lengths), torch.from_numpy(padded))
+    return TrainingBlocks(torch.from_numpy(tokens), torch.tensor(lengths), torch.from_numpy(padded))
 
 
 class Epochs:
@@ -81,7 +81,7 @@ class Epochs:
         self._at: tuple[int, int] | None = None
         self._pool: list[list[int]] = []
 
-    def __call__(self, step: int) -> Blocks:
+    def __call__(self, step: int) -> TrainingBlocks:
         epoch, batch = divmod(step, self.num_batches)
         pool, offset = divmod(batch, POOL_BATCHES)
         if self._at != (epoch, pool):

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import torch
 from omegaconf import OmegaConf
 
-from dflash_mcmc.engine import dflash_checkpoint
-from dflash_mcmc.engine.dflash import DFlash, DFlashShape
+from dflash_mcmc.engine.speculative.dflash import checkpoint
+from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.files import write_atomically
 from dflash_mcmc.rng import Key
+from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.training import accepted, loop, schedule
-from dflash_mcmc.training.blocks import Blocks, Epochs
+from dflash_mcmc.training.blocks import Epochs, TrainingBlocks
 from dflash_mcmc.training.loss import Objective, loss_sum, slot_weights
 from dflash_mcmc.training.prompts import questions
 from dflash_mcmc.training.recipe import DraftPlan, identity_of, run_folder
@@ -68,7 +68,7 @@ def train(plan: DraftPlan) -> Path:
 def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
     """The draft's shape: what the plan leaves open is the target's. Raises UserError for what does not fit the target."""
     given, config, num_layers = plan.shape, model.config, len(model.layers)
-    layers = given.target_layers or dflash_checkpoint.default_target_layers(num_layers, given.num_features)
+    layers = given.target_layers or checkpoint.default_target_layers(num_layers, given.num_features)
     heads = given.num_heads or config.num_attention_heads
     key_heads = given.num_key_heads or getattr(config, "num_key_value_heads", None) or heads
     head_dim = given.head_dim or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -87,7 +87,7 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         max_positions=config.max_position_embeddings, sliding=(None,) * given.num_layers,
     )
-    dflash_checkpoint.check_pair(shape, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
+    checkpoint.check_pair(shape, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
                                  field="shape")
     return shape
 
@@ -143,7 +143,7 @@ class _Session:
                 tracker.log(metrics, step)
 
         try:
-            loop.run(loop.Loop(
+            loop.run(loop.TrainingLoop(
                 name="train draft", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every,
                 max_norm=plan.max_norm,
                 rate=lambda step: schedule.cosine(step, plan.steps, plan.learning_rate, plan.warmup_fraction),
@@ -167,7 +167,7 @@ class _Session:
             loss += value.detach()
         return self._add_up(loss)
 
-    def _share(self, batch: Blocks) -> list[Blocks]:
+    def _share(self, batch: TrainingBlocks) -> list[TrainingBlocks]:
         """This process's sequences of a batch, in parts that are computed one after another."""
         rows = range(self.accelerator.process_index, len(batch.lengths), self.accelerator.num_processes)
         at_once = self.plan.rows_at_once or max(1, len(rows))
@@ -203,4 +203,4 @@ def _describe(figures: dict[str, object]) -> str:
 def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path) -> None:
     """Writes a checkpoint in the published layout: weights rounded to bfloat16, and how they came to be."""
     stored = copy.deepcopy(draft).to(torch.bfloat16)
-    dflash_checkpoint.save(stored, folder, {"vocab_size": model.vocab_size, "training": identity_of(plan)})
+    checkpoint.save(stored, folder, {"vocab_size": model.vocab_size, "training": identity_of(plan)})

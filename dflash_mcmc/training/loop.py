@@ -19,7 +19,7 @@ EVALUATIONS = "metrics.jsonl"
 _CHECKPOINT = "checkpoint.pt"
 
 
-class Loop(NamedTuple):
+class TrainingLoop(NamedTuple):
     """A training run, as the loop sees it."""
 
     name: str
@@ -44,7 +44,7 @@ class Loop(NamedTuple):
     """Whether this process is the one that writes and tells; all processes of a launch have the same weights."""
 
 
-def run(loop: Loop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Trains to the end, from the last checkpoint where there is one."""
     from tqdm import tqdm
 
@@ -66,7 +66,7 @@ def run(loop: Loop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -
                 loop.track(numbers, step + 1)
 
 
-def optimise(loop: Loop, module: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
+def optimise(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
     """One step. Returns its loss in nats."""
     import torch
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dflash_mcmc.engine import forcing
-from dflash_mcmc.engine.dflash import DFlash
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.training.blocks import Blocks
+from dflash_mcmc.engine.speculative.dflash.network import DFlash
+from dflash_mcmc.forcing import sequences
+from dflash_mcmc.training.blocks import TrainingBlocks
 
 _SLOTS_AT_ONCE = 8192
 """Slots whose logits are there at once: of 152 thousand ids, 5 GB in float32."""
@@ -30,7 +30,7 @@ class Objective(NamedTuple):
     gamma: float
 
 
-def slot_weights(blocks: Blocks, block_size: int, gamma: float) -> torch.Tensor:
+def slot_weights(blocks: TrainingBlocks, block_size: int, gamma: float) -> torch.Tensor:
     """float32 (rows, blocks, block_size - 1): exp(-(k - 1) / gamma) of slot k = 1, 2, ..., 0 where nothing is to be learnt."""
     slots = torch.arange(1, block_size, device=blocks.anchors.device)
     anchors = blocks.anchors[..., None]
@@ -38,7 +38,7 @@ def slot_weights(blocks: Blocks, block_size: int, gamma: float) -> torch.Tensor:
     return used * torch.exp(-(slots - 1) / gamma)
 
 
-def loss_sum(draft: DFlash, model: LanguageModel, blocks: Blocks, objective: Objective, autocast: bool) -> torch.Tensor:
+def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, objective: Objective, autocast: bool) -> torch.Tensor:
     """The sum over all slots of weight times loss, in nats.
 
     It is a sum and not a mean, so that the parts of a batch, wherever they are computed, add up to the whole: divide by the
@@ -48,9 +48,9 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: Blocks, objective: Obj
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)
     positions = blocks.anchors[rows, anchors] + slots + 1
     layers = draft.shape.target_layers
-    reading = forcing.read(model, blocks.tokens, layers)
+    reading = sequences.read(model, blocks.tokens, layers)
     with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
-        hidden = forcing.drafted(draft, model, reading.features(model, layers), *blocks)[rows, anchors, slots]
+        hidden = sequences.drafted(draft, model, reading.features(model, layers), *blocks)[rows, anchors, slots]
     # The target's law of a token comes from the position before it.
     teacher = None if objective.target == "tokens" else reading.hidden[rows, positions - 1]
     labels, weights = blocks.tokens[rows, positions], weights[rows, anchors, slots]

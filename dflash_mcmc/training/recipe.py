@@ -16,8 +16,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from dflash_mcmc import cli
-from dflash_mcmc.config import Paths, hash_of
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import Paths, hash_of
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, runtime, spec_of, walk
 
@@ -140,9 +140,9 @@ def compose(name: str, overrides: list[str]) -> DraftPlan:
     """The checked plan of `draft=name` and further overrides. Raises UserError, of one line."""
     if name not in RECIPES:
         raise UserError(f"draft: given {name!r}{did_you_mean(name, RECIPES)}; allowed: {', '.join(map(repr, RECIPES))}")
-    cli.prepare()
+    command.prepare()
     ConfigStore.instance().store(group="schema", name="train_draft", node=DraftPlan, provider="dflash_mcmc")
-    plan, _ = cli.compose_once(RECIPES[name], overrides, DraftPlan)
+    plan, _ = command.compose_once(RECIPES[name], overrides, DraftPlan)
     plan.check()
     return plan
 

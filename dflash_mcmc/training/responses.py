@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc import ranks
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.locks import Locks
-from dflash_mcmc.ops import Chain, Draw, Law
+from dflash_mcmc.ops import Chain, Draw, SamplingParams
+from dflash_mcmc.process import ranks
 from dflash_mcmc.rng import Key
+from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.training.recipe import DraftPlan
-from dflash_mcmc.types import ChainResult
-from dflash_mcmc.types import Path as PathOfTokens
+from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -74,8 +73,8 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
     key = Key(plan.seed).fold_in("response", request.name)
 
     def chain(index: int) -> Chain:
-        law = Law(temperature=request.temperatures[index % len(request.temperatures)])
-        path = yield Draw(PathOfTokens.start(prompts[index]), plan.responses.max_new_tokens, law, key.fold_in(index))
+        law = SamplingParams(temperature=request.temperatures[index % len(request.temperatures)])
+        path = yield Draw(Trajectory.start(prompts[index]), plan.responses.max_new_tokens, law, key.fold_in(index))
         return ChainResult(path)
 
     with tqdm(total=len(prompts), unit="response", desc=request.name, mininterval=0.5, dynamic_ncols=True,

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from dflash_mcmc.config import Paths
+from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.dataset.arith import LEVELS, make_problem, make_solution
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime, spec_of
-from dflash_mcmc.files import write_atomically
 from dflash_mcmc.rng import Key
+from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.training import loop, schedule
 from dflash_mcmc.training.batches import POOL_BATCHES, cut_by_length
 
@@ -33,7 +33,7 @@ _VALIDATION_SEED = 1
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """A training run: `conf/train.yaml`."""
 
     steps: int = identity("optimiser steps", ge=1)
@@ -56,7 +56,7 @@ class Plan:
             raise ConfigError("model", chosen_model, "'tiny'; other models are loaded, not trained (drafts are: draft=...)")
 
 
-def learning_rate(plan: Plan, step: int) -> float:
+def learning_rate(plan: TrainingPlan, step: int) -> float:
     """Warm-up, constant, linear decay to zero."""
     return schedule.stable_then_linear(step, plan.steps, plan.learning_rate, plan.warmup_steps, plan.decay_fraction)
 
@@ -81,7 +81,7 @@ def render_prompt(tokenizer, question: str) -> str:
 class Batches:
     """Batch n of the run: (tokens, labels), each (batch_size, length) int64; labels cover the solution and its end."""
 
-    def __init__(self, tokenizer, plan: Plan):
+    def __init__(self, tokenizer, plan: TrainingPlan):
         self.tokenizer, self.plan = tokenizer, plan
         self._pool_index, self._pool = -1, []
 
@@ -143,7 +143,7 @@ def greedy_accuracy(model, tokenizer, stop_ids: list[int], seed: int, per_level:
     return {level: count / per_level for level, count in right.items()}
 
 
-def train(plan: Plan) -> Path:
+def train(plan: TrainingPlan) -> Path:
     """Trains to the end of the plan, from the last checkpoint where there is one. Returns the folder of the model."""
     import torch
 
@@ -162,7 +162,7 @@ def train(plan: Plan) -> Path:
     def evaluate() -> dict[str, object]:
         return {"greedy_accuracy": greedy_accuracy(model, tokenizer, stop_ids, _VALIDATION_SEED, plan.problems_per_level)}
 
-    loop.run(loop.Loop(
+    loop.run(loop.TrainingLoop(
         name="train tiny", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every, max_norm=_MAX_NORM,
         rate=lambda step: learning_rate(plan, step), gradients=lambda step: _gradients(model, *batches(step)),
         evaluate=evaluate, describe=_describe,
@@ -172,7 +172,7 @@ def train(plan: Plan) -> Path:
     return target
 
 
-def run_folder(plan: Plan, tokenizer) -> Path:
+def run_folder(plan: TrainingPlan, tokenizer) -> Path:
     """`outputs/train/tiny-<hash of all that decides the weights>`: plan, architecture, tokenizer and texts."""
     from dflash_mcmc.model import tiny
 

@@ -12,8 +12,8 @@ import torch
 from dflash_mcmc.bench import assisted, decoders, measure, published
 from dflash_mcmc.bench.__main__ import main, table
 from dflash_mcmc.bench.subject import subject_of
-from dflash_mcmc.engine import dflash_checkpoint
-from dflash_mcmc.engine.dflash import DFlash, DFlashShape
+from dflash_mcmc.engine.speculative.dflash import checkpoint
+from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape
 from dflash_mcmc.rng import Key
 
 SMALL = measure.Sizes(slots=2, waves=1, loop_chains=1, blocks=2, most_slots=2, decoder_slots=(1, 2), decoder_chains=2)
@@ -28,7 +28,7 @@ def drafted(tmp_path_factory):
                         rope={"rope_type": "default", "rope_theta": 1e4}, sliding=(None,))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        dflash_checkpoint.save(DFlash(shape), folder)
+        checkpoint.save(DFlash(shape), folder)
     subject = subject_of("tiny", 64, str(folder))
     return subject._replace(prompts=subject.prompts[:3], horizon=12)
 

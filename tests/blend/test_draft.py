@@ -1,4 +1,4 @@
-"""Draft blend: the mixture by hand; its place on the grid is in tests/engine/test_grid.py, its laws in tests/sampler."""
+"""Draft blend: the mixture by hand; its place on the grid is in tests/engine/speculative/test_block_grid.py, its laws in tests/sampler."""
 
 from __future__ import annotations
 

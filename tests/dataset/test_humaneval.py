@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from dflash_mcmc.drawing import first_prompt
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.run.build import first_prompt
 
 UNGRADED = ("probe=deep_readout", "probe.answers=greedy", "draft=tiny", "dataset=humaneval")
 ROW = {"task_id": "HumanEval/0", "prompt": 'def one():\n    """ 1 """\n', "entry_point": "one",

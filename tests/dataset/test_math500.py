@@ -77,7 +77,7 @@ def test_bad_files_are_one_line(make_config, tmp_path, content, message):
 def test_without_network_and_cache_is_one_line(make_config, tmp_path, monkeypatch):
     import datasets.config
 
-    from dflash_mcmc import rows
+    from dflash_mcmc.data import rows
 
     rows._downloaded.cache_clear()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)

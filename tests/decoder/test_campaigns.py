@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.bench.subject import subject_of
-from dflash_mcmc.config import PACKAGE
-from dflash_mcmc.engine import faults
-from dflash_mcmc.engine.drafter import NgramDrafter
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.ops import Law
+from dflash_mcmc.engine.speculative import faults
+from dflash_mcmc.engine.speculative.drafter import NgramDrafter
+from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from tests.campaigns import chi_square, drawn, exact_law, random_drafter, swapped, two_histograms, two_means
-from tests.engine.test_speculator import match, reject
+from tests.engine.speculative.test_speculator import match, reject
 from tests.targets import random_model
 
 pytestmark = pytest.mark.slow
@@ -31,17 +31,17 @@ NUM_DRAWS, REPEATS, LEVEL = 20_000, 40, 1e-4
 class Setting(NamedTuple):
     """A law, after a prompt in which tokens occur again."""
 
-    law: Law
+    law: SamplingParams
     stops: tuple[int, ...] = ()
     prompt: tuple[int, ...] = (4, 1, 0, 2, 1, 0)
 
 
 SETTINGS = {
-    "temperature": Setting(Law(0.7)),
-    "stops": Setting(Law(1.0), stops=(3,)),
-    "filters": Setting(Law(1.2, top_k=5, top_p=0.95, min_p=0.05)),
+    "temperature": Setting(SamplingParams(0.7)),
+    "stops": Setting(SamplingParams(1.0), stops=(3,)),
+    "filters": Setting(SamplingParams(1.2, top_k=5, top_p=0.95, min_p=0.05)),
     # Of a penalty it is the drafted tokens that count, not those of the prompt.
-    "penalty": Setting(Law(0.9, repetition_penalty=4.0), prompt=(4,)),
+    "penalty": Setting(SamplingParams(0.9, repetition_penalty=4.0), prompt=(4,)),
 }
 RIGHT = {"match": match(), "match_sampled": match(1.0), "token": reject(), "token_flat": reject(1.5),
          "block": reject(verification="block")}
@@ -95,7 +95,7 @@ class Answers:
         """By a decoder, or by plain decoding; the draws of a name are independent of those of another."""
         model, prompts = self.subject.model, self.subject.prompts[:NUM_ANSWERS]
         speculation = decoder.speculation(self.subject.draft.load(model)) if decoder else None
-        return drawn(model, speculation, prompts, Law(1.0), self.subject.horizon, Key(0).fold_in(name), 64)
+        return drawn(model, speculation, prompts, SamplingParams(1.0), self.subject.horizon, Key(0).fold_in(name), 64)
 
     def against_plain(self, answers: list[tuple[int, ...]], length: int | None) -> tuple[float, float]:
         """Of the histograms of their tokens, or of the first ones."""
@@ -139,7 +139,7 @@ class Texts:
         drafter = NgramDrafter(3, 2) if draft == "ngram" else random_drafter(self.parts, self.model, NO_TOKEN)
         speculation = decoder.speculation(drafter) if decoder else None
         prompts = [np.array([11, 5, 23])] * NUM_LONG
-        return drawn(self.parts, speculation, prompts, Law(0.5), LONG, Key(1).fold_in(key), NUM_LONG)
+        return drawn(self.parts, speculation, prompts, SamplingParams(0.5), LONG, Key(1).fold_in(key), NUM_LONG)
 
 
 def new_fours(texts: list[tuple[int, ...]]) -> np.ndarray:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.config import identity_hash
+from dflash_mcmc.config.schema import identity_hash
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
-from dflash_mcmc.engine import faults
+from dflash_mcmc.engine.speculative import faults
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.registry import name_of
 from tests.speculation import DRAFTS, LAWS, SMALL, differing, slow_ones, speculative_error

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
-from dflash_mcmc.engine import faults
-from dflash_mcmc.engine.tabular import TabularEngine
+from dflash_mcmc.engine.oracle.tabular import TabularEngine
+from dflash_mcmc.engine.speculative import faults
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
-from dflash_mcmc.types import Path
+from dflash_mcmc.types import Trajectory
 from tests.speculation import DRAFTS, LAWS, MODEL, SMALL, slow_ones, speculative_error
 
 
@@ -60,7 +60,7 @@ def test_faults_of_processing_are_caught(name, law):
 def kept(verification: str, draft: str) -> float:
     """Expected tokens that the first block keeps."""
     engine, enumerator, expected = TabularEngine(MODEL, None, rule(draft, verification=verification)), Enumerator(), 0.0
-    law, path = LAWS["temperature"], Path.start(PROMPT)
+    law, path = LAWS["temperature"], Trajectory.start(PROMPT)
     while True:
         key = EnumeratedKey(enumerator)
         chance = engine._chance(key, 0)

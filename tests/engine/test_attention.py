@@ -15,9 +15,9 @@ from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.types import ChainResult, Trajectory
 from tests.targets import FAMILIES, random_model
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def test_every_implementation_draws_the_same(family, name):
         return next(iter(engine.run([(0, chain())]))).result.path
 
     def chain():
-        path = yield Draw(Path.start(np.arange(40) % 61), 12, Law(), Key(1))
+        path = yield Draw(Trajectory.start(np.arange(40) % 61), 12, SamplingParams(), Key(1))
         return ChainResult(path)
 
     ours, theirs = drawn(name), drawn("sdpa")
@@ -104,7 +104,7 @@ def test_flash_attention_draws_the_same_where_pieces_are_padded(flash_attn, monk
         return {d.tag: d.result.path for d in engine.run((n, chain(p)) for n, p in enumerate(prompts))}
 
     def chain(prompt):
-        path = yield Draw(Path.start(prompt), 8, Law(), Key(1))
+        path = yield Draw(Trajectory.start(prompt), 8, SamplingParams(), Key(1))
         return ChainResult(path)
 
     expected = drawn()

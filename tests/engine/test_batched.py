@@ -14,15 +14,15 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.reference import ReferenceEngine
+from dflash_mcmc.engine.oracle.reference import ReferenceEngine
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import Draw, Law, Score
+from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.best_of_n import BestOfN
 from dflash_mcmc.sampler.greedy import Greedy
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.sampler.temperature import Temperature
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.types import ChainResult, Trajectory
 from tests.targets import FAMILIES, random_model, rows_do_not_depend_on_the_batch
 
 STOPS = (3, 7, 20, 33, 44, 50)
@@ -206,15 +206,15 @@ def test_eps_decides_the_same_with_and_without_skipping(qwen3):
 
 def test_a_draw_along_a_longer_path_ends_at_its_horizon(qwen3):
     def shorter(prompt):
-        path = yield Draw(Path.start(prompt), 10, Law(), Key(1))
-        again = yield Draw(Path.start(prompt), 6, Law(), Key(1), along=path)
+        path = yield Draw(Trajectory.start(prompt), 10, SamplingParams(), Key(1))
+        again = yield Draw(Trajectory.start(prompt), 6, SamplingParams(), Key(1), along=path)
         assert again.tokens.tolist() == path.tokens[:6].tolist()
         assert not again.ended
-        other = yield Draw(Path.start(prompt), 6, Law(), Key(2), along=path)
+        other = yield Draw(Trajectory.start(prompt), 6, SamplingParams(), Key(2), along=path)
         return ChainResult(other)
 
     def plain(prompt):
-        path = yield Draw(Path.start(prompt), 6, Law(), Key(2))
+        path = yield Draw(Trajectory.start(prompt), 6, SamplingParams(), Key(2))
         return ChainResult(path)
 
     engine = BatchedEngine(LanguageModel(qwen3), NoBlend(), 2, 170)
@@ -282,7 +282,7 @@ def test_more_slots_than_positions(qwen3):
 
 def test_chains_that_ask_for_nothing_end(qwen3):
     def empty():
-        return ChainResult(Path.start(PROMPTS[0]))
+        return ChainResult(Trajectory.start(PROMPTS[0]))
         yield
 
     def mixed():
@@ -295,14 +295,14 @@ def test_chains_that_ask_for_nothing_end(qwen3):
 
 def test_draw_in_pieces_and_after_a_rollback_is_draw_in_one(qwen3):
     def whole(prompt, key):
-        path = yield Draw(Path.start(prompt), HORIZON, Law(), key)
+        path = yield Draw(Trajectory.start(prompt), HORIZON, SamplingParams(), key)
         return ChainResult(path)
 
     def pieces(prompt, key):
-        path = yield Draw(Path.start(prompt), 5, Law(), key)
-        astray = yield Draw(path.prefix(2), HORIZON, Law(), key.fold_in("other"))
+        path = yield Draw(Trajectory.start(prompt), 5, SamplingParams(), key)
+        astray = yield Draw(path.prefix(2), HORIZON, SamplingParams(), key.fold_in("other"))
         assert astray.tokens[:2].tolist() == path.tokens[:2].tolist()
-        path = yield Draw(path, HORIZON, Law(), key)
+        path = yield Draw(path, HORIZON, SamplingParams(), key)
         return ChainResult(path)
 
     engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 170)
@@ -312,8 +312,8 @@ def test_draw_in_pieces_and_after_a_rollback_is_draw_in_one(qwen3):
 
 
 def scored(prompt, key):
-    path = yield Score(Path.start(prompt), np.arange(10, 30), Law(0.8, top_k=30))
-    path = yield Draw(path.prefix(7), HORIZON, Law(0.8), key)
+    path = yield Score(Trajectory.start(prompt), np.arange(10, 30), SamplingParams(0.8, top_k=30))
+    path = yield Draw(path.prefix(7), HORIZON, SamplingParams(0.8), key)
     return ChainResult(path)
 
 
@@ -345,20 +345,20 @@ def test_every_position_of_the_model_can_be_used(family):
     same(done.result, ReferenceEngine(model, parts, NoBlend()).run(chain(prompt, HORIZON, Key(1))))
 
 
-@pytest.mark.parametrize("law", [Law(), Law(0.7, top_k=5), Law(0.9, repetition_penalty=1.4), Law(0.0),
-                                 Law(0.0, repetition_penalty=3.0)])
+@pytest.mark.parametrize("law", [SamplingParams(), SamplingParams(0.7, top_k=5), SamplingParams(0.9, repetition_penalty=1.4), SamplingParams(0.0),
+                                 SamplingParams(0.0, repetition_penalty=3.0)])
 @pytest.mark.parametrize("source", ["blended", "base"])
 def test_score_is_reference_and_is_what_draw_says(qwen3, law, source):
     parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
     given = np.arange(10, 40)
 
     def given_scored(prompt):
-        path = yield Score(Path.start(prompt), given, law, source)
+        path = yield Score(Trajectory.start(prompt), given, law, source)
         return ChainResult(path)
 
     def drawn(prompt):
-        path = yield Draw(Path.start(prompt), HORIZON, law, Key(1), source)
-        again = yield Score(Path.start(prompt), path.tokens, law, source)
+        path = yield Draw(Trajectory.start(prompt), HORIZON, law, Key(1), source)
+        again = yield Score(Trajectory.start(prompt), path.tokens, law, source)
         assert np.allclose(path.log_p, again.log_p, atol=TOLERANCE)
         assert np.allclose(path.log_q, again.log_q, atol=TOLERANCE)
         return ChainResult(again)
@@ -418,7 +418,7 @@ def test_a_score_without_numbers_ends_its_chain():
         model.model.embed_tokens.weight[40] = torch.nan
 
     def scored_with(token):
-        path = yield Score(Path.start(PROMPTS[0]), np.array([5, token, 6]), Law())
+        path = yield Score(Trajectory.start(PROMPTS[0]), np.array([5, token, 6]), SamplingParams())
         return ChainResult(path)
 
     engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 1, 170)

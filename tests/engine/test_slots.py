@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.engine.slots import Slot, chunks, round_up
-from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import Path
+from dflash_mcmc.types import Trajectory
 
 
 def slot(held) -> Slot:
-    made = Slot("tag", iter(()), Draw(Path.start([1]), 5, Law(), Key(0)), 0.0)
+    made = Slot("tag", iter(()), Draw(Trajectory.start([1]), 5, SamplingParams(), Key(0)), 0.0)
     made.held = np.array(held)
     return made
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from dflash_mcmc import cli
+from dflash_mcmc.config import command
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.letters import final_letter
+from dflash_mcmc.grading.choice.letters import final_letter
 
 TEXTS = {
     r"\boxed{C}": "C", r"\boxed{\text{(C)}}": "C", r"\boxed{C) Paris}": "C", r"\boxed{\textbf{(E)}\ 12}": "E",
@@ -83,6 +83,6 @@ def test_a_gold_answer_that_is_no_letter_is_refused(make_config):
 
 @pytest.mark.parametrize("letters", ["A", "abc", "AAB", "A B"])
 def test_letters_are_capital_and_each_once(letters):
-    cli.prepare()
+    command.prepare()
     with pytest.raises(UserError, match=r"grader\.letters"):
-        cli.check_command(["grader=choice", f"grader.letters={letters}"])
+        command.check_command(["grader=choice", f"grader.letters={letters}"])

@@ -9,11 +9,11 @@ import re
 import psutil
 import pytest
 
-from dflash_mcmc import cli
+from dflash_mcmc.config import command as cli
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import VERSION
-from dflash_mcmc.grading.programs import Task, gold_of
-from dflash_mcmc.grading.sandbox import WALLS
+from dflash_mcmc.grading.code.programs import Task, gold_of
+from dflash_mcmc.grading.code.sandbox import WALLS
 from dflash_mcmc.grading.verdicts import VERDICTS
 
 ADD = Task('def add(a, b):\n    """Their sum."""\n', "def check(candidate):\n    assert candidate(1, 2) == 3\n", "add")
@@ -22,7 +22,7 @@ PREPARED = ("grader=code", "grader.allow_execution=true", "grader.walls=availabl
 
 @pytest.fixture(scope="module")
 def pool():
-    from dflash_mcmc.grading.program_pool import ProgramPool
+    from dflash_mcmc.grading.code.pool import ProgramPool
 
     started = ProgramPool(timeout_seconds=10, memory_gib=1, num_workers=2, all_walls=False)
     yield started
@@ -73,7 +73,7 @@ def test_no_process_is_left(pool):
 
 
 def test_a_program_takes_no_processes_from_its_neighbour():
-    from dflash_mcmc.grading.program_pool import ProgramPool
+    from dflash_mcmc.grading.code.pool import ProgramPool
 
     patient = ProgramPool(timeout_seconds=30, memory_gib=1, num_workers=2, all_walls=False)
     takes_all = ("    import os, time\n    try:\n        while os.fork(): pass\n    except OSError:\n        time.sleep(2)\n"
@@ -95,9 +95,9 @@ def test_a_gold_answer_without_tests_is_refused(pool):
 
 
 def test_walls_that_are_required_and_missing_are_refused(monkeypatch, make_config):
-    from dflash_mcmc.grading import program_pool
+    from dflash_mcmc.grading.code import pool
 
-    monkeypatch.setattr(program_pool, "find_sandbox", lambda: (None, ("user", "limits")))
+    monkeypatch.setattr(pool, "find_sandbox", lambda: (None, ("user", "limits")))
     with pytest.raises(UserError, match="has not the walls network, processes"):
         make_config("grader=code", "grader.allow_execution=true").grader.start()
     pool = make_config(*PREPARED).grader.start()
@@ -136,9 +136,9 @@ def test_all_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool):
 def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_the_usual_one(make_config, tmp_path):
     from math import comb
 
-    from dflash_mcmc.records import read_records
-    from dflash_mcmc.run import execute
+    from dflash_mcmc.run.samples import execute
     from dflash_mcmc.statistics.chains import pass_curve
+    from dflash_mcmc.store.records import read_records
 
     rows = [{"task_id": f"T/{number}", "canonical_solution": "", **ADD._asdict(), "test": test} for number, test in enumerate(
         (ADD.test, "def check(candidate):\n    assert candidate(1, 2) is None\n"))]
@@ -164,7 +164,7 @@ def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_the_usual_one(mak
 @pytest.mark.parametrize(("grader", "said"), [(PREPARED, "grader=code: given the gold answer"),
                                               (("grader=choice",), "grader=choice: given the gold answer")])
 def test_gold_answers_of_another_kind_are_refused_before_anything_is_loaded(make_config, tmp_path, monkeypatch, grader, said):
-    from dflash_mcmc.run import execute
+    from dflash_mcmc.run.samples import execute
 
     config = make_config(*grader, "tracker=none", f"paths.outputs={tmp_path}")
     monkeypatch.setattr(type(config.model), "load", lambda self, device: pytest.fail("a model was loaded"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.config import identity_of
+from dflash_mcmc.config.schema import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.types import Grade
@@ -75,7 +75,7 @@ def test_a_busy_worker_ends_with_a_killed_run(tmp_path):
     script = tmp_path / "killed.py"
     script.write_text(r"""
 import os, signal, time
-from dflash_mcmc.grading.pool import MathPool
+from dflash_mcmc.grading.math.pool import MathPool
 if __name__ == "__main__":
     pool = MathPool(600, 4, 1)
     pool.submit(0, r"\boxed{2/4}", r"\frac12")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dflash_mcmc.grading.pool import MathPool
+from dflash_mcmc.grading.math.pool import MathPool
 
 
 @pytest.fixture(scope="session")

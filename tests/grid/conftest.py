@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc import cli
+from dflash_mcmc.config import command
 from dflash_mcmc.grid.folder import Grid, Point
 from tests.conftest import ROOT
 
@@ -74,10 +74,10 @@ def make_grid(tmp_path):
     """A grid with points without jobs; `make_grid("shards=2")` changes fields of the launcher."""
     from dflash_mcmc.grid.launcher import changed
 
-    cli.prepare()
+    command.prepare()
 
     def make(*fields: str, points: int = 1) -> Grid:
-        launcher = changed(cli.check_command(["-m", "hydra/launcher=slurm"]).launcher, fields)
+        launcher = changed(command.check_command(["-m", "hydra/launcher=slurm"]).launcher, fields)
         labels = [f"seed={number}" for number in range(points)]
         grid = Grid.create(tmp_path, "demo", ["python"], launcher, [
             Point(label=label, overrides=[label], choices={}, digest="0" * 12, folder=str(tmp_path / "demo" / label))

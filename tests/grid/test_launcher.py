@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from dflash_mcmc import cli
-from dflash_mcmc.config import Config
+from dflash_mcmc.config import command as cli
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import spec_of
 from dflash_mcmc.grid.launcher import Slurm, changed, expand

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dflash_mcmc import cli
+from dflash_mcmc.config import command as cli
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import planning
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from dflash_mcmc import cli
 from dflash_mcmc.catalogue import options
-from dflash_mcmc.config import PACKAGE, identity_hash, identity_of
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import PACKAGE, identity_hash, identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import snapshot
-from tests.test_config import companions
+from tests.config.test_schema import companions
 
 TASK = '{"id": "a", "question": "How much is 1 + 1?", "answer": "2"}\n'
 _NEED_FILES = ("model=hf", "model=qwen3_4b", "draft=dflash", "dataset=aime24", "dataset=aime25", "dataset=math500",
@@ -79,14 +79,14 @@ def test_relative_paths_mean_the_same_elsewhere(make_config, tmp_path, monkeypat
 def test_the_copy_is_complete_and_comes_before_the_checkout(tmp_path):
     """A process in the checkout, with the checkout on its path, runs the copy, and composes with the copy's conf."""
     snapshot.copy_code(tmp_path / "code")
-    root = cli.config_folder().parent
+    root = command.config_folder().parent
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'code'}:{root}", "PYTHONSAFEPATH": "1"}
-    code = "import dflash_mcmc.cli as c; c.prepare(); print(c.__file__, c.config_folder())"
+    code = "import dflash_mcmc.config.command as c; c.prepare(); print(c.__file__, c.config_folder())"
     shown = subprocess.run([sys.executable, "-c", code],
                            cwd=root, env=environment, capture_output=True, text=True, check=True).stdout.split()
     assert all(path.startswith(str(tmp_path / "code")) for path in shown)
     copied = {path.relative_to(tmp_path / "code" / "conf") for path in (tmp_path / "code" / "conf").rglob("*.yaml")}
-    assert copied == {path.relative_to(cli.config_folder()) for path in cli.config_folder().rglob("*.yaml")}
+    assert copied == {path.relative_to(command.config_folder()) for path in command.config_folder().rglob("*.yaml")}
     assert not list((tmp_path / "code").rglob("__pycache__"))
     done = subprocess.run([sys.executable, "-m", "dflash_mcmc.grid.work", str(tmp_path), "0"], cwd=root, env=environment,
                           capture_output=True, text=True)
@@ -96,7 +96,7 @@ def test_the_copy_is_complete_and_comes_before_the_checkout(tmp_path):
 
 
 def test_a_run_of_the_copy_names_the_commit_that_was_submitted(tmp_path):
-    from dflash_mcmc.run import commit
+    from dflash_mcmc.run.samples import commit
 
     snapshot.copy_code(tmp_path / "code")
     program = "from dflash_mcmc import config, run; print(config.PACKAGE.parent, run.commit()['commit'])"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.grid import planning, snapshot, status
-from dflash_mcmc.grid.folder import Grid, Job
+from dflash_mcmc.grid.folder import Grid, SlurmJob
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def grid(make_grid, make_config) -> Grid:
             "problem": problem, "chain": chain, "share_seconds": 30.0,
             "verdict": "not_drawn" if place == 0 else "correct"}) + "\n"
             for place, (problem, chain) in enumerate(keys)))
-    grid.jobs = [Job(id=f"7_{number}", point=number // 2, shard=number % 2, shards=2) for number in range(4)]
+    grid.jobs = [SlurmJob(id=f"7_{number}", point=number // 2, shard=number % 2, shards=2) for number in range(4)]
     grid.save()
     return grid
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from dflash_mcmc import cli
-from dflash_mcmc.config import hash_of, identity_of, run_folder
+from dflash_mcmc.config import command as cli
+from dflash_mcmc.config.schema import hash_of, identity_of, run_folder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import planning, snapshot, work
 from dflash_mcmc.grid.folder import Grid, Point
-from dflash_mcmc.run import RunResult
-from dflash_mcmc.stopping import Stopped
-from dflash_mcmc.tracking import readable_name, tags
+from dflash_mcmc.process.stopping import Stopped
+from dflash_mcmc.run.samples import RunResult
+from dflash_mcmc.run.tracking import readable_name, tags
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def executed(monkeypatch):
         return RunResult(run_folder(config, hash_of(identity_of(config))), {}, 3, 0)
 
     execute.error, execute.configs = None, configs
-    monkeypatch.setattr("dflash_mcmc.run.execute", execute)
+    monkeypatch.setattr("dflash_mcmc.run.samples.execute", execute)
     monkeypatch.setattr(work, "die_with_parent", lambda: None)  # it would be that of the tests
     return execute
 

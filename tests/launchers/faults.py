@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests import processes
-from tests.test_run import TIMES
+from tests.run.test_samples import TIMES
 
 SWEEP = ("experiment=demo", "condition=ps", "sampler.num_blocks=8", "sampler.num_steps=1",
          "seed=0,1", "dataset.limit=16", "tracker=jsonl", "hardware.num_slots=2", "hardware.grace_seconds=2")

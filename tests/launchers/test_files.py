@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dflash_mcmc.run import execute
+from dflash_mcmc.run.samples import execute
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer
 from tests.launchers.test_sweep_agent import BIN, make_sweep

@@ -25,13 +25,13 @@ from transformers import (
 )
 
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.config import PACKAGE, identity_of
+from dflash_mcmc.config.schema import PACKAGE, identity_of
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.model.tiny import build_config
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run import execute
+from dflash_mcmc.run.samples import execute
 from dflash_mcmc.sampler.greedy import Greedy
 
 TINY = PACKAGE / "assets" / "tiny"

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from dflash_mcmc.config import PACKAGE
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.model import tiny
-from dflash_mcmc.run import execute
+from dflash_mcmc.run.samples import execute
 
 FOLDER = PACKAGE / "assets" / "tiny"
 

@@ -7,14 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from dflash_mcmc.config import identity_of
+from dflash_mcmc.config.schema import identity_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.measuring.readout import Blocks, hidden_states, read_out
-from dflash_mcmc.measuring.readout_tables import MODES, READERS
 from dflash_mcmc.probe.deep_readout import DeepReadout
-from dflash_mcmc.probing import Work, execute
-from dflash_mcmc.records import RECORDS
+from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, read_out
+from dflash_mcmc.probe.deep_readout.tables import MODES, READERS
 from dflash_mcmc.rng import Key
+from dflash_mcmc.run.probing import Work, execute
+from dflash_mcmc.store.records import RECORDS
 from tests.refusals import command_is_refused
 
 PROBE = ("probe=deep_readout", "draft=tiny")
@@ -73,7 +73,7 @@ def test_a_record_is_that_of_its_problem_alone(make_config):
     problem = config.dataset.problems()[3]
     prompt = model.encode(config.model.prompt(model.tokenizer, problem.question))
     answer = model.encode(problem.solution)
-    blocks, key = Blocks.of(len(prompt), len(answer), BLOCK), Key(0).fold_in("deep_readout", problem.id, "noise")
+    blocks, key = AnswerBlocks.of(len(prompt), len(answer), BLOCK), Key(0).fold_in("deep_readout", problem.id, "noise")
     alone = read_out(drafter, hidden_states(drafter, np.concatenate([prompt, answer]), blocks, "full", key))
     assert records[problem.id]["rank"] == alone.rank
     assert records[problem.id]["p"] == alone.p

@@ -11,15 +11,15 @@ import pytest
 from hydra import initialize_config_dir
 from scipy import stats
 
-from dflash_mcmc import cli, drawing, run
-from dflash_mcmc.config import identity_of, to_config
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import identity_of, to_config
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.measuring import detection_tables, signals, steps
 from dflash_mcmc.probe import difficulty
-from dflash_mcmc.probe.difficulty import Difficulty
-from dflash_mcmc.probing import Unit, Work, execute
-from dflash_mcmc.records import RECORDS
-from dflash_mcmc.store import RunStore
+from dflash_mcmc.probe.difficulty import Difficulty, signals, steps, tables
+from dflash_mcmc.run import build, samples
+from dflash_mcmc.run.probing import Unit, Work, execute
+from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.types import Grade
 from tests.refusals import command_is_refused
 
@@ -48,19 +48,19 @@ def fifteen(tmp_path_factory) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def result(fifteen):
     """Their run."""
-    cli.prepare()
-    with initialize_config_dir(str(cli.config_folder()), version_base="1.3"):
-        return execute(to_config(cli.compose_checked("config", list(fifteen))))
+    command.prepare()
+    with initialize_config_dir(str(command.config_folder()), version_base="1.3"):
+        return execute(to_config(command.compose_checked("config", list(fifteen))))
 
 
 def test_answers_are_those_of_a_run_and_signals_those_of_the_answer_alone(make_config):
     config = make_config(*WARM, "dataset.limit=3")
     found = measured(config)
-    drawn = records(run.execute(make_config(*WARM[2:], "dataset.limit=3")).folder)
+    drawn = records(samples.execute(make_config(*WARM[2:], "dataset.limit=3")).folder)
     assert [record["verdict"] for record in found] == [record["verdict"] for record in drawn]
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
-    prompts = drawing.prompts(config, model, config.dataset.problems())
+    prompts = build.prompts(config, model, config.dataset.problems())
     for record, sample in zip(found, drawn, strict=True):
         tokens = np.array(sample["tokens"])
         alone = signals.along(model, drafter, prompts[record["problem"]], tokens)
@@ -180,7 +180,7 @@ def test_grades_that_come_late_find_their_answers(make_config, monkeypatch, resu
     assert [record["verdict"] for record in late] == ["wrong", "no_answer", "wrong"]
     for record, known in zip(late, records(result.folder), strict=False):
         assert {**record, "verdict": None} == {**known, "verdict": None}
-    values = detection_tables.summary(late, 5, 10).values
+    values = tables.summary(late, 5, 10).values
     assert (values["num_no_answer"], values["answers/wrong"]) == (1, 3)
 
 
@@ -198,7 +198,7 @@ def test_skipped_answers_are_counted(make_config, monkeypatch):
     monkeypatch.setattr(signals, "along", lambda *given: nothing)
     found = measured(make_config(*GREEDY, "dataset.limit=2"))
     assert all("not numbers" in record["skipped"] for record in found)
-    values = detection_tables.summary(found, 5, 10).values
+    values = tables.summary(found, 5, 10).values
     assert (values["num_answers"], values["num_skipped"]) == (0, 2)
     assert values["num_skipped_not_correct"] == sum(record["verdict"] != "correct" for record in found)
     with pytest.raises(UserError, match=r"^dataset\.max_new_tokens: given 7; allowed: at least 8, a block$"):

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dflash_mcmc.answers import Answer
-from dflash_mcmc.config import identity_of
-from dflash_mcmc.engine import forcing
+from dflash_mcmc.config.schema import identity_of
+from dflash_mcmc.forcing import sequences
+from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import layer_rank
-from dflash_mcmc.probing import execute
 from dflash_mcmc.report.probed import overall
+from dflash_mcmc.run.probing import execute
 from tests.probes import changed, composed, killed, measured, records, without_times
 from tests.refusals import command_is_refused
 
@@ -183,8 +183,8 @@ def test_what_changes_a_record_is_in_the_identity(make_config):
 def test_neither_pieces_nor_groups_of_layers_show(result, monkeypatch):
     config = changed(result[0], limit=1)
     whole = measured(config)
-    monkeypatch.setattr(forcing, "_LOGITS_BYTES", 5 * 4 * 512)
-    monkeypatch.setattr("dflash_mcmc.measuring.layers._STATES_BYTES", 1)
+    monkeypatch.setattr(sequences, "_LOGITS_BYTES", 5 * 4 * 512)
+    monkeypatch.setattr("dflash_mcmc.forcing.layers._STATES_BYTES", 1)
     parts = measured(config)
     assert [list(record["ranks"]) for record in parts] == [list(record["ranks"]) for record in whole]
     for name, ranks in whole[0]["ranks"].items():

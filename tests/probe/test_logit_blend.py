@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dflash_mcmc.config import identity_of
-from dflash_mcmc.measuring.layers_blended import SUMS
+from dflash_mcmc.config.schema import identity_of
 from dflash_mcmc.probe import logit_blend
-from dflash_mcmc.probing import execute
+from dflash_mcmc.probe.logit_blend.gains import SUMS
 from dflash_mcmc.report.probed import overall
+from dflash_mcmc.run.probing import execute
 from tests.probes import changed, composed, killed, measured, records, without_times
 from tests.refusals import command_is_refused
 

@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 from hydra import initialize_config_dir
 
-from dflash_mcmc import cli, drawing, run
-from dflash_mcmc.config import Config, identity_of, to_config
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import Config, identity_of, to_config
 from dflash_mcmc.engine.interface import Finished
-from dflash_mcmc.measuring.chains import compact
-from dflash_mcmc.probing import Work, execute
-from dflash_mcmc.records import RECORDS
+from dflash_mcmc.probe.mixing.chains import compact
 from dflash_mcmc.report import figure
-from dflash_mcmc.store import RunStore
+from dflash_mcmc.run import build, samples
+from dflash_mcmc.run.probing import Work, execute
+from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.types import Cost
 from tests.refusals import command_is_refused
 
@@ -28,12 +29,12 @@ FIGURES = {f"fig_mixing_{name}" for name in ("acceptance", "traces", "autocorrel
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
     """The typed configuration of overrides, with outputs in a folder of its own."""
-    cli.prepare()
+    command.prepare()
 
     def make(*overrides: str) -> Config:
         outputs = f"paths.outputs={tmp_path_factory.mktemp('outputs')}"
-        with initialize_config_dir(str(cli.config_folder()), version_base="1.3"):
-            return to_config(cli.compose_checked("config", [*SMALL, outputs, *overrides]))
+        with initialize_config_dir(str(command.config_folder()), version_base="1.3"):
+            return to_config(command.compose_checked("config", [*SMALL, outputs, *overrides]))
 
     return make
 
@@ -71,10 +72,10 @@ def settings_of(cells: list[dict]) -> list[tuple]:
 
 
 def test_the_chains_are_those_of_a_run_without_a_probe(make, grid):
-    samples = records(run.execute(make("sampler.alpha=4")).folder)
+    drawn = records(samples.execute(make("sampler.alpha=4")).folder)
     cells = by_unit(records(grid.folder))
-    assert len(samples) == len(cells) == 4
-    for sample in samples:
+    assert len(drawn) == len(cells) == 4
+    for sample in drawn:
         cell = cells[sample["problem"], sample["chain"]][1]
         assert settings_of([cell]) == [(4.0, 0.25, "exact")]
         assert cell["trace"] == compact(sample["trace"])
@@ -177,9 +178,9 @@ class Failing:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_chains_that_could_not_be_drawn_are_recorded_and_counted(make, figures, monkeypatch, number):
-    config, engine = make("probe=mixing", "probe.alphas=[2.0,4.0]"), drawing.engine
+    config, engine = make("probe=mixing", "probe.alphas=[2.0,4.0]"), build.engine
     failing = [problem.id for problem in config.dataset.problems()][:number]
-    monkeypatch.setattr(drawing, "engine", lambda *arguments: Failing(engine(*arguments), failing))
+    monkeypatch.setattr(build, "engine", lambda *arguments: Failing(engine(*arguments), failing))
     found = execute(config)
     assert found.summary["num_failed"] == 2 * 2 * number
     assert set(figures) == {*FIGURES, "fig_mixing_grid"}

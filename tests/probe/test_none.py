@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_mcmc.config import groups_of, unused
+from dflash_mcmc.config.schema import groups_of, unused
 
 
 def test_everything_else_is_in_use(make_config):

@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from dflash_mcmc.engine.drafter import DFlashDrafter
 from dflash_mcmc.engine.interface import NOT_NUMBERS
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.probing import execute
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.report import figure
+from dflash_mcmc.run.probing import execute
 from tests.probes import records
 
 PROBES = {
@@ -85,7 +85,7 @@ def test_a_target_without_numbers_is_skipped_and_counted(run, monkeypatch, probe
     ("joint", "false", "joint_log_p"), ("reference", "true", "draw_from_target")])
 def test_a_target_that_loses_its_numbers_behind_drawn_tokens(run, monkeypatch, weights, autoregressive, where):
     """What is read behind the draft's tokens, or behind its own, is checked too."""
-    from dflash_mcmc.measuring import weighing
+    from dflash_mcmc.probe.speculative_mcmc import weighing
 
     read, called = getattr(weighing, where), []
 

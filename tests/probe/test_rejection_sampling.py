@@ -12,13 +12,13 @@ import pytest
 import torch
 from hydra import initialize_config_dir
 
-from dflash_mcmc import cli
 from dflash_mcmc.__main__ import main
-from dflash_mcmc.config import identity_of, to_config
-from dflash_mcmc.ops import Law
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import identity_of, to_config
+from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe.rejection_sampling import samplers_by_name, verdict
-from dflash_mcmc.probing import Work, execute
-from dflash_mcmc.records import RECORDS
+from dflash_mcmc.run.probing import Work, execute
+from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.testing import EnumeratedKey, Enumerator
 from tests import processes
 from tests.refusals import command_is_refused
@@ -30,10 +30,10 @@ RIGHT = ("speculative_rejection", "speculative_match")
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """The experiment's configuration, with outputs in a folder of its own."""
-    cli.prepare()
+    command.prepare()
     overrides = ["experiment=rejection_sampling", f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
-    with initialize_config_dir(str(cli.config_folder()), version_base="1.3"):
-        return to_config(cli.compose_checked("config", overrides))
+    with initialize_config_dir(str(command.config_folder()), version_base="1.3"):
+        return to_config(command.compose_checked("config", overrides))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def exact_law(sampler, probe) -> np.ndarray:
     enumerator, law = Enumerator(), np.zeros(probe.vocab_size)
     while True:
         chance = EnumeratedKey(enumerator).chance(0, 1)
-        found = verdict(sampler, logits, Law(probe.temperature), chance, 1)
+        found = verdict(sampler, logits, SamplingParams(probe.temperature), chance, 1)
         law[int(found.tokens[0, 0])] += enumerator.probability
         if not enumerator.next_branch():
             return law

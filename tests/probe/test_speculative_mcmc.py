@@ -12,15 +12,15 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from dflash_mcmc.config import identity_of
+from dflash_mcmc.config.schema import identity_of
 from dflash_mcmc.engine.cache import SlotCache
-from dflash_mcmc.engine.decode import Decoder, Span
-from dflash_mcmc.engine.drafter import Anchors
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.measuring import independence, speculative
-from dflash_mcmc.probing import Summary, Work, execute
-from dflash_mcmc.records import RECORDS
+from dflash_mcmc.engine.model_runner import ModelRunner, Span
+from dflash_mcmc.engine.speculative.drafter import Anchors
+from dflash_mcmc.probe.speculative_mcmc import independence, tables
 from dflash_mcmc.rng import Key
+from dflash_mcmc.run.probing import Summary, Work, execute
+from dflash_mcmc.store.records import RECORDS
 from tests.refusals import refused
 from tests.training.drafts import block_alone
 
@@ -115,7 +115,7 @@ def test_mask_mode_is_what_the_decoders_draft_with(probe_config):
     records = records_of(execute(config))
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
-    decoder = Decoder(model, config.blend, "grouped", 256, 8, 64, drafter)
+    decoder = ModelRunner(model, config.blend, "grouped", 256, 8, 64, drafter)
     cache = SlotCache(model.cache_shape, 1, 256, model.device, drafter.companion)
     for problem in config.dataset.problems():
         prompt = model.encode(config.model.prompt(model.tokenizer, problem.question)).tolist()
@@ -242,7 +242,7 @@ def made_record(problem: str, acceptance: list[float], log_w: list[float], block
 
 
 def told(records: list[dict], timed_rows: int = 8) -> Summary:
-    return speculative.summary(records, num_samples=100, chain_steps=10, position_edges=(1, 3), timed_rows=timed_rows)
+    return tables.summary(records, num_samples=100, chain_steps=10, position_edges=(1, 3), timed_rows=timed_rows)
 
 
 def test_tables_by_hand():
@@ -319,7 +319,7 @@ def test_times_of_other_batches_are_left_out():
 
 
 def test_a_proposal_that_cannot_be_timed_is_no_record(probe_config, monkeypatch):
-    monkeypatch.setattr("dflash_mcmc.measuring.timing.BatchedEngine",
+    monkeypatch.setattr("dflash_mcmc.probe.speculative_mcmc.timing.BatchedEngine",
                         lambda *given, **more: SimpleNamespace(run=lambda chains: iter([SimpleNamespace(result=None)])))
     config = probe_config("dataset.limit=1", "probe.timed_rows=2", "probe.autoregressive=false", "probe.weights=reference")
     ((_, record),) = config.probe.measure(config, Work(config.probe.units(config), "cpu"))
@@ -339,7 +339,7 @@ def test_logits_are_there_in_pieces_only(probe_config, monkeypatch):
 
     work = Work(config.probe.units(config), "cpu")
     plain = {unit: record for unit, record in config.probe.measure(config, work)}
-    monkeypatch.setattr("dflash_mcmc.engine.forcing._LOGITS_BYTES", 4 * model.vocab_size * 14)
+    monkeypatch.setattr("dflash_mcmc.forcing.sequences._LOGITS_BYTES", 4 * model.vocab_size * 14)
     monkeypatch.setattr(LanguageModel, "logits", watched)
     work = Work(config.probe.units(config), "cpu")
     pieces = {unit: record for unit, record in config.probe.measure(config, work)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dflash_mcmc.config import hash_of
-from dflash_mcmc.stats import summarise
+from dflash_mcmc.config.schema import hash_of
+from dflash_mcmc.statistics.summaries import summarise
 
 SAMPLERS = {"greedy": {"sampler": "greedy"}, "temp": {"sampler": "temperature", "sampler.temperature": 0.25},
             "ps": {"sampler": "power_mh", "sampler.alpha": 4.0, "sampler.proposal_temperature": 0.25, "sampler.num_blocks": 16,

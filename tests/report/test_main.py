@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from dflash_mcmc.config import identity_hash
-from dflash_mcmc.run import execute
+from dflash_mcmc.config.schema import identity_hash
+from dflash_mcmc.run.samples import execute
 from tests.report.folders import record, write
 
 

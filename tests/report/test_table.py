@@ -8,8 +8,8 @@ import pytest
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.table import overall
-from dflash_mcmc.stats import summarise
-from tests.test_stats import record
+from dflash_mcmc.statistics.summaries import summarise
+from tests.statistics.test_summaries import record
 
 
 def folder(path, condition: str, identity: dict, **rest):

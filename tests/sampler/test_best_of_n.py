@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.config import identity_hash
-from dflash_mcmc.engine import rules
-from dflash_mcmc.engine.speculation import Speculation
-from dflash_mcmc.engine.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.config.schema import identity_hash
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.speculative import rules
+from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.best_of_n import BestOfN
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.types import ChainResult, Trajectory
 from tests.laws import power_law, product_law
 
 HORIZON, VOCAB, EXACT, WRONG = 2, 3, 1e-12, 1e-3
@@ -144,8 +144,8 @@ def test_mutants_fail(select, mutant, temperature):
 @dataclass(slots=True, kw_only=True)
 class OneKeyForAll(BestOfN):
     def chain(self, prompt, horizon, key):
-        first = yield Draw(Path.start(prompt), horizon, self.law(), key.fold_in("candidate", "token"))
-        second = yield Draw(Path.start(prompt), horizon, self.law(), key.fold_in("candidate", "token"))
+        first = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", "token"))
+        second = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", "token"))
         return ChainResult([first, second][self.choose([first, second], key.fold_in("select"))])
 
 

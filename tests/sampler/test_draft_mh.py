@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.draft import DraftBlend
-from dflash_mcmc.engine.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.power_mh import PowerMH

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.config import identity_hash
-from dflash_mcmc.engine.tabular import TabularEngine, TabularModel
+from dflash_mcmc.config.schema import identity_hash
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import (
@@ -124,7 +124,7 @@ def drawn(engine, sampler) -> dict:
 @dataclass(slots=True, kw_only=True)
 class IgnoresTheProposalsOptions(PowerMH):
     def law(self):
-        return Law(1.0 / self.alpha)
+        return SamplingParams(1.0 / self.alpha)
 
     def source(self):
         return "blended"

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.engine.tabular import TabularEngine, TabularModel
-from dflash_mcmc.ops import Draw, Law
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
+from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
-from dflash_mcmc.types import ChainResult, Path
+from dflash_mcmc.types import ChainResult, Trajectory
 from tests.laws import product_law
 
 HORIZON, VOCAB, EXACT, WRONG = 3, 4, 1e-12, 1e-3
@@ -58,7 +58,7 @@ def test_leaving_a_truncation_out_fails(name):
 
 def test_taking_the_argmax_for_the_first_token_fails():
     def mutant(key):
-        first = yield Draw(Path.start(PROMPT), 1, Law(0.0), key.fold_in("first"))
+        first = yield Draw(Trajectory.start(PROMPT), 1, SamplingParams(0.0), key.fold_in("first"))
         path = yield Draw(first, HORIZON, sampler.law(), key)
         return ChainResult(path)
 

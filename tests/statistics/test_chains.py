@@ -13,8 +13,8 @@ from dflash_mcmc.statistics.chains import affordable, aggregated, best_of, major
 from dflash_mcmc.statistics.outcomes import outcomes
 from dflash_mcmc.statistics.paired import compare
 from dflash_mcmc.statistics.shares import accuracy
-from dflash_mcmc.stats import summarise
-from tests.test_stats import record as summed
+from dflash_mcmc.statistics.summaries import summarise
+from tests.statistics.test_summaries import record as summed
 
 
 def chains(problem: str, *answers: str | None, gold: str = "1", **fields) -> list[dict]:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.statistics.interaction import two_by_two
-from dflash_mcmc.statistics.outcomes import Outcomes
+from dflash_mcmc.statistics.outcomes import PairedOutcomes
 from dflash_mcmc.statistics.shares import wilson
 
 
-def of(correct, chains: int = 1) -> Outcomes:
+def of(correct, chains: int = 1) -> PairedOutcomes:
     correct = np.asarray(correct, np.float64)
-    return Outcomes(tuple(map(str, range(len(correct)))), correct, np.full(len(correct), chains))
+    return PairedOutcomes(tuple(map(str, range(len(correct)))), correct, np.full(len(correct), chains))
 
 
 def test_effect_is_the_difference_of_differences():

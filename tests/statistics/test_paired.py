@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dflash_mcmc.statistics.outcomes import Outcomes
+from dflash_mcmc.statistics.outcomes import PairedOutcomes
 from dflash_mcmc.statistics.paired import compare, holm, sign_flip, verdict
 
 
-def of(correct, chains: int = 1) -> Outcomes:
+def of(correct, chains: int = 1) -> PairedOutcomes:
     correct = np.asarray(correct, np.float64)
-    return Outcomes(tuple(map(str, range(len(correct)))), correct, np.full(len(correct), chains))
+    return PairedOutcomes(tuple(map(str, range(len(correct)))), correct, np.full(len(correct), chains))
 
 
-def table(both: int, only_a: int, only_b: int, neither: int) -> tuple[Outcomes, Outcomes]:
+def table(both: int, only_a: int, only_b: int, neither: int) -> tuple[PairedOutcomes, PairedOutcomes]:
     parts = (both, only_a, only_b, neither)
     return of(np.repeat([1, 1, 0, 0], parts)), of(np.repeat([1, 0, 1, 0], parts))
 

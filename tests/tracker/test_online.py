@@ -12,7 +12,7 @@ import pytest
 
 from dflash_mcmc.tracker.wandb import TABLE_COLUMNS
 from tests import processes
-from tests.test_tracking import KILLED
+from tests.run.test_tracking import KILLED
 from tests.tracker.loopback import Loopback, Run
 
 SETTING = ("experiment=demo", "tracker=wandb", "condition=ps", "sampler.alpha=2", "sampler.num_blocks=2",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.dflash import DFlash, DFlashShape
 from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape
 from dflash_mcmc.training.responses import Response
 from tests.targets import random_model
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_mcmc.config import PACKAGE
-from dflash_mcmc.engine import dflash_checkpoint
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.dflash import checkpoint
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.training import accepted, draft, loop, responses
 from dflash_mcmc.training.prompts import questions
@@ -87,7 +87,7 @@ def test_learns_and_is_loaded_as_any_draft(plan, tmp_path):
     assert figures[1]["loss"] < figures[0]["loss"] - 0.5
     assert all(1.0 <= line[name] <= 16.0 for line in figures for name in ("tau_0", "tau_1"))
     assert [line["step"] for line in lines if "train/loss" in line] == [10, 20, 30, 40]
-    loaded = dflash_checkpoint.load(folder, None, "cpu")
+    loaded = checkpoint.load(folder, None, "cpu")
     trained = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
     assert all(torch.equal(value, trained[name].bfloat16()) for name, value in loaded.state_dict().items())
     config = json.loads((folder / "config.json").read_text())
@@ -118,7 +118,7 @@ def test_two_processes_make_the_weights_of_one(plan, tmp_path):
 def test_shipped_draft_is_that_of_the_recipe_and_good(tmp_path):
     plan = compose("tiny", ["prompts.num=8", "prompts.held_out=15"])
     folder, target = PACKAGE / "assets/tiny_draft", plan.model.load("cpu")
-    shipped = dflash_checkpoint.load(folder, torch.float32, "cpu")
+    shipped = checkpoint.load(folder, torch.float32, "cpu")
     assert shipped.shape == dataclasses.replace(draft.shape_of(plan, target), dtype=torch.bfloat16)
     trained = json.loads((folder / "config.json").read_text())["training"]
     recipe = identity_of(compose("tiny", []))

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dflash_mcmc.training import loss as losses
-from dflash_mcmc.training.blocks import Blocks, gather
+from dflash_mcmc.training.blocks import TrainingBlocks, gather
 from dflash_mcmc.training.loss import Objective, law_losses, loss_sum, slot_weights
 from tests.training.drafts import BLOCK_SIZE, block_alone, random_draft, random_responses, random_target
 
@@ -28,11 +28,11 @@ def draft(target):
     return random_draft(target)
 
 
-def some_blocks() -> Blocks:
+def some_blocks() -> TrainingBlocks:
     return gather(random_responses((13, 5, 27)), [np.array(anchors) for anchors in ANCHORS])
 
 
-def one_by_one(draft, target, blocks: Blocks, objective: Objective) -> torch.Tensor:
+def one_by_one(draft, target, blocks: TrainingBlocks, objective: Objective) -> torch.Tensor:
     """The loss, block for block and slot for slot."""
     total = torch.zeros(())
     for row, anchors in enumerate(ANCHORS):

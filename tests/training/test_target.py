@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-from dflash_mcmc import cli
-from dflash_mcmc.config import PACKAGE
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.run import execute
+from dflash_mcmc.run.samples import execute
 from dflash_mcmc.training import loop, target
 
 SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "problems_per_level=1", "warmup_steps=2", "num_threads=1")
@@ -26,8 +26,8 @@ def keep_threads():
 @pytest.fixture
 def plan(tmp_path):
     """A plan of six small steps; further overrides may be given."""
-    def make(*overrides: str) -> target.Plan:
-        made, choices = cli.compose_once("train", [*SMALL, f"paths.outputs={tmp_path}", *overrides], target.Plan)
+    def make(*overrides: str) -> target.TrainingPlan:
+        made, choices = command.compose_once("train", [*SMALL, f"paths.outputs={tmp_path}", *overrides], target.TrainingPlan)
         made.check(choices["model"])
         return made
     return make

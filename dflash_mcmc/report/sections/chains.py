@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
-from dflash_mcmc.intervals import Clusters, Estimate
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, counted, ends, named, paragraphs, shared
 from dflash_mcmc.report.runs import Run
 from dflash_mcmc.report.study import Study, full, votes
 from dflash_mcmc.statistics.chains import majority, majority_curve, pass_curve
+from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,9 +82,9 @@ def _columns() -> list[Column]:
 def _curve(run: Run) -> list[dict]:
     """Rows of k; without a majority where answers are no votes."""
     passed = pass_curve(run.records)
-    voted = [Estimate(None, None, None, 0)] * len(passed)
+    voted = [IntervalEstimate(None, None, None, 0)] * len(passed)
     if votes(run):
-        voted = [Estimate(*ends(row, "accuracy"), 0) for row in majority_curve(run.records)]
+        voted = [IntervalEstimate(*ends(row, "accuracy"), 0) for row in majority_curve(run.records)]
     return [{"run": run.shown, **row, **of.columns("majority_at_k")} for row, of in zip(passed, voted, strict=True)]
 
 
@@ -110,7 +110,7 @@ def _figure(curves: dict[str, list[dict]]) -> Figure:
         for number, (label, rows) in enumerate(curves.items()):
             if rows[0][key] is None:
                 continue
-            estimates = [Estimate(*ends(row, key), row["n"]) for row in rows]
+            estimates = [IntervalEstimate(*ends(row, key), row["n"]) for row in rows]
             beside = 1.0 + 0.02 * (number - (len(curves) - 1) / 2)
             axes.errorbar([row["k"] * beside for row in rows], [100.0 * estimate.value for estimate in estimates],
                           error_bars(estimates), color=PALETTE[number], marker=MARKERS[number], markersize=5, capsize=2,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.intervals import Clusters, Estimate
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, counted, ends, named, paragraphs, percent, points, shared
 from dflash_mcmc.report.published import DATASET, published
 from dflash_mcmc.report.runs import Run
 from dflash_mcmc.report.study import Study, same_but
+from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import aligned
 from dflash_mcmc.statistics.paired import compare
 
@@ -79,14 +79,14 @@ def _roles(study: Study) -> dict[str, Run]:
     return {**{role: runs[0] for role, runs in candidates.items() if role not in power}, **max(settings, key=len, default={})}
 
 
-def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dict[str, Estimate]]:
+def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dict[str, IntervalEstimate]]:
     """Accuracies by method, for each published model with its source, and for these runs."""
     found = {(paper.model, paper.source): paper.accuracy for paper in published()}
     found[_HERE, study.dataset] = {role: study.entry(run).accuracy for role, run in roles.items()}
     return found
 
 
-def _accuracies(columns: dict[tuple[str, str], dict[str, Estimate]]) -> Table:
+def _accuracies(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Table:
     """Models down, methods across."""
     rows = [{"model": model, "source": source, "method": METHODS[method], **estimate.columns("accuracy"),
              "n": estimate.n or None} for (model, source), of in columns.items() for method, estimate in of.items()]
@@ -100,7 +100,7 @@ def _accuracies(columns: dict[tuple[str, str], dict[str, Estimate]]) -> Table:
                  data=rows)
 
 
-def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, Estimate]], roles: dict[str, Run]) -> Table:
+def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, IntervalEstimate]], roles: dict[str, Run]) -> Table:
     """Improvements down, models across."""
     rows = []
     for method, base in _IMPROVEMENTS:
@@ -151,12 +151,12 @@ def _blend_sources(study: Study, blends: list[Run]) -> Table:
     return Table("blend_sources", "The draft as what is blended in", columns, rows)
 
 
-def _acceptance(run: Run) -> Estimate:
+def _acceptance(run: Run) -> IntervalEstimate:
     of = Clusters([record["problem"] for record in run.records])
     return of.ratio([record["accepted"] for record in run.records], [record["proposals"] for record in run.records])
 
 
-def _figure(columns: dict[tuple[str, str], dict[str, Estimate]]) -> Figure:
+def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figure:
     from matplotlib.figure import Figure
 
     methods = [method for method in METHODS if any(method in of for of in columns.values())]
@@ -176,7 +176,7 @@ def _figure(columns: dict[tuple[str, str], dict[str, Estimate]]) -> Figure:
     return drawn
 
 
-def _point(axes: Axes, place: float, estimate: Estimate, style: dict) -> None:
+def _point(axes: Axes, place: float, estimate: IntervalEstimate, style: dict) -> None:
     """A point on its interval, with its value above both."""
     value, known = 100.0 * estimate.value, estimate.low is not None
     if known:

@@ -34,14 +34,14 @@ def section(study: Study) -> Section | None:
 
 
 def _rows(study: Study, drawn: list[Run], others: list[Run], cost: str) -> list[dict]:
-    votes_of = {voting.label: _Votes(voting) for voting in drawn}
+    votes_of = {voting.label: _MatchedVotes(voting) for voting in drawn}
     rows = [row for run in others for found in votes_of.values() if (row := _row(study, run, found, cost)) is not None]
     for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
         row["p_holm"], row["verdict"] = adjusted, VERDICTS[verdict(row["difference"], adjusted)]
     return rows
 
 
-class _Votes:
+class _MatchedVotes:
     """The votes of a run, each number of chains worked out once."""
 
     def __init__(self, run: Run):
@@ -55,7 +55,7 @@ class _Votes:
         return self._of[k]
 
 
-def _row(study: Study, run: Run, votes_of: _Votes, cost: str) -> dict | None:
+def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: str) -> dict | None:
     """None where the two have no problem in common."""
     spent = cost_of(run.records, cost)
     k = affordable(votes_of.records, spent, cost)

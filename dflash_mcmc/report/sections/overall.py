@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash_mcmc import stats
 from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, count, counted, named, paragraphs, percent
 from dflash_mcmc.report.study import Entry, Study
 from dflash_mcmc.report.table import HEADERS, row_of
+from dflash_mcmc.statistics import summaries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,8 +49,8 @@ def section(study: Study) -> Section:
 def summary_of(entry: Entry) -> dict:
     """`stats.summarise` of a row; of a vote the number of correct answers is the expected one."""
     if not entry.voted:
-        return {**stats.summarise(entry.run.condition, entry.records), "complete": entry.run.complete}
-    summary = stats.summarise(entry.run.condition, [{**record, "log_p": 0.0} for record in entry.records])
+        return {**summaries.summarise(entry.run.condition, entry.records), "complete": entry.run.complete}
+    summary = summaries.summarise(entry.run.condition, [{**record, "log_p": 0.0} for record in entry.records])
     return {**summary, "correct": float(entry.outcomes.correct.sum()), "mean_log_p": None, "complete": entry.run.complete}
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.intervals import Estimate
 from dflash_mcmc.report.parts import (
     Column,
     Drawing,
@@ -23,7 +22,8 @@ from dflash_mcmc.report.parts import (
     probability,
 )
 from dflash_mcmc.report.study import Entry, Study
-from dflash_mcmc.statistics.outcomes import Outcomes, aligned
+from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.outcomes import PairedOutcomes, aligned
 from dflash_mcmc.statistics.paired import compare, holm, verdict
 from dflash_mcmc.statistics.power import detectable, detectable_by_spread, problems_by_spread, problems_needed
 
@@ -86,7 +86,7 @@ def _row(entry: Entry, base: Entry) -> dict:
             "verdict": VERDICTS[found.verdict], **_planned(own, other)}
 
 
-def _planned(own: Outcomes, other: Outcomes) -> dict[str, float | None]:
+def _planned(own: PairedOutcomes, other: PairedOutcomes) -> dict[str, float | None]:
     """For the next experiment; without numbers where the runs differ on too few problems for such a difference to be."""
     differences, problems = own.correct - other.correct, len(own.problems)
     if own.single and other.single:
@@ -125,7 +125,7 @@ def _figure(title: str, rows: list[dict]) -> Figure:
     labels = [row["run"] for row in rows]
     drawn = Figure(figsize=figure.rows_size(labels), layout="constrained")
     axes = drawn.subplots()
-    figure.draw_estimates(axes, labels, [Estimate(*ends(row, "difference"), row["problems"]) for row in rows],
+    figure.draw_estimates(axes, labels, [IntervalEstimate(*ends(row, "difference"), row["problems"]) for row in rows],
                           [_said(row) for row in rows], [row["verdict"] in ("better", "worse") for row in rows])
     axes.axvline(0.0, color=figure.INK, linewidth=0.8, zorder=1)
     axes.set_title(title)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.intervals import Estimate
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, accurate, count, ends, named, paragraphs, percent
 from dflash_mcmc.report.study import Entry, Study
+from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.shares import accuracy
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _figure(study: Study, rows: list[dict]) -> Figure:
     for axes, stratum in zip(drawn.subplots(1, 2, sharey=True), _BY_GREEDY, strict=True):
         of = {row["run"]: row for row in rows if row["stratum"] == stratum}
         found = [of.get(label) for label in labels]
-        estimates = [Estimate(*ends(row, "accuracy"), row["n"]) if row else Estimate(None, None, None, 0) for row in found]
+        estimates = [IntervalEstimate(*ends(row, "accuracy"), row["n"]) if row else IntervalEstimate(None, None, None, 0) for row in found]
         texts = [f"{count(row['correct'])}/{row['n']:,}" if row else "-" for row in found]
         figure.draw_estimates(axes, labels, estimates, texts)
         axes.set_title(f"{stratum}, n = {max((row['problems'] for row in of.values()), default=0):,}")

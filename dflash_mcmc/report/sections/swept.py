@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.intervals import Estimate
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, accurate, counted, named, paragraphs, shared
 from dflash_mcmc.report.runs import Run
 from dflash_mcmc.report.study import Study
 from dflash_mcmc.report.table import followed
+from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.shares import accuracy
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class _Swept(NamedTuple):
         """Over the seeds together: they are more chains of the same problems."""
         return [record for run in self.runs[values] for record in run.records]
 
-    def at(self, values: tuple[float, ...]) -> Estimate:
+    def at(self, values: tuple[float, ...]) -> IntervalEstimate:
         """Accuracy."""
         return accuracy(self.records(values))
 

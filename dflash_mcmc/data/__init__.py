@@ -1,0 +1,1 @@
+"""What is read from outside: checkpoints, hub files, rows of datasets, prompts."""

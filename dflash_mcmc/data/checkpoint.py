@@ -1,0 +1,129 @@
+"""Where a checkpoint lies, a folder or a name on the hub, and what is in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from dflash_mcmc.data import hub
+from dflash_mcmc.errors import ConfigError, UserError
+
+_SMALL_FILES = (".json", ".txt", ".jinja", ".model")
+_SAMPLE_BYTES = 4096
+
+
+class Checkpoint(NamedTuple):
+    """A folder, or a hub name with a revision. `field` is what errors name: `model.path`."""
+
+    field: str
+    path: str
+    revision: str | None
+    example: str
+    """A hub name, for errors."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.path).expanduser()
+
+    def check(self) -> None:
+        """A path that looks like a folder must be one. Raises ConfigError."""
+        if self.folder.is_dir():
+            if not (self.folder / "config.json").is_file():
+                raise ConfigError(self.field, self.path, "a folder with config.json and weights")
+        elif self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1:
+            raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}")
+
+    def config(self) -> dict | None:
+        """Of config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
+        file = self.folder / "config.json" if self.folder.is_dir() else self._cached("config.json")
+        if file is None:
+            return None
+        try:
+            return json.loads(file.read_text())
+        except ValueError as error:
+            raise ConfigError(self.field, self.path, f"a folder whose config.json is JSON ({error})") from error
+
+    def fingerprint(self) -> str:
+        """Hash of the checkpoint's files; of name and commit for a hub name.
+
+        Of a safetensors file its header counts and three samples of every tensor: reading all of a large checkpoint
+        would take minutes at every start, and a tensor that was trained further differs in any sample.
+        """
+        if not self.folder.is_dir():
+            return f"hub:{self.path}@{self.commit()}"
+        digest = hashlib.sha256()
+        for file in sorted(self.folder.iterdir()):
+            if file.suffix in _SMALL_FILES:
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+            elif file.suffix == ".safetensors":
+                digest.update(file.name.encode() + b"\0" + self._sample(file))
+            elif file.suffix in (".bin", ".pt"):
+                digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+        return digest.hexdigest()[:32]
+
+    def commit(self) -> str | None:
+        """Commit of a hub name: that of the cache, or the hub's; the revision as given where neither can be asked."""
+        if self.folder.is_dir():
+            return self.revision
+        cached = self._cached("config.json")
+        if cached is not None:
+            return cached.parent.name
+        if not hub.reachable():
+            return self.revision
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            return HfApi().model_info(self.path, revision=self.revision, timeout=30).sha
+        except HfHubHTTPError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(self.field, self.path, f"a checkpoint that the hub has and lets you read ({reason})") from error
+
+    def unreachable(self) -> UserError:
+        """The error where a hub name is neither here nor to be had."""
+        return UserError(f"{self.field}: given {self.path!r}, which is no folder here and not in the cache, and the hub "
+                         f"cannot be reached; allowed: the folder of a downloaded checkpoint, {self.field}=/path/to/folder")
+
+    def local(self) -> Path:
+        """The folder, downloaded where it has to be. Raises UserError."""
+        if self.folder.is_dir():
+            return self.folder
+        import huggingface_hub
+
+        offline = not hub.reachable()
+        try:
+            return Path(huggingface_hub.snapshot_download(self.path, revision=self.commit(), local_files_only=offline))
+        except Exception as error:  # the hub raises a dozen types here; all mean that this checkpoint cannot be had
+            if offline:
+                raise self.unreachable() from error
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"{self.field}: cannot load {self.path!r}: {type(error).__name__}: {reason}") from error
+
+    def _cached(self, file: str) -> Path | None:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            found = try_to_load_from_cache(self.path, file, revision=self.revision)
+        except HFValidationError as error:
+            raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}") from error
+        return Path(found) if isinstance(found, str) else None
+
+    def _sample(self, file: Path) -> bytes:
+        """Header, and the begin, middle and end of every tensor of a safetensors file. Raises ConfigError."""
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = opened.read(length) if length < size else b""
+            try:
+                tensors = {name: entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"}
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(self.field, str(file), "a safetensors file that is whole") from error
+            digest = hashlib.sha256(header + str(size).encode())
+            for begin, end in tensors.values():
+                for offset in (begin, (begin + end) // 2, max(begin, end - _SAMPLE_BYTES)):
+                    opened.seek(8 + length + offset)
+                    digest.update(opened.read(min(_SAMPLE_BYTES, end - offset)))
+        return digest.digest()

@@ -1,0 +1,87 @@
+"""The rows of a dataset: of a JSON Lines file, or of the hub. Every error is one line that names the file and the place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from dflash_mcmc.data import hub
+from dflash_mcmc.errors import ConfigError, UserError
+
+
+class Hub(NamedTuple):
+    """A dataset on the hub."""
+
+    name: str
+    subset: str | None = None
+    split: str = "test"
+
+
+def of_file(path: str | None, columns: Iterable[str]) -> list[dict]:
+    """Rows of a JSON Lines file, gzipped where its name ends in .gz; each has these columns. Raises UserError.
+
+    Read line by line as JSON says, and not by the `datasets` library, which infers one type for a column: a gold answer that
+    looks like a date would come back as another text.
+    """
+    file = Path(path).expanduser() if path is not None else None
+    if file is None or not file.is_file():
+        raise ConfigError("dataset.path", path, "a JSON Lines file that exists")
+    try:
+        rows = list(_parsed(file, tuple(columns)))
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UserError(f"dataset.path: cannot read {path}: {type(error).__name__}: {error}") from error
+    if not rows:
+        raise UserError(f"dataset.path: {path} has no rows")
+    return rows
+
+
+def of_hub(source: Hub, revision: str, columns: Iterable[str]) -> list[dict]:
+    """Rows of a commit on the hub, each with these columns. Raises UserError."""
+    rows = _downloaded(source, revision)
+    for number, row in enumerate(rows):
+        _check_columns(row, columns, f"{source.name}@{revision}: row {number}")
+    return [dict(row) for row in rows]
+
+
+def _parsed(file: Path, columns: tuple[str, ...]) -> Iterator[dict]:
+    opened = gzip.open if file.suffix == ".gz" else open
+    with opened(file, "rt", encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                reason = " ".join(str(error).split())[:120]
+                raise UserError(f"dataset.path: cannot read {file}: line {number} is not JSON: {reason}") from error
+            if not isinstance(row, dict):
+                raise UserError(f"dataset.path: cannot read {file}: line {number} is no JSON object: {row!r:.60}")
+            _check_columns(row, columns, f"{file}: line {number}")
+            yield row
+
+
+def _check_columns(row: dict, columns: Iterable[str], where: str) -> None:
+    for column in columns:
+        if column not in row:
+            raise UserError(f"dataset.path: {where} lacks the field {column!r}; it has: {', '.join(row)}")
+
+
+@cache
+def _downloaded(source: Hub, revision: str) -> tuple[dict, ...]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    offline = not hub.reachable()
+    try:
+        return tuple(datasets.load_dataset(source.name, source.subset, revision=revision, split=source.split))
+    except Exception as error:  # datasets raises many types; all mean that these rows cannot be had
+        if offline:
+            raise UserError(f"dataset: {source.name} is not in the cache, and the hub cannot be reached; allowed: a file, "
+                            "dataset.path=/path/to/test.jsonl") from error
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"dataset.revision: cannot load {source.name}@{revision}: {type(error).__name__}: {reason}") from error

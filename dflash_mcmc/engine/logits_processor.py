@@ -1,0 +1,155 @@
+"""`SamplingParams` applied to rows of logits, and the draw by inverse transform: the same code for every row of a batch.
+
+Work on the whole vocabulary is in float32 and done once: weights exp(logit - max), and their sums over blocks of token ids.
+What is added up is added in float64, over the blocks and then inside the one block that a token lies in.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from dflash_mcmc.ops import SamplingParams
+
+_BLOCK = 512
+"""Token ids whose weights are summed together."""
+
+
+class Weights(NamedTuple):
+    """Unnormalised probabilities of rows of logits.
+
+    Attributes:
+        logits: float32 (rows, vocabulary).
+        maximum: float32 (rows, 1), the largest logit.
+        values: float32 (rows, blocks, block length), exp(logit - maximum), padded with zeros.
+        upto: float64 (rows, blocks), sums of `values` up to the end of each block.
+    """
+
+    logits: torch.Tensor
+    maximum: torch.Tensor
+    values: torch.Tensor
+    upto: torch.Tensor
+
+    def log_probability(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Of one token a row, int64 (rows,): float64 (rows,), in nats."""
+        logits = self.logits.gather(1, tokens[:, None])
+        return ((logits - self.maximum).double() - self.upto[:, -1:].log())[:, 0]
+
+
+def weigh(logits: torch.Tensor) -> Weights:
+    """Weights of float32 logits (rows, vocabulary); each row has a finite one."""
+    maximum = logits.amax(dim=-1, keepdim=True)
+    return _summed(logits, maximum, (logits - maximum).exp())
+
+
+def of_values(values: torch.Tensor) -> Weights:
+    """Weights that are given, (rows, vocabulary), not negative; each row has a positive one."""
+    return _summed(values.log(), torch.zeros_like(values[:, :1]), values)
+
+
+def _summed(logits: torch.Tensor, maximum: torch.Tensor, values: torch.Tensor) -> Weights:
+    vocabulary = logits.shape[-1]
+    block = min(_BLOCK, vocabulary)
+    if vocabulary % block:
+        values = torch.nn.functional.pad(values, (0, block - vocabulary % block))
+    values = values.view(len(logits), -1, block)
+    return Weights(logits, maximum, values, values.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1))
+
+
+def process(logits: torch.Tensor, law: SamplingParams, seen: torch.Tensor | None) -> torch.Tensor:
+    """Logits of the law, up to a constant for each row.
+
+    Args:
+        logits: float32 (rows, vocabulary); -inf where a token can never be drawn.
+        law: at temperature 0 a point mass on the most likely token, the smallest id among equals.
+        seen: bool (rows, vocabulary), tokens in prompt or generation; needed only for a repetition penalty.
+
+    Returns:
+        float32 (rows, vocabulary) with -inf outside the law's support.
+    """
+    if law.repetition_penalty != 1.0:
+        penalised = torch.where(logits > 0, logits / law.repetition_penalty, logits * law.repetition_penalty)
+        logits = torch.where(seen, penalised, logits)
+    if law.temperature == 0.0:
+        return torch.full_like(logits, -torch.inf).scatter_(-1, argmax(logits)[:, None], 0.0)
+    if law.temperature != 1.0:
+        logits = logits / law.temperature
+    if law.top_k and law.top_k < logits.shape[-1]:
+        logits = logits.masked_fill(_rank(logits) >= law.top_k, -torch.inf)
+    if law.top_p < 1.0:
+        values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
+        mass = torch.softmax(values, dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        beyond = torch.zeros_like(mass, dtype=torch.bool)
+        beyond[:, 1:] = mass[:, :-1] >= law.top_p
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+    if law.min_p > 0.0:
+        log_p = torch.log_softmax(logits, dim=-1)
+        floor = log_p.amax(dim=-1, keepdim=True) + math.log(law.min_p)
+        logits = logits.masked_fill(log_p < floor, -torch.inf)
+    return logits
+
+
+def draw(weights: Weights, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens by inverse transform over token ids.
+
+    Args:
+        weights: of the law.
+        uniforms: float64 (rows,), inside (0, 1).
+
+    Returns:
+        (tokens, intervals): int64 (rows,), never a token of probability zero; float64 (rows, 2), the uniforms that give it.
+        Any token where the weights are not numbers.
+    """
+    total = weights.upto[:, -1:]
+    point = _below(uniforms[:, None] * total, total)
+    block = torch.searchsorted(weights.upto, point, right=True).clamp(max=weights.upto.shape[-1] - 1)
+    upto, before = _within(weights, block)
+    size = weights.values.shape[-1]
+    after = torch.searchsorted(upto, _below(point - before, upto[:, -1:]), right=True).clamp(min=1, max=size)
+    tokens = (block * size + after - 1)[:, 0].clamp(max=weights.logits.shape[-1] - 1)
+    return tokens, _interval(weights, upto, before, after)
+
+
+def intervals(weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
+    """The uniforms that `draw` turns into given tokens, int64 (rows,): float64 (rows, 2)."""
+    size = weights.values.shape[-1]
+    return _interval(weights, *_within(weights, (tokens // size)[:, None]), (tokens % size + 1)[:, None])
+
+
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """The most likely token of each row, the smallest id among equals: int64 (rows,)."""
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    best = logits == logits.amax(dim=-1, keepdim=True)
+    return torch.where(best, ids, logits.shape[-1] - 1).amin(dim=-1)
+
+
+def _within(weights: Weights, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sums before each token inside one block a row, and over all of it; sum before the block).
+
+    Float64 (rows, block length + 1) and (rows, 1).
+    """
+    if weights.upto.shape[-1] == 1:
+        chosen, before = weights.values[:, 0], torch.zeros_like(weights.upto)
+    else:
+        chosen = weights.values.gather(1, block[..., None].expand(-1, -1, weights.values.shape[-1]))[:, 0]
+        before = torch.where(block > 0, weights.upto.gather(1, (block - 1).clamp(min=0)), 0.0)
+    return torch.nn.functional.pad(chosen.cumsum(dim=-1, dtype=torch.float64), (1, 0)), before
+
+
+def _interval(weights: Weights, upto: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Of the tokens that the sums number `after` end with."""
+    return (before + upto.gather(1, torch.cat([after - 1, after], dim=1))) / weights.upto[:, -1:]
+
+
+def _below(point: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Below the total, where rounding has put it on or above: searching for it then ends at a token with some weight."""
+    return torch.minimum(point, total * (1.0 - 2.0**-52))
+
+
+def _rank(logits: torch.Tensor) -> torch.Tensor:
+    """Rank of each token in its row, 0 the most likely; equals in the order of token ids."""
+    order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
+    ranks = torch.arange(logits.shape[-1], device=logits.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, ranks)

@@ -1,0 +1,51 @@
+"""`SamplingParams` on one row in float64, straight from its definition: what the tabular and the reference engine draw from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash_mcmc.ops import SamplingParams
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Float64 log-probabilities, shape (vocabulary,)."""
+    logits = np.asarray(logits, dtype=np.float64)
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def process(logits: np.ndarray, law: SamplingParams, seen: np.ndarray) -> np.ndarray:
+    """Log-probabilities of the law: float64 (vocabulary,), -inf outside its support. `seen`: ids present so far."""
+    logits = np.array(logits, dtype=np.float64)
+    present = np.unique(np.asarray(seen, dtype=np.int64))
+    chosen = logits[present]
+    logits[present] = np.where(chosen > 0, chosen / law.repetition_penalty, chosen * law.repetition_penalty)
+    if law.temperature == 0.0:
+        point_mass = np.full_like(logits, -np.inf)
+        point_mass[int(np.argmax(logits))] = 0.0
+        return point_mass
+    logits = logits / law.temperature
+    most_likely_first = np.argsort(-logits, kind="stable")
+    if law.top_k:
+        logits[most_likely_first[law.top_k :]] = -np.inf
+    if law.top_p < 1.0:
+        mass = np.cumsum(np.exp(log_softmax(logits))[most_likely_first])
+        size = int(np.searchsorted(mass, law.top_p)) + 1
+        logits[most_likely_first[size:]] = -np.inf
+    if law.min_p > 0.0:
+        p = np.exp(log_softmax(logits))
+        logits[p < law.min_p * p.max()] = -np.inf
+    return log_softmax(logits)
+
+
+def draw(log_q: np.ndarray, uniform: float) -> int:
+    """The token at `uniform` of the cumulative distribution over token ids."""
+    cumulative = np.cumsum(np.exp(log_q))
+    point = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
+    return int(np.searchsorted(cumulative, point, side="right"))
+
+
+def interval(log_q: np.ndarray, token: int) -> np.ndarray:
+    """The uniforms that `draw` turns into `token`: float64 (2,), from the first to the second."""
+    cumulative = np.cumsum(np.exp(log_q))
+    return np.array([cumulative[token - 1] if token else 0.0, cumulative[token]]) / cumulative[-1]

@@ -1,0 +1,1 @@
+"""Speculative decoding: a draft proposes a block, one forward of the target verifies it."""

@@ -1,0 +1,100 @@
+"""Draws from the draft, a block in one forward of the target.
+
+What the draft says of a block hangs on nothing in it but the anchor. So all tokens of a block are drawn at once, and one
+forward of the target over them gives their log-probabilities, and the law of the next anchor, which is the target's. A draw
+that starts inside a block finds its first slots taken. Answers are those of drawing token by token (`grid.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dflash_mcmc.engine import logits_processor as laws
+from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.model_runner import Group, ModelRunner
+from dflash_mcmc.engine.rows import Rows, Status
+from dflash_mcmc.engine.speculative.block_grid import Said
+from dflash_mcmc.engine.speculative.commit import Offer, commit
+from dflash_mcmc.engine.speculative.drafter import Anchors
+
+
+class BlockSteps:
+    """Stands in for a decoder that has a grid; steps in which a row draws from something else are the decoder's."""
+
+    def __init__(self, decoder: ModelRunner):
+        self.decoder, self.drafter, self.cost = decoder, decoder.drafter, decoder.cost
+        self.tokens_a_step = self.reach = decoder.grid.block_size
+        self._offsets = torch.arange(self.reach, device=decoder.model.device)
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool) -> None:
+        """As `Decoder.step`, up to a block for every live row that draws from the draft."""
+        # A penalty takes the history of every slot: those rows go token by token.
+        whole = [group.source == "draft" and group.law.repetition_penalty == 1.0 for group in groups]
+        from_draft = tuple(group for group, mine in zip(groups, whole, strict=True) if mine)
+        others = tuple(group for group, mine in zip(groups, whole, strict=True) if not mine)
+        if not others:
+            self._block(cache, state, batch, key_length, groups, floors)
+        elif not from_draft:
+            self.decoder.step(cache, state, batch, key_length, groups, floors)
+        else:  # each kind of rows in a step of its own, so that no row's numbers depend on what the others do
+            status, mine = state.status[:batch].clone(), torch.zeros(batch, dtype=torch.bool, device=state.device)
+            mine[torch.cat([group.rows for group in from_draft])] = True
+            for step, part, live in ((self._block, from_draft, mine), (self.decoder.step, others, ~mine)):
+                state.status[:batch] = torch.where(live, status, Status.DONE)
+                step(cache, state, batch, key_length, part, floors)
+                status = torch.where(live, state.status[:batch], status)
+            state.status[:batch] = status
+
+    def _block(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+               floors: bool) -> None:
+        position, rows = state.position[:batch], state.ids[:batch, None]
+        number = position - state.grid_origin[:batch]  # of the last token; -1 is the prompt's
+        started, offset = number >= 0, torch.remainder(number.clamp(min=0), self.reach)
+        drafting = (state.status[:batch] == Status.LIVE) & started
+        # A row that draws from something else keeps its keys and values: it is fed its last token only.
+        offset = torch.where(drafting, offset, 0)
+        anchor = position - offset
+        at = anchor[:, None] + self._offsets
+        uniforms = state.uniforms[rows, at + 1]
+        hidden = self.drafter.hidden(Anchors(slice(0, batch), cache, state.tokens, anchor, key_length))
+        draft = laws.weigh(self._processed(self.drafter.logits(hidden).flatten(0, 1), groups, self.drafter.num_drafted))
+        drawn, interval = laws.draw(draft, uniforms[:, :-1].reshape(-1))
+        taken = self._offsets[1:] <= offset[:, None]
+        tokens = torch.where(taken, state.tokens[rows, at[:, 1:]], drawn.view(batch, -1))
+        fed = torch.cat([state.tokens[rows, at[:, :1]], tokens], dim=1)
+        target = self._target(cache, fed, at, key_length, hidden, started)
+        slot = torch.where(started, self.drafter.num_drafted, 0)  # whose token is the target's own
+        own = laws.weigh(self._processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
+        token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])
+        tokens = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, slot[:, None], token[:, None])
+        log_q = draft.log_probability(tokens[:, :-1].reshape(-1)).view(batch, -1)
+        scores = torch.cat([
+            target.log_probability(tokens.reshape(-1)).view(batch, -1, 1),
+            torch.nn.functional.pad(log_q, (0, 1)).scatter(1, slot[:, None], own.log_probability(token)[:, None])[..., None],
+            torch.nn.functional.pad(interval.view(batch, -1, 2), (0, 0, 0, 1)).scatter(
+                1, slot[:, None, None].expand(-1, 1, 2), own_interval[:, None])], dim=-1)
+        bad = ~torch.isfinite(target.maximum).view(batch, -1)
+        bad[:, :-1] |= ~torch.isfinite(draft.maximum).view(batch, -1) & started[:, None]
+        commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.decoder.stops, floors)
+        state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
+
+    def _target(self, cache: SlotCache, fed: torch.Tensor, at: torch.Tensor, key_length: int, hidden: torch.Tensor,
+                started: torch.Tensor) -> laws.Weights:
+        """Weights of the blended target behind each token, (rows * slots)."""
+        batch = len(fed)
+        states = self.decoder.forward(cache, slice(0, batch), fed, at, key_length)
+        said = Said(torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
+                    (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
+        tapped = [tap.flatten(0, 1) for tap in self.decoder.tapped]
+        return laws.weigh(self.decoder.logits(states.flatten(0, 1), tapped, (), said)["blended"])
+
+    def _processed(self, logits: torch.Tensor, groups: tuple[Group, ...], slots: int) -> torch.Tensor:
+        """Logits of the groups' laws, (rows * slots, vocabulary)."""
+        if len(groups) == 1:
+            return laws.process(logits, groups[0].law, None)
+        processed = torch.zeros_like(logits)
+        for group in groups:
+            mine = (group.rows[:, None] * slots + torch.arange(slots, device=logits.device)).reshape(-1)
+            processed[mine] = laws.process(logits[mine], group.law, None)
+        return processed

@@ -1,0 +1,1 @@
+"""The DFlash draft: its network and its checkpoints."""

@@ -1,0 +1,305 @@
+"""The DFlash draft network: a block of tokens from one forward, given the target's features of what is before it.
+
+The weights are laid out as in the published checkpoints, so that those load by name. A call takes the embeddings of
+[anchor, mask, mask, ...], at the positions that the tokens will have, and returns hidden states from which the target's head
+predicts the token at the *same* position. The context is keys and values made of the target's features alone: what a
+position leaves does not depend on any block, so it is made once and kept. Embedding and head are the target's, and the
+caller's to apply.
+
+Source: DFlash (arXiv 2602.06036).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, queries, keys, values) -> what the queries read: see `DFlash.forward`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashShape:
+    """What the config.json of a draft says, normalised: `dflash_checkpoint.read_shape` makes it."""
+
+    hidden_size: int
+    """Of the draft and of the target."""
+    num_layers: int
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    intermediate_size: int
+    block_size: int
+    """Positions of a block: the anchor and the drafted tokens."""
+    mask_token_id: int
+    target_layers: tuple[int, ...]
+    """0-based layers of the target whose outputs are the features, in the order in which they are concatenated."""
+    num_target_layers: int | None = None
+    norm_eps: float = 1e-6
+    rope: dict
+    """As `rope_parameters` of transformers: rope_type, rope_theta, and what the type needs."""
+    max_positions: int
+    bias: bool = False
+    """Of the four projections of attention."""
+    sliding: tuple[int | None, ...]
+    """Window of each layer in positions, the token's own included; None for full attention."""
+    embedding_scale: float = 1.0
+    """What the caller multiplies rows of the target's embedding table by, instead of any scale that the target has."""
+    logit_scale: float = 1.0
+    """What the caller multiplies the head's logits by."""
+    logit_softcap: float | None = None
+    """c of c·tanh(logit / c), which the caller applies behind `logit_scale`."""
+    activation: str = "silu"
+    dtype: torch.dtype = torch.float32
+    """Of the weights in the checkpoint."""
+
+
+class DFlash(torch.nn.Module):
+    """The network. Its state dict is the published one: 11 tensors a layer, 4 more with biases, and 3."""
+
+    def __init__(self, shape: DFlashShape):
+        super().__init__()
+        self.shape = shape
+        self.rotation = Rotation(shape)
+        self.layers = torch.nn.ModuleList(DraftLayer(shape) for _ in range(shape.num_layers))
+        self.fc = torch.nn.Linear(len(shape.target_layers) * shape.hidden_size, shape.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+    def context(self, features: torch.Tensor) -> torch.Tensor:
+        """The context rows (rows, m, hidden) of features (rows, m, features · hidden): once a token, for all layers."""
+        return self.hidden_norm(self.fc(features))
+
+    def keys_values(self, context: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What context rows leave in a cache.
+
+        Args:
+            context: (rows, m, hidden), from `context`.
+            positions: int64 (rows, m).
+
+        Returns:
+            Keys, normed and rotated, and values: each (layers, rows, key heads, m, head_dim).
+        """
+        rotation = self.rotation(positions, context.dtype)
+        pairs = [layer.self_attn.keys_values(context, rotation) for layer in self.layers]
+        keys, values = zip(*pairs, strict=True)
+        return torch.stack(keys), torch.stack(values)
+
+    def forward(self, embeddings: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Hidden states behind the final norm, (rows, n, hidden); row k predicts the token at its own position.
+
+        Args:
+            embeddings: (rows, n, hidden), of [anchor, mask, ...] for each block.
+            positions: int64 (rows, n).
+            attend: attend(layer, queries, keys, values) -> (rows, heads, n, head_dim): softmax attention of the queries
+                (rows, heads, n, head_dim) over the context, which the caller knows, and the block's own keys and
+                values, each (rows, key heads, n, head_dim).
+        """
+        rotation, hidden = self.rotation(positions, embeddings.dtype), embeddings
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden, rotation, lambda *qkv, number=number: attend(number, *qkv))
+        return self.norm(hidden)
+
+
+def block_pass(
+    draft: DFlash, context_keys: torch.Tensor, context_values: torch.Tensor, context_positions: torch.Tensor,
+    anchors: torch.Tensor, embeddings: torch.Tensor, seen: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Many blocks of each row in one forward, each as if it were drafted alone. Differentiable.
+
+    A block sees the context strictly before its anchor (the anchor's own features do not exist yet when it is drafted)
+    and itself.
+
+    Args:
+        context_keys, context_values: (layers, rows, key heads, m, head_dim), from `keys_values`; finite where padding is.
+        context_positions: int64 (rows, m); -1 for padding, which no block sees.
+        anchors: int64 (rows, blocks), positions of the anchors; -1 for a block that is not used: its output is finite,
+            and means nothing.
+        embeddings: (rows, blocks, n, hidden), n <= block_size.
+        seen: bool (rows, blocks, m), context before the anchor that a block may look at; None for all of it.
+
+    Returns:
+        (rows, blocks, n, hidden).
+    """
+    num_rows, num_blocks, n, _ = embeddings.shape
+    anchors = anchors.clamp(min=0)  # an unused block sees itself, so that its softmax is over something
+    positions = _block_positions(anchors, n).flatten(1)
+    masks = {window: _pass_mask(context_positions, anchors, n, window, seen) for window in set(draft.shape.sliding)}
+
+    def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        keys, values = torch.cat((context_keys[layer], keys), dim=2), torch.cat((context_values[layer], values), dim=2)
+        return masked_attention(queries, keys, values, masks[draft.shape.sliding[layer]])
+
+    hidden = draft(embeddings.flatten(1, 2), positions, attend)
+    return hidden.view(num_rows, num_blocks, n, -1)
+
+
+def block_mask(key_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None) -> torch.Tensor:
+    """Which keys the rows of blocks see, where the keys from the anchor on are the block's own.
+
+    Before the anchor is context, behind the block is nothing. In a layer with a window a row sees the last `window`
+    positions up to its own; without one the rows of a block see one another in both directions.
+
+    Args:
+        key_positions: int64 (rows, keys); negative ones are never seen.
+        anchors: int64 (rows, ...), one for each block.
+
+    Returns:
+        bool (rows, ..., n, keys).
+    """
+    rows, keys = key_positions.shape
+    key = key_positions.view(rows, *[1] * anchors.dim(), keys)
+    query = _block_positions(anchors, n)[..., None]
+    seen = (key >= 0) & (key < anchors[..., None, None] + n)
+    if window is None:
+        return seen.expand(*query.shape[:-1], keys)
+    return seen & (key <= query) & (key > query - window)
+
+
+def masked_attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Softmax attention (rows, heads, n, head_dim) of queries of that shape.
+
+    Args:
+        keys, values: (rows, key heads, keys, head_dim).
+        mask: bool (rows, 1, n, keys), True where a query may look.
+    """
+    # With a mask, the only kernels that share key heads write out the weights of all heads; repeated keys are smaller.
+    groups = queries.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (keys, values))
+    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+
+
+class DraftLayer(torch.nn.Module):
+    """A decoder layer, over the rows of blocks only."""
+
+    def __init__(self, shape: DFlashShape):
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.mlp = FeedForward(shape)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+    def forward(self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], attend: Callable) -> torch.Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, attend)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Attention(torch.nn.Module):
+    """Queries of a block's rows; keys and values of those rows and of context rows, by the same projections."""
+
+    def __init__(self, shape: DFlashShape):
+        super().__init__()
+        queries, keys = shape.num_heads * shape.head_dim, shape.num_key_heads * shape.head_dim
+        self.head_dim = shape.head_dim
+        self.q_proj = torch.nn.Linear(shape.hidden_size, queries, bias=shape.bias)
+        self.k_proj = torch.nn.Linear(shape.hidden_size, keys, bias=shape.bias)
+        self.v_proj = torch.nn.Linear(shape.hidden_size, keys, bias=shape.bias)
+        self.o_proj = torch.nn.Linear(queries, shape.hidden_size, bias=shape.bias)
+        self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
+        self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
+
+    def keys_values(
+        self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each (rows, key heads, m, head_dim); keys are normed and rotated. A context row comes without the input norm."""
+        values = self._split(self.v_proj(hidden))
+        # Under autocast a norm's product is in float32: keys go with their values, into one cache.
+        return _rotate(self.k_norm(self._split(self.k_proj(hidden))), rotation).to(values.dtype), values
+
+    def forward(self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], attend: Callable) -> torch.Tensor:
+        keys, values = self.keys_values(hidden, rotation)
+        queries = _rotate(self.q_norm(self._split(self.q_proj(hidden))), rotation).to(values.dtype)
+        return self.o_proj(attend(queries, keys, values).transpose(1, 2).flatten(2))
+
+    def _split(self, projected: torch.Tensor) -> torch.Tensor:
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class FeedForward(torch.nn.Module):
+    """The gated feed-forward part of a layer."""
+
+    def __init__(self, shape: DFlashShape):
+        super().__init__()
+        self.gate_proj = torch.nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = torch.nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = torch.nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class RMSNorm(torch.nn.Module):
+    """Norm by the root mean square of the last axis; statistics in float32, rounded before the weight is applied."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(size))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        exact = hidden.float()
+        normed = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(hidden.dtype)
+
+
+class Rotation:
+    """Cosines and sines of positions, from float32 frequencies.
+
+    It is no module: a cast of the network to bfloat16 would cast a buffer with it, and at position 1000 the angles
+    would be off by up to two radians.
+    """
+
+    def __init__(self, shape: DFlashShape):
+        self.frequencies, self.scale = _frequencies(shape)
+
+    @torch.no_grad()
+    def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each (rows, 1, m, head_dim) of positions (rows, m); rounded to `dtype` at the end."""
+        if self.frequencies.device != positions.device:
+            self.frequencies = self.frequencies.to(positions.device)
+        angles = positions[:, None, :, None].float() * self.frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
+
+
+def _frequencies(shape: DFlashShape) -> tuple[torch.Tensor, float]:
+    """Float32 (head_dim / 2,) radians a position, and what cosines and sines are multiplied by: as Qwen3's are."""
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    config = Qwen3Config(hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,
+                         max_position_embeddings=shape.max_positions, rope_parameters=dict(shape.rope))
+    with torch.device("cpu"):  # also where the network is made on the meta device
+        embedding = Qwen3RotaryEmbedding(config)
+    return embedding.inv_freq.float(), embedding.attention_scaling
+
+
+def _rotate(heads: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotates (rows, heads, m, head_dim) by halves: axis j and j + head_dim / 2 are one plane."""
+    cosines, sines = rotation
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+def _block_positions(anchors: torch.Tensor, n: int) -> torch.Tensor:
+    """int64 (..., n) of anchors (...)."""
+    return anchors[..., None] + torch.arange(n, device=anchors.device)
+
+
+def _pass_mask(context_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None,
+               seen: torch.Tensor | None) -> torch.Tensor:
+    """bool (rows, 1, blocks · n, m + blocks · n): context strictly before the anchor, and the block itself."""
+    num_blocks = anchors.shape[1]
+    before = (context_positions[:, None] < anchors[..., None])[:, :, None]
+    if seen is not None:
+        before = before & seen[:, :, None]
+    context = block_mask(context_positions, anchors, n, window) & before
+    blocks = torch.arange(num_blocks, device=anchors.device).repeat_interleave(n)
+    own = blocks == torch.arange(num_blocks, device=anchors.device)[:, None]
+    block = block_mask(_block_positions(anchors, n).flatten(1), anchors, n, window) & own[:, None]
+    return torch.cat((context, block), dim=-1).flatten(1, 2)[:, None]

@@ -1,0 +1,197 @@
+"""Drafts at work: what proposes the tokens of a block, on the rows of a slot cache.
+
+A drafter has
+    num_drafted: n, tokens of a block.
+    target_forwards: forwards of the target that a block takes before it is verified.
+    reads_tokens: whether it looks at tokens before the anchor.
+    tapped_layers: decoder layers of the target whose outputs it needs of every token.
+    companion: CacheShape of what it keeps of every token, beside the target's keys and values; None for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from dflash_mcmc.engine import attention
+from dflash_mcmc.engine.cache import CacheShape, SlotCache
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.dflash.network import DFlash, block_mask
+
+DrawTokens: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
+"""(logits (rows, k, vocabulary), first slot) -> tokens int64 (rows, k) of slots `first` on, drawn from the draft's law."""
+
+
+class Anchors(NamedTuple):
+    """Where blocks start.
+
+    Attributes:
+        rows: the first ones, or int64 (rows,).
+        cache: of the rows; what is before the anchors is in it.
+        tokens: int64 (all rows, length), of the rows' sequences up to the anchors; of a drafter that does not read them, the
+            anchors alone.
+        position: int64 (rows,), of the anchors.
+        key_length: above every position of the blocks.
+        forward: forward(tokens (rows, 1), positions (rows, 1)) -> logits (rows, vocabulary): a decode step of the target.
+    """
+
+    rows: slice | torch.Tensor
+    cache: SlotCache
+    tokens: torch.Tensor
+    position: torch.Tensor
+    key_length: int
+    forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    def fed(self) -> torch.Tensor:
+        """The anchors' tokens, int64 (rows,)."""
+        return self.tokens[self.rows].gather(1, self.position[:, None])[:, 0]
+
+
+class Drafter(Protocol):
+    """See the module's first lines."""
+
+    num_drafted: int
+    target_forwards: int
+    reads_tokens: bool
+    tapped_layers: tuple[int, ...]
+    companion: CacheShape | None
+
+    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        """Drafted tokens int64 (rows, n); each either named or drawn by `draw`."""
+
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+               features: Sequence[torch.Tensor]) -> None:
+        """Keeps what it needs of tokens that the target has read; features: outputs of the tapped layers, each (rows, queries,
+        width)."""
+
+
+class DFlashDrafter:
+    """All tokens of a block from one forward of the network, given the target's features of what is before the anchor.
+
+    Args:
+        network: with the weights, on the target's device.
+        target: its embedding and head are the network's too.
+        block_size: anchor and drafted tokens; at most the network's.
+    """
+
+    target_forwards, reads_tokens = 0, False
+
+    def __init__(self, network: DFlash, target: LanguageModel, block_size: int):
+        shape = network.shape
+        self.network, self.target, self.num_drafted = network, target, block_size - 1
+        self.tapped_layers = shape.target_layers
+        self.dtype = network.fc.weight.dtype
+        self.companion = CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, self.dtype)
+        self._embedding = target.decoder.get_input_embeddings().weight
+        self._windows = sorted(set(shape.sliding), key=lambda window: window or 0)
+
+    @property
+    def plain_head(self) -> bool:
+        """Whether its logits are the target's head on its hidden states, and nothing more."""
+        return self.network.shape.logit_scale == 1.0 and self.network.shape.logit_softcap is None
+
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+               features: Sequence[torch.Tensor]) -> None:
+        """Writes the keys and values that these tokens are to every later block."""
+        context = self.network.context(torch.cat(list(features), dim=-1).to(self.dtype))
+        keys, values = self.network.keys_values(context, positions)
+        cache.write(rows, positions, keys, values)
+
+    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        return draw(self.logits(self.hidden(anchors)), 0)
+
+    def hidden_aside(self, anchors: Anchors) -> torch.Tensor:
+        """As `hidden`, and the cache is as before: for anchors behind which the target has been already."""
+        cache = anchors.cache.companion
+        positions = anchors.position[:, None] + torch.arange(self.num_drafted + 1, device=anchors.position.device)
+        before = cache.at(anchors.rows, positions)
+        hidden = self.hidden(anchors)
+        cache.write(anchors.rows, positions, *before)
+        return hidden
+
+    def hidden(self, anchors: Anchors) -> torch.Tensor:
+        """Hidden states (rows, n, width) from which the head predicts the drafted tokens."""
+        num_rows, block, cache = len(anchors.position), self.num_drafted + 1, anchors.cache.companion
+        tokens = torch.full((num_rows, block), self.network.shape.mask_token_id, device=anchors.position.device)
+        tokens[:, 0] = anchors.fed()
+        embeddings = torch.nn.functional.embedding(tokens, self._embedding) * self.network.shape.embedding_scale
+        positions = anchors.position[:, None] + torch.arange(block, device=tokens.device)
+        keys = torch.arange(anchors.key_length, device=tokens.device).expand(num_rows, -1)
+        masks = {window: block_mask(keys, anchors.position, block, window)[:, None] for window in self._windows}
+
+        # The block's own keys lie where those of the target's features will be, once these positions are read.
+        cache.aim(anchors.rows, positions, anchors.key_length)
+
+        def attend(layer: int, queries: torch.Tensor, block_keys: torch.Tensor, block_values: torch.Tensor) -> torch.Tensor:
+            seen_keys, seen_values = cache.layers[layer].update(block_keys, block_values)
+            mask = masks[self.network.shape.sliding[layer]]
+            return attention.grouped_attention(None, queries, seen_keys, seen_values, mask)[0].transpose(1, 2)
+
+        return self.network(embeddings.to(self.dtype), positions, attend)[:, 1:]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits (rows, n, vocabulary), through the target's head."""
+        logits = self.target.logits(hidden)
+        shape = self.network.shape
+        if shape.logit_scale != 1.0:
+            logits = logits * shape.logit_scale
+        if shape.logit_softcap is not None:
+            logits = torch.where(self.target.forbidden, logits, shape.logit_softcap * (logits / shape.logit_softcap).tanh())
+        return logits
+
+
+class SelfDrafter:
+    """The target as its own draft, token by token: no faster than plain, and how good a draft could be at best."""
+
+    reads_tokens, tapped_layers, companion = False, (), None
+
+    def __init__(self, num_drafted: int):
+        self.num_drafted = self.target_forwards = num_drafted
+
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+               features: Sequence[torch.Tensor]) -> None:
+        """Nothing is kept."""
+
+    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        drafted, fed = [], anchors.fed()
+        for slot in range(self.num_drafted):
+            fed = draw(anchors.forward(fed[:, None], (anchors.position + slot)[:, None])[:, None], slot)[:, 0]
+            drafted.append(fed)
+        return torch.stack(drafted, dim=1)
+
+
+class NgramDrafter:
+    """What followed the last time that the latest tokens occurred in prompt or generation (prompt lookup decoding).
+
+    The longest suffix of at most `longest` tokens that occurs before counts, its last occurrence; what it lacks to a whole
+    block is what it has, repeated. Without an occurrence the anchor is repeated.
+    """
+
+    target_forwards, reads_tokens, tapped_layers, companion = 0, True, (), None
+
+    def __init__(self, num_drafted: int, longest: int):
+        self.num_drafted, self.longest = num_drafted, longest
+
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+               features: Sequence[torch.Tensor]) -> None:
+        """Nothing is kept."""
+
+    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        position = anchors.position[:, None]
+        tokens = anchors.tokens[anchors.rows, : anchors.key_length]
+        index = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        # Position i is worth the number of tokens up to i that equal those up to the anchor.
+        length, unbroken = torch.zeros_like(tokens), index < position
+        for back in range(self.longest):
+            there, here = index - back, position - back
+            same = tokens.gather(1, there.clamp(min=0).expand_as(tokens)) == tokens.gather(1, here.clamp(min=0))
+            unbroken = unbroken & same & (there >= 0)
+            length = length + unbroken
+        found = (length * tokens.shape[1] + index).where(length > 0, -1).amax(dim=1, keepdim=True)
+        last = torch.where(found >= 0, found % tokens.shape[1], position - 1)
+        period = position - last
+        ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % period
+        drafted = tokens.gather(1, last + 1 + ahead)
+        return torch.where(found >= 0, drafted, tokens.gather(1, position))

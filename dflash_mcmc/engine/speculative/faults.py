@@ -1,0 +1,82 @@
+"""Rules that look right and are not: mistakes of published speculative samplers, to be shown and to be caught by the tests.
+
+Nothing comes here by accident: a decoder takes a fault only in an experiment that says so in its name.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from dflash_mcmc.engine import logits_processor as laws
+from dflash_mcmc.engine.speculative import rules
+from dflash_mcmc.engine.speculative.speculation import Block, Chance, Fault, Rule, Verdict, at_slot
+
+
+class Faulty(NamedTuple):
+    """A fault by name: the rule in place of the right one (None keeps it), and what else goes wrong."""
+
+    rule: Rule | None
+    fault: Fault
+
+
+def greedy_first(block: Block, chance: Chance) -> Verdict:
+    """Match, but the first token of a generation is the most likely one (lucebox PR 374, spot 1)."""
+    right = rules.match(block, chance)
+    best = laws.argmax(at_slot(block.target, torch.zeros_like(right.accepted)))
+    tokens = right.tokens.clone()
+    tokens[:, 0] = torch.where(block.first, best, tokens[:, 0])
+    return Verdict(rules.leading(tokens[:, :-1] == block.drafted), tokens, right.interval)
+
+
+def greedy_bonus(block: Block, chance: Chance) -> Verdict:
+    """Match, but the token behind the kept ones, from which the next block starts, is the most likely one (spot 2)."""
+    right = rules.match(block, chance)
+    best = laws.argmax(at_slot(block.target, right.accepted))
+    return rules.with_token(block, right.accepted, best)
+
+
+def redraw_after_mismatch(block: Block, chance: Chance) -> Verdict:
+    """Match, but the draw that differs from the draft is thrown away and drawn once more."""
+    right = rules.match(block, chance)
+    weights = laws.of_values(at_slot(block.target, right.accepted))
+    drawn = right.tokens.gather(1, right.accepted[:, None])[:, 0]
+    again = chance.again(weights, right.accepted, "fresh")
+    whole = right.accepted == block.drafted.shape[1]
+    return rules.with_token(block, right.accepted, torch.where(whole, drawn, again))
+
+
+def reject_then_p(block: Block, chance: Chance) -> Verdict:
+    """Rejection, but in place of what is not kept a token of p, not of (p - q)+."""
+    ratio = torch.exp(rules.target_log_p(block) - rules.draft_log_q(block))
+    accepted = rules.leading(chance.accepts(ratio, each=False))
+    return rules.replaced(block, chance, accepted, at_slot(block.target, accepted))
+
+
+def residual_by_draft_noise(block: Block, chance: Chance) -> Verdict:
+    """Rejection, but the token of (p - q)+ is drawn by the number that the draft was drawn by (vLLM issue 47386)."""
+    ratio = torch.exp(rules.target_log_p(block) - rules.draft_log_q(block))
+    accepted = rules.leading(chance.accepts(ratio, each=False))
+    weights = laws.of_values(rules.residual(block, accepted, torch.ones_like(ratio[:, 0])))
+    fresh = chance.token(weights, accepted)
+    again = chance.again(weights, accepted.clamp(max=block.drafted.shape[1] - 1), "draft")
+    return rules.with_token(block, accepted, torch.where(accepted == block.drafted.shape[1], fresh, again))
+
+
+MATCH = {
+    "greedy_first": Faulty(greedy_first, Fault()),
+    "greedy_bonus": Faulty(greedy_bonus, Fault()),
+    "redraw_after_mismatch": Faulty(redraw_after_mismatch, Fault()),
+    "late_penalty": Faulty(None, Fault(late_history=True)),
+}
+"""Faults of sample and match."""
+
+REJECTION = {
+    "argmax_proposal": Faulty(None, Fault(argmax_drafts=True)),
+    "reject_then_p": Faulty(reject_then_p, Fault()),
+    "residual_by_draft_noise": Faulty(residual_by_draft_noise, Fault()),
+    "unprocessed_draft": Faulty(None, Fault(raw_draft=True)),
+    "late_penalty": Faulty(None, Fault(late_history=True)),
+}
+"""Faults of rejection sampling."""

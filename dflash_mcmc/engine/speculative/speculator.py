@@ -1,0 +1,153 @@
+"""Decode steps of a block each: a draft proposes, one forward of the target judges, each row keeps what its rule says.
+
+The target's laws, its log-probabilities, the weights of early rejection and the marks of a penalty are those of a plain step,
+computed for every slot of the block from the one forward, each slot with the history that it would have. So whatever a
+sampler asks of a draw, it gets from either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from dflash_mcmc.engine import logits_processor as laws
+from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.model_runner import Group, ModelRunner
+from dflash_mcmc.engine.rows import RowCounts, Rows, Status
+from dflash_mcmc.engine.speculative.commit import Offer, commit
+from dflash_mcmc.engine.speculative.drafter import Anchors
+from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict
+from dflash_mcmc.ops import SamplingParams
+
+
+class Walk(NamedTuple):
+    """What a step has done, for a trace: the block, the laws it was judged by, and the verdict; of the first rows."""
+
+    anchor: torch.Tensor
+    """int64 (rows,), positions."""
+    block: Block
+    uniforms: Uniforms
+    verdict: Verdict
+    gained: torch.Tensor
+    """int64 (rows,), tokens that the rows have gained."""
+
+
+class Speculator:
+    """Stands in for a `Decoder` where steps are made.
+
+    Args:
+        decoder: runs the target; its drafter proposes.
+        speculation: the rule; where it keeps a trace, `walk` is what the last step has done.
+    """
+
+    def __init__(self, decoder: ModelRunner, speculation: Speculation):
+        self.decoder, self.speculation = decoder, speculation
+        self.drafter = speculation.drafter
+        self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
+        self.walk: Walk | None = None
+        self._offsets = torch.arange(self.tokens_a_step, device=decoder.model.device)
+
+    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """Of a draw, by the names of `Cost`."""
+        extra = counts.blocks * self.drafter.target_forwards
+        return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
+                "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
+                "tokens_drafted": counts.blocks * self.drafter.num_drafted, "tokens_kept": counts.kept}
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool) -> None:
+        """As `Decoder.step`, up to `tokens_a_step` tokens for every live row."""
+        position = state.position[:batch]
+        positions = position[:, None] + self._offsets
+        uniforms = self._uniforms(state, batch, positions)
+        drafted, draft = self._draft(cache, state, position, key_length, groups, uniforms)
+        fed = torch.cat([state.tokens[state.ids[:batch]].gather(1, position[:, None]), drafted], dim=1)
+        hidden = self.decoder.forward(cache, slice(0, batch), fed, positions, key_length)
+        sources = {group.source for group in groups}
+        logits = self.decoder.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.decoder.tapped], sources)
+        target = laws.weigh(logits["blended"])
+        weights = self._target(logits, target, groups, state, batch, drafted)
+        block = Block(drafted, weights, draft, position + 1 == state.origin[:batch])
+        verdict = self.speculation.rule(block, uniforms)
+        tokens = verdict.tokens.reshape(-1)
+        finite = torch.isfinite(target.maximum[:, 0])
+        for values in list(logits.values())[1:]:
+            finite &= torch.isfinite(values.amax(dim=-1))
+        finite = finite.view(batch, -1)
+        if draft is not None:  # a rule that judges by the draft's law can use none of the block
+            finite &= torch.isfinite(draft.maximum).view(batch, -1).all(dim=1, keepdim=True)
+        scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
+        scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
+        live = state.status[:batch] == Status.LIVE
+        offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores,
+                      ~finite)
+        gained = commit(state, offer, self.decoder.stops, floors)
+        state.blocks[:batch] += live
+        state.kept[:batch] += torch.minimum(verdict.accepted, gained)
+        if self.speculation.trace:
+            self.walk = Walk(position - gained, block, uniforms, verdict, gained)
+
+    def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
+        rows = state.ids[:batch, None]
+        noise, count = state.noise[rows, positions[:, :1]][:, 0], self.drafter.num_drafted
+        # Behind the last position stands what an earlier draw has left: nothing drawn by it is kept, but a trace shows it.
+        tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
+        return Uniforms(tokens, noise[:, :count], noise[:, count:])
+
+    def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
+               uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None]:
+        """(drafted tokens, the weights they were drawn from); no weights where the draft is a point mass."""
+        batch, parts = len(position), []
+        certain = all(self.speculation.draft_law(group.law).temperature == 0.0 for group in groups)
+
+        def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
+            if certain:
+                return laws.argmax(logits.flatten(0, 1)).view(batch, -1)
+            raw = logits.flatten(0, 1)
+            drawn = laws.weigh(self._processed({"": raw}, groups, lambda group: (self.speculation.draft_law(group.law), ""),
+                                               logits.shape[1], None))
+            parts.append(laws.weigh(raw) if self.speculation.fault.raw_draft else drawn)
+            return self.speculation.draft(drawn, uniforms, first)
+
+        def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            hidden = self.decoder.forward(cache, slice(0, batch), tokens, positions, key_length)[:, 0]
+            return self.decoder.logits(hidden, [tap[:, 0] for tap in self.decoder.tapped], ())["blended"]
+
+        drafted = self.drafter.propose(Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward), draw)
+        return drafted, _joined(parts, batch) if parts else None
+
+    def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...], state: Rows,
+                batch: int, drafted: torch.Tensor) -> laws.Weights:
+        """Weights of the laws that are drawn from, (rows * slots)."""
+        seen = None
+        if any(group.law.repetition_penalty != 1.0 for group in groups):
+            marks = torch.zeros(*drafted.shape, logits["blended"].shape[-1], dtype=torch.uint8, device=drafted.device)
+            marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=torch.uint8) > 0
+            marks = torch.nn.functional.pad(marks, (0, 0, 1, 0))
+            if self.speculation.fault.late_history:
+                marks = torch.nn.functional.pad(marks[:, :-1], (0, 0, 1, 0))
+            seen = (state.seen[:batch, None] | marks).flatten(0, 1)
+        processed = self._processed(logits, groups, lambda group: (group.law, group.source), self.tokens_a_step, seen)
+        return target if processed is target.logits else laws.weigh(processed)
+
+    def _processed(self, logits: dict[str, torch.Tensor], groups: Sequence[Group],
+                   law_of: Callable[[Group], tuple[SamplingParams, str]], slots: int, seen: torch.Tensor | None) -> torch.Tensor:
+        """Logits of the groups' laws, (rows * slots, vocabulary)."""
+        if len(groups) == 1:
+            law, source = law_of(groups[0])
+            return laws.process(logits[source], law, seen)
+        processed = torch.zeros_like(next(iter(logits.values())))
+        for group in groups:
+            law, source = law_of(group)
+            mine = (group.rows[:, None] * slots + torch.arange(slots, device=group.rows.device)).reshape(-1)
+            processed[mine] = laws.process(logits[source][mine], law, None if seen is None else seen[mine])
+        return processed
+
+
+def _joined(parts: Sequence[laws.Weights], num_rows: int) -> laws.Weights:
+    """Weights of several slots, (rows * slots), from those of one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return laws.Weights(*(torch.stack(values, dim=1).flatten(0, 1) for values in zip(*parts, strict=True)))

@@ -1,0 +1,88 @@
+"""The answers that a probe goes along: the dataset's worked solutions, or what the target says by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.ops import Chain, Draw, SamplingParams
+from dflash_mcmc.registry import name_of
+from dflash_mcmc.rng import Key
+from dflash_mcmc.run import build
+from dflash_mcmc.run.probing import Unit, Work
+from dflash_mcmc.types import ChainResult, Problem, Trajectory
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.language_model import LanguageModel
+
+SOURCES = ("gold", "greedy")
+
+
+class Answer(NamedTuple):
+    """An answer to a problem, token ids int64."""
+
+    prompt: np.ndarray
+    tokens: np.ndarray
+    failure: str = ""
+    """Why there is none."""
+
+    @property
+    def sequence(self) -> np.ndarray:
+        """Prompt and answer."""
+        return np.concatenate([self.prompt, self.tokens])
+
+    def skipped(self, least: int = 1) -> str | None:
+        """Why nothing can be measured along it, where it needs at least so many tokens; None where it can."""
+        if self.failure:
+            return self.failure
+        if not len(self.tokens):
+            return "empty"
+        return f"shorter than {least} tokens" if len(self.tokens) < least else None
+
+
+def check_source(config: Config, field: str, source: str) -> None:
+    """`gold` needs a dataset with solutions. Raises ConfigError."""
+    if source == "gold" and any(problem.solution is None for problem in config.dataset.problems()):
+        dataset = name_of(config.dataset)
+        raise ConfigError(field, source, f"'greedy', since there are problems of dataset={dataset} without a solution")
+
+
+def answers(config: Config, model: LanguageModel, work: Work, source: str) -> Iterator[tuple[Unit, Answer]]:
+    """The answer of each unit that `work` gives: `gold`, the dataset's solution, or `greedy`, the target's most likely tokens.
+
+    Raises UserError, before the first, for one that does not fit into the model's positions.
+    """
+    problems = {problem.id: problem for problem in config.dataset.problems()}
+    pending = [problems[unit.problem] for unit in work.units]
+    if source == "gold":
+        return _gold(config, model, work, pending)
+    return _greedy(config, model, work, build.prompts(config, model, pending))
+
+
+def _gold(config: Config, model: LanguageModel, work: Work, pending: list[Problem]) -> Iterator[tuple[Unit, Answer]]:
+    prompts = build.prompts(config, model, pending, room=0)
+    tokens = {problem.id: model.encode(problem.solution) if problem.solution else np.empty(0, np.int64) for problem in pending}
+    for name, prompt in prompts.items():
+        needed = len(prompt) + len(tokens[name])
+        if model.max_positions is not None and needed > model.max_positions:
+            raise UserError(f"dataset: the solution of problem {name} takes {len(tokens[name])} tokens behind a prompt of "
+                            f"{len(prompt)}; allowed: {model.max_positions} positions together (the model's)")
+    return ((unit, Answer(prompts[unit.problem], tokens[unit.problem])) for unit in work)
+
+
+def _greedy(config: Config, model: LanguageModel, work: Work, prompts: dict[str, np.ndarray]) -> Iterator[tuple[Unit, Answer]]:
+    from dflash_mcmc.blend.none import NoBlend
+
+    engine = build.engine_of(config, model, max(map(len, prompts.values())), len(work.units), NoBlend())
+
+    def chain(prompt: np.ndarray) -> Chain:
+        path = yield Draw(Trajectory.start(prompt), config.dataset.max_new_tokens, SamplingParams(temperature=0.0), Key(config.seed))
+        return ChainResult(path)
+
+    for done in engine.run((unit, chain(prompts[unit.problem])) for unit in work):
+        tokens = np.empty(0, np.int64) if done.result is None else done.result.path.tokens
+        yield done.tag, Answer(prompts[done.tag.problem], tokens, done.failure)

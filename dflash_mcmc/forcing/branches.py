@@ -1,0 +1,167 @@
+"""Many continuations of one prefix, read together: keys and values of the prefix are there once, whatever their number, and
+what continuations have in common is read once too.
+
+All of them lie behind one another in a single row, and a mask lets each token see the prefix and the tokens before it in its
+own continuation alone (the tree attention of SpecInfer, arXiv 2305.09781, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from dflash_mcmc.engine import attention
+from dflash_mcmc.engine.language_model import LanguageModel
+
+_ROWS_AT_ONCE = 512
+"""Tokens of continuations in one forward: their scores against the prefix and one another stay bounded."""
+PREFIX = -1
+"""The parent of a first token."""
+
+
+class Tree:
+    """Tokens behind a prefix, numbered from 0 in the order in which they are read.
+
+    Args:
+        cache: of a sequence, one row, whose first `length` tokens are the prefix. It is only looked at.
+    """
+
+    def __init__(self, model: LanguageModel, cache: Cache, length: int):
+        self._model, self._length = model, length
+        self._attention = attention.implementation("auto", model.device, model.dtype)
+        layers = [_BranchLayer(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in cache.layers]
+        self._cache = Cache(layers=layers)
+        self._paths: list[tuple[int, ...]] = []
+
+    def __len__(self) -> int:
+        """Tokens that are read, the prefix's not counted."""
+        return len(self._paths)
+
+    def read(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """Hidden states (tokens, hidden) behind the final norm, of the next tokens.
+
+        Args:
+            parents: what each stands behind: the number of a token that is there or comes before it, or -1, the prefix.
+        """
+        before = len(self._paths)
+        for number, parent in enumerate(parents, start=before):
+            self._paths.append((number,) if parent == PREFIX else (*self._paths[parent], number))
+        new, device = self._paths[before:], self._model.device
+        depths = np.array([len(path) for path in new])
+        seen = np.zeros((len(new), self._length + len(self._paths)), dtype=bool)
+        seen[:, : self._length] = True
+        seen[np.repeat(np.arange(len(new)), depths), self._length + np.concatenate(new)] = True
+        mask = torch.from_numpy(seen).to(device)[None, None]
+        if self._attention in attention.ADDITIVE:
+            mask = torch.zeros_like(mask, dtype=self._model.dtype).masked_fill_(~mask, -torch.inf)
+        given, places = (torch.from_numpy(row).to(device)[None] for row in (np.array(tokens), self._length - 1 + depths))
+        with self._model.attending(self._attention):
+            return self._model.decoder(input_ids=given, attention_mask=mask, past_key_values=self._cache, use_cache=True,
+                                       position_ids=places).last_hidden_state[0]
+
+
+class Predictors(NamedTuple):
+    """The states from which tokens of continuations are predicted, those of equal beginnings once."""
+
+    hidden: torch.Tensor
+    """(states, hidden), behind the final norm."""
+    which: np.ndarray
+    """int64 (count, n): the state that predicts each token."""
+
+
+def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: int, tokens: np.ndarray,
+               share: bool = True) -> Predictors:
+    """Reads continuations, int64 (count, n), of a prefix.
+
+    Args:
+        cache: of a sequence, one row; its first `length` tokens are the prefix.
+        last: (hidden,), of the prefix's last token.
+        share: read what continuations begin with in common once; False reads each by itself.
+    """
+    read = tokens[:, :-1]  # nothing is predicted from the last
+    order = np.lexsort(read.T[::-1]) if share and read.shape[1] else np.arange(len(read))
+    hidden, which = [last[None]], np.zeros(tokens.shape, dtype=np.int64)
+    # What two continuations cost one another is wasted: with as many tokens as the prefix has, at most half is.
+    limit = min(max(length, 256), _ROWS_AT_ONCE)
+    count = 1
+    for part in _parts(read[order], limit, share):
+        nodes = _Nodes.of(read[order[part]], share)
+        hidden.append(Tree(model, cache, length).read(nodes.parents, nodes.tokens))
+        which[order[part], 1:] = count + nodes.which
+        count += len(nodes.tokens)
+    return Predictors(torch.cat(hidden), which)
+
+
+class _Nodes(NamedTuple):
+    """Rows of tokens as a tree: equal beginnings are the same nodes."""
+
+    parents: list[int]
+    tokens: list[int]
+    which: np.ndarray
+    """int64, as the rows: the node of each token."""
+
+    @classmethod
+    def of(cls, rows: np.ndarray, share: bool) -> _Nodes:
+        known: dict[tuple[int, int], int] = {}
+        nodes = cls([], [], np.empty(rows.shape, dtype=np.int64))
+        for number, row in enumerate(rows.tolist()):
+            node = PREFIX
+            for place, token in enumerate(row):
+                parent = node
+                name = (parent, token) if share else (number, place)
+                node = known.setdefault(name, len(known))
+                if node == len(nodes.tokens):
+                    nodes.parents.append(parent)
+                    nodes.tokens.append(token)
+                nodes.which[number, place] = node
+        return nodes
+
+
+def _parts(rows: np.ndarray, limit: int, share: bool) -> Iterator[slice]:
+    """Pieces of rows, in order, whose trees have at most `limit` nodes each, or a single row."""
+    width = rows.shape[1]
+    if not width:
+        return
+    differs = rows[1:] != rows[:-1]
+    new = np.where(differs.any(axis=1), width - differs.argmax(axis=1), 0) if share else np.full(len(rows) - 1, width)
+    start, total = 0, width
+    for number, more in enumerate(new.tolist(), start=1):
+        total += more
+        if total > limit:
+            yield slice(start, number)
+            start, total = number, width
+    yield slice(start, len(rows))
+
+
+class _BranchLayer(CacheLayerMixin):
+    """Keys and values of a prefix, which are only looked at, and those of what follows it."""
+
+    is_sliding = False
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor):
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: the prefix is there."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args,
+               **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends (1, heads, queries, dim); returns all."""
+        self.keys = torch.cat([self.keys, key_states], dim=2)
+        self.values = torch.cat([self.values, value_states], dim=2)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.keys.shape[2] + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.keys.shape[2]
+
+    def get_max_length(self) -> int:
+        return -1

@@ -1,0 +1,160 @@
+"""What the target's head makes of every decoder layer, and of the draft, along an answer.
+
+Nothing as wide as the vocabulary is kept: hidden states are, in the model's own precision, and the head is applied to as many
+positions at a time as `engine/forcing.py` has room for. Of Qwen3-4B, 36 layers of a sequence of 3,372 tokens are 0.62 GB in
+bfloat16 and one forward; where all layers together would be more than `_STATES_BYTES`, groups of them are read in turn, each
+in a forward of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from dflash_mcmc.forcing import sequences
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.forcing.answers import Answer
+    from dflash_mcmc.run.probing import Unit
+
+NORMS = ("none", "final")
+"""What a layer's output passes before the head."""
+_STATES_BYTES = 768 * 2**20
+
+
+def along(found: Iterable[tuple[Unit, Answer]], record: Callable[[Answer], dict]) -> Iterator[tuple[Unit, dict]]:
+    """The record of each answer, with its seconds; of one that nothing can be measured along the reason."""
+    for unit, answer in found:
+        if reason := answer.skipped():
+            yield unit, {"skipped": reason}
+            continue
+        started = time.perf_counter()
+        try:
+            measured = record(answer)
+        except sequences.NotNumbers as none:
+            measured = {"skipped": str(none)}
+        yield unit, {**measured, "seconds": round(time.perf_counter() - started, 6)}
+
+
+class Source(NamedTuple):
+    """Something that gives a law for the tokens of an answer.
+
+    Attributes:
+        states: (n, hidden), from which each of the n tokens is predicted.
+        head: hidden states (m, hidden) to float32 logits (m, vocabulary).
+        speaks: bool (n,), tokens that it says something about; its law of any other means nothing.
+    """
+
+    states: torch.Tensor
+    head: Callable[[torch.Tensor], torch.Tensor]
+    speaks: torch.Tensor
+
+
+class Standing(NamedTuple):
+    """Where tokens stand under their laws, each (n,).
+
+    Attributes:
+        rank: int64, 1 + number of tokens that are more likely.
+        log_p: float64, in nats.
+        best: int64, the most likely token; of several the first.
+    """
+
+    rank: torch.Tensor
+    log_p: torch.Tensor
+    best: torch.Tensor
+
+
+class States(NamedTuple):
+    """What an answer's n tokens are predicted from, each (n, hidden).
+
+    Attributes:
+        last: the target's own, behind the final norm.
+        outputs: of layers, by number: the residual stream as it is.
+    """
+
+    last: torch.Tensor
+    outputs: dict[int, torch.Tensor]
+
+
+@torch.no_grad()
+def readings(model: LanguageModel, answer: Answer, layers: Sequence[int]) -> Iterator[States]:
+    """The states along an answer, a group of layers at a time."""
+    tokens = torch.from_numpy(answer.sequence).to(model.device)[None]
+    of_a_layer = tokens.shape[1] * model.config.hidden_size * model.dtype.itemsize
+    at_once, first = max(1, _STATES_BYTES // of_a_layer), len(answer.prompt) - 1
+    for start in range(0, len(layers), at_once):
+        group = tuple(layers[start : start + at_once])
+        reading = sequences.read(model, tokens, group)
+        yield States(reading.hidden[0, first:-1], {layer: output[0, first:-1]
+                                                   for layer, output in zip(group, reading.outputs, strict=True)})
+
+
+def layer_source(model: LanguageModel, states: torch.Tensor, norm: str) -> Source:
+    """The head on a layer's output: `none`, on the residual stream itself, or `final`, behind the model's final norm."""
+    def normed(hidden: torch.Tensor) -> torch.Tensor:
+        return model.logits(model.final_norm(hidden.to(model.dtype)))
+
+    return Source(states, normed if norm == "final" else model.logits, _all(states))
+
+
+def target_source(model: LanguageModel, last: torch.Tensor) -> Source:
+    """The target, of its states behind the final norm."""
+    return Source(last, model.logits, _all(last))
+
+
+@torch.no_grad()
+def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> Source:
+    """The draft as it drafts: the whole blocks from the answer's first token on, of which all but the anchor are masks.
+
+    It says nothing about anchors, nor about what is behind the last whole block.
+    """
+    block, prompt, n = draft.num_drafted + 1, len(answer.prompt), len(answer.tokens)
+    tokens = torch.from_numpy(answer.sequence).to(model.device)
+    speaks = torch.zeros(n, dtype=torch.bool, device=model.device)
+    states = torch.zeros(n, model.config.hidden_size, dtype=draft.dtype, device=model.device)
+    anchors = torch.tensor(sequences.whole_blocks(prompt, n, block), dtype=torch.int64, device=model.device)
+    if len(anchors):
+        hidden = sequences.drafted_along(draft, sequences.read(model, tokens[None], draft.tapped_layers), tokens, anchors)
+        slots = (anchors[:, None] - prompt + torch.arange(1, block, device=model.device)).flatten()
+        speaks[slots], states[slots] = True, hidden.flatten(0, 1)
+    return Source(states, draft.logits, speaks)
+
+
+@torch.no_grad()
+def standing(logits: torch.Tensor, tokens: torch.Tensor) -> Standing:
+    """Of tokens int64 (n,) in float32 logits (n, vocabulary). Raises NotNumbers."""
+    return Standing(sequences.ranks(logits, tokens), log_probability(logits, tokens), logits.argmax(dim=-1))
+
+
+@torch.no_grad()
+def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """log p of tokens int64 (n,) in float32 logits (n, vocabulary): float64, in nats.
+
+    The largest logit is taken off first and the rest is in float64: raw layers have logits of thousands, of which float32
+    leaves a likely token's log p no digits.
+    """
+    largest = logits.amax(dim=-1, keepdim=True)
+    total = (logits - largest).exp_().sum(dim=-1, dtype=torch.float64)
+    return (logits.gather(1, tokens[:, None]) - largest)[:, 0].double() - total.log()
+
+
+@torch.no_grad()
+def standings(model: LanguageModel, source: Source, tokens: torch.Tensor) -> Standing:
+    """Of all tokens int64 (n,) of an answer under a source's laws. Raises NotNumbers."""
+    parts = [standing(source.head(source.states[piece]), tokens[piece]) for piece in pieces(model, len(tokens))]
+    return Standing(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def pieces(model: LanguageModel, n: int) -> Iterator[slice]:
+    """The tokens of an answer, so many at a time as there is room for their logits."""
+    at_once = sequences.positions_at_once(model.vocab_size)
+    return (slice(start, min(start + at_once, n)) for start in range(0, n, at_once))
+
+
+def _all(states: torch.Tensor) -> torch.Tensor:
+    return torch.ones(len(states), dtype=torch.bool, device=states.device)

@@ -1,0 +1,148 @@
+"""Teacher forcing of whole sequences: what the target makes of every position, the draft of every block, in a forward each.
+
+Nothing here is as wide as the vocabulary: hidden states are what is kept, and the head is applied to as many positions at a
+time as there is room for (`positions_at_once`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache
+
+from dflash_mcmc.engine.interface import NOT_NUMBERS
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.dflash.network import DFlash, block_pass
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+
+_CHUNK = 4096
+"""Positions of one forward: what a longer sequence needs in a layer stays bounded."""
+_LOGITS_BYTES = 64 * 2**20
+
+
+class NotNumbers(ArithmeticError):
+    """Logits that are no law: nothing can be measured along this answer. Its text is what a record says of it."""
+
+    def __init__(self):
+        super().__init__(NOT_NUMBERS)
+
+
+class Reading(NamedTuple):
+    """What the target makes of sequences.
+
+    Attributes:
+        hidden: (rows, length, hidden), behind the final norm.
+        outputs: of the layers asked for, in their order, each (rows, length, hidden): the residual stream, not normed.
+        cache: keys and values of all tokens, where they were asked for.
+    """
+
+    hidden: torch.Tensor
+    outputs: tuple[torch.Tensor, ...]
+    cache: Cache | None
+
+    def features(self, model: LanguageModel, layers: tuple[int, ...]) -> torch.Tensor:
+        """What a draft is given, (rows, length, layers · hidden), where `outputs` are those of its layers.
+
+        The last layer's is behind the final norm, as `hidden_states` of transformers has it.
+        """
+        last = len(model.layers) - 1
+        return torch.cat([self.hidden if layer == last else output
+                          for layer, output in zip(layers, self.outputs, strict=True)], dim=-1)
+
+
+@torch.no_grad()
+def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...] = (), keep_cache: bool = False) -> Reading:
+    """Reads sequences, int64 (rows, length). What stands in the padding on the right reaches nothing before it."""
+    length = tokens.shape[1]
+    cache = DynamicCache() if keep_cache or length > _CHUNK else None
+    hidden, outputs = [], []
+    # An engine that is under way has its own attention in place, which writes out the scores of all positions.
+    with model.attending("sdpa"), model.tapped(layers) as tapped:
+        for start in range(0, length, _CHUNK):
+            piece = tokens[:, start : start + _CHUNK]
+            read = model.decoder(input_ids=piece, past_key_values=cache, use_cache=cache is not None)
+            hidden.append(read.last_hidden_state)
+            outputs.append(tuple(tapped))
+    return Reading(_joined(hidden), tuple(_joined(list(pieces)) for pieces in zip(*outputs, strict=True)),
+                   cache if keep_cache else None)
+
+
+def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor,
+            anchors: torch.Tensor, given: torch.Tensor | None = None, seen: torch.Tensor | None = None) -> torch.Tensor:
+    """Hidden states (rows, blocks, block_size - 1, hidden) of the drafted slots of all blocks.
+
+    Args:
+        features: (rows, length, features · hidden), of the context.
+        tokens: int64 (rows, length), padded on the right. lengths: int64 (rows,).
+        anchors: int64 (rows, blocks), positions; -1 for a block that is not used.
+        given: int64 (rows, blocks, block_size), the tokens that the block's rows are given; None for what the draft is made
+            for, the anchor's and then masks.
+        seen: bool (rows, blocks, length), positions before the anchor that a block may look at; None for all of them.
+    """
+    shape, weight = draft.shape, draft.fc.weight
+    positions = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
+    positions = positions.masked_fill(positions >= lengths[:, None], -1)
+    keys, values = draft.keys_values(draft.context(features.to(weight.dtype)), positions)
+    if given is None:
+        given = torch.full((*anchors.shape, shape.block_size), shape.mask_token_id, device=features.device)
+        given[..., 0] = tokens.gather(1, anchors.clamp(min=0))
+    with torch.no_grad():
+        embeddings = torch.nn.functional.embedding(given, model.decoder.get_input_embeddings().weight)
+        embeddings = embeddings.to(weight.dtype) * shape.embedding_scale
+    # A block's rows are masked from those of all others: with as many of them as there is context, at most half is wasted.
+    at_once = max(1, min(features.shape[1], _BLOCK_ROWS) // shape.block_size)
+    count = anchors.shape[1]
+    parts = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
+    return torch.cat([block_pass(draft, keys, values, positions, anchors[:, part], embeddings[:, part],
+                                 None if seen is None else seen[:, part])[:, :, 1:] for part in parts], dim=1)
+
+
+def drafted_along(drafter: DFlashDrafter, reading: Reading, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+    """Hidden states (blocks, num_drafted, hidden) of blocks as speculation drafts them: the anchor's token, then masks.
+
+    Args:
+        reading: of the sequence, with the drafter's layers.
+        tokens: int64 (length,). anchors: int64 (blocks,).
+    """
+    masks = torch.full((1, len(anchors), drafter.num_drafted + 1), drafter.network.shape.mask_token_id, device=tokens.device)
+    masks[0, :, 0] = tokens[anchors]
+    features = reading.features(drafter.target, drafter.tapped_layers)
+    length = torch.tensor([len(tokens)], device=tokens.device)
+    return drafted(drafter.network, drafter.target, features, tokens[None], length, anchors[None], masks)[0]
+
+
+_BLOCK_ROWS = 512
+"""Rows of blocks in one forward: their scores against the whole context stay bounded."""
+
+
+def whole_blocks(prompt_length: int, num_tokens: int, block_size: int) -> list[int]:
+    """Positions of the anchors of an answer's blocks: at its tokens 0, B, 2B, ..., as far as B tokens are there."""
+    return [prompt_length + start for start in range(0, num_tokens - block_size + 1, block_size)]
+
+
+def checked(logits: torch.Tensor) -> torch.Tensor:
+    """The same logits (n, vocabulary), where each row is a law. Raises NotNumbers where one has NaN, inf, or -inf alone.
+
+    The largest of a row tells all three in one pass: it is NaN where any is.
+    """
+    if not logits.amax(dim=-1).isfinite().all():
+        raise NotNumbers
+    return logits
+
+
+def ranks(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """1 + number of strictly larger logits, int64 (n,), of tokens int64 (n,) in logits (n, vocabulary): ties share a rank.
+
+    Raises NotNumbers: nothing is larger than NaN, which would be the best rank.
+    """
+    return 1 + (checked(logits) > logits.gather(1, tokens[:, None])).sum(dim=-1)
+
+
+def positions_at_once(vocab_size: int, whole: int = 1) -> int:
+    """How many positions' logits, in float32, are there at a time: a multiple of `whole`, at least that."""
+    return max(1, _LOGITS_BYTES // (4 * vocab_size * whole)) * whole
+
+
+def _joined(pieces: list[torch.Tensor]) -> torch.Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)

@@ -1,0 +1,1 @@
+"""Grading of multiple-choice answers."""

@@ -1,0 +1,33 @@
+"""Grading of choices: there is nothing to run, so that every text is decided when it is handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from dflash_mcmc.grading.choice.letters import final_letter, gold_letter
+from dflash_mcmc.grading.verdicts import CORRECT, NO_ANSWER, UNSUPPORTED, WRONG
+from dflash_mcmc.types import Grade
+
+
+class LetterPool:
+    """Grades texts by the letter that they settle on. `submit`, then `finished`, as the other pools."""
+
+    def __init__(self, letters: str):
+        self._letters = letters
+        self._decided: list[tuple[Hashable, Grade]] = []
+
+    def submit(self, tag: Hashable, text: str, gold: str) -> None:
+        """Grades a text. Raises UserError for a gold answer that names no letter, or several."""
+        right = gold_letter(gold, self._letters)
+        letter, rule = final_letter(text, self._letters)
+        missing = UNSUPPORTED if rule == "length" else NO_ANSWER
+        outcome = missing if letter is None else CORRECT if letter == right else WRONG
+        self._decided.append((tag, Grade(outcome, letter, rule)))
+
+    def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
+        """Yields (tag, grade) of all that was submitted."""
+        while self._decided:
+            yield self._decided.pop(0)
+
+    def close(self) -> None:
+        """Nothing is left to end."""

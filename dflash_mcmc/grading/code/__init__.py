@@ -1,0 +1,1 @@
+"""Grading of programs: tests run in a sandbox."""

@@ -1,0 +1,1 @@
+"""Grading of mathematical answers: parse both answers, then compare by typed rules."""

@@ -1,0 +1,41 @@
+r"""TeX's infix commands, `{1 \over 3}` and `{n \choose 2}`, as the commands that stand before what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflash_mcmc.grading.math.brackets import CLOSING, OPENING, split
+from dflash_mcmc.grading.math.tokens import Token
+
+_PREFIXED = {r"\over": r"\frac", r"\choose": r"\binom"}
+
+
+def prefixed(tokens: Sequence[Token]) -> list[Token]:
+    r"""The tokens with `\frac{1}{3}` in place of `{1 \over 3}`. One without a group of braces to itself stays as it is."""
+    tokens = list(tokens)
+    for place in [place for place, token in enumerate(tokens) if token.value in _PREFIXED]:
+        start, end = _edge(tokens, place, -1), _edge(tokens, place, 1)
+        if start is None or end is None:
+            continue
+        parts, infix = split(tokens[start + 1:end], lambda token: token.value in _PREFIXED)
+        if len(infix) == 1:
+            command = Token("command", _PREFIXED[infix[0].value], tokens[start].spaced)
+            return prefixed([*tokens[:start], command, *_group(parts[0]), *_group(parts[1]), *tokens[end + 1:]])
+    return tokens
+
+
+def _edge(tokens: Sequence[Token], place: int, step: int) -> int | None:
+    """Where the group around a place begins, with step -1, or ends; None where that is no brace."""
+    opening, closing = (OPENING, CLOSING) if step > 0 else (CLOSING, OPENING)
+    depth, place = 0, place + step
+    while 0 <= place < len(tokens):
+        value = tokens[place].value
+        if value in closing and depth == 0:
+            return place if value in ("{", "}") else None
+        depth += (value in opening) - (value in closing)
+        place += step
+    return None
+
+
+def _group(tokens: Sequence[Token]) -> list[Token]:
+    return [Token("sign", "{"), *tokens, Token("sign", "}")]

@@ -1,0 +1,171 @@
+"""Equations and inequalities as answers: what names a value, what is an interval, and what is left a relation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+from dflash_mcmc.grading.math.answers import Answer, Either, Formula, Named, Related, Several, Words
+from dflash_mcmc.grading.math.brackets import depths, split
+from dflash_mcmc.grading.math.formulas import NotParsed
+from dflash_mcmc.grading.math.quantities import is_rounded, quantity_of, same_quantity
+from dflash_mcmc.grading.math.syntax import parse
+from dflash_mcmc.grading.math.tokens import Token
+from dflash_mcmc.grading.math.units import MeasureUnit, measured
+from dflash_mcmc.grading.math.values import NoValue, close, exact
+
+RELATIONS = ("=", "<", ">", r"\leq", r"\geq", r"\neq", r"\approx", r"\in")
+ORDERS = ("<", ">", r"\leq", r"\geq")
+_REVERSED = {">": "<", r"\geq": r"\leq"}
+_OPERATORS = {"+", "-", "/", r"\cdot", "^", r"\frac", r"\sqrt", "!", ",", r"\pm", r"\binom"}
+_NOT_NAMES = {"e", "i", r"\pi", r"\infty", r"\degree"}
+_NEGATIONS = {r"\not", r"\neg", r"\lnot", "not"}
+_MOST_NAME_TOKENS = 16
+_APPROXIMATION = 0.01
+_INFINITY = (Token("command", r"\infty"),)
+
+
+def related(tokens: Sequence[Token], read: Callable[[Sequence[Token]], Answer]) -> Answer:
+    """The answer that tokens with relations outside of brackets are. `read` reads their sides."""
+    sides, between = split(tokens, lambda token: token.value in RELATIONS)
+    signs = [token.value for token in between]
+    if not all(sides) or any(side[-1].value == "/" for side in sides):  # `x /= 5` and `x =/= 5` are not equal
+        return Formula(tuple(tokens), MeasureUnit())
+    if r"\approx" in signs:
+        return _approximate(sides, read)
+    if set(signs) == {"="}:
+        return _equation(tokens, sides, read)
+    if signs == [r"\in"] and is_name(sides[0]):
+        value = read(sides[1])
+        return Named(tuple(sides[0]), value._replace(sure=True) if isinstance(value, Several) else value)
+    if set(signs) <= {">", r"\geq"}:
+        sides, signs = sides[::-1], [_REVERSED[sign] for sign in signs[::-1]]
+    if set(signs) <= {"<", r"\leq"}:
+        return _inequality(tokens, sides, signs)
+    if signs == [r"\neq"]:
+        return Related(signs[0], _formula(sides[0]), _formula(sides[1]))
+    return Formula(tuple(tokens), MeasureUnit())
+
+
+def is_name(tokens: Sequence[Token]) -> bool:
+    """Whether tokens name a value: letters with indices, `f(x)`, `AB`, words, `(x,y)`; no number and no operation."""
+    if not tokens or len(tokens) > _MOST_NAME_TOKENS:
+        return False
+    if any(token.value.lower().split()[-1:] in ([word] for word in _NEGATIONS) for token in tokens):
+        return False  # `\text{not } x = 5`
+    if any(token.value in (r"\frac", "/") for token in tokens):  # a ratio of lengths, AB/CD
+        tokens = [token for token in tokens if token.value not in (r"\frac", "/", "{", "}")]
+        if any(token.kind == "number" for token in tokens):
+            return False
+    named, indexed = False, False
+    for token, depth in zip(tokens, depths(tokens), strict=True):
+        if depth == 0 and token.value in _OPERATORS:
+            return False
+        if token.kind in ("number", "repeating") and depth == 0 and not indexed:
+            return False
+        indexed = token.value == "_"
+        named = named or token.kind in ("letter", "word") or (token.kind == "command" and token.value not in _OPERATORS)
+        if len(tokens) == 1 and token.value in _NOT_NAMES:
+            return False
+    return named
+
+
+def _sum(side: Sequence[Token]) -> bool:
+    """Whether a side is a sum such as `m + n`, which problems ask for; `x + y = 3` is a line."""
+    letters = all(token.kind == "letter" and token.value not in (*_NOT_NAMES, "x", "y", "z") for token in side[::2])
+    return letters and len(side) % 2 == 1 and all(token.value == "+" for token in side[1::2])
+
+
+def _equation(tokens: Sequence[Token], sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer]) -> Answer:
+    if is_name(sides[0]) or (_sum(sides[0]) and not _variable(sides[-1])):
+        return Named(tuple(sides[0]), _result(sides[1:], read))
+    if len(sides) == 2 and is_name(sides[1]):
+        return Named(tuple(sides[1]), read(sides[0]))
+    if not any(_variable(side) for side in sides):
+        return _result(sides, read)
+    if len(sides) > 2:
+        return Formula(tuple(tokens), MeasureUnit())
+    return Related("=", _formula(sides[0]), _formula(sides[1]))
+
+
+def _result(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer]) -> Answer:
+    """The last side of `3 + 4 = 7`, if the work before it comes to it wherever both are rational."""
+    known = [quantity for quantity in map(quantity_of, sides) if quantity is not None]
+    if not all(same_quantity(*pair) for pair in combinations(known, 2)):
+        return Words("an equation that does not hold")
+    return read(sides[-1])
+
+
+def _approximate(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer]) -> Answer:
+    """The exact answer and its approximation, if they are within a hundredth of each other; the exact one if it is rounded."""
+    name: tuple[Token, ...] = ()
+    if is_name(sides[0]):
+        name, sides = tuple(sides[0]), sides[1:]
+    if len(sides) == 1:
+        answer = read(sides[0])
+    elif _near(sides[0], sides[-1]):
+        answer = Either((read(sides[0]), read(sides[-1])))
+    elif is_rounded(sides[-1], sides[0]):
+        answer = read(sides[0])
+    else:
+        answer = Words("an approximation that does not hold")
+    return Named(name, answer) if name else answer
+
+
+def _near(side: Sequence[Token], other: Sequence[Token]) -> bool:
+    try:
+        return close(parse(measured(side).tokens), parse(measured(other).tokens), _APPROXIMATION)
+    except NotParsed:
+        return False
+
+
+def _inequality(tokens: Sequence[Token], sides: list[list[Token]], signs: list[str]) -> Answer:
+    """An interval for a name between numbers; else the relation itself. All signs are less, or less or equal."""
+    low, high = (list(_INFINITY), list(_INFINITY))
+    low.insert(0, Token("sign", "-"))
+    opened, closed = ["[" if sign == r"\leq" else "(" for sign in signs], ["]" if sign == r"\leq" else ")" for sign in signs]
+    if len(sides) == 3 and is_name(sides[1]) and not (_variable(sides[0]) or _variable(sides[2])):
+        return _interval(sides[1], opened[0] + closed[1], sides[0], sides[2])
+    if len(sides) == 2 and is_name(sides[0]) and not _variable(sides[1]):
+        return _interval(sides[0], "(" + closed[0], low, sides[1])
+    if len(sides) == 2 and is_name(sides[1]) and not _variable(sides[0]):
+        return _interval(sides[1], opened[0] + ")", sides[0], high)
+    if len(sides) == 2:
+        return Related(signs[0], _formula(sides[0]), _formula(sides[1]))
+    return Formula(tuple(tokens), MeasureUnit())
+
+
+def intersection(inequalities: Sequence[Answer]) -> Answer:
+    """One interval for `x > 1` and `x < 2`; conditions on several names side by side; else what no list or union equals."""
+    intervals = [item for item in inequalities if isinstance(item, Named) and isinstance(item.value, Several)]
+    names = {tuple(token.value for token in item.name) for item in intervals}
+    if len(intervals) == len(inequalities) == len(names):
+        return Several("list", tuple(inequalities))
+    if len(intervals) == len(inequalities) == 2:
+        lower, upper = sorted(intervals, key=lambda item: item.value.items[1].tokens != _INFINITY)
+        (low, top), (bottom, high) = lower.value.items, upper.value.items
+        unbounded = top.tokens == _INFINITY and bottom.tokens[-1:] == _INFINITY
+        if unbounded and _below(low, high):
+            return Named(lower.name, Several(lower.value.kind[0] + upper.value.kind[1], (low, high), sure=True))
+    return Several("intersection", tuple(inequalities))
+
+
+def _below(low: Formula, high: Formula) -> bool:
+    try:
+        ends = [exact(parse(side.tokens)) for side in (low, high)]
+    except (NotParsed, NoValue):
+        return False
+    return None in ends or ends[0] < ends[1]
+
+
+def _variable(side: Sequence[Token]) -> bool:
+    return any(token.kind == "letter" and token.value not in _NOT_NAMES for token in side)
+
+
+def _interval(name: Sequence[Token], brackets: str, low: Sequence[Token], high: Sequence[Token]) -> Named:
+    return Named(tuple(name), Several(brackets, (_formula(low), _formula(high)), sure=True))
+
+
+def _formula(side: Sequence[Token]) -> Formula:
+    found = measured(side)
+    return Formula(found.tokens, found.unit, found.multiplier)

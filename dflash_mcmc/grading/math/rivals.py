@@ -1,0 +1,45 @@
+"""Other graders, for comparison alone. They run in grading processes like `grader=math`, and decide no run's grades."""
+
+from __future__ import annotations
+
+from dflash_mcmc.grading.math.string_rule import same_string
+from dflash_mcmc.grading.math.worker import judge, within
+from dflash_mcmc.grading.verdicts import CORRECT, WRONG, Decision
+
+
+def exact_string(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+    """The same characters."""
+    return _decision(gold == answer, "exact"), same_string(gold, answer)
+
+
+def string_rule(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+    """PRM800K's normalisation, without its algebra."""
+    same = same_string(gold, answer)
+    return _decision(same, "string"), same
+
+
+def math_verify_bare(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+    """math-verify as its front page shows it, on the answers as they are."""
+    return within(cpu_seconds, lambda *pair: _math_verify(*pair, mark=""), gold, answer), same_string(gold, answer)
+
+
+def math_verify_dollars(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+    """math-verify with `$` around both answers, so that it sees LaTeX."""
+    return within(cpu_seconds, lambda *pair: _math_verify(*pair, mark="$"), gold, answer), same_string(gold, answer)
+
+
+def _math_verify(gold: str, answer: str, mark: str) -> Decision:
+    from math_verify import parse, verify
+
+    sides = [parse(f"{mark}{side}{mark}", parsing_timeout=None) for side in (gold, answer)]
+    return _decision(verify(*sides, timeout_seconds=None), "math-verify")
+
+
+def _decision(equal: bool, rule: str) -> Decision:
+    return Decision(CORRECT if equal else WRONG, rule)
+
+
+RIVALS = {
+    "exact string": exact_string, "string rule (PRM800K's strings)": string_rule, "math-verify, bare": math_verify_bare,
+    "math-verify, $...$": math_verify_dollars, "grader=math": judge,
+}

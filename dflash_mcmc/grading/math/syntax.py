@@ -1,0 +1,257 @@
+"""Formulas: tokens of an expression as a tree. A grammar of our own, so that no part of an answer is dropped unread.
+
+What it does not know, an answer in other words, an unknown command, an index where none belongs, is NotParsed: such answers
+are compared as tokens alone.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+from dflash_mcmc.grading.limits import Unsupported
+from dflash_mcmc.grading.math.cursor import Cursor
+from dflash_mcmc.grading.math.formulas import Node, NotParsed, decimal, repeating
+from dflash_mcmc.grading.math.tokens import Token
+from dflash_mcmc.grading.math.words import FUNCTIONS
+
+_LETTERS = re.compile(r"\\(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon"
+                      r"|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|ell|hbar)")
+_CALLS = frozenset(f"\\{name}" for name in FUNCTIONS)
+_INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+_ROUNDINGS = {r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
+_OPERATORS = {"\\sum", "\\prod", "\\coprod", "\\int", "\\iint", "\\oint", "\\lim", "\\limsup", "\\liminf"}
+_APPLIED = frozenset("fghFGHP")
+"""Letters that stand for a function where brackets follow."""
+
+
+@lru_cache(maxsize=1024)
+def parse(tokens: tuple[Token, ...]) -> Node:
+    """The formula that all of the tokens make up. Raises NotParsed, and Unsupported for one beyond the limits."""
+    parser = _FormulaParser(tokens)
+    try:
+        node = parser.sum()
+    except RecursionError as error:  # signs and bars in a row are no brackets that `limits.check_size` counts
+        raise Unsupported("nesting") from error
+    if parser.left:
+        raise NotParsed(f"{parser.left[0].value} after the end")
+    return node
+
+
+class _FormulaParser(Cursor):
+    """Recursive descent; brackets are no deeper than `limits.check_size` lets them be."""
+
+    def sum(self) -> Node:
+        node = self._signed()
+        while self.next() in ("+", "-"):
+            minus = self.take().value == "-"
+            term = self._signed()
+            node = Node("add", (node, Node("negate", (term,)) if minus else term))
+        return node
+
+    def _signed(self) -> Node:
+        if self.next() in ("+", "-"):
+            minus = self.take().value == "-"
+            node = self._signed()
+            return Node("negate", (node,)) if minus else node
+        return self._product()
+
+    def _product(self) -> Node:
+        node = self._mixed() or self._power()
+        while True:
+            if self.next() in (r"\cdot", "/"):
+                kind = "divide" if self.take().value == "/" else "multiply"
+                factor = Node("negate", (self._power(),)) if self.skip("-") else self._power()
+                node = Node(kind, (node, factor))
+            elif self._begins_factor(after=node):
+                node = Node("multiply", (node, self._power()))
+            else:
+                return node
+
+    def _mixed(self) -> Node | None:
+        r"""A mixed number, `1\frac{4}{5}` or `1 4/5`: a proper fraction right behind a whole number is added to it."""
+        if len(self.left) < 3 or self.left[0].kind != "number" or not self.left[0].value.isdigit():
+            return None
+        whole, saved = Fraction(self.left[0].value), self.left
+        if self.left[1].value == r"\frac":
+            self.left = self.left[2:]
+            over, under = self._argument(), self._argument()
+        elif ([token.kind for token in self.left[1:4]] == ["number", "sign", "number"] and self.left[1].spaced
+              and self.left[2].value == "/"):
+            over, under = (Node("number", value=decimal(self.left[place].value)) for place in (1, 3))
+            self.left = self.left[4:]
+        else:
+            return None
+        values = [node.value for node in (over, under) if node.kind == "number" and node.value.denominator == 1]
+        if len(values) == 2 and 0 < values[0] < values[1] and self.next() != "^":
+            return Node("number", value=whole + values[0] / values[1])
+        self.left = saved
+        return None
+
+    def _begins_factor(self, after: Node) -> bool:
+        if not self.left:
+            return False
+        token = self.left[0]
+        if token.kind in ("number", "repeating"):
+            return after.kind not in ("number", "symbol", "constant")
+        if token.kind in ("letter", "command"):
+            return token.value not in (r"\cdot", r"\pm", r"\mp", *_ROUNDINGS.values())
+        return token.value in ("(", "[", "{") or (token.value == "|" and not self._closes)
+
+    _closes = 0
+    """How many `|` are open."""
+
+    def _power(self) -> Node:
+        node = self._base()
+        while self.left:
+            if self.skip("!"):
+                if node.kind not in ("number", "symbol"):
+                    raise Unsupported("factorial")
+                node = Node("factorial", (node,))
+            elif self.skip("%"):
+                node = Node("divide", (node, Node("number", value=Fraction(100))))
+            elif self.skip(r"\degree"):
+                node = Node("degrees", (node,))
+            elif self.skip("^"):
+                node = Node("power", (node, self._argument(digits=False)))
+                if self.next() == "^":
+                    raise Unsupported("power of a power")
+            else:
+                return node
+        return node
+
+    def _base(self) -> Node:
+        if not self.left:
+            raise NotParsed("the end")
+        token = self.take()
+        if token.kind == "number":
+            return Node("number", value=decimal(token.value))
+        if token.kind == "repeating":
+            return Node("number", value=repeating(token.value))
+        if token.kind == "letter" or (token.kind == "word" and len(token.value) == 1):
+            return self._symbol(token.value)
+        if token.value in _BRACKETS:
+            return self._bracketed(_BRACKETS[token.value])
+        if token.value == "|":
+            return self._absolute()
+        if token.kind == "command":
+            return self._command(token.value)
+        raise NotParsed(token.value)
+
+    def _bracketed(self, closing: str) -> Node:
+        bars, self._closes = self._closes, 0
+        node = self.sum()
+        self.expect(closing)
+        self._closes = bars
+        return node
+
+    def _absolute(self) -> Node:
+        self._closes += 1
+        node = self.sum()
+        self.expect("|")
+        self._closes -= 1
+        return Node("absolute", (node,))
+
+    def _symbol(self, name: str) -> Node:
+        if name in ("e", "i") and self.next() not in ("_", "'"):
+            return Node("constant", value=name)
+        if self.skip("_"):
+            name += f"_{self.raw()}"
+        while self.next() == "'":
+            name += self.take().value
+        if self.next() == "(" and (name[0] in _APPLIED or self._at_a_number()):
+            name += self.raw(brackets=True)
+        return Node("symbol", value=name)
+
+    def _at_a_number(self) -> bool:
+        """Whether `(2)` follows: x(2) is the value of a function."""
+        return len(self.left) > 2 and self.left[1].kind == "number" and self.left[2].value == ")"
+
+    def _command(self, name: str) -> Node:
+        if name in _OPERATORS:
+            raise Unsupported(name[1:])
+        if name in _CALLS:
+            return self._call(name[1:])
+        if name == r"\frac":
+            return Node("divide", (self._argument(), self._argument()))
+        if name == r"\sqrt":
+            return self._root()
+        if name == r"\binom":
+            return Node("binomial", (self._argument(), self._argument()))
+        if name in _ROUNDINGS:
+            return Node(name[2:], (self._bracketed(_ROUNDINGS[name]),))
+        if name == r"\pi":
+            return Node("constant", value="pi")
+        if name == r"\infty":
+            return Node("constant", value="oo")
+        if _LETTERS.fullmatch(name):
+            return self._symbol(name)
+        raise NotParsed(name)
+
+    def _root(self) -> Node:
+        """A root; an odd one of a negative number is real, as it is read, not the principal one."""
+        index = Fraction(2)
+        if self.skip("["):
+            node = self._bracketed("]")
+            if node.kind != "number" or node.value.denominator != 1 or not 0 < node.value <= 100:
+                raise NotParsed("the index of a root")
+            index = node.value
+        if self.left and self.left[0].kind == "number" and len(self.left[0].value) > 1:
+            raise NotParsed(f"a root of {self.left[0].value} without braces")
+        radicand = self._argument()
+        if index % 2 == 1 and radicand.kind == "negate":
+            return Node("negate", (Node("root", radicand.parts, index),))
+        return Node("root", (radicand,), index)
+
+    def _call(self, name: str) -> Node:
+        base = exponent = None
+        if name == "log" and self.skip("_"):
+            base = self._argument(digits=False)
+        if self.skip("^"):
+            exponent = self._argument(digits=False)
+        opened = self.next() in _BRACKETS
+        argument = self._bracketed(_BRACKETS[self.take().value]) if opened else self._signed_argument()
+        if exponent == Node("negate", (Node("number", value=Fraction(1)),)):
+            if name not in _INVERSES:
+                raise NotParsed(f"{name}^-1")
+            name, exponent = _INVERSES[name], None
+        if name == "exp":
+            node = Node("power", (Node("constant", value="e"), argument))
+        elif name == "log":
+            node = Node("call", (argument, base or Node("number", value=Fraction(10))), "log")
+        else:
+            node = Node("call", (argument,), name)
+        return Node("power", (node, exponent)) if exponent else node
+
+    def _signed_argument(self) -> Node:
+        """What a function without brackets is of: `2x` of `\\sin 2x\\cos x`."""
+        if self.skip("-"):
+            return Node("negate", (self._signed_argument(),))
+        node = self._mixed() or self._power()
+        while self._begins_factor(after=node) and self.next() not in (*_CALLS, "(", "["):
+            node = Node("multiply", (node, self._power()))
+        return node
+
+    def _argument(self, digits: bool = True) -> Node:
+        """What a command takes: a group, a command with its arguments, a letter, or with `digits` one digit of a number."""
+        if not self.left:
+            raise NotParsed("the end")
+        token = self.left[0]
+        if token.value in ("{", "("):
+            self.take()
+            return self._bracketed(_BRACKETS[token.value])
+        if token.kind == "number" and digits:
+            return self._digit()
+        if not digits and self.skip("-"):
+            return Node("negate", (self._argument(digits=False),))
+        return self._base()
+
+    def _digit(self) -> Node:
+        token = self.take()
+        if not token.value.isdigit():
+            raise NotParsed(f"{token.value} without braces")
+        if len(token.value) > 1:
+            self.left.insert(0, Token("number", token.value[1:]))
+        return Node("number", value=Fraction(token.value[0]))

@@ -1,0 +1,221 @@
+r"""LaTeX as tokens, freed of what changes the looks of an answer and not its meaning.
+
+`\dfrac`, `\left`, `\,`, `$`, `\mathrm`, Unicode's signs and words in place of commands (`sqrt`, `pi`) are written one way, so
+that answers that look alike are the same tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from dflash_mcmc.grading.math.characters import to_latex, trimmed
+from dflash_mcmc.grading.math.words import BARE, FUNCTIONS, LINKS, NAMED, NUMBERS, SEPARATORS, SHORT_WORDS, singular
+
+
+class Token(NamedTuple):
+    """`kind` is number, repeating, letter, word (text), command, sign, begin or end (of an environment).
+
+    A number's value is digits with at most a point and an exponent; a repeating decimal's is `whole.fixed(period)`.
+    """
+
+    kind: str
+    value: str
+    spaced: bool = False
+    """White space stands before it."""
+
+
+_THIN = r"(?:\{\s*,\s*\}|,\s*\\!\s*|\\[,;:! ]\s*|~|[ ])"
+_SCIENTIFIC = r"(?:(?:\d+\.\d+|\.\d+|(?<![\d.])1)[eE][+-]?\d+|\d+[eE]\d+)(?![\d.]|[a-zA-Z])"
+_SCANNER = re.compile(rf"""
+    (?P<space>\s+|\\[,;:>\ !]|~|\\(?:quad|qquad|enspace|thinspace|space|hfill|newline)(?![a-zA-Z])
+        |\\[hv]?(?:space|phantom)\s*\*?\{{[^{{}}]*\}})
+  | (?P<dropped>\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?
+        |\\(?:textcolor|color)\s*\{{[a-zA-Z]+\}}
+        |\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|boldmath|bf|rm|it|tt|mathbf|boldsymbol|bm|pmb|mathit
+            |mathnormal|ensuremath|underline|boxed|fbox|nonumber)(?![a-zA-Z])|\\[()\[\]]
+        |\^\s*\{{?\s*\\(?:text|mathrm|mbox|textrm|textsuperscript)\s*\{{\s*(?:st|nd|rd|th)\s*\}}\s*\}}?)
+  | (?P<ordinal>(?<=\d)\^\{{\s*th\s*\}})
+  | (?P<degree>\^\s*(?:\{{\s*\\(?:circ|degree)\s*\}}|\\(?:circ|degree)(?![a-zA-Z]))|\\(?:degree|textdegree)(?![a-zA-Z]))
+  | (?P<prime>\^\s*(?:\{{\s*(?:\\prime\s*)+\}}|\\prime(?![a-zA-Z])))
+  | (?P<repeating>\d*\.\d*\\(?:overline|bar|dot)\s*(?:\{{\s*\d+\s*\}}|\d))
+  | (?P<joined>(?<![\d.,])\d{{1,3}}(?:{_THIN}\d{{3}})+(?![\d])(?:\.\d+)?)
+  | (?P<grouped>(?<![\d.,])\d{{1,3}}(?:,\d{{3}})+(?!,?\d)(?:\.\d+)?)
+  | (?P<number>{_SCIENTIFIC}|\d+(?:\.\d*)?|\.\d+)
+  | (?P<text>\\(?:text|mbox|hbox|textrm|textbf|textit|textnormal|textsf|texttt|textup|mathrm|mathsf|mathtt|emph
+        |operatorname)\*?\s*(?=\{{))
+  | (?P<edge>\\(?:begin|end)\s*\{{\s*[a-zA-Z]+\*?\s*\}}(?:\s*\{{[lcr|\s]*\}})?)
+  | (?P<command>\\[a-zA-Z]+\*?|\\.)
+  | (?P<word>[a-zA-Z]+)
+  | (?P<sign>.)
+""", re.VERBOSE | re.DOTALL)
+_COUNTED = re.compile(r"(\\ ?)?(-?[\d.,/:]*\d)\s+([a-zA-Z][a-zA-Z. ]*)")
+_SAYS_ANSWER = re.compile(r"^\s*(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.IGNORECASE)
+_ENVIRONMENT = re.compile(r"\\begin|\\end")
+_DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
+_ROW_GAP = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
+_ABBREVIATED = re.compile(r"\b(sq|cu)\.(?=\s*[a-zA-Z])")
+_ORDINAL = re.compile(r"(\d*)(?:(?<!1)1st|(?<!1)2nd|(?<!1)3rd|\dth)")
+_DIGITS = re.compile(r"(?P<number>\d+)")
+_SAME = {
+    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
+    r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\lvert": "|", r"\rvert": "|",
+    r"\vert": "|", r"\mid": "|",
+    r"\le": r"\leq", r"\leqslant": r"\leq", r"\leqq": r"\leq", r"\ge": r"\geq", r"\geqslant": r"\geq", r"\geqq": r"\geq",
+    r"\ne": r"\neq", r"\lt": "<", r"\gt": ">", r"\times": r"\cdot", r"\ast": r"\cdot", r"\cdotp": r"\cdot", "*": r"\cdot",
+    r"\div": "/", r"\dots": r"\ldots", r"\cdots": r"\ldots", r"\dotsc": r"\ldots", r"\dotsb": r"\ldots",
+    r"\varnothing": r"\emptyset",
+    r"\prime": "'", r"\colon": ":", r"\bar": r"\overline", r"\%": "%", r"\$": "$", r"\textdollar": "$", r"\&": "&", r"\#": "#",
+    r"\simeq": r"\approx", r"\thickapprox": r"\approx", r"\tg": r"\tan", r"\ctg": r"\cot", r"\arctg": r"\arctan",
+    r"\cosec": r"\csc",
+    r"\varphi": r"\phi", r"\varepsilon": r"\epsilon", r"\vartheta": r"\theta", r"\to": r"\rightarrow",
+}
+_PAIRS = {("<", "="): r"\leq", (">", "="): r"\geq", ("!", "="): r"\neq", ("=", "="): "=", (r"\not", "="): r"\neq",
+          (r"\cdot", r"\cdot"): "^"}
+_FUNCTION_OF_ONE = re.compile(rf"({'|'.join(FUNCTIONS)}|pi|sqrt)([a-zA-Z])")
+
+
+def tokenise(text: str, grouping: bool = True) -> list[Token]:
+    """Tokens of an answer. `grouping`: whether the comma of `1,234` separates digits of one number, or two numbers."""
+    text = trimmed(to_latex(text).replace("...", r"\ldots "))
+    text = _SAYS_ANSWER.sub("", text)
+    text = _ABBREVIATED.sub(r"\1", _ROW_GAP.sub(r"\\\\", text))
+    if len(text) > 4 and text.startswith("**") and text.endswith("**"):
+        text = text[2:-2]
+    if r"\\" in text and not _ENVIRONMENT.search(text):
+        text = _DOUBLED.sub(r"\\", text)  # `\\\\frac` of a model that writes JSON
+    text = trimmed(_without_dollars(text))
+    return _joined(_scan(text, grouping))
+
+
+def _without_dollars(text: str) -> str:
+    """Without the `$` around mathematics; a single one before a number is money."""
+    places = [place for place, sign in enumerate(text) if sign == "$" and text[place - 1:place] != "\\"]
+    if len(places) == 1:
+        return text[:places[0]] + "\\" + text[places[0]:]
+    return "".join(sign for place, sign in enumerate(text) if place not in places) if places else text
+
+
+def _scan(text: str, grouping: bool) -> list[Token]:
+    tokens: list[Token] = []
+    position, spaced = 0, False
+    while position < len(text):
+        found = _SCANNER.match(text, position)
+        if found.lastgroup == "grouped" and not (grouping and not _alone_in_brackets(text, *found.span())):
+            found = _DIGITS.match(text, position)
+        position, kind, value = found.end(), found.lastgroup, found.group()
+        if kind == "space":
+            spaced = True
+            continue
+        if kind == "text":
+            position, value = _text(text, position)
+            kind = "words"
+        new = list(_tokens_of(kind, value, tokens[-1] if tokens else None, spaced))
+        tokens += [token._replace(spaced=spaced and not number) for number, token in enumerate(new)]
+        spaced = spaced and not new
+    return tokens
+
+
+def _alone_in_brackets(text: str, start: int, end: int) -> bool:
+    """Whether `1,234` is all there is in brackets: then it is a pair."""
+    return text[:start].rstrip().endswith(("(", "[", r"\{")) and text[end:].lstrip().startswith((")", "]", r"\}"))
+
+
+def _text(text: str, start: int) -> tuple[int, str]:
+    """(end, content) of the group that starts here; without an end it goes to the end of the text."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return place + 1, text[start + 1:place]
+    return len(text), text[start + 1:]
+
+
+def _tokens_of(kind: str, value: str, before: Token | None, spaced: bool):
+    if kind == "degree":
+        yield Token("command", r"\degree")
+    elif kind == "prime":
+        for _ in range(value.count("prime")):
+            yield Token("sign", "'")
+    elif kind == "repeating":
+        whole, fixed, period = re.fullmatch(r"(\d*)\.(\d*)\\[a-z]+\s*\{?\s*(\d+)\s*\}?", value).groups()
+        yield Token("repeating", f"{whole or 0}.{fixed}({period})")
+    elif kind in ("joined", "grouped"):
+        yield Token("number", re.sub(r"[^\d.]", "", value))
+    elif kind == "number":
+        yield Token("number", value.lower().rstrip("."))
+    elif kind == "edge":
+        name = re.search(r"\{\s*([a-zA-Z]+)", value).group(1)
+        yield Token("begin" if value.startswith(r"\begin") else "end", name)
+    elif kind == "words":
+        yield from _words(value if before else _SAYS_ANSWER.sub("", value))
+    elif kind == "word":
+        yield from _letters(value, before, spaced)
+    elif kind in ("command", "sign"):
+        value = _SAME.get(value, value)
+        yield Token("command" if value[0] == "\\" and value[1:2].isalpha() else "sign", value)
+
+
+def _words(content: str):
+    r"""Tokens of a `\text{...}`: mathematics where it holds mathematics, else the words as they stand."""
+    content = " ".join(re.sub(r"\\[,;:! ]|~|\$", " ", content).split())
+    if not content:
+        return
+    if _ORDINAL.fullmatch(content):
+        content = content[:-2]
+    if content == "\\":  # of `\$`
+        yield Token("sign", "$")
+    elif content.lower() in NAMED:
+        yield Token("command", NAMED[content.lower()])
+    elif content in ("e", "i") or not any(sign.isalpha() for sign in content):
+        yield from _scan(content, grouping=True)
+    elif counted := _COUNTED.fullmatch(content):  # `5 apples`, `\$5 per day`
+        if counted.group(1):
+            yield Token("sign", "$")
+        yield from _scan(counted.group(2), grouping=True)
+        yield Token("word", counted.group(3), spaced=True)
+    else:
+        yield Token("word", content)
+
+
+def _letters(run: str, before: Token | None, spaced: bool):
+    """A run of letters is a function's or constant's name, a word, a unit behind a number or word, or variables."""
+    lowered = run.lower()
+    after_number = before is not None and (before.kind in ("number", "repeating", "word") or before.value in (")", "}"))
+    attached = _FUNCTION_OF_ONE.fullmatch(run)
+    if run in NAMED:
+        yield Token("command", NAMED[run])
+    elif attached:
+        yield Token("command", NAMED[attached.group(1)])
+        yield Token("letter", attached.group(2))
+    elif (lowered in SEPARATORS or lowered in NUMBERS or lowered in SHORT_WORDS
+          or (len(run) > 3 and not run.isupper() and not _product(run) and (spaced or not after_number))
+          or (lowered in LINKS and spaced and before is not None and before.kind in ("word", "number"))
+          or (before is not None and not spaced and _ORDINAL.fullmatch(before.value + run))
+          or (singular(lowered) in (*BARE, "unit") and after_number and (spaced or lowered != "in"))):
+        yield Token("word", run)
+    else:
+        for letter in run:
+            yield Token("letter", letter)
+
+
+def _product(run: str) -> bool:
+    """Whether letters are variables side by side, as in `abcd`: four or more neighbours in the alphabet, each once."""
+    places = sorted(map(ord, run))
+    return len(run) > 3 and places == list(range(places[0], places[0] + len(run)))
+
+
+def _joined(tokens: list[Token]) -> list[Token]:
+    """Signs of two characters as one; words side by side as one text."""
+    joined: list[Token] = []
+    for token in tokens:
+        last = joined[-1] if joined else None
+        if last is not None and not token.spaced and (last.value, token.value) in _PAIRS and last.kind != "word":
+            value = _PAIRS[last.value, token.value]
+            joined[-1] = Token("command" if value[0] == "\\" else "sign", value, last.spaced)
+        elif (last is not None and last.kind == token.kind == "word"
+              and not {last.value.lower(), token.value.lower()} & set(SEPARATORS)):
+            joined[-1] = Token("word", f"{last.value} {token.value}", last.spaced)
+        else:
+            joined.append(token)
+    return joined

@@ -1,0 +1,254 @@
+"""What a formula comes to: exactly where it is rational, else to 400 digits at points that are the same for every answer."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.grading.limits import MAX_BITS, MAX_EXPONENT, MAX_FACTORIAL, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mpmath import mpc
+
+    from dflash_mcmc.grading.math.formulas import Node
+
+DIGITS = 400
+_AGREEING = 150
+"""Leading digits that two values of one number have in common. The others are for what is lost to cancellation on the way."""
+_ZERO = 300
+"""A value below 10^-300 is nothing but rounding, where the other one is 0."""
+_SCALES = (1, 9, 97, 1009)
+_ROOT_BITS = 4096
+
+
+class NoValue(Exception):
+    """A formula has no value there: a division by zero, a sign without a meaning."""
+
+
+def exact(node: Node, points: Mapping[str, Fraction] | None = None) -> Fraction | None:
+    """The value where it is rational and no function is needed for it, with the symbols at `points`; else None.
+
+    Raises Unsupported for numbers beyond the limits, NoValue for a division by zero.
+    """
+    if node.kind == "number":
+        return node.value
+    if node.kind == "symbol":
+        return (points or {}).get(node.value)
+    values = [exact(part, points) for part in node.parts]
+    if None in values or not values:
+        return None
+    if node.kind == "root":
+        return _root(values[0], node.value)
+    return _RATIONAL[node.kind](*values) if node.kind in _RATIONAL else None
+
+
+def symbols(node: Node) -> set[str]:
+    """Names of the symbols of a formula."""
+    own = {node.value} if node.kind == "symbol" else set()
+    return own.union(*(symbols(part) for part in node.parts))
+
+
+def has(node: Node, kind: str, value: str | None = None) -> bool:
+    """Whether a node of this kind, and with this value if one is given, is in a formula."""
+    return (node.kind == kind and value in (None, node.value)) or any(has(part, kind, value) for part in node.parts)
+
+
+def differ(a: Node, b: Node) -> bool:
+    """Whether two formulas have different values at one of some points. False proves nothing: they may have no value there.
+
+    Symbols are positive there, so that roots and logarithms of them are real. Raises Unsupported.
+    """
+    import mpmath
+
+    with mpmath.workdps(DIGITS):
+        for point in _points(symbols(a) | symbols(b)):
+            try:
+                values = [_numeric(node, point) for node in (a, b)]
+            except (NoValue, ArithmeticError, ValueError, TypeError):
+                continue
+            if not all(mpmath.isfinite(value) for value in values):
+                continue
+            if not _agree(*values):
+                return True
+    return False
+
+
+def same_constant(a: Node, b: Node) -> bool:
+    """Whether two formulas without symbols have values and agree in 150 digits: two ways to write one number."""
+    values = _constants(a, b)
+    return values is not None and _agree(*values)
+
+
+def close(a: Node, b: Node, tolerance: float) -> bool:
+    """Whether two formulas without symbols have values, of which one is that near to the other, relative to the larger."""
+    values = None if symbols(a) | symbols(b) else _constants(a, b)
+    return values is not None and abs(values[0] - values[1]) <= tolerance * max(map(abs, values))
+
+
+def within(a: Node, b: Node, distance: Fraction) -> bool:
+    """Whether two formulas without symbols have values that are no further from each other."""
+    values = None if symbols(a) | symbols(b) else _constants(a, b)
+    return values is not None and abs(values[0] - values[1]) * distance.denominator <= distance.numerator
+
+
+def _constants(a: Node, b: Node) -> list[mpc] | None:
+    """The values of two formulas without symbols; None where one has none."""
+    import mpmath
+
+    with mpmath.workdps(DIGITS):
+        try:
+            values = [_numeric(node, {}) for node in (a, b)]
+        except (NoValue, ArithmeticError, ValueError, TypeError):
+            return None
+        return values if all(mpmath.isfinite(value) for value in values) else None
+
+
+def _agree(a: mpc, b: mpc) -> bool:
+    from mpmath import mpf, workdps
+
+    with workdps(DIGITS):
+        if a == 0 or b == 0:
+            return max(abs(a), abs(b)) < mpf(10) ** -_ZERO
+        return abs(a - b) <= mpf(10) ** -_AGREEING * max(abs(a), abs(b))
+
+
+def ratio(a: Node, b: Node) -> Fraction | None:
+    """The rational number that `a` is times `b` at all of some points; None where there is none."""
+    names = sorted(symbols(a) | symbols(b))
+    found = set()
+    for shift in _SCALES:
+        point = {name: Fraction(7 * number + 3 * shift + 11, 5 + 2 * number + shift) for number, name in enumerate(names)}
+        try:
+            values = [exact(node, point) for node in (a, b)]
+        except NoValue:
+            return None
+        if None in values or 0 in values:
+            return None
+        found.add(values[0] / values[1])
+    return found.pop() if len(found) == 1 else None
+
+
+def _points(names: set[str]) -> Iterator[dict[str, mpc]]:
+    """Irrational points. Near 0 as well: far from it a high power can be too large or small to be seen beside the rest."""
+    from mpmath import mpf, sqrt
+
+    for scale in _SCALES if names else (1,):
+        yield {name: sqrt(mpf(3 + 2 * number) / (7 + scale)) / scale for number, name in enumerate(sorted(names))}
+
+
+def _numeric(node: Node, point: Mapping[str, mpc]) -> mpc:
+    import mpmath
+
+    if node.kind == "number":
+        return mpmath.mpf(node.value.numerator) / node.value.denominator
+    if node.kind == "symbol":
+        return point[node.value]
+    if node.kind == "constant":
+        if node.value == "oo":
+            raise NoValue("infinity")
+        return {"pi": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)}[node.value] * 1
+    value = exact(node) if node.kind in ("power", "root", "factorial", "binomial") else None
+    if value is not None:
+        return mpmath.mpf(value.numerator) / value.denominator
+    values = [_numeric(part, point) for part in node.parts]
+    if node.kind == "call":
+        return _FUNCTIONS[node.value](mpmath)(*values)
+    if node.kind == "root":
+        negative = node.value % 2 == 1 and mpmath.im(values[0]) == 0 and mpmath.re(values[0]) < 0
+        root = mpmath.root(-values[0] if negative else values[0], int(node.value))
+        return -root if negative else root
+    if node.kind in _NUMERIC:
+        return _NUMERIC[node.kind](mpmath)(*values)
+    return _RATIONAL[node.kind](*values)
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    if exponent.denominator != 1:
+        root = _root(base, exponent.denominator) if base >= 0 else None
+        return None if root is None else _power(root, Fraction(exponent.numerator))
+    if abs(exponent) > MAX_EXPONENT:
+        raise Unsupported("exponent")
+    if abs(exponent) * _bits(base) > MAX_BITS:
+        raise Unsupported("number of digits")
+    if base == 0 and exponent < 0:
+        raise NoValue("division by zero")
+    return base ** int(exponent)
+
+
+def _root(radicand: Fraction, index: int | Fraction) -> Fraction | None:
+    """The root where it is rational: of a negative number an odd one."""
+    from sympy import integer_nthroot
+
+    if (radicand < 0 and index % 2 == 0) or _bits(radicand) > _ROOT_BITS:
+        return None
+    (over, whole_over), (under, whole_under) = (integer_nthroot(abs(part), int(index))
+                                                for part in (radicand.numerator, radicand.denominator))
+    if not whole_over or not whole_under:
+        return None
+    return Fraction(int(over) if radicand >= 0 else -int(over), int(under))
+
+
+def _bits(number: Fraction) -> int:
+    return max(number.numerator.bit_length(), number.denominator.bit_length())
+
+
+def _divide(over, under):
+    if under == 0:
+        raise NoValue("division by zero")
+    return over / under
+
+
+def _multiply(a, b):
+    if isinstance(a, Fraction) and _bits(a) + _bits(b) > MAX_BITS:
+        raise Unsupported("number of digits")
+    return a * b
+
+
+def _factorial(number: Fraction) -> Fraction | None:
+    if number.denominator != 1 or number < 0:
+        return None
+    if number > MAX_FACTORIAL:
+        raise Unsupported("factorial")
+    return Fraction(math.factorial(int(number)))
+
+
+def _binomial(n: Fraction, k: Fraction) -> Fraction | None:
+    if n.denominator != 1 or k.denominator != 1 or n < 0 or k < 0:
+        return None
+    if max(n, k) > MAX_FACTORIAL:
+        raise Unsupported("binomial")
+    return Fraction(math.comb(int(n), int(k)))
+
+
+_RATIONAL = {
+    "add": lambda a, b: a + b, "negate": lambda a: -a, "multiply": _multiply, "divide": _divide, "power": _power,
+    "floor": lambda a: Fraction(math.floor(a)), "ceil": lambda a: Fraction(math.ceil(a)), "absolute": abs,
+    "factorial": _factorial, "binomial": _binomial,
+}
+
+
+def _gentle_power(mpmath):
+    def power(base, exponent):
+        if abs(exponent) > MAX_EXPONENT:
+            raise Unsupported("exponent")
+        return mpmath.power(base, exponent)
+    return power
+
+
+def _unknown(mpmath):
+    raise NoValue("a factorial of a formula")
+
+
+_NUMERIC = {
+    "power": _gentle_power, "factorial": _unknown, "binomial": _unknown, "absolute": lambda mpmath: abs,
+    "degrees": lambda mpmath: mpmath.radians, "floor": lambda mpmath: mpmath.floor, "ceil": lambda mpmath: mpmath.ceil,
+}
+_FUNCTIONS = {
+    "sin": lambda m: m.sin, "cos": lambda m: m.cos, "tan": lambda m: m.tan, "cot": lambda m: m.cot, "sec": lambda m: m.sec,
+    "csc": lambda m: m.csc, "arcsin": lambda m: m.asin, "arccos": lambda m: m.acos, "arctan": lambda m: m.atan,
+    "sinh": lambda m: m.sinh, "cosh": lambda m: m.cosh, "tanh": lambda m: m.tanh, "ln": lambda m: m.log,
+    "log": lambda m: lambda x, base: m.log(x) / m.log(base),
+}

@@ -1,0 +1,49 @@
+"""What Metropolis-Hastings samplers have in common: the outcome of a step, and what a chain tells of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.types import ChainResult, Trajectory
+
+
+def check_blocks(num_blocks: int, length: int) -> None:
+    """The stages divide the length. Raises ConfigError."""
+    if length % num_blocks:
+        near = ", ".join(str(n) for n in range(1, length + 1) if length % n == 0)
+        raise ConfigError("sampler.num_blocks", num_blocks, f"a divisor of dataset.max_new_tokens={length}: {near}")
+
+
+class MetropolisStep(NamedTuple):
+    """Outcome of one Metropolis-Hastings step."""
+
+    path: Trajectory
+    """The next state."""
+    cut: int
+    proposal_length: int
+    log_ratio: float
+    """Of an abandoned proposal an upper bound."""
+    decision: str
+    """`accept`, `identical` (accepted, the same as the state), `reject`, or `abandon` (rejected before it was complete)."""
+
+    @property
+    def accepted(self) -> bool:
+        return self.decision in ("accept", "identical")
+
+    @property
+    def moved(self) -> bool:
+        return self.decision == "accept"
+
+
+def trace_entry(step: MetropolisStep, block: int, number: int, length: int) -> dict[str, float | int | str]:
+    """A step in the trace of its chain; `length` is that of the state before it, `log_p` of that behind it."""
+    return {"block": block, "step": number, "cut": step.cut, "length": length, "proposal_length": step.proposal_length,
+            "log_ratio": step.log_ratio, "decision": step.decision, "log_p": float(step.path.log_p.sum())}
+
+
+def result(path: Trajectory, steps: Sequence[MetropolisStep], law_error: float, trace: Sequence[dict]) -> ChainResult:
+    """What a chain returns after its steps."""
+    return ChainResult(path, len(steps), sum(step.accepted for step in steps), sum(step.moved for step in steps),
+                       sum(step.decision == "abandon" for step in steps), law_error, tuple(trace))

@@ -1,0 +1,118 @@
+"""What a draft reads out of the target's features along an answer: the document `deep_readout_diagnostic`.
+
+The document believed that blocks behind the first are starved, since each is given no more than the features of a block. A
+draft's cache keeps those of all positions (`dflash.md`, section 4.1), so that this is no property of the draft; `context`
+shows it what the document believed it to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.draft import check_features
+from dflash_mcmc.fields import identity
+from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
+from dflash_mcmc.probe.deep_readout.tables import CONTEXTS
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
+from dflash_mcmc.run.probing import Summary, Unit, Work
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.forcing.answers import Answer
+
+
+@register("probe", "deep_readout")
+@dataclass(slots=True, kw_only=True)
+class DeepReadout:
+    """Probability and rank of an answer's tokens in target and draft: drafting from masks, from the tokens, and from noise.
+
+    A problem's answer is gone along in whole blocks; one that is shorter than a block is skipped, and counted.
+    """
+
+    answers: str = identity("what is gone along: gold, the dataset's solutions; greedy, what the target says by itself, as "
+                            "the draft has learnt it", choices=SOURCES)
+    context: str = identity("what a block is shown of the features before it: full, all, as the draft is made for; block, "
+                            "only those since the block before (of the first, the prompt); prompt, only the prompt's",
+                            choices=CONTEXTS)
+
+    uses = ("model", "draft", "dataset")
+    unit = "problem"
+    needs_draft = True
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError."""
+        check_features(config, "probe=deep_readout")
+        check_source(config, "probe.answers", self.answers)
+
+    def units(self, config: Config) -> list[Unit]:
+        """A problem each."""
+        return [Unit(problem.id) for problem in config.dataset.problems()]
+
+    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+        """Probabilities and ranks of each problem's tokens, and the parameters of target and draft.
+
+        Raises UserError for an answer that does not fit into the model's positions.
+        """
+        from dflash_mcmc.probe.deep_readout.parameters import count_parameters
+
+        model = config.model.load(work.device)
+        drafter = config.draft.load(model)
+        counts, key = count_parameters(model, drafter.network), Key(config.seed).fold_in("deep_readout")
+        for unit, answer in answers(config, model, work, self.answers):
+            yield unit, self._record(drafter, answer, key.fold_in(unit.problem, "noise"), counts)
+
+    def _record(self, drafter: DFlashDrafter, answer: Answer, key: Key, counts: dict) -> dict:
+        from dflash_mcmc.forcing.sequences import NotNumbers
+        from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, read_out
+
+        size = drafter.num_drafted + 1
+        if reason := answer.skipped(least=size):
+            return {"skipped": reason}
+        blocks = AnswerBlocks.of(len(answer.prompt), len(answer.tokens), size)
+        try:
+            found = read_out(drafter, hidden_states(drafter, answer.sequence, blocks, self.context, key))
+        except NotNumbers as none:
+            return {"skipped": str(none)}
+        numbers = [number for number in range(len(blocks.anchors)) for _ in range(drafter.num_drafted)]
+        return {"prompt_length": blocks.prompt_length, "block_size": size, "block": numbers, **found._asdict(),
+                "parameters": counts}
+
+    def summarise(self, config: Config, records: list[dict]) -> Summary:
+        """The document's tables: overall, by the target's confidence, decomposed, by block, and parameters.
+
+        Intervals are clustered by problem. `factor` is that of mean ranks.
+        """
+        from dflash_mcmc.probe.deep_readout import parameters, tables
+
+        tokens, counts = tables.Tokens(records, self.context), _parameters(records)
+        decomposition = tables.decomposition(tokens)
+        skipped = sum("skipped" in record for record in records)
+        values = {"num_problems": len(records) - skipped, "num_skipped": skipped}
+        found = {"overall": tables.overall(tokens), "confidence": tables.confidence(tokens),
+                  "decomposition": decomposition, "blocks": tables.blocks(tokens),
+                  "parameters": parameters.parameter_rows(counts) if counts else []}
+        return Summary(values | tables.summary_values(tokens, decomposition), found, {
+            "block_curves": tables.block_curves(tokens), "position_curves": tables.position_curves(tokens)})
+
+    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+        """The document's, by its names; none where there is no token to compare."""
+        from dflash_mcmc.probe.deep_readout import architecture, figures
+
+        if not (counts := _parameters(records)):
+            return {}
+        return {"fig_architecture": architecture.architecture(counts),
+                "fig_bucket_rank_comparison": figures.buckets(summary.tables["confidence"]),
+                "fig_signal_decomposition": figures.decomposition(summary.tables["decomposition"]),
+                "fig_block_rank_decay": figures.by_block(summary.data["block_curves"], self.context),
+                "fig_extended_context": figures.by_position(summary.data["position_curves"], self.context)}
+
+
+def _parameters(records: list[dict]) -> dict | None:
+    """Of the pair, which is that of all records."""
+    return next((record["parameters"] for record in records if "parameters" in record), None)

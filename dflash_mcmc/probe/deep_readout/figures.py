@@ -1,0 +1,177 @@
+"""The figures of the document `deep_readout_diagnostic` that are made of ranks: from the rows of the probe's tables."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from dflash_mcmc.probe.deep_readout.tables import BUCKETS, MODES, READERS, TARGET
+from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ORANGE = "#E69F00"
+"""Okabe and Ito's."""
+
+
+class Look(NamedTuple):
+    """How a reader is drawn: told apart without colours too."""
+
+    name: str
+    colour: str
+    marker: str
+    line: str
+    hatch: str
+
+
+LOOKS = {TARGET: Look("target", INK, "s", "-", ""), "mask": Look("draft, masks", RIGHT, "o", "-", "//"),
+         "gold": Look("draft, gold tokens", ORANGE, "^", "--", ".."),
+         "random": Look("draft, gold tokens and noise for features", OTHER, "x", ":", "xx")}
+_SHOWN = {"full": "all features before a block", "block": "only the features that are new to a block",
+          "prompt": "only the prompt's features"}
+
+
+def buckets(table: list[dict]) -> Figure:
+    """Mean ranks by how likely the target finds the token, where there are any such; from `confidence`."""
+    figure = Figure(figsize=(8.5, 4.0), layout="constrained")
+    axes, width, columns = figure.subplots(), 0.2, ("mean_rank_target", "mean_rank_draft")
+    rows = {(row["p_target"], row["mode"]): row for row in table if row["n"]}
+    names = [name for name, *_ in BUCKETS if (name, MODES[0]) in rows]
+    for number, reader in enumerate(READERS):
+        column = columns[reader != TARGET]
+        found = [rows[name, MODES[0] if reader == TARGET else reader] for name in names]
+        places = [place + (number - 1.5) * width for place in range(len(found))]
+        look, heights = LOOKS[reader], [row[column] for row in found]
+        axes.bar(places, heights, width, color=look.colour, edgecolor="white", hatch=look.hatch, label=look.name,
+                 yerr=_errors(found, column), ecolor=INK, error_kw={"linewidth": 0.9})
+        for place, height in zip(places, heights, strict=True):
+            axes.annotate(_short(height), (place, height), (-1, 1.5), textcoords="offset points", ha="right", va="bottom",
+                          fontsize=7, rotation=90)
+    axes.set(title="Rank of the token, by how likely the target finds it", xlabel="target's probability of the token",
+             ylabel="mean rank")
+    _log_ranks(axes, 0.8, 4.0 * max(_end(row, column, "high") for row in rows.values() for column in columns))
+    axes.set_xticks(range(len(names)), [f"{name}\nn = {rows[name, MODES[0]]['n']:,}" for name in names])
+    axes.grid(visible=False, axis="x")
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+def decomposition(table: list[dict]) -> Figure:
+    """A fall from the rank behind noise to the target's, one source of signal after the other; from `decomposition`."""
+    panels = list(dict.fromkeys(row["tokens"] for row in table if row["n"]))
+    figure = Figure(figsize=(5.0 * len(panels), 4.2), layout="constrained")
+    for axes, tokens in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        rows = {row["component"]: row for row in table if row["tokens"] == tokens}
+        axes.set(title=f"{'All tokens' if tokens == 'all' else tokens.replace('p_target', 'Target p')} "
+                       f"(n = {rows[TARGET]['n']:,})", ylabel="mean rank")
+        _draw_fall(axes, rows)
+    return figure
+
+
+def by_block(curves: list[dict], context: str) -> Figure:
+    """Ranks by the number of the block; from `block_curves`."""
+    groups = {(row["first_block"], row["last_block"]): row["n"] for row in curves}
+    ticks = [f"{first if first == last else f'{first}-{last}'}\n{n:,}" for (first, last), n in groups.items()]
+    return _two_panels(curves, ("mean_rank", "geometric_mean_rank"), list(range(len(groups))), ticks, xlabel="block",
+                       title=f"Rank by block; the draft sees {_SHOWN[context]}")
+
+
+def by_position(curves: list[dict], context: str) -> Figure:
+    """Rank and probability by how much is before the block, on a logarithmic axis; from `position_curves`."""
+    bins = {(row["from"], row["to_below"]): row["n"] for row in curves}
+    ticks = [f"{low:,}-{high - 1:,}\n{n:,}" for (low, high), n in bins.items()]
+    middles = [math.sqrt(low * high) for low, high in bins]
+    return _two_panels(curves, ("geometric_mean_rank", "mean_p"), middles, ticks, xlabel="positions before the block",
+                       xscale="log", title=f"Rank by the length of the context; the draft sees {_SHOWN[context]}")
+
+
+_CROWDED = 80
+"""Letters below an axis, all ticks together, from which on they are slanted."""
+_TITLES = {"mean_rank": "mean rank (ruled by outliers)", "geometric_mean_rank": "geometric mean of ranks",
+           "mean_p": "mean probability of the token"}
+
+
+def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float], ticks: list[str], title: str,
+                **axis: str) -> Figure:
+    """A panel of each column, a line of each reader with its interval as a band."""
+    figure = Figure(figsize=(11.0, 4.6), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    for axes, column in zip(figure.subplots(1, 2), columns, strict=True):
+        for reader in READERS:
+            rows, look = [row for row in curves if row["reader"] == reader], LOOKS[reader]
+            lows, highs = ([_end(row, column, end) for row in rows] for end in ("low", "high"))
+            axes.plot(places, [row[column] for row in rows], look.line, marker=look.marker, markersize=4.5, color=look.colour,
+                      label=look.name if column == columns[0] else None)
+            axes.fill_between(places, lows, highs, color=look.colour, alpha=0.18, linewidth=0)
+        axes.set(ylabel=_TITLES[column], **axis)
+        if column == "mean_p":
+            axes.set_ylim(0.0, 1.0)
+        else:
+            _log_ranks(axes, 0.9, 1.2 * max(_end(row, column, "high") for row in curves))
+        axes.xaxis.set_minor_locator(NullLocator())
+        if sum(max(map(len, tick.split("\n"))) for tick in ticks) < _CROWDED:
+            axes.set_xticks(places, ticks, fontsize=7)
+            axes.annotate("n", (0, 0), (-14, -18), xycoords="axes fraction", textcoords="offset points", fontsize=7)
+        else:
+            axes.set_xticks(places, [tick.replace("\n", ", n = ") for tick in ticks], fontsize=7, rotation=40, ha="right",
+                            rotation_mode="anchor")
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+def _draw_fall(axes: Axes, rows: dict[str, dict]) -> None:
+    """Bars from the rank before to the rank behind; the way up is hatched."""
+    steps = (("noise", "random baseline", None), ("+ features\n(masks)", "+ features", "random baseline"),
+             ("+ gold\ntokens", "+ gold tokens", "+ features"), ("target\n(from noise)", TARGET, None))
+    chance = rows["chance"]["mean_rank"]
+    bottom = 0.6 * min(_end(row, "mean_rank", "low") for row in rows.values())
+    _log_ranks(axes, bottom, 3.0 * max(_end(row, "mean_rank", "high") for row in rows.values()))
+    for place, (_, component, before) in enumerate(steps):
+        row = rows[component]
+        reached, start = row["mean_rank"], bottom if before is None else rows[before]["mean_rank"]
+        worse = before is not None and reached > start
+        colour = INK if component == TARGET else OTHER if before is None else WRONG if worse else RIGHT
+        axes.bar(place, reached - start, 0.62, bottom=start, color=colour, hatch="//" if worse else "", edgecolor="white")
+        axes.errorbar(place, reached, yerr=_errors([row], "mean_rank"), color=INK, linewidth=0.9, capsize=2.5, fmt="none")
+        factor = "" if component == "random baseline" else f"\n{_factor(row['factor'])}"
+        axes.annotate(f"{_short(reached)}{factor}", (place, max(start, _end(row, "mean_rank", "high"))), (0, 3),
+                      textcoords="offset points", ha="center", va="bottom", fontsize=8)
+        if place < 2:
+            axes.plot([place + 0.31, place + 0.69], [reached, reached], color=INK, linewidth=0.7, linestyle=":")
+    axes.axhline(chance, color=OTHER, linestyle="--", linewidth=1.0)
+    axes.annotate(f"chance: {_short(chance)}", (len(steps) - 0.6, chance), (0, 2), textcoords="offset points", ha="right",
+                  va="bottom", fontsize=8)
+    axes.set_xticks(range(len(steps)), [name for name, *_ in steps])
+    axes.grid(visible=False, axis="x")
+
+
+def _errors(rows: list[dict], column: str) -> list[list[float]]:
+    """What matplotlib wants of intervals: lengths below and above, 0 where there is no interval."""
+    return [[abs(row[column] - _end(row, column, end)) for row in rows] for end in ("low", "high")]
+
+
+def _end(row: dict, column: str, end: str) -> float:
+    """The end, `low` or `high`, of an interval, or the value where there is none."""
+    return row[column] if row[f"{column}_{end}"] is None else row[f"{column}_{end}"]
+
+
+def _log_ranks(axes: Axes, bottom: float, top: float) -> None:
+    """A logarithmic axis of ranks, with plain numbers."""
+    axes.set_yscale("log")
+    axes.set_ylim(bottom, top)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if top / bottom > 300.0 else (1.0, 2.0, 5.0), numticks=20))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _factor(value: float) -> str:
+    size = max(value, 1.0 / value)
+    return (f"{size:,.0f}x" if size >= 100.0 else f"{size:.1f}x") + (" better" if value >= 1.0 else " worse")

@@ -1,0 +1,54 @@
+"""How many parameters target and draft have, by component: the document `deep_readout_diagnostic`, section 4.1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.dflash.network import DFlash
+
+
+def count_parameters(model: LanguageModel, network: DFlash) -> dict[str, object]:
+    """Parameters by component, and the sizes that a diagram of the two needs. JSON values.
+
+    `target_other` are the final norm and what else there is, a table of positions for one. A head that is tied is the
+    embedding once more.
+    """
+    embedding, head, shape = model.decoder.get_input_embeddings().weight, model.head, network.shape
+    layers, tied = _count([model.layers]), head.weight is embedding
+    whole = _count([model.decoder, head])
+    head_only = _count([head])
+    return {
+        "target_layers": layers, "embedding": embedding.numel(), "head": head_only, "tied": tied,
+        "target_other": whole - layers - embedding.numel() - (head_only - embedding.numel() if tied else head_only),
+        "draft_fc": _count([network.fc]), "draft_layers": _count([network.layers]),
+        "draft_norms": _count([network.hidden_norm, network.norm]),
+        "num_target_layers": len(model.layers), "num_draft_layers": len(network.layers),
+        "tapped_layers": list(shape.target_layers), "hidden_size": shape.hidden_size,
+        "words": model.vocab_size - int(model.forbidden.sum()),
+    }
+
+
+def parameter_rows(counts: dict[str, object]) -> list[dict]:
+    """The document's table: component, parameters, as a share of the target's layers, and what it is for."""
+    taps, hidden, tied = len(counts["tapped_layers"]), counts["hidden_size"], counts["tied"]
+    named = [
+        (f"target: {counts['num_target_layers']} layers", "target_layers", "deep processing"),
+        ("target: embedding", "embedding", "shared with the draft"),
+        ("target: head", "head", "shared with the draft" + (", the embedding's weights" if tied else "")),
+        ("target: other", "target_other", "final norm, and positions where they are learnt"),
+        (f"draft: fc ({taps * hidden} to {hidden})", "draft_fc", f"linear, {taps} to 1"),
+        (f"draft: {counts['num_draft_layers']} layers", "draft_layers", "read the features"),
+        ("draft: norms", "draft_norms", "behind fc and at the end"),
+    ]
+    return [{"component": component, "parameters": counts[name],
+             "of_target_layers": counts[name] / counts["target_layers"], "role": role} for component, name, role in named]
+
+
+def _count(modules: Iterable[torch.nn.Module]) -> int:
+    """Parameters of modules, one that is shared among them once."""
+    return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())

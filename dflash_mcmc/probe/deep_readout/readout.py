@@ -1,0 +1,155 @@
+"""How a draft reads out the target's features: probability and rank of an answer's tokens, in the draft and in the target.
+
+The answer is forced in whole blocks that do not overlap. Slot 0 of a block is known; what the draft says of slots 1 on is
+compared with the target's law at the position before. A block is drafted in three modes, all in one masked pass:
+
+- `mask`: what a draft is made for, the known token and then masks, behind the target's features.
+- `gold`: the block is given the tokens that it is asked for. A draft is never trained so.
+- `random`: as `gold`, behind Gaussian noise of the norm of those features.
+
+Source: the document `deep_readout_diagnostic`, sections 2.2 and 2.3; `dflash.md`, section 5.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+from dflash_mcmc.forcing import sequences
+from dflash_mcmc.probe.deep_readout.tables import MODES, TARGET
+from dflash_mcmc.rng import Key
+
+_NOISE_VALUES = 2**22
+"""Drawn at a time, in float64: a long prompt's features are many."""
+
+
+class AnswerBlocks(NamedTuple):
+    """Whole blocks of the tokens behind a prompt."""
+
+    prompt_length: int
+    size: int
+    """Known token and drafted tokens."""
+    anchors: list[int]
+    """Positions of the known tokens."""
+
+    @staticmethod
+    def of(prompt_length: int, num_tokens: int, size: int) -> AnswerBlocks:
+        """Those of an answer of so many tokens; at its end fewer than `size` are left out."""
+        return AnswerBlocks(prompt_length, size, sequences.whole_blocks(prompt_length, num_tokens, size))
+
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """The context that is new to each block, from one position to before another: the prompt, then a block at a time."""
+        return list(zip([0, *self.anchors], self.anchors, strict=False))
+
+    def seen(self, context: str) -> torch.Tensor | None:
+        """bool (blocks, last anchor): what a block is shown, of what is before it; None for all of it.
+
+        Args:
+            context: one of `readout_tables.CONTEXTS`.
+        """
+        if context == "full":
+            return None
+        spans = self.segments if context == "block" else [(0, self.prompt_length)] * len(self.anchors)
+        first, end = torch.tensor(spans).T[..., None]
+        position = torch.arange(self.anchors[-1])
+        return (position >= first) & (position < end)
+
+
+class Hidden(NamedTuple):
+    """Hidden states from which the head predicts the compared tokens, and those tokens."""
+
+    target: torch.Tensor
+    """(blocks, size - 1, hidden)."""
+    draft: torch.Tensor
+    """(modes, blocks, size - 1, hidden)."""
+    tokens: torch.Tensor
+    """int64 (blocks, size - 1)."""
+
+
+class Readout(NamedTuple):
+    """Of the compared tokens, in their order; by `target` and the modes."""
+
+    p: dict[str, list[float]]
+    """Probabilities, at temperature 1."""
+    rank: dict[str, list[int]]
+    """1 + number of tokens with a strictly larger logit."""
+
+
+@torch.inference_mode()
+def hidden_states(drafter: DFlashDrafter, sequence: np.ndarray, blocks: AnswerBlocks, context: str, key: Key,
+                  modes: Sequence[str] = MODES) -> Hidden:
+    """What target and draft make of whole blocks, at least one.
+
+    Args:
+        sequence: int64, prompt and answer.
+        context: see `Blocks.seen`.
+        key: of the noise.
+    """
+    model, network = drafter.target, drafter.network
+    anchors = torch.tensor(blocks.anchors, device=model.device)
+    last = blocks.anchors[-1]
+    tokens = torch.from_numpy(sequence[: last + blocks.size]).to(model.device)
+    windows = tokens.unfold(0, blocks.size, 1)[anchors]  # (blocks, size)
+    reading = sequences.read(model, tokens[None], drafter.tapped_layers)
+    features = reading.features(model, drafter.tapped_layers)[0, :last].to(drafter.dtype)
+    rows = torch.stack([noise(features, blocks.segments, key).to(drafter.dtype) if mode == "random" else features
+                        for mode in modes])
+    masks = torch.full_like(windows, network.shape.mask_token_id)
+    masks[:, 0] = windows[:, 0]
+    given = torch.stack([masks if mode == "mask" else windows for mode in modes])
+    seen = blocks.seen(context)
+    drafted = sequences.drafted(
+        network, model, rows, tokens[:last].expand(len(modes), -1), torch.full((len(modes),), last, device=model.device),
+        anchors.expand(len(modes), -1), given, None if seen is None else seen.to(model.device).expand(len(modes), -1, -1))
+    before = anchors[:, None] + torch.arange(blocks.size - 1, device=model.device)
+    return Hidden(reading.hidden[0, before], drafted, windows[:, 1:])
+
+
+@torch.inference_mode()
+def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str] = MODES) -> Readout:
+    """Probability and rank of the compared tokens. Logits are there for a few positions at a time, and reduced at once.
+
+    Raises NotNumbers.
+    """
+    tokens, at_once = hidden.tokens.flatten(), sequences.positions_at_once(drafter.target.vocab_size)
+    said = {TARGET: _said(drafter.target.logits, hidden.target.flatten(0, 1), tokens, at_once)}
+    for mode, drafted in zip(modes, hidden.draft, strict=True):
+        said[mode] = _said(drafter.logits, drafted.flatten(0, 1), tokens, at_once)
+    return Readout(*({name: pair[part] for name, pair in said.items()} for part in range(2)))
+
+
+def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key) -> torch.Tensor:
+    """Gaussian noise in place of features (length, width), float32; of each segment's Frobenius norm.
+
+    The numbers of a position are keyed by the position, so that they do not hang on where the segments are.
+    """
+    width, drawn = features.shape[1], torch.empty(features.shape, device=features.device)
+    at_once = max(1, _NOISE_VALUES // width)
+    for start, stop in segments:
+        squares = torch.zeros(2, dtype=torch.float64, device=features.device)
+        for first in range(start, stop, at_once):
+            end = min(first + at_once, stop)
+            normal = ndtri(key.uniforms(first * width, end * width)).reshape(-1, width).astype(np.float32)
+            drawn[first:end] = torch.from_numpy(normal)
+            squares += torch.stack([part[first:end].double().square().sum() for part in (features, drawn)])
+        wanted, found = squares.sqrt()
+        drawn[start:stop] *= wanted / found
+    return drawn
+
+
+def _said(logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, tokens: torch.Tensor,
+          at_once: int) -> tuple[list[float], list[int]]:
+    """Probabilities, to six digits, and ranks of tokens int64 (n,) by the logits of hidden states (n, hidden)."""
+    probabilities, ranks = [], []
+    for part, labels in zip(hidden.split(at_once), tokens.split(at_once), strict=True):
+        logits = logits_of(part)
+        log_p = logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(dim=-1)
+        probabilities += [float(f"{p:.6g}") for p in log_p.exp().tolist()]
+        ranks += sequences.ranks(logits, labels).tolist()
+    return probabilities, ranks

@@ -1,0 +1,185 @@
+"""The tables of the document `deep_readout_diagnostic` from the probe's records: sections 3.1 to 3.4, with intervals.
+
+Ranks begin at 1, and tokens of one logit share a rank; a reader wins where it is strictly better. Mean ranks are ruled by
+outliers, so that medians or geometric means stand beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+
+TARGET, MODES = "target", ("mask", "gold", "random")
+READERS = (TARGET, *MODES)
+CONTEXTS = ("full", "block", "prompt")
+"""What a block is shown of what is before it: all, only what is new to it, or only the prompt."""
+BUCKETS = (("< 0.01", 0.0, 0.01), ("0.01 - 0.1", 0.01, 0.1), ("0.1 - 0.5", 0.1, 0.5), ("0.5 - 0.9", 0.5, 0.9),
+           (">= 0.9", 0.9, math.inf))
+"""Of the target's probability: name, from, to below."""
+_SINGLE_BLOCKS = 10
+"""So many stand alone; behind them a row is twice as many as the one before."""
+_BINS_AN_OCTAVE = 2
+
+
+class Tokens:
+    """The compared tokens of all records that have any.
+
+    Attributes:
+        problem: of each token. The rest are arrays of one value a token:
+        block: its block's number.
+        position: the positions that are before its block.
+        context: those of them that the draft is shown.
+        p, rank: by reader.
+        words: tokens of the vocabulary; None without records.
+    """
+
+    def __init__(self, records: Sequence[dict], context: str):
+        kept = [record for record in records if "skipped" not in record]
+        counts = [len(record["block"]) for record in kept]
+        self.problem = [record["problem"] for record, count in zip(kept, counts, strict=True) for _ in range(count)]
+        self.block = _joined([record["block"] for record in kept], np.int64)
+        prompt, size = (np.repeat([record[name] for record in kept], counts).astype(np.int64)
+                        for name in ("prompt_length", "block_size"))
+        self.position = prompt + size * self.block
+        self.context = {"full": self.position, "prompt": prompt, "block": np.where(self.block == 0, prompt, size)}[context]
+        self.p = {name: _joined([record["p"][name] for record in kept], np.float64) for name in READERS}
+        self.rank = {name: _joined([record["rank"][name] for record in kept], np.float64) for name in READERS}
+        self.words = kept[0]["parameters"]["words"] if kept else None
+        self.clusters = Clusters(self.problem)
+
+    def __len__(self) -> int:
+        return len(self.problem)
+
+
+def overall(tokens: Tokens) -> list[dict]:
+    """Section 3.1: a row of each mode."""
+    rows, mean = [], tokens.clusters.mean
+    median = {reader: tokens.clusters.quantiles(tokens.rank[reader], [0.5])[0] for reader in READERS}
+    for mode in MODES:
+        row = {"mode": mode}
+        for name, values in (("p", tokens.p), ("rank", tokens.rank)):
+            row |= mean(values[TARGET]).columns(f"mean_{name}_target") | mean(values[mode]).columns(f"mean_{name}_draft")
+        row |= median[TARGET].columns("median_rank_target") | median[mode].columns("median_rank_draft")
+        rows.append(row | _wins(tokens, mode) | {"n": len(tokens)})
+    return rows
+
+
+def confidence(tokens: Tokens) -> list[dict]:
+    """Section 3.2: the same by how likely the target finds the token."""
+    rows = []
+    for bucket, low, high in BUCKETS:
+        among = (tokens.p[TARGET] >= low) & (tokens.p[TARGET] < high)
+        for mode in MODES:
+            row = {"p_target": bucket, "mode": mode}
+            for reader, column in ((TARGET, "mean_rank_target"), (mode, "mean_rank_draft")):
+                row |= tokens.clusters.mean(tokens.rank[reader], among).columns(column)
+            rows.append(row | _wins(tokens, mode, among) | {"n": int(among.sum())})
+    return rows
+
+
+def decomposition(tokens: Tokens) -> list[dict]:
+    """Section 3.3: what each source of signal takes off the mean rank, as factors; likewise of geometric means.
+
+    For the tokens that the target finds least likely, as in the document, and for all.
+    """
+    rows = []
+    for name, among in ((f"p_target {BUCKETS[0][0]}", tokens.p[TARGET] < BUCKETS[0][2]), ("all", np.ones(len(tokens), bool))):
+        for component, before, after in (("random baseline", "random", "random"), ("+ features", "random", "mask"),
+                                         ("+ gold tokens", "mask", "gold"), ("features and gold tokens", "random", "gold"),
+                                         (TARGET, "random", TARGET), ("chance", "random", "chance")):
+            row = {"tokens": name, "component": component, "computation": "-" if before == after else f"{before} -> {after}"}
+            rows.append(row | _factors(tokens, before, after, among) | {"n": int(among.sum())})
+    return rows
+
+
+def blocks(tokens: Tokens) -> list[dict]:
+    """Section 3.4: mean ranks by the number of the block."""
+    rows, last = [], int(tokens.block.max(initial=-1))
+    for first, end in _block_groups(last):
+        among = (tokens.block >= first) & (tokens.block < end)
+        row = {"block": str(first) if end == first + 1 else f"{first} - {end - 1}",
+               **tokens.clusters.mean(tokens.context, among).columns("context_positions")}
+        for reader in READERS:
+            row |= tokens.clusters.mean(tokens.rank[reader], among).columns(f"rank_{reader}")
+        rows.append(row | {"n": int(among.sum())})
+    return rows
+
+
+def block_curves(tokens: Tokens) -> list[dict]:
+    """What a figure by block is drawn from: a row of each group of blocks and reader."""
+    groups = _block_groups(int(tokens.block.max(initial=-1)))
+    return [{"first_block": first, "last_block": end - 1, **row} for first, end in groups
+            for row in _curve(tokens, (tokens.block >= first) & (tokens.block < end))]
+
+
+def position_curves(tokens: Tokens) -> list[dict]:
+    """The same by the number of positions before the block, in bins of equal width on a logarithmic axis."""
+    if not len(tokens):
+        return []
+    of = np.floor(_BINS_AN_OCTAVE * np.log2(tokens.position)).astype(int)
+    bounds = [[math.ceil(2.0 ** ((number + end) / _BINS_AN_OCTAVE)) for end in (0, 1)] for number in np.unique(of)]
+    return [{"from": low, "to_below": high, **row} for number, (low, high) in zip(np.unique(of), bounds, strict=True)
+            for row in _curve(tokens, of == number)]
+
+
+def summary_values(tokens: Tokens, table: list[dict]) -> dict[str, float | int | None]:
+    """The numbers that runs are compared by; `table` is the decomposition."""
+    low = [row for row in table if row["tokens"] != "all"]
+    values = {f"mean_rank_{reader}": tokens.clusters.mean(tokens.rank[reader]).value for reader in READERS}
+    values |= {f"mean_p_{reader}": tokens.clusters.mean(tokens.p[reader]).value for reader in READERS}
+    factors = {"features_factor": "+ features", "gold_factor": "+ gold tokens", "target_factor": TARGET}
+    for end, rows in (("", [row for row in table if row["tokens"] == "all"]), ("_low_confidence", low)):
+        values |= {f"{name}{end}": row["factor"] for name, wanted in factors.items() for row in rows
+                   if row["component"] == wanted}
+    return {"num_tokens": len(tokens), "num_low_confidence_tokens": low[0]["n"], **values}
+
+
+def _wins(tokens: Tokens, mode: str, among: np.ndarray | None = None) -> dict[str, float | None]:
+    """Shares of tokens whose rank, or probability, is strictly better in the draft."""
+    by_rank = tokens.clusters.mean(tokens.rank[mode] < tokens.rank[TARGET], among)
+    by_p = tokens.clusters.mean(tokens.p[mode] > tokens.p[TARGET], among)
+    return by_rank.columns("rank_draft_wins") | by_p.columns("p_draft_wins")
+
+
+def _factors(tokens: Tokens, before: str, after: str, among: np.ndarray) -> dict[str, float | None]:
+    """Mean rank reached, and by what factor it is below the one before."""
+    words = tokens.words or 1
+    if after == "chance":  # the rank of a token in an order that is drawn anew, and the mean of its logarithm
+        reached, logarithm = np.full(len(tokens), (words + 1) / 2.0), np.full(len(tokens), math.lgamma(words + 1) / words)
+    else:
+        reached, logarithm = tokens.rank[after], np.log(tokens.rank[after])
+    above, below = np.where(among, tokens.rank[before], 0.0), np.where(among, reached, 0.0)
+    factor = tokens.clusters.ratio(above, below)
+    geometric = _geometric_mean(tokens, np.log(tokens.rank[before]) - logarithm, among)
+    return (tokens.clusters.mean(reached, among).columns("mean_rank") | factor.columns("factor")
+            | geometric.columns("factor_of_geometric_means"))
+
+
+def _geometric_mean(tokens: Tokens, logarithms: np.ndarray, among: np.ndarray) -> IntervalEstimate:
+    mean = tokens.clusters.mean(logarithms, among)
+    return IntervalEstimate(*(None if value is None else math.exp(value) for value in mean[:3]), mean.n)
+
+
+def _curve(tokens: Tokens, among: np.ndarray) -> list[dict]:
+    """A row of each reader, of the tokens among all."""
+    return [{"reader": reader, **tokens.clusters.mean(tokens.rank[reader], among).columns("mean_rank"),
+             **_geometric_mean(tokens, np.log(tokens.rank[reader]), among).columns("geometric_mean_rank"),
+             **tokens.clusters.mean(tokens.p[reader], among).columns("mean_p"), "n": int(among.sum())} for reader in READERS]
+
+
+def _block_groups(last: int) -> list[tuple[int, int]]:
+    """(first, behind the last) of groups of block numbers up to `last`."""
+    groups, first = [], 0
+    while first <= last:
+        end = first + 1 if first < _SINGLE_BLOCKS else 2 * first
+        groups.append((first, end))
+        first = end
+    return groups
+
+
+def _joined(lists: list[list], dtype: type) -> np.ndarray:
+    return np.concatenate([np.asarray(values, dtype) for values in lists]) if lists else np.empty(0, dtype)

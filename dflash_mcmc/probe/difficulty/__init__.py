@@ -1,0 +1,135 @@
+"""Does the draft's disagreement with the target tell that an answer, or a step of it, is wrong?
+
+The closing idea of the document "Speculative MCMC Probe" (section 6.3, "a free difficulty detector"), tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dflash_mcmc.draft import check_features
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import runtime
+from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.run import build
+from dflash_mcmc.run.probing import Summary, Unit, Work
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batched import BatchedEngine
+    from dflash_mcmc.engine.interface import Finished
+    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.ops import Chain
+    from dflash_mcmc.types import Problem
+
+
+@register("probe", "difficulty")
+@dataclass(slots=True, kw_only=True)
+class Difficulty:
+    """Whether draft-target disagreement tells wrong answers, and wrong steps in them, from right ones.
+
+    Answers are drawn by the sampler and graded; then target and draft go along them, in whole blocks. Whatever is not graded
+    correct is wrong, an answer without a box too; one that could not be drawn has no signals and is left out. A step is an
+    equation of plain arithmetic in the answer's text, wrong if its sides differ. Signals of draft and target are compared on
+    the same tokens. A draft disagrees the more the further a slot is from its anchor, whatever the token:
+    `draft.block_size=2` asks the first slot alone.
+    """
+
+    num_folds: int = runtime("of the cross-validation by problem that makes chances of signals; of the summary alone", ge=2)
+    num_bins: int = runtime("of equally many cases, where chances are held against what was; of the summary alone", ge=2)
+
+    uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
+    unit = "answer"
+    needs_draft = True
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError."""
+        check_features(config, "probe=difficulty")
+        if name_of(config.blend) != "none":
+            raise ConfigError("blend", name_of(config.blend), "none with probe=difficulty: its signals are the plain target's")
+
+    def units(self, config: Config) -> list[Unit]:
+        """An answer of each chain of each problem."""
+        return [Unit(problem.id, chain) for problem in config.dataset.problems() for chain in range(config.num_chains)]
+
+    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+        """Answers are drawn in a batch; each is gone along by itself, while it is graded. Raises UserError."""
+        problems = {problem.id: problem for problem in config.dataset.problems()}
+        model = config.model.load(work.device)
+        drafter: DFlashDrafter = config.draft.load(model)
+        block_size = drafter.num_drafted + 1
+        if config.dataset.max_new_tokens < block_size:
+            raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
+        prompts = build.prompts(config, model, [problems[unit.problem] for unit in work.units])
+        engine = build.engine(config, model, max(map(len, prompts.values())), len(work.units))
+        chains = ((unit, build.chain(config, config.sampler, unit.problem, unit.chain, prompts[unit.problem]))
+                  for unit in work)
+        return _graded(config, engine, problems, chains, lambda done: _along(model, drafter, done))
+
+    def summarise(self, config: Config, records: list[dict]) -> Summary:
+        """AUROC, calibration, and what the best baseline would gain by each signal of the draft, for answers and steps."""
+        from dflash_mcmc.probe.difficulty import tables
+
+        return tables.summary(records, self.num_folds, self.num_bins)
+
+    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+        """AUROC of all signals, calibration and ROC curves of the best ones."""
+        from dflash_mcmc.probe.difficulty import figures
+
+        return figures.figures(summary)
+
+
+def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],
+            along: Callable[[Finished], dict]) -> Iterator[tuple[Unit, dict]]:
+    """The record of each chain: along(done) and its grade, once the grading processes have decided."""
+    pool, measured = config.grader.start(), {}
+
+    def decided(wait: bool = False) -> Iterator[tuple[Unit, dict]]:
+        for unit, grade in pool.finished(wait):
+            yield unit, {"level": problems[unit.problem].level, "verdict": grade.verdict, **measured.pop(unit)}
+
+    try:
+        for done in engine.steps(chains):
+            if done is not None and done.result is None:
+                yield done.tag, {"level": problems[done.tag.problem].level, "verdict": NOT_DRAWN, "num_tokens": 0,
+                                 "skipped": done.failure}
+            elif done is not None:
+                measured[done.tag] = along(done)
+                pool.submit(done.tag, engine.model.decode(done.result.path.tokens), problems[done.tag.problem].answer)
+            yield from decided()
+        yield from decided(wait=True)
+    finally:
+        pool.close()
+
+
+def _along(model: LanguageModel, drafter: DFlashDrafter, done: Finished) -> dict:
+    """What is recorded of an answer but for its grade."""
+    from dflash_mcmc.engine.interface import NOT_NUMBERS
+    from dflash_mcmc.probe.difficulty import signals, steps
+
+    path = done.result.path
+    if path.length < drafter.num_drafted + 1:
+        return {"num_tokens": path.length, "skipped": f"shorter than {drafter.num_drafted + 1} tokens"}
+    found = signals.along(model, drafter, path.prompt, path.tokens)
+    if not all(np.isfinite(values).all() for values in found.values.values()):
+        return {"num_tokens": path.length, "skipped": NOT_NUMBERS}
+    ends = steps.ends(model.decode, path.tokens)
+    of_steps, left_out = [], 0
+    for step in steps.steps(model.decode(path.tokens)):
+        tokens = steps.inside(step, ends)
+        own = found.of(tokens)
+        if not len(own.places):
+            left_out += 1
+            continue
+        of_steps.append({"text": step.text, "wrong": step.wrong, "num_tokens": len(tokens), "num_compared": len(own.places),
+                         "mean": own.mean(), "max": own.max()})
+    return {"num_tokens": path.length, "num_compared": len(found.places), "mean": found.mean(), "max": found.max(),
+            "steps": of_steps, "steps_left_out": left_out}

@@ -1,0 +1,134 @@
+"""Chances of being wrong made of signals, and how far they can be trusted: Brier score, its skill, calibration.
+
+The chance of a case comes from a logistic regression that was fitted to the cases of other problems (cross-validation by
+problem), so that none of it was seen when it was fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.probe.difficulty.detection import Cases
+from dflash_mcmc.rng import Key
+from dflash_mcmc.statistics.intervals import IntervalEstimate
+
+_RIDGE = 1e-3
+"""Weight of the squared coefficients: finite ones come out where a signal tells all cases apart, or all are of one kind."""
+_MOST_STEPS = 50
+
+
+class Predictions(NamedTuple):
+    """Chance of being wrong of each case, float64 (cases,), by other problems' cases."""
+
+    chance: np.ndarray
+    base: np.ndarray
+    """The share of wrong ones among those."""
+
+
+class Scores(NamedTuple):
+    """Of predictions."""
+
+    brier: IntervalEstimate
+    """Mean squared distance of the chance from what was (Brier 1950)."""
+    skill: IntervalEstimate
+    """1 - Brier score over that of the base rate: what the signal adds to knowing how many are wrong."""
+    calibration_error: float | None
+    """Expected calibration error over bins of equally many cases: mean of |observed share - mean chance|. Resamples add noise
+    to what is never below 0, so that they give no interval of it: it is held against `error_by_chance`."""
+    error_by_chance: float | None
+    """What the calibration error would be, about, if every chance were right: sqrt(2/pi) standard deviations in each bin."""
+
+
+def predict(cases: Cases, signals: Sequence[np.ndarray], fold_of: np.ndarray) -> Predictions:
+    """From one signal or several at once, each float64 (cases,), standardised.
+
+    Args:
+        fold_of: from `folds`; of two problems or more.
+    """
+    features, labels, fold = np.stack(signals, axis=1), cases.wrong.astype(np.float64), fold_of[cases.place]
+    chance, base = np.empty(cases.size), np.empty(cases.size)
+    for number in np.unique(fold):
+        held, fitted = fold == number, fold != number
+        centre, scale = features[fitted].mean(axis=0), features[fitted].std(axis=0)
+        known, asked = ((features[part] - centre) / np.where(scale > 0, scale, 1.0) for part in (fitted, held))
+        chance[held] = _sigmoid(_with_one(asked) @ fit(known, labels[fitted]))
+        base[held] = labels[fitted].mean()
+    return Predictions(chance, base)
+
+
+def folds(problems: Sequence[str], num_folds: int) -> np.ndarray:
+    """The fold of each problem, int64 (problems,): they are dealt out in an order of chance, equally many to each fold.
+
+    Their own order would not do: a dataset may go through its levels in turn.
+    """
+    order = np.argsort([Key(0).fold_in("fold", problem).uniform() for problem in problems], kind="stable")
+    found = np.empty(len(problems), np.int64)
+    found[order] = np.arange(len(problems)) % num_folds
+    return found
+
+
+def fit(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Coefficients of logistic regression, float64 (1 + features,), the constant first: Newton's method with halved steps."""
+    design = _with_one(features)
+    found = np.zeros(design.shape[1])
+    loss = _loss(design, labels, found)
+    for _ in range(_MOST_STEPS):
+        chance = _sigmoid(design @ found)
+        gradient = design.T @ (chance - labels) + _RIDGE * found
+        curvature = (design * (chance * (1.0 - chance))[:, None]).T @ design + _RIDGE * np.eye(len(found))
+        step = np.linalg.solve(curvature, gradient)
+        while (lower := _loss(design, labels, found - step)) > loss:
+            step = step / 2.0
+            if np.abs(step).max() < 1e-12:
+                return found
+        found, loss = found - step, lower
+        if np.abs(step).max() < 1e-9:
+            break
+    return found
+
+
+def score(cases: Cases, predictions: Predictions, num_bins: int) -> Scores:
+    """How good the chances are."""
+    squared, of_base = ((chance - cases.wrong) ** 2 for chance in predictions)
+    worse = cases.ratio(squared, of_base)
+    skill = worse._replace(**{name: None if value is None else 1.0 - value for name, value in
+                              (("value", worse.value), ("low", worse.high), ("high", worse.low))})
+    bin_of = bins(predictions.chance, num_bins)
+    gaps = np.bincount(bin_of, cases.wrong - predictions.chance)
+    spread = np.bincount(bin_of, predictions.chance * (1.0 - predictions.chance))
+    return Scores(cases.mean(squared), skill, float(np.abs(gaps).sum() / cases.size),
+                  float(np.sqrt(2.0 / np.pi * spread).sum() / cases.size))
+
+
+def reliability(cases: Cases, predictions: Predictions, num_bins: int) -> list[dict]:
+    """Rows of the bins: mean chance, share that was wrong, number of cases."""
+    rows, bin_of = [], bins(predictions.chance, num_bins)
+    for number in range(int(bin_of.max()) + 1):
+        own = bin_of == number
+        observed = cases.ratio(cases.wrong & own, own)
+        rows.append({"bin": number + 1, "predicted": float(predictions.chance[own].mean()), **observed.columns("observed"),
+                     "wrong": int(cases.wrong[own].sum()), "n": int(own.sum())})
+    return rows
+
+
+def bins(values: np.ndarray, num_bins: int) -> np.ndarray:
+    """The bin of each value, int64, in their order and equally many in each; equal ones are not parted."""
+    order = np.sort(values)
+    first = np.searchsorted(order, values)
+    return np.unique(first * num_bins // len(values), return_inverse=True)[1]
+
+
+def _loss(design: np.ndarray, labels: np.ndarray, coefficients: np.ndarray) -> float:
+    score = design @ coefficients
+    return float((np.logaddexp(0.0, score) - labels * score).sum() + 0.5 * _RIDGE * (coefficients**2).sum())
+
+
+def _sigmoid(score: np.ndarray) -> np.ndarray:
+    return 0.5 * (1.0 + np.tanh(0.5 * score))
+
+
+def _with_one(features: np.ndarray) -> np.ndarray:
+    return np.column_stack([np.ones(len(features)), features])

@@ -1,0 +1,97 @@
+"""What each token of an answer says about how hard it is: by how the draft disagrees with the target, and without a draft.
+
+p is the target's law of the token at temperature 1 and q the draft's, in mask mode: one forward of a block, given its anchor
+and the target's features of what stands before it. All signals are larger where a token is harder.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+from dflash_mcmc.forcing import sequences
+
+DRAFT = ("kl_target_draft", "kl_draft_target", "total_variation", "minus_log_acceptance", "draft_entropy", "draft_surprisal",
+         "top1_disagreement")
+"""KL(p || q), KL(q || p), 1 - expected acceptance, -log expected acceptance, H(q), -log q(token), argmax p is not argmax q.
+
+Expected acceptance is the chance that rejection sampling keeps a token drawn from q, sum of min(p, q): as a detector it is
+total variation turned over. The mean of its logarithm is that of the product over the tokens. In nats, but for total
+variation and disagreement.
+"""
+TARGET = ("target_entropy", "target_surprisal", "least_confidence")
+"""What needs no draft: H(p) and -log p(token), in nats, and 1 - max p (Settles 2009, "Active learning literature survey")."""
+
+
+class Signals(NamedTuple):
+    """Of the tokens of an answer that the draft predicts."""
+
+    places: np.ndarray
+    """int64 (n,): which tokens of the answer."""
+    values: dict[str, np.ndarray]
+    """By the names of DRAFT and TARGET, float64 (n,)."""
+
+    def of(self, tokens: range) -> Signals:
+        """Those of some tokens alone."""
+        kept = (self.places >= tokens.start) & (self.places < tokens.stop)
+        return Signals(self.places[kept], {name: values[kept] for name, values in self.values.items()})
+
+    def mean(self) -> dict[str, float]:
+        """Over the tokens, of each signal; six digits."""
+        return {name: float(f"{values.mean():.6g}") for name, values in self.values.items()}
+
+    def max(self) -> dict[str, float]:
+        """The same of the hardest token."""
+        return {name: float(f"{values.max():.6g}") for name, values in self.values.items()}
+
+
+@torch.no_grad()
+def along(model: LanguageModel, drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray) -> Signals:
+    """Signals of the drafted slots of an answer's whole blocks: neither anchors nor the tail have a prediction of the draft.
+
+    Args:
+        prompt, answer: token ids, int64; the answer at least a block long.
+    """
+    tokens = torch.from_numpy(np.concatenate([prompt, answer])).to(model.device)
+    block_size = drafter.num_drafted + 1
+    anchors = torch.tensor(sequences.whole_blocks(len(prompt), len(answer), block_size), device=model.device)
+    reading = sequences.read(model, tokens[None], drafter.tapped_layers)
+    drafted = sequences.drafted_along(drafter, reading, tokens, anchors).flatten(0, 1)
+    positions = (anchors[:, None] + torch.arange(1, block_size, device=model.device)).flatten()
+    before, step = reading.hidden[0, positions - 1], sequences.positions_at_once(model.vocab_size)
+    pieces = [of_tokens(model.logits(before[start : start + step]), drafter.logits(drafted[start : start + step]),
+                        tokens[positions[start : start + step]]) for start in range(0, len(positions), step)]
+    values = {name: torch.cat([piece[name] for piece in pieces]).double().cpu().numpy() for name in (*DRAFT, *TARGET)}
+    return Signals((positions - len(prompt)).cpu().numpy(), values)
+
+
+def of_tokens(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Signals of tokens int64 (n,), each float32 (n,), by logits of target and draft, float32 (n, vocabulary).
+
+    Where both logits are -inf is no token.
+    """
+    log_p, log_q = target.log_softmax(dim=-1), draft.log_softmax(dim=-1)
+    p, q = log_p.exp(), log_q.exp()
+    acceptance = torch.minimum(p, q).sum(dim=-1)
+    chosen = tokens[:, None]
+    return {
+        "kl_target_draft": _mean(p, log_p - log_q).clamp(min=0.0),
+        "kl_draft_target": _mean(q, log_q - log_p).clamp(min=0.0),
+        "total_variation": 0.5 * (p - q).abs().sum(dim=-1),
+        "minus_log_acceptance": -acceptance.log().clamp(max=0.0),
+        "draft_entropy": -_mean(q, log_q),
+        "draft_surprisal": -log_q.gather(1, chosen)[:, 0],
+        "top1_disagreement": (target.argmax(dim=-1) != draft.argmax(dim=-1)).float(),
+        "target_entropy": -_mean(p, log_p),
+        "target_surprisal": -log_p.gather(1, chosen)[:, 0],
+        "least_confidence": 1.0 - p.amax(dim=-1),
+    }
+
+
+def _mean(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Mean of values under weights, (n, vocabulary) each: (n,). What weighs nothing adds nothing, infinite or not."""
+    return torch.where(weights > 0, weights * values, 0.0).sum(dim=-1)

@@ -1,0 +1,198 @@
+"""The steps of an answer that can be judged without a model: equations of plain arithmetic, such as `7*24=140+28=168`.
+
+An equation is a chain of two or more sides of numbers, + - * / x × ÷ · (and LaTeX's for these) and parentheses, with at least
+one operator. It is wrong if two sides differ, in exact rational numbers: a rounded side (`10/3=3.33`) is wrong too.
+Whatever stands beside letters, powers, percent signs and the like (`2x+3=7`, `2^3+1=9`) is left alone, since it does not say
+what it seems to say. Nothing is evaluated but what this parser has read.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+_MOST_DIGITS = 15
+"""Of a number; equations with longer ones are left alone."""
+_MOST_PARTS = 64
+"""Numbers, signs, parentheses and spaces of an equation."""
+_OPERATORS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "x": "*", "×": "*", "·": "*", "÷": "/", "−": "-"}
+_PART = re.compile(r"""
+    (?P<bullet>^[ \t]*[-*+•][ \t]+)
+    |(?P<space>[ \t]+)
+    |(?P<number>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<!\w)\.[0-9]+)
+    |(?P<operator>\\(?:times|cdot|div)(?![a-zA-Z])|[-+*/×÷·−]|x(?![^\W\d_]))
+    |(?P<bracket>[()])
+    |(?P<equals>=)
+    |(?P<edge>\n|\\[()\[\]]|\\(?:text|quad)(?![a-zA-Z])|[.,;:?"'<>|$\[\]{}])
+    |(?P<word>[^\W\d_]+)
+    |(?P<other>.)""", re.VERBOSE | re.MULTILINE | re.DOTALL)
+_IN_EQUATION = ("number", "operator", "bracket", "equals")
+
+
+class AnswerStep(NamedTuple):
+    """An equation in a text."""
+
+    text: str
+    start: int
+    stop: int
+    """It is text[start:stop]."""
+    wrong: bool
+
+
+def steps(text: str) -> list[AnswerStep]:
+    """All equations of a text, in its order."""
+    parts = list(_PART.finditer(text))
+    found = []
+    for first, last in _runs(parts):
+        if last - first > _MOST_PARTS or not (_free_before(parts, first) and _free_behind(parts, last)):
+            continue
+        wrong, first, last = _judged(parts, first, last)
+        if wrong is not None:
+            start, stop = parts[first].start(), parts[last - 1].end()
+            found.append(AnswerStep(text[start:stop], start, stop, wrong))
+    return found
+
+
+def ends(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[int]:
+    """How many characters of the text the first 1, 2, ... tokens make: token n is text[ends[n - 1] : ends[n]].
+
+    A character that several tokens make together belongs to the last of them. Only the last whole piece is decoded anew with
+    each token, as tokenizers that write a token by what stands before it need it.
+    """
+    found, length, piece, known = [], 0, 0, 0
+    for number in range(1, len(tokens) + 1):
+        before, after = decode(tokens[piece:known]), decode(tokens[piece:number])
+        if not after.endswith("\ufffd"):  # what a decoder writes for a part of a character
+            length += len(after) - len(before)
+            piece, known = known, number
+        found.append(length)
+    return found
+
+
+def inside(step: AnswerStep, ends: Sequence[int]) -> range:
+    """The tokens that write some of a step."""
+    first, last = bisect.bisect_right(ends, step.start), bisect.bisect_left(ends, step.stop)
+    return range(first, min(last + 1, len(ends)))
+
+
+def _runs(parts: list[re.Match]) -> Iterator[tuple[int, int]]:
+    """First and last + 1 of the longest stretches of numbers, signs and spaces, where there is an equals sign."""
+    stretches = itertools.groupby(range(len(parts)), key=lambda n: parts[n].lastgroup in (*_IN_EQUATION, "space"))
+    for of_equation, numbers in stretches:
+        own = [n for n in numbers if parts[n].lastgroup != "space"]
+        if of_equation and any(parts[n].lastgroup == "equals" for n in own):
+            yield own[0], own[-1] + 1
+
+
+def _free_before(parts: list[re.Match], first: int) -> bool:
+    """Whether an equation that starts here means what it says: nothing, an edge, or a word and a space stand before it.
+
+    A sign behind a word may be an operator whose left side is a name; behind `1.` or `1,` stands the rest of a number.
+    """
+    before = [*parts[max(0, first - 2) : first]]
+    kinds = [part.lastgroup for part in before]
+    if kinds[-1:] == ["space"]:
+        return kinds[0] != "other" and not (kinds[0] == "word" and parts[first].lastgroup == "operator")
+    if kinds[-1:] == ["edge"]:
+        text = before[-1].group()
+        return text != "}" and not (text in ".," and kinds[0] == "number")
+    return kinds[-1:] in ([], ["bullet"])
+
+
+def _free_behind(parts: list[re.Match], last: int) -> bool:
+    """The same for where one ends; behind `0.` may stand digits in another dress."""
+    behind = parts[last : last + 2]
+    kinds = [part.lastgroup for part in behind]
+    if kinds[:1] == ["space"] or (kinds[:1] == ["edge"] and behind[0].group() in ".,"):
+        return kinds[-1] != "other"
+    return kinds[:1] in ([], ["edge"])
+
+
+def _judged(parts: list[re.Match], first: int, last: int) -> tuple[bool | None, int, int]:
+    """Whether the sides differ, None for what is no equation, and its first part and last + 1.
+
+    A parenthesis that opens before the equation or closes behind it is no part of it: `(since 2+3=5)`.
+    """
+    for left, right in itertools.product((0, 1), repeat=2):
+        start, stop = first + left, last - right
+        if (left and parts[first].group() != "(") or (right and parts[last - 1].group() != ")"):
+            continue
+        own = [part for part in parts[start:stop] if part.lastgroup != "space"]
+        try:
+            wrong = _wrong([(part.lastgroup, part.group()) for part in own])
+        except (_NoEquationError, ZeroDivisionError):
+            continue
+        while parts[start].lastgroup == "space":
+            start += 1
+        while parts[stop - 1].lastgroup == "space":
+            stop -= 1
+        return wrong, start, stop
+    return None, first, last
+
+
+class _NoEquationError(Exception):
+    """What was read is none."""
+
+
+def _wrong(parts: list[tuple[str, str]]) -> bool:
+    """Whether the sides of an equation differ. Raises _NoEquationError, ZeroDivisionError."""
+    reader = _Reader(parts)
+    sides = [reader.sum()]
+    while reader.take("equals"):
+        sides.append(reader.sum())
+    if reader.left() or len(sides) < 2 or not reader.operations:
+        raise _NoEquationError
+    return len(set(sides)) > 1
+
+
+class _Reader:
+    """Reads sums of products from parts (kind, text), from the left; a sign may stand before the first product of a sum."""
+
+    def __init__(self, parts: list[tuple[str, str]]):
+        self._parts, self._next, self.operations = parts, 0, 0
+
+    def left(self) -> bool:
+        """Whether something has not been read."""
+        return self._next < len(self._parts)
+
+    def take(self, kind: str, allowed: str = "") -> str | None:
+        """The next part, if it is of this kind and, for signs, one of those allowed."""
+        if not self.left():
+            return None
+        found, text = self._parts[self._next]
+        text = _OPERATORS.get(text, text)
+        if found != kind or (allowed and text not in allowed):
+            return None
+        self._next += 1
+        return text
+
+    def sum(self) -> Fraction:
+        value = -self._product() if self.take("operator", "-") else self._product()
+        while sign := self.take("operator", "+-"):
+            self.operations += 1
+            value = value + self._product() if sign == "+" else value - self._product()
+        return value
+
+    def _product(self) -> Fraction:
+        value = self._factor()
+        while sign := self.take("operator", "*/"):
+            self.operations += 1
+            value = value * self._factor() if sign == "*" else value / self._factor()
+        return value
+
+    def _factor(self) -> Fraction:
+        if self.take("bracket", "("):
+            value = self.sum()
+            if not self.take("bracket", ")"):
+                raise _NoEquationError
+            return value
+        number = self.take("number")
+        if number is None or sum(character.isdigit() for character in number) > _MOST_DIGITS:
+            raise _NoEquationError
+        return Fraction(number.replace(",", ""))

@@ -1,0 +1,143 @@
+"""The rank of an answer's tokens from every layer: does leaving out the final norm make a layer look bad?
+
+The guided-power-sampling document holds "raw lm_head(h_33) at rank 12,520" (of 36 layers and 151,936 words) against the
+draft's 697, and calls the layer a worse predictor. The head was trained on states behind the final norm, and a layer's output
+is not: the logit lens (nostalgebraist 2020) puts the norm in between, and even that is biased, since directions drift from
+layer to layer (Belrose et al. 2023, arXiv 2303.08112, where a learned map takes its place).
+
+What the norm does to a rank: a root-mean-square norm divides a state by its length, which keeps the order of all logits and so
+every rank, and multiplies each coordinate by a weight, which does not. So raw ranks differ from normed ones by those weights
+alone (where a residual stream has a few huge coordinates, they take those down), while log p differs by the length too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.draft import check_features
+from dflash_mcmc.fields import identity
+from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
+from dflash_mcmc.probe.layer_rank import ranks
+from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.run.probing import Summary, Unit, Work
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.config.schema import Config
+
+_PUBLISHED_FROM_END = 3
+"""The document's layer is 33 of 36."""
+_GREEN = "#009E73"
+"""Okabe and Ito's bluish green."""
+
+
+@register("probe", "layer_rank")
+@dataclass(slots=True, kw_only=True)
+class LayerRank:
+    """Rank and log p of an answer's tokens through the target's head from every decoder layer, raw and behind the final norm.
+
+    The draft is measured as it drafts, on whole blocks from the answer's first token on: it says nothing about a block's first
+    token, so the target is told on the draft's tokens too.
+    """
+
+    answers: str = identity("what is gone along: gold = the dataset's solutions; greedy = the target's own", choices=SOURCES)
+    hard_below: float = identity("a token is hard where the target's probability is smaller", gt=0, lt=1)
+
+    uses = ("model", "draft", "dataset")
+    unit = "problem"
+    takes_draft = True
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError."""
+        check_source(config, "probe.answers", self.answers)
+        if name_of(config.draft) != "none":
+            check_features(config, "probe=layer_rank")
+
+    def units(self, config: Config) -> list[Unit]:
+        """Problems."""
+        return [Unit(problem.id) for problem in config.dataset.problems()]
+
+    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+        """Ranks of the answer's tokens, and sums of the rest: see `measuring/layers_ranked.py`."""
+        from dflash_mcmc.forcing.layers import along
+
+        model = config.model.load(work.device)
+        draft = config.draft.load(model)
+        yield from along(answers(config, model, work, self.answers),
+                         lambda answer: ranks.record(model, draft, answer, self.hard_below))
+
+    def summarise(self, config: Config, records: list[dict]) -> Summary:
+        """`layers` and `hard_layers`, a row of each source of a law; `norms` and `hard_norms`, what the norm does to a layer.
+
+        Of the values, `published_layer` is the third from the end, as 33 is of 36.
+        """
+        measured = [record for record in records if "skipped" not in record]
+        values = {"num_skipped": len(records) - len(measured), "num_tokens": sum(record["num_tokens"] for record in measured),
+                  "num_hard": sum(record["num_hard"] for record in measured)}
+        names = list(measured[0]["ranks"]) if measured else []
+        layers = sorted({layer for name in names if (layer := ranks.described(name)["layer"]) is not None})
+        tables = {}
+        for prefix, hard_only in (("", False), ("hard_", True)):
+            ranked = ranks.Ranked(measured, hard_only)
+            tables[f"{prefix}layers"] = [ranked.row(name) for name in names]
+            tables[f"{prefix}norms"] = [ranked.norm_row(layer) for layer in layers]
+        published = max(layers, default=0) + 1 - _PUBLISHED_FROM_END
+        for row in tables["layers"]:
+            if row["layer"] in (None, published):
+                name = f"published_layer/{row['norm']}" if row["layer"] is not None else row["source"].replace(" ", "_")
+                values.update({f"{name}/mean_rank": row["mean_rank"], f"{name}/median_rank": row["median_rank"]})
+        return Summary({**values, "chance_rank": (measured[0]["vocabulary"] + 1) / 2 if measured else None}, tables, {})
+
+    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+        """`fig_layer_probe_ranks`: ranks by layer, of all tokens and of the hard ones, on a logarithmic axis."""
+        from matplotlib.figure import Figure
+
+        if not summary.tables["layers"]:
+            return {}
+        parts = {"all": summary.tables["layers"]}
+        if summary.values["num_hard"]:
+            parts["hard"] = summary.tables["hard_layers"]
+        titles = {"all": "All tokens", "hard": f"Tokens with p < {self.hard_below:g}"}
+        figure = Figure(figsize=(5.6 * len(parts), 4.6), layout="constrained")
+        panels = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
+        for axes, (part, rows) in zip(panels, parts.items(), strict=True):
+            _draw(axes, rows, summary.values["chance_rank"])
+            n = next(row["n"] for row in rows if row["source"] == "target")
+            axes.set(title=f"{titles[part]} (n = {n:,})", xlabel="decoder layer")
+        panels[0].set_ylabel("rank of the next token (1 is best)")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        return {"fig_layer_probe_ranks": figure}
+
+
+def _draw(axes: Axes, rows: list[dict], chance: float) -> None:
+    """Mean and median with their intervals, raw and normed, by layer; target, draft and chance as lines across."""
+    from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
+
+    kinds = (("none", WRONG, "o", "raw", -0.12), ("final", RIGHT, "s", "behind the final norm", 0.12))
+    for norm, colour, marker, label, aside in kinds:
+        layers = [row for row in rows if row["norm"] == norm]
+        for name, style, fill in (("mean", "-", "full"), ("median", "--", "none")):
+            found = [row[f"{name}_rank"] for row in layers]
+            ends = [(row[f"{name}_rank_low"], row[f"{name}_rank_high"]) for row in layers]
+            reach = [[rank - low for rank, (low, _) in zip(found, ends, strict=True)],
+                     [high - rank for rank, (_, high) in zip(found, ends, strict=True)]] if None not in ends[0] else None
+            axes.errorbar([row["layer"] + aside for row in layers], found, reach, color=colour, linestyle=style, marker=marker,
+                          markersize=4.0, fillstyle=fill, linewidth=1.2, elinewidth=0.9, capsize=2.0, label=f"{name}, {label}")
+    for source, colour, style, label in (("target", INK, "-", "mean, target"),
+                                         ("draft", _GREEN, "-.", "mean, draft (on its tokens)")):
+        for row in rows:
+            if row["source"] == source and row["mean_rank"] is not None:
+                axes.axhline(row["mean_rank"], color=colour, linestyle=style, linewidth=1.1, label=label)
+                if row["mean_rank_low"] is not None:
+                    axes.axhspan(row["mean_rank_low"], row["mean_rank_high"], color=colour, alpha=0.12, linewidth=0)
+    axes.axhline(chance, color=OTHER, linestyle=":", label="chance")
+    places = [row["layer"] for row in layers]
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_minor_formatter("")
+    axes.set_xticks(places[:: 1 + len(places) // 12])

@@ -1,0 +1,126 @@
+"""What a share of an intermediate layer's logits gains, token by token, and how much of that any softening would.
+
+The guided-power-sampling document rests on "beta = 0.05-0.1 of layer 33 beats the target on 20.5 % of hard tokens". Wins on
+hard tokens alone say little: a token is hard because the target gave it a low probability, so among these the target's own
+errors are on the low side, and whatever is mixed in, a constant even, brings them back up (regression to the mean). What such
+a change costs shows on the tokens that were left out, and on the hard ones that it loses. Hence the controls here: losses
+beside wins, all tokens and the easy ones beside the hard ones, and the source `flattened`, the target blended with the uniform
+law: logits (1 - beta) * target, temperature 1 / (1 - beta), which knows nothing. It wins log p on hard tokens too; ranks it
+leaves as they are. For ranks, which are as biased (a token that stands low has more room above it), the first layers are the
+control: they have hardly seen the context.
+
+Raw layers have the opposite effect as well: where the residual stream is long, a share of it sharpens the law and wins easy
+tokens. The last layer with norm=none shows that alone: what it mixes in is what the target says already, but for the norm's
+scale and weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.draft import check_features
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
+from dflash_mcmc.probe.logit_blend import gains
+from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.run.probing import Summary, Unit, Work
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.config.schema import Config
+
+
+@register("probe", "logit_blend")
+@dataclass(slots=True, kw_only=True)
+class LogitBlend:
+    """Gain of an answer's tokens by blending layers' logits into the target's, over layers and shares, hard tokens apart.
+
+    logits = (1 - beta) * target + beta * head(h_layer), as `blend=layer` has it; beside the layers, the draft as it drafts (on
+    all tokens but the first of each whole block), and the flattened target as a control.
+    """
+
+    answers: str = identity("what is gone along: gold = the dataset's solutions; greedy = the target's own", choices=SOURCES)
+    layers: list[int] | None = identity("0-based decoder layers; negative counts from the end; null takes all")  # noqa: RUF009
+    norm: str = identity("what a layer's hidden state passes before the head: none, as published; final = the model's final "
+                         "norm", choices=("none", "final"))
+    betas: list[float] = identity("shares of the other logits")  # noqa: RUF009
+    hard_below: float = identity("a token is hard where the target's probability is smaller", gt=0, lt=1)
+
+    uses = ("model", "draft", "dataset")
+    unit = "problem"
+    takes_draft = True
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError."""
+        if not self.betas or len(set(self.betas)) < len(self.betas) or not all(0.0 <= beta <= 1.0 for beta in self.betas):
+            raise ConfigError("probe.betas", self.betas, "different numbers from 0 to 1, at least one")
+        num_layers = config.model.num_layers()
+        if num_layers is not None:
+            self.blended_layers(num_layers)
+        check_source(config, "probe.answers", self.answers)
+        if name_of(config.draft) != "none":
+            check_features(config, "probe=logit_blend")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """-3 and 33 of 36 are one layer, and null is all of them."""
+        num_layers = config.model.num_layers()
+        return {} if num_layers is None else {"layers": self.blended_layers(num_layers)}
+
+    def blended_layers(self, num_layers: int) -> list[int]:
+        """The decoder layers, 0-based. Raises ConfigError where there are none, or one twice or that the model lacks."""
+        given = list(range(num_layers)) if self.layers is None else self.layers
+        layers = [layer % num_layers for layer in given if -num_layers <= layer < num_layers]
+        if not given or len(layers) < len(given) or len(set(layers)) < len(layers):
+            raise ConfigError("probe.layers", self.layers, f"different layers from -{num_layers} to {num_layers - 1} (the "
+                              f"model has {num_layers} layers), at least one; or null")
+        return layers
+
+    def units(self, config: Config) -> list[Unit]:
+        """Problems."""
+        return [Unit(problem.id) for problem in config.dataset.problems()]
+
+    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+        """Sums over the hard and the easy tokens of an answer: see `measuring/layers_blended.py`."""
+        from dflash_mcmc.forcing.layers import along
+
+        model = config.model.load(work.device)
+        draft = config.draft.load(model)
+        settings = gains.Settings(self.blended_layers(len(model.layers)), self.norm, self.betas, self.hard_below)
+        yield from along(answers(config, model, work, self.answers),
+                         lambda answer: gains.record(model, draft, answer, settings))
+
+    def summarise(self, config: Config, records: list[dict]) -> Summary:
+        """`grid`, over all tokens, `hard` and `easy`: a row of each source and beta.
+
+        Gains are means of log p of the blend minus that of the target, in nats; wins are shares of tokens where it is
+        strictly larger than the target's. `best` of the values is chosen on the hard tokens that it is told of, so it looks
+        better than it is.
+        """
+        measured = [record for record in records if "skipped" not in record]
+        tables = gains.Blended(measured, self.betas)
+        found = {"grid": tables.table("hard", "easy"), "hard": tables.table("hard"), "easy": tables.table("easy")}
+        values = {"num_skipped": len(records) - len(measured), "num_tokens": sum(record["num_tokens"] for record in measured),
+                  "num_hard": sum(record["num_hard"] for record in measured)}
+        for name, control in (("best", False), ("flattened", True)):
+            rows = [row for row in found["hard"] if row["gain"] is not None and (row["source"] == "flattened") == control]
+            best = max(rows, key=lambda row: row["gain"], default=None)
+            chosen = None if best is None else best["source"] if best["layer"] is None else f"layer {best['layer']}"
+            values.update({f"{name}/source": chosen, **{f"{name}/{column}": None if best is None else best[column]
+                                                        for column in ("beta", "gain", "wins", "wins_over_flattened")}})
+        return Summary(values, found, {})
+
+    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+        """`fig_logit_blend_gain`, mean gains over the grid, and `fig_logit_blend_wins`, wins of a few on hard tokens."""
+        from dflash_mcmc.probe.logit_blend import figures
+
+        if not summary.tables["grid"]:
+            return {}
+        hard, title = summary.tables["hard"], f"Tokens with p < {self.hard_below:g}"
+        drawn = {"fig_logit_blend_gain": figures.gains({title: hard, "All tokens": summary.tables["grid"]})}
+        if summary.values["num_hard"]:
+            drawn["fig_logit_blend_wins"] = figures.wins(hard, title)
+        return drawn

@@ -1,0 +1,222 @@
+"""How Metropolis-Hastings chains on p^alpha mix: what papers that sample with them do not report.
+
+Moved rate, acceptance by cut and by length, R-hat and effective sample size over parallel chains, autocorrelation, log
+ratios and what early rejection saves, over a grid of powers and temperatures. The chains are those of a run without a probe:
+same keys, same engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity, spec_of
+from dflash_mcmc.registry import components, name_of, register
+from dflash_mcmc.run import build
+from dflash_mcmc.run.probing import Summary, Unit, Work
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.config.schema import Config
+
+_TEMPERATURES = ("draft_temperature", "proposal_temperature")
+"""The field of a sampler that is its proposal's temperature: the first that it has."""
+_SHOWN = "last_half"
+"""Window of the numbers that the summary and the figures show."""
+_PRINTED_LAGS = (1, 2, 4, 8, 16)
+
+
+class Setting(NamedTuple):
+    """A cell of the grid, with the sampler that it stands for."""
+
+    alpha: float
+    temperature: float | None
+    """As given."""
+    sampler: object
+
+    def comes_to(self) -> tuple[float, float, str]:
+        """What a record says of it: alpha, and temperature and early rejection as they come to."""
+        return self.alpha, self.sampler.law().temperature, self.sampler.early_reject
+
+
+@register("probe", "mixing")
+@dataclass(slots=True, kw_only=True)
+class Mixing:
+    """How Metropolis-Hastings chains mix: what moves and where, and whether parallel chains agree, over a grid of settings.
+
+    Each chain of each problem is drawn in every cell of the grid alphas x temperatures x early_rejects, from the same
+    uniforms: what differs between cells is not chance alone (common random numbers). R-hat needs num_chains >= 2; below,
+    its column is None. Steps are looked at in three windows: all, the last half, and those of the last stage; an effective
+    sample size needs 20 steps there, and problems whose chains have fewer are counted.
+    """
+
+    alphas: list[float] | None = identity("powers of the target, a row of the grid each; null takes the sampler's")  # noqa: RUF009
+    temperatures: list[float | None] | None = identity(  # noqa: RUF009
+        "temperatures of the proposal, a column of the grid each: of power_mh proposal_temperature, of draft_mh "
+        "draft_temperature; null takes the sampler's")
+    early_rejects: list[str] | None = identity(  # noqa: RUF009
+        "early_reject of the sampler, all in each cell; with off among them what early rejection saves is measured; null "
+        "takes the sampler's")
+
+    uses = ("model", "draft", "blend", "sampler", "decoder", "dataset")
+    unit = "chain"
+
+    def check(self, config: Config) -> None:
+        """The sampler makes steps, and each cell is one that it may have. Raises ConfigError."""
+        able = [name for name, found in components("sampler").items() if _makes_chains(found.cls)]
+        if not _makes_chains(type(config.sampler)):
+            raise ConfigError("sampler", name_of(config.sampler), f"{', '.join(able)} with probe=mixing")
+        if not config.sampler.num_steps:
+            raise ConfigError("sampler.num_steps", 0, "a whole number >= 1 with probe=mixing")
+        for name, field in self._axes(config).items():
+            _check_axis(name, getattr(self, name), config.sampler, field)
+        for setting in self.settings(config):
+            tried = dataclasses.replace(config, sampler=setting.sampler)
+            for group in ("blend", "sampler", "decoder"):
+                component = getattr(tried, group)
+                if hasattr(component, "check"):
+                    component.check(tried)
+
+    def resolved(self, config: Config) -> Mixing:
+        """With the sampler's early rejection, before it is resolved for the sampler's own alpha: each cell has its own."""
+        return self if self.early_rejects else dataclasses.replace(self, early_rejects=[config.sampler.early_reject])
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """Early rejection changes what chains cost, so that a cell's is part of the identity as it comes to."""
+        found = [setting.sampler.early_reject for setting in self.measured(config)]
+        return {"early_rejects": found if len(set(found)) > 1 else found[:1]}
+
+    def settings(self, config: Config) -> list[Setting]:
+        """All cells of the grid; some may come to the same."""
+        axes = {field: getattr(self, name) or [getattr(config.sampler, field)]
+                for name, field in self._axes(config).items()}
+        found = []
+        for values in itertools.product(*axes.values()):
+            sampler = dataclasses.replace(config.sampler, **dict(zip(axes, values, strict=True)))
+            sampler = sampler.resolved(config) if hasattr(sampler, "resolved") else sampler
+            found.append(Setting(*values[:2], sampler))
+        return found
+
+    def measured(self, config: Config) -> list[Setting]:
+        """The cells that differ, which are those of the records."""
+        found: dict[tuple, Setting] = {}
+        for setting in self.settings(config):
+            found.setdefault(setting.comes_to(), setting)
+        return list(found.values())
+
+    def units(self, config: Config) -> list[Unit]:
+        """Chains of problems; those of one problem stand together, so that its prompt is read once."""
+        return [Unit(problem.id, number) for problem in config.dataset.problems() for number in range(config.num_chains)]
+
+    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+        """The chain of a unit in every cell: its trace and cost, and totals for the tracker.
+
+        All cells of all units share one engine.
+        """
+        from dflash_mcmc.probe.mixing import chains
+
+        model = config.model.load(work.device)
+        problems = {problem.id: problem for problem in config.dataset.problems()}
+        prompts = build.prompts(config, model, [problems[unit.problem] for unit in work.units])
+        settings, begun = self.measured(config), {}
+        engine = build.engine(config, model, max(map(len, prompts.values())), len(work.units) * len(settings))
+
+        def drawn() -> Iterator[tuple]:
+            for unit in work:
+                begun[unit] = {}
+                for number, setting in enumerate(settings):
+                    yield (unit, number), build.chain(config, setting.sampler, unit.problem, unit.chain,
+                                                        prompts[unit.problem])
+
+        for done in engine.run(drawn()):
+            unit, number = done.tag
+            cells = begun[unit]
+            cells[number] = chains.cell_record(settings[number].comes_to(), done.result, done.cost, done.failure)
+            if len(cells) == len(settings):
+                totals = {name: sum(cell.get(name, 0) for cell in cells.values())
+                          for name in ("proposals", "accepted", "moved")}
+                yield unit, {"cells": [cells[place] for place in range(len(settings))], **totals}
+                del begun[unit]
+
+    def summarise(self, config: Config, records: list[dict]) -> Summary:
+        """Tables of moves, cost, convergence and log ratios by cell; the values are those of each cell's last half."""
+        from dflash_mcmc.probe.mixing import chains, convergence, tables
+
+        cells = chains.cells_of(records)
+        windows = [(cell, name) for cell in cells for name in convergence.WINDOWS]
+        by_lag = [row for pair in windows for row in convergence.autocorrelation_rows(*pair)]
+        found = {
+            "cells": [tables.cells(cell) for cell in cells],
+            "convergence": [convergence.convergence_row(*pair) for pair in windows],
+            "effective_samples": [convergence.effective_samples_row(*pair) for pair in windows],
+            "autocorrelation": [row for row in by_lag if row["window"] == _SHOWN and row["lag"] in _PRINTED_LAGS],
+            "by_cut": [row for cell in cells for row in tables.by_cut(cell)],
+            "by_length": [row for cell in cells for row in tables.by_length(cell)],
+            "log_ratios": [row for cell in cells for row in tables.log_ratios(cell)],
+            "moves": [row for cell in cells for row in tables.moves(cell)],
+            "cost": [tables.cost(cell) for cell in cells],
+        }
+        saved = tables.early_rejection(cells)
+        return Summary(self._values(cells, found), {**found, **({"early_rejection": saved} if saved else {})},
+                       {"autocorrelation_by_lag": by_lag,
+                        "log_ratio_counts": [row for cell in cells for row in tables.log_ratio_counts(cell)]})
+
+    def _values(self, cells: list, tables: dict[str, list[dict]]) -> dict[str, float | int | None]:
+        """The main numbers; with several cells each behind its setting."""
+        values: dict[str, float | int | None] = {"num_cells": len(cells), "num_failed": sum(cell.num_failed for cell in cells)}
+        taken = {"cells": ("acceptance", "moved_rate"), "convergence": ("stuck", "rhat", "rhat_above_1.1"),
+                 "effective_samples": ("ess_per_1000_token_forwards",)}
+        for table, names in taken.items():
+            for row in tables[table]:
+                if row.get("window", _SHOWN) == _SHOWN:
+                    place = f"alpha={row['alpha']:g}/temperature={row['temperature']:g}/{row['early_reject']}/"
+                    values.update({(place if len(cells) > 1 else "") + name: row[name] for name in names})
+        return values
+
+    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+        """Rates by cut and length, traces, autocorrelation, log ratios; with several cells the grid."""
+        from dflash_mcmc.probe.mixing import chains, figures
+
+        cells = chains.cells_of(records)
+        found = {"fig_mixing_acceptance": figures.acceptance(summary.tables),
+                 "fig_mixing_traces": figures.traces(cells),
+                 "fig_mixing_autocorrelation": figures.autocorrelation(summary.data, _SHOWN),
+                 "fig_mixing_log_ratio": figures.log_ratio(summary.data)}
+        if len(cells) > 1:
+            named = [("1/alpha" if setting.temperature is None else f"{setting.temperature:g}", setting.comes_to())
+                     for setting in self.settings(config)]
+            found["fig_mixing_grid"] = figures.grid(summary.tables, named, _SHOWN)
+        return found
+
+    def _axes(self, config: Config) -> dict[str, str]:
+        """Fields of the sampler that the axes of the grid stand for."""
+        return {"alphas": "alpha", "temperatures": _temperature(type(config.sampler)), "early_rejects": "early_reject"}
+
+
+def _makes_chains(sampler: type) -> bool:
+    """Whether a sampler makes steps on p^alpha."""
+    names = {field.name for field in dataclasses.fields(sampler)}
+    return {"alpha", "num_steps", "early_reject"} <= names and not names.isdisjoint(_TEMPERATURES)
+
+
+def _temperature(sampler: type) -> str:
+    names = {field.name for field in dataclasses.fields(sampler)}
+    return next(name for name in _TEMPERATURES if name in names)
+
+
+def _check_axis(name: str, values: list | None, sampler: object, field: str) -> None:
+    """Values that the sampler's field may have, none twice. Raises ConfigError."""
+    spec = next(spec_of(found) for found in dataclasses.fields(sampler) if found.name == field)
+    kind = typing.get_type_hints(type(sampler))[field]
+    optional = type(None) in typing.get_args(kind)
+    right = values is None or (values and len(set(values)) == len(values) and all(
+        optional if value is None else spec.admits(value) for value in values))
+    if not right:
+        raise ConfigError(f"probe.{name}", values, f"null, or a list, none twice, of values that sampler.{field} may have: "
+                          f"{spec.describe(kind)}")

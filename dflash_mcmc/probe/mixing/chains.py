@@ -1,0 +1,153 @@
+"""Metropolis-Hastings chains as arrays: how a record keeps what a chain tells of its steps, and how that is read again.
+
+A cell is one setting of a grid: the chains of all problems drawn with the same power, proposal and early rejection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.types import Cost
+
+DECISIONS = {"accept": "a", "identical": "i", "reject": "r", "abandon": "x"}
+"""Letters that stand for a step's decision in a record."""
+_WHOLE = ("block", "step", "cut", "length", "proposal_length")
+_REAL = ("log_ratio", "log_p")
+COSTS = ("tokens_drawn", "tokens_skipped", "token_forwards", "target_forwards")
+
+
+def compact(trace: Sequence[dict]) -> dict[str, list | str]:
+    """A chain's trace (see `kernel.trace_entry`) by column, numbers to six digits, decisions as a text of letters."""
+    columns: dict[str, list | str] = {name: [entry[name] for entry in trace] for name in _WHOLE}
+    columns.update({name: [float(f"{entry[name]:.6g}") for entry in trace] for name in _REAL})
+    return {**columns, "decision": "".join(DECISIONS[entry["decision"]] for entry in trace)}
+
+
+def cell_record(setting: tuple[float, float, str], result: object, cost: Cost, failure: str) -> dict:
+    """What a record says of a chain in one cell. Of one that could not be drawn (`result` None): why, and what it cost.
+
+    Args:
+        setting: alpha, temperature of the proposal and early rejection of the cell.
+        result: a `types.ChainResult`, or None.
+    """
+    setting = dict(zip(("alpha", "temperature", "early_reject"), setting, strict=True))
+    costs = {name: getattr(cost, name) for name in COSTS}
+    if result is None:
+        return {**setting, "failure": failure, **costs}
+    return {**setting, "num_tokens": result.path.length, "log_p": float(f"{result.path.log_p.sum():.6g}"),
+            "proposals": result.proposals, "accepted": result.accepted, "moved": result.moved, "abandoned": result.abandoned,
+            **costs, "trace": compact(result.trace)}
+
+
+class StepChain(NamedTuple):
+    """One chain, its steps as arrays of shape (steps,): whole numbers int64, log ratios and log p float64 in nats."""
+
+    problem: str
+    number: int
+    block: np.ndarray
+    step: np.ndarray
+    cut: np.ndarray
+    length: np.ndarray
+    """Tokens of the state before the step."""
+    proposal_length: np.ndarray
+    log_ratio: np.ndarray
+    """Of abandoned proposals an upper bound."""
+    log_p: np.ndarray
+    """Of the state behind the step. It changes only with a move, or between stages as the state grows: where the same
+    sequence was drawn again it keeps its number, which would else differ by rounding."""
+    decision: np.ndarray
+    """Letters of `DECISIONS`."""
+    last_log_p: float
+    """Of the state that the chain returns."""
+    cost: dict[str, int]
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.cut)
+
+    @property
+    def moved(self) -> np.ndarray:
+        """Whether the step has changed the state, bool (steps,)."""
+        return self.decision == DECISIONS["accept"]
+
+    @property
+    def accepted(self) -> np.ndarray:
+        """Whether the proposal was accepted, the same as the state or not, bool (steps,)."""
+        return self.moved | (self.decision == DECISIONS["identical"])
+
+
+class Steps(NamedTuple):
+    """The steps of all chains of a cell, one behind the other."""
+
+    problem: list[str]
+    cut: np.ndarray
+    length: np.ndarray
+    proposal_length: np.ndarray
+    log_ratio: np.ndarray
+    accepted: np.ndarray
+    moved: np.ndarray
+    identical: np.ndarray
+    abandoned: np.ndarray
+
+    @property
+    def real(self) -> np.ndarray:
+        """Whether something was proposed: under `cut=horizon` a place past the end changes nothing."""
+        return self.cut < self.length
+
+
+class Cell(NamedTuple):
+    """The chains of one setting that could be drawn."""
+
+    alpha: float
+    temperature: float
+    """Of the proposal, as it comes to: a null that takes 1/alpha is 1/alpha."""
+    early_reject: str
+    chains: list[StepChain]
+    num_failed: int
+
+    @property
+    def setting(self) -> dict[str, float | str]:
+        """What every row of a table begins with."""
+        return {"alpha": self.alpha, "temperature": self.temperature, "early_reject": self.early_reject}
+
+    @property
+    def problems(self) -> dict[str, list[StepChain]]:
+        """The chains of each problem."""
+        found: dict[str, list[StepChain]] = {}
+        for chain in self.chains:
+            found.setdefault(chain.problem, []).append(chain)
+        return found
+
+    def steps(self) -> Steps:
+        """All steps, in the order of the chains."""
+        def joined(name: str, kind: type) -> np.ndarray:
+            return np.concatenate([np.empty(0, kind), *(getattr(chain, name) for chain in self.chains)])
+
+        decision = joined("decision", np.dtype("<U1"))
+        return Steps([chain.problem for chain in self.chains for _ in range(chain.num_steps)],
+                     *(joined(name, np.int64) for name in ("cut", "length", "proposal_length")), joined("log_ratio", float),
+                     joined("accepted", bool), joined("moved", bool), decision == DECISIONS["identical"],
+                     decision == DECISIONS["abandon"])
+
+
+def cells_of(records: Sequence[dict]) -> list[Cell]:
+    """The cells of the records of chains, in the records' order; each record has the same cells."""
+    found = []
+    for number, first in enumerate(records[0]["cells"]):
+        parts = [(record, record["cells"][number]) for record in records]
+        chains = [_chain(record, part) for record, part in parts if "trace" in part]
+        found.append(Cell(first["alpha"], first["temperature"], first["early_reject"], chains, len(parts) - len(chains)))
+    return found
+
+
+def _chain(record: dict, part: dict) -> StepChain:
+    trace = part["trace"]
+    whole = [np.array(trace[name], np.int64) for name in _WHOLE]
+    found = StepChain(record["problem"], record["chain"], *whole, *(np.array(trace[name], float) for name in _REAL),
+                  np.array(list(trace["decision"]), "<U1"), part["log_p"], {name: part[name] for name in COSTS})
+    behind = np.where(found.moved, found.proposal_length, found.length)
+    same = np.concatenate([[False], ~found.moved[1:] & (found.length[1:] == behind[:-1])])
+    return found._replace(log_p=found.log_p[np.maximum.accumulate(np.where(same, 0, np.arange(found.num_steps)))])

@@ -1,0 +1,223 @@
+"""Can the draft's block be the proposal of Metropolis-Hastings on p^alpha? Distances, importance weights, simulated chains.
+
+The protocol of the document "Speculative MCMC Probe: Can a Draft Model Serve as an MCMC Proposal?" (sections 2 to 5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dflash_mcmc.draft import check_features
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.forcing.answers import Answer, answers
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
+from dflash_mcmc.run.probing import Summary, Unit, Work
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+
+
+@register("probe", "speculative_mcmc")
+@dataclass(slots=True, kw_only=True)
+class SpeculativeMCMC:
+    """How close the draft's blocks are to p^alpha along the target's greedy answers, and what chains that propose them do.
+
+    In whole blocks of the answer, whose first token is the anchor: KL and total variation between p_alpha, the target's law of
+    a token sharpened, and the draft's at some temperatures; then, for each block, `num_samples` blocks drawn from the draft,
+    their importance weights, and independence Metropolis-Hastings with them.
+    """
+
+    alpha: float = identity("power of the target p^alpha", ge=1)
+    draft_temperatures: list[float] | None = identity("of the draft's law; null takes 1, 0.5 and 1/alpha")  # noqa: RUF009
+    num_samples: int = identity("K, blocks drawn in each place: the first is a chain's start, the others are proposed", ge=2)
+    weights: str = identity("reference = p of a drawn token after the reference tokens, as published; joint = also p after "
+                            "the drawn tokens before it, which makes the ratio that of two laws of blocks",
+                            choices=("reference", "joint"))
+    autoregressive: bool = identity("also draw blocks from the target token by token at 1/alpha, the proposal to compare "
+                                    "with, whose weights are joint")
+    share_prefixes: bool = runtime("read what drawn blocks begin with in common once; no number changes, but for rounding")
+    timed_rows: int = runtime("chains that propose at once while the two proposals are timed, in every answer; 0 times "
+                              "nothing. Tables have the times of this number alone", ge=0)
+    chain_steps: int = runtime("steps of the chains in the table of convergence", ge=1)
+    position_edges: list[int] = runtime("number of the first block that is in the middle, and of the first late one")  # noqa: RUF009
+
+    uses = ("model", "draft", "dataset")
+    unit = "problem"
+    needs_draft = True
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError."""
+        check_features(config, "probe=speculative_mcmc")
+        given = self.draft_temperatures
+        if given is not None and (not given or len(set(given)) < len(given) or not all(0 < t < math.inf for t in given)):
+            raise ConfigError("probe.draft_temperatures", given, "different numbers > 0, or null for 1, 0.5 and 1/alpha")
+        found = self.temperatures()
+        if len(set(map(_name, found))) < len(found):  # one would take the other's place in the record
+            raise ConfigError("probe.draft_temperatures", found, "numbers that differ in their first six digits")
+        edges = self.position_edges
+        if len(edges) != 2 or not 0 < edges[0] < edges[1]:
+            raise ConfigError("probe.position_edges", edges, "two numbers of blocks, the smaller first, such as [10, 30]")
+
+    def temperatures(self) -> list[float]:
+        """Those of the draft, the sharpest last."""
+        given = [1.0, 0.5, 1.0 / self.alpha] if self.draft_temperatures is None else self.draft_temperatures
+        return sorted(set(given), reverse=True)
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """What null comes to."""
+        return {"draft_temperatures": self.temperatures()}
+
+    def units(self, config: Config) -> list[Unit]:
+        """Problems."""
+        return [Unit(problem.id) for problem in config.dataset.problems()]
+
+    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+        """One answer after the other, each by itself. Raises UserError."""
+        from dflash_mcmc.engine.interface import Options
+        from dflash_mcmc.forcing.sequences import NotNumbers
+        from dflash_mcmc.probe.speculative_mcmc.timing import Timing
+
+        model = config.model.load(work.device)
+        drafter: DFlashDrafter = config.draft.load(model)
+        block_size = drafter.num_drafted + 1
+        if config.dataset.max_new_tokens < block_size:
+            raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
+        options = Options(**{name: getattr(config.hardware, name) for name in Options._fields})
+        timing = Timing(options, model, drafter, self.timed_rows, 1.0 / self.alpha) if self.timed_rows else None
+        for unit, answer in answers(config, model, work, "greedy"):
+            reason = answer.skipped(block_size)
+            if reason:
+                yield unit, {"skipped": reason}
+                continue
+            key = Key(config.seed).fold_in("speculative_mcmc", unit.problem)
+            try:
+                record = {**self.record(model, drafter, answer, key), **(timing.of(answer) if timing else {})}
+            except NotNumbers as found:
+                record = {"skipped": str(found)}
+            yield unit, record
+
+    def summarise(self, config: Config, records: list[dict]) -> Summary:
+        """The document's tables, and what it left open: joint weights, moves, the floor of a simulated acceptance."""
+        from dflash_mcmc.probe.speculative_mcmc import tables
+
+        return tables.summary(records, self.num_samples, self.chain_steps, self.position_edges, self.timed_rows)
+
+    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+        """Acceptance of blocks, which has two modes; tokens, positions and what a second buys."""
+        from dflash_mcmc.probe.speculative_mcmc import figures
+
+        return figures.figures(summary)
+
+    def record(self, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, key: Key) -> dict:
+        """The record of an answer: lists over the predicted tokens, or over the blocks. Raises NotNumbers."""
+        import torch
+
+        from dflash_mcmc.forcing import sequences
+        from dflash_mcmc.probe.speculative_mcmc import weighing
+
+        block_size = drafter.num_drafted + 1
+        with torch.inference_mode():
+            tokens = torch.from_numpy(answer.sequence).to(model.device)
+            anchors = sequences.whole_blocks(len(answer.prompt), len(answer.tokens), block_size)
+            joint = self.weights == "joint"
+            reading = sequences.read(model, tokens[None], drafter.tapped_layers, keep_cache=joint or self.autoregressive)
+            laws, proposed = self._blocks(model, drafter, reading, tokens, torch.tensor(anchors, device=model.device), key)
+            if joint:
+                every = np.concatenate([blocks.tokens for blocks in proposed.values()], axis=1)
+                log_p = [weighing.joint_log_p(model, reading, anchor, tokens, self.share_prefixes)
+                         for anchor, tokens in zip(anchors, every, strict=True)]
+            target = self._from_target(model, reading, anchors, drafter.num_drafted, key) if self.autoregressive else None
+        weighed = {(name, "reference"): blocks for name, blocks in proposed.items()}
+        for number, (name, blocks) in enumerate(proposed.items()):
+            if joint:
+                mine = slice(number * self.num_samples, (number + 1) * self.num_samples)
+                own = blocks._replace(log_p=np.stack([rows[mine] for rows in log_p]))
+                weighed[name, "joint"] = weighing.ended(own, model.stop_ids)
+        if target is not None:
+            weighed["target", "joint"] = weighing.ended(target, model.stop_ids)
+        found = {name: dict(laws.get(name, {})) for name in dict.fromkeys(name for name, _ in weighed)}
+        for (name, weights), columns in self._chains(weighed, len(anchors), key).items():
+            found[name][weights] = columns
+        return {"num_tokens": len(answer.tokens), "blocks": len(anchors), "block_size": block_size,
+                "p": laws["p"], "proposals": found}
+
+    def _chains(self, weighed: dict, count: int, key: Key) -> dict[tuple[str, str], dict[str, list[float]]]:
+        """The chains of all proposals, with either weights, step by step together; both weights take the same uniforms."""
+        from dflash_mcmc.probe.speculative_mcmc import weighing
+
+        uniforms = {name: key.fold_in("accept", name).uniforms(0, count * (self.num_samples - 1)).reshape(count, -1)
+                    for name in dict.fromkeys(name for name, _ in weighed)}
+        every = weighing.Proposed(*map(np.concatenate, zip(*weighed.values(), strict=True)))
+        columns = weighing.chains(every, self.alpha, np.concatenate([uniforms[name] for name, _ in weighed]))
+        return {which: {name: list(map(_digits, values[number * count : (number + 1) * count].tolist()))
+                        for name, values in columns.items()} for number, which in enumerate(weighed)}
+
+    def _blocks(self, model, drafter, reading, tokens, anchors, key) -> tuple[dict, dict]:
+        """Distances of every predicted token and the drawn blocks, by temperature; `p` is the target itself, not sharpened."""
+        import torch
+
+        from dflash_mcmc.forcing import sequences
+        from dflash_mcmc.probe.speculative_mcmc import proposals, weighing
+
+        n, count, samples = drafter.num_drafted, len(anchors), self.num_samples
+        drafted = sequences.drafted_along(drafter, reading, tokens, anchors)
+        before = reading.hidden[0, anchors[:, None] + torch.arange(n, device=tokens.device)]
+        names = {_name(temperature): temperature for temperature in self.temperatures()}
+        uniforms = {name: torch.from_numpy(key.fold_in("draft", name).uniforms(0, count * n * samples)).view(-1, samples)
+                    for name in names}
+        laws = {name: {"kl": [], "tvd": []} for name in ("p", *names)}
+        drawn: dict[str, list] = {name: [] for name in names}
+        step = sequences.positions_at_once(model.vocab_size, n) // n
+        for start in range(0, count, step):
+            target = sequences.checked(model.logits(before[start : start + step].flatten(0, 1)))
+            draft = sequences.checked(drafter.logits(drafted[start : start + step].flatten(0, 1)))
+            _add(laws["p"], proposals.distances(target, draft, 1.0, 1.0))
+            for name, temperature in names.items():
+                _add(laws[name], proposals.distances(target, draft, self.alpha, temperature))
+                mine = uniforms[name][start * n : (start + step) * n].to(tokens.device)
+                blocks = proposals.draw(draft, temperature, mine)
+                drawn[name].append((blocks.tokens, proposals.log_probability(target, blocks.tokens), blocks.log_q))
+
+        def whole(pieces: list[torch.Tensor]) -> np.ndarray:
+            return torch.cat(pieces).view(count, n, samples).transpose(1, 2).cpu().numpy()
+
+        return laws, {name: weighing.Proposed(*map(whole, map(list, zip(*parts, strict=True))))
+                      for name, parts in drawn.items()}
+
+    def _from_target(self, model, reading, anchors, n, key):
+        """Blocks drawn from the target token by token at 1/alpha, in all places."""
+        import torch
+
+        from dflash_mcmc.probe.speculative_mcmc import weighing
+
+        uniforms = key.fold_in("target").uniforms(0, len(anchors) * self.num_samples * n)
+        uniforms = torch.from_numpy(uniforms).view(len(anchors), self.num_samples, n).to(model.device)
+        places = [weighing.draw_from_target(model, reading, anchor, 1.0 / self.alpha, mine, self.share_prefixes)
+                  for anchor, mine in zip(anchors, uniforms, strict=True)]
+        return weighing.Proposed(*map(np.concatenate, zip(*places, strict=True)))
+
+
+def _add(columns: dict[str, list[float]], found) -> None:
+    columns["kl"] += map(_digits, found.kl.tolist())
+    columns["tvd"] += map(_digits, found.total_variation.tolist())
+
+
+def _name(temperature: float) -> str:
+    """What records and random numbers know a temperature by."""
+    return f"{temperature:g}"
+
+
+def _digits(value: float) -> float:
+    """Six that count: a record is read, not calculated with further."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,108 @@
+"""Importance weights of proposed blocks: along the sequence that the draft was asked about, and along their own tokens.
+
+A block x of n tokens that q gives is worth log w = alpha · sum log p(x_k) - sum log q(x_k). The document takes p(x_k) after
+the *reference* tokens (`reference`); p(x_k | what stands before it in the block) is what makes w the ratio of two laws of
+blocks (`joint`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.engine import logits_processor as laws
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.forcing.branches import PREFIX, Tree, predictors
+from dflash_mcmc.forcing.sequences import Reading, checked, positions_at_once
+from dflash_mcmc.probe.speculative_mcmc import independence
+
+
+class Proposed(NamedTuple):
+    """Blocks proposed in some places, and their tokens' log-probabilities in nats: each (blocks, samples, n)."""
+
+    tokens: np.ndarray
+    """int64."""
+    log_p: np.ndarray
+    log_q: np.ndarray
+
+
+def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.ndarray, share: bool = True) -> np.ndarray:
+    """log p of continuations behind position `anchor`, int64 (samples, n), given their own tokens: float64 (samples, n).
+
+    Raises NotNumbers.
+
+    Args:
+        share: read what continuations have in common once.
+    """
+    hidden, which = predictors(model, reading.cache, reading.hidden[0, anchor], anchor + 1, tokens, share)
+    log_p, step = np.empty(tokens.shape), positions_at_once(model.vocab_size)
+    for start in range(0, len(hidden), step):
+        mine = (which >= start) & (which < start + step)
+        log_p[mine] = _of_rows(checked(model.logits(hidden[start : start + step])), which[mine] - start, tokens[mine])
+    return log_p
+
+
+def _of_rows(logits: torch.Tensor, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """log softmax of tokens in rows of logits, both int64 (n,): float64 (n,), nats."""
+    rows, tokens = (torch.from_numpy(numbers).to(logits.device) for numbers in (rows, tokens))
+    return (logits[rows, tokens].double() - torch.logsumexp(logits.double(), dim=-1)[rows]).cpu().numpy()
+
+
+def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temperature: float,
+                     uniforms: torch.Tensor, share: bool = True) -> Proposed:
+    """Continuations drawn token by token from the target at a temperature. Raises NotNumbers.
+
+    Args:
+        uniforms: float64 (samples, n).
+        share: read what continuations have in common once.
+    """
+    samples, n = uniforms.shape
+    tree, drawn = Tree(model, reading.cache, anchor + 1), []
+    hidden, which = reading.hidden[0, anchor][None], np.zeros(samples, dtype=np.int64)
+    parents = np.full(samples, PREFIX)
+    step = positions_at_once(model.vocab_size)
+    for place in range(n):
+        states = hidden[torch.from_numpy(which).to(hidden.device)]
+        parts = [_draw(checked(model.logits(part)), temperature, uniform)
+                 for part, uniform in zip(states.split(step), uniforms[:, place].split(step), strict=True)]
+        drawn.append([torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)])
+        if place + 1 < n:
+            tokens = drawn[-1][0]
+            apart = which * model.vocab_size + tokens if share else np.arange(samples)
+            _, first, after = np.unique(apart, return_index=True, return_inverse=True)
+            before = len(tree)
+            hidden, which = tree.read(parents[first].tolist(), tokens[first].tolist()), after
+            parents = before + which
+    return Proposed(*(np.stack(column, axis=1)[None] for column in zip(*drawn, strict=True)))
+
+
+def _draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(tokens, log p, log q) of each row."""
+    target, weights = laws.weigh(logits), laws.weigh(logits / temperature)
+    tokens, _ = laws.draw(weights, uniforms)
+    return tokens, target.log_probability(tokens), weights.log_probability(tokens)
+
+
+def ended(proposed: Proposed, stop_ids: tuple[int, ...]) -> Proposed:
+    """The same blocks, each up to its first stop id: what stands behind it is no part of the sequence, and weighs nothing."""
+    stops = np.isin(proposed.tokens, stop_ids)
+    behind = (np.cumsum(stops, axis=-1) - stops) > 0
+    return Proposed(np.where(behind, -1, proposed.tokens), np.where(behind, 0.0, proposed.log_p),
+                    np.where(behind, 0.0, proposed.log_q))
+
+
+def chains(proposed: Proposed, alpha: float, uniforms: np.ndarray) -> dict[str, np.ndarray]:
+    """What independence Metropolis-Hastings makes of each place's samples, float64 (blocks,) by name.
+
+    `log_w` and `log_w_std` are mean and standard deviation over a block's samples; `effective` is Kong's number of them.
+
+    Args:
+        uniforms: float64 (blocks, samples - 1).
+    """
+    log_w = alpha * proposed.log_p.sum(axis=-1) - proposed.log_q.sum(axis=-1)
+    simulated = independence.simulate(log_w, uniforms, proposed.tokens)
+    return {"acceptance": simulated.acceptance, "moved": simulated.moved,
+            "equilibrium": independence.in_equilibrium(log_w), "log_w": log_w.mean(axis=1),
+            "log_w_std": log_w.std(axis=1, ddof=1), "effective": independence.effective_samples(log_w)}

@@ -1,0 +1,55 @@
+"""What the project's command lines share: exit codes, and errors of one line.
+
+Exit codes: 0 done; 2 something to mend in the command, the configuration or the files; 130 stopped with Ctrl-C; 143 stopped by
+SIGTERM, SIGUSR1 or SIGUSR2, with more to draw.
+DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise told in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from dflash_mcmc.errors import UserError, of_the_disk
+from dflash_mcmc.process.stopping import Stopped
+
+STOPPED, USER_ERROR = 143, 2
+_HINT = "nothing recorded is lost: run the same command again and it goes on from there"
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Raises UserError for a command line that it cannot take."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def run(body: Callable[[list[str]], None], arguments: list[str] | None = None) -> NoReturn:
+    """Runs a program on these arguments, null takes the command line's, and exits."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    sys.exit(guarded(lambda: body(arguments)))
+
+
+def guarded(body: Callable[[], None]) -> int:
+    """Exit code of a program whose user errors are one line each."""
+    try:
+        body()
+        return 0
+    except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (UserError, OSError) as error:
+        told = of_the_disk(error) or error
+        if os.environ.get("DFLASH_MCMC_TRACEBACK") or not isinstance(told, UserError):
+            raise
+        print(f"error: {told}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print(f"\nstopped; {_HINT}", file=sys.stderr)
+        return 130
+    except Stopped as stopped:
+        print(f"\nstopped by {stopped}; {_HINT}", file=sys.stderr)
+        return STOPPED

@@ -1,0 +1,99 @@
+"""What draws the samples of a configuration: prompts, the engine, and a chain of each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.process import ranks
+from dflash_mcmc.registry import name_of
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import Problem
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batched import BatchedEngine
+    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.ops import Chain
+
+
+def prompts(config: Config, model: LanguageModel, problems: Sequence[Problem],
+            room: int | None = None) -> dict[str, np.ndarray]:
+    """Token ids of each problem's prompt, by its id. Refuses, before anything is drawn, one that leaves no room.
+
+    Args:
+        room: positions that are needed behind a prompt; None takes dataset.max_new_tokens.
+    """
+    room = config.dataset.max_new_tokens if room is None else room
+    found = {}
+    for problem in problems:
+        if problem.id in found:
+            continue
+        tokens = found[problem.id] = model.encode(_text(config, model.tokenizer, problem), not config.model.chat)
+        if not len(tokens):
+            raise UserError(f"dataset.prompt: problem {problem.id} gives an empty prompt; allowed: at least one token")
+        if model.max_positions is not None and len(tokens) + room > model.max_positions:
+            raise UserError(f"dataset.max_new_tokens: given {room}; allowed: at most {model.max_positions - len(tokens)} "
+                            f"(problem {problem.id} takes {len(tokens)} of the model's {model.max_positions} positions)")
+    return found
+
+
+def first_prompt(config: Config) -> str:
+    """All that the model is given for the first problem asked for: its prompt's token ids as text, special tokens shown.
+
+    Loads the tokenizer and not the model. Raises UserError.
+    """
+    from dflash_mcmc.config.schema import groups_of
+
+    if not {"model", "dataset"} <= set(groups_of(config)):
+        raise ConfigError("probe", name_of(config.probe), "none, or a probe that asks the model a dataset's problems, where a "
+                          "prompt is to be shown")
+    problem = config.dataset.problems()[0]
+    tokenizer = config.model.tokenizer()
+    tokens = tokenizer(_text(config, tokenizer, problem), add_special_tokens=not config.model.chat)["input_ids"]
+    return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _text(config: Config, tokenizer: object, problem: Problem) -> str:
+    return config.model.prompt(tokenizer, config.dataset.prompt.replace("{question}", problem.question))
+
+
+def engine(config: Config, model: LanguageModel, prompt_length: int, num_chains: int) -> BatchedEngine:
+    """The engine that the configuration asks for, once its memory is known to be there. Raises UserError.
+
+    Args:
+        prompt_length: longest prompt.
+        num_chains: that all processes have to draw together.
+    """
+    drafter = config.draft.load(model)
+    asked = any(getattr(component, "needs_draft", False) for component in (config.blend, config.sampler))
+    speculation = config.decoder.speculation(drafter)
+    return engine_of(config, model, prompt_length, num_chains, config.blend, speculation, drafter, asked)
+
+
+def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chains: int, blend: object,
+              speculation: Speculation | None = None, drafter: Drafter | None = None, asked: bool = False) -> BatchedEngine:
+    """An engine with the configuration's hardware. `asked`: blend or sampler ask the draft. Raises UserError."""
+    from dflash_mcmc.engine.batched import BatchedEngine
+    from dflash_mcmc.engine.interface import Options
+    from dflash_mcmc.engine.plan import plan
+
+    processes = ranks.place().count
+    share = -(-num_chains // processes)
+    options = Options(**{name: getattr(config.hardware, name) for name in Options._fields})
+    if processes > 1:  # a process that reads many prompts ahead takes them from the others
+        options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
+    length = prompt_length + config.dataset.max_new_tokens
+    planned = plan(model, config.hardware.num_slots, share, length, prompt_length, options, config.hardware.memory_gb, drafter)
+    return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
+                         drafter if asked else None)
+
+
+def chain(config: Config, sampler: object, problem: str, number: int, prompt: np.ndarray) -> Chain:
+    """Chain `number` of a problem: its random numbers hang on seed, problem and number alone."""
+    return sampler.chain(prompt, config.dataset.max_new_tokens, Key(config.seed).fold_in(problem, number))

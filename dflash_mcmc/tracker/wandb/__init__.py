@@ -1,0 +1,198 @@
+"""Weights & Biases. Never prompts, never hangs, never stops a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.fields import runtime
+from dflash_mcmc.process import stopping
+from dflash_mcmc.registry import register
+from dflash_mcmc.tracker import RunInfo
+
+if TYPE_CHECKING:
+    import wandb
+
+TABLE_COLUMNS = ("problem", "chain", "level", "subject", "verdict", "correct", "answer", "gold", "num_tokens", "log_p",
+                 "proposals", "accepted", "acceptance", "moved", "seconds", "text")
+_UNWRITTEN_SECONDS = 3.0
+"""W&B's process writes and sends every one or two seconds."""
+_IN_ARTIFACT = ("records*.jsonl", "config.yaml", "run.json", "summary.json", "*.csv")
+
+
+@register("tracker", "wandb")
+@dataclass(slots=True, kw_only=True)
+class WandbTracker:
+    """Weights & Biases: online when the user is logged in, otherwise offline, to be synced later."""
+
+    project: str = runtime("project in the dashboard")
+    entity: str | None = runtime("user or team; null takes the user's default")
+    mode: str = runtime("auto = online when logged in, otherwise offline; offline", choices=("auto", "offline"))
+    folder: str = runtime("folder below which wandb/ is made")
+    connect_seconds: float = runtime("longest wait for the server before going on offline", gt=0)
+
+    def key(self) -> str:
+        """What has been told is noted under this: the agent of a W&B sweep gives a run of its own, which was told nothing."""
+        return f"wandb/{os.environ['WANDB_RUN_ID']}" if "WANDB_SWEEP_ID" in os.environ else "wandb"
+
+    def start(self, info: RunInfo) -> WandbRun:
+        """Opens the run, or continues it: its id is the identity."""
+        import wandb
+
+        mode, why = self._mode(wandb)
+        folder = Path(self.folder).resolve()
+        (folder / "wandb").mkdir(parents=True, exist_ok=True)
+        # Beside the run instead of in the home folder: an offline run can then be synced from another machine.
+        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
+        try:
+            return WandbRun(lambda: self._init(wandb, info, mode), info, mode, why)
+        except wandb.Error as error:
+            if mode == "offline":
+                raise
+            reason = " ".join(str(error).split())[:120]
+            wandb.teardown()  # the service still holds the run's id for the attempt that failed
+            return WandbRun(lambda: self._init(wandb, info, "offline"), info, "offline", f"no connection: {reason}")
+
+    def _mode(self, wandb) -> tuple[str, str]:
+        if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+            return "offline" if os.environ["WANDB_MODE"] != "disabled" else "disabled", "WANDB_MODE says so"
+        if self.mode == "offline":
+            return "offline", "tracker.mode says so"
+        # Looks for a key in the environment and in netrc; asks nobody and no server.
+        return ("online", "") if wandb.login(prompt=False, verify=False) else ("offline", "not logged in")
+
+    def _init(self, wandb, info: RunInfo, mode: str) -> wandb.Run:
+        settings = wandb.Settings(
+            init_timeout=self.connect_seconds, finish_timeout=120, silent=True, console="off",
+            # The default keeps 15 s of data in memory, which a kill would lose.
+            x_transaction_log_flush_interval=1, x_file_stream_transmit_interval=2,
+        )
+        # In a sweep W&B takes its agent's id, project and account in place of these.
+        return wandb.init(
+            project=self.project, entity=self.entity, id=f"{info.experiment}-{info.identity}",
+            name=info.name or info.condition, group=info.experiment, job_type=info.condition, tags=list(info.tags),
+            config={**info.config, "identity": info.identity}, dir=self.folder, mode=mode, resume="allow", settings=settings,
+            reinit="finish_previous",
+        )
+
+
+class WandbRun:
+    """An open run.
+
+    SLURM ends a job with a SIGTERM to each of its processes, and W&B's own, which writes and sends, dies of it. While this one
+    has its grace time another is started, and what the dead one may have kept to itself is told again.
+    """
+
+    def __init__(self, open_run: Callable[[], wandb.Run], info: RunInfo, mode: str, why: str):
+        self._open, self._info, self._steps = open_run, info, 0
+        self._recent: deque[tuple[float, dict]] = deque()
+        self._begin()
+        if mode == "offline":
+            print(f"W&B is offline ({why}); to upload this run: wandb sync {Path(self._run.dir).parent}", file=sys.stderr)
+
+    def _begin(self) -> None:
+        self._run, self._defined = self._open(), {"finished"}
+        self._run.define_metric("finished", hidden=True, summary="none")
+
+    def log(self, metrics: dict, step: int) -> None:
+        """Logs a sample. `step`, the number of samples so far, is the x axis: it goes on where an earlier start stopped."""
+        self._steps = step
+        self._log(metrics)
+
+    def summary(self, metrics: dict, records: list[dict]) -> None:
+        """Sets the summary, the run's name in it as `label` for charts over runs, and logs the table of all samples."""
+        self._steps = len(records)
+        rows = [_row(record) for record in records if "verdict" in record]
+        if rows:
+            self._log({"samples": _table(rows, TABLE_COLUMNS)})
+        self._run.summary.update({**metrics, "label": self._info.name or self._info.condition})
+
+    def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
+        """Logs tables and figures, and the folder's records, configuration and tables as a version of an artifact."""
+        import wandb
+
+        shown = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
+        shown.update({f"figures/{path.stem}": wandb.Image(str(path)) for path in figures})
+        if shown:
+            self._log(shown)
+        identity = json.loads((folder / "run.json").read_text())["identity"]
+        artifact = wandb.Artifact(artifact_name("records", self._info.experiment, self._info.identity), "records",
+                                  description=f"records of {self._info.name or self._info.condition}",
+                                  metadata={"identity": identity, "identity_hash": self._info.identity})
+        for path in sorted(path for pattern in _IN_ARTIFACT for path in folder.glob(pattern)):
+            artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
+
+    def preempt(self) -> None:
+        """Marks the run as one that goes on."""
+        self._outlive(lambda: self._run.mark_preempting())
+
+    def finish(self, exit_code: int) -> None:
+        """Writes what is left and closes the run."""
+        self._outlive(lambda: self._run.finish(exit_code=exit_code))
+
+    def _outlive(self, call: Callable[[], None]) -> None:
+        """Calls, again with a new process where this one was asked to end and W&B's is dead."""
+        try:
+            call()
+        except Exception:
+            if not stopping.requested():
+                raise
+            self._begin_again()
+            call()
+
+    def _begin_again(self) -> None:
+        import wandb
+
+        with contextlib.suppress(Exception):  # it says goodbye to the dead one
+            wandb.teardown()
+        self._begin()
+        for _, values in self._recent:
+            self._run.log(values)
+
+    def _log(self, values: dict) -> None:
+        self._recent.append((time.monotonic(), {**values, "finished": self._steps}))
+        while self._recent[0][0] < time.monotonic() - _UNWRITTEN_SECONDS:
+            self._recent.popleft()
+        try:
+            self._define(values)
+            self._run.log(self._recent[-1][1])
+        except Exception:
+            if not stopping.requested():
+                raise
+            self._begin_again()
+
+    def _define(self, values: dict) -> None:
+        # By name: of several patterns that fit, W&B takes any.
+        for name in values.keys() - self._defined:
+            of_one = name.startswith(("sample/", "unit/"))  # the last one's numbers say nothing of the run
+            self._run.define_metric(name, step_metric="finished", summary="none" if of_one else None)
+        self._defined |= values.keys()
+
+
+def artifact_name(*parts: str) -> str:
+    """`records-<experiment>-<identity>`, say; W&B admits letters of ASCII, digits, `.`, `_` and `-`."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts))
+
+
+def _row(record: dict) -> dict:
+    acceptance = record["accepted"] / record["proposals"] if record.get("proposals") else None
+    return {**record, "correct": record["verdict"] == "correct", "acceptance": acceptance}
+
+
+def _table(rows: list[dict], columns: tuple[str, ...] | None = None) -> wandb.Table:
+    import wandb
+
+    columns = columns or tuple(dict.fromkeys(key for row in rows for key in row))
+    # A column may hold a number in one row and a text in another: levels of a dataset, say.
+    return wandb.Table(columns=list(columns), data=[[row.get(column) for column in columns] for row in rows],
+                       allow_mixed_types=True)

@@ -1,0 +1,64 @@
+"""The report of local runs, as a run of its own in W&B: its tables, figures and page, and which records it is made of."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.errors import note
+from dflash_mcmc.tracker.wandb import artifact_name
+from dflash_mcmc.tracker.wandb.page import Workspace
+
+if TYPE_CHECKING:
+    import wandb
+
+    from dflash_mcmc.report.build import Built
+
+
+def publish(built: Built, place: Workspace, folder: Path) -> None:
+    """Logs a written report, as a version of the run and the artifact that its experiment has for it.
+
+    Args:
+        folder: below which wandb/ is made.
+    """
+    import wandb
+
+    name = f"report-{place.experiment}" if place.experiment else "report"
+    (folder / "wandb").mkdir(parents=True, exist_ok=True)
+    with wandb.init(entity=place.entity, project=place.project, id=artifact_name(name), name=name.replace("-", " "),
+                    group=place.experiment, job_type="report", dir=folder, mode="online", resume="allow",
+                    settings=wandb.Settings(silent=True, console="off"), reinit="finish_previous") as run:
+        for drawn in built.study.runs:
+            _use(run, f"{place.entity}/{place.project}/{artifact_name('records', drawn.experiment, drawn.digest)}:latest")
+        shown = {f"report/{path.stem}": _table(path) for path in sorted((built.folder / "tables").glob("*.csv"))}
+        shown.update({f"report/{path.stem}": wandb.Image(str(path))
+                      for path in sorted((built.folder / "figures").glob("*.png"))})
+        run.log({**shown, "report/page": wandb.Html(built.page, inject=False)})
+        artifact = wandb.Artifact(artifact_name(name), "report")
+        artifact.add_dir(str(built.folder))
+        run.log_artifact(artifact)
+
+
+def _use(run: wandb.Run, name: str) -> None:
+    try:
+        run.use_artifact(name)
+    except Exception as error:  # not there, in the words of one version of W&B's client or of another
+        note(f"{name} is not in W&B ({type(error).__name__}), so that the report's lineage lacks it: wandb sync "
+             "outputs/wandb/offline-run-*")
+
+
+def _table(path: Path) -> wandb.Table:
+    """A CSV file; numbers as numbers, nothing as nothing."""
+    import wandb
+
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    return wandb.Table(columns=header, data=[[_value(cell) for cell in row] for row in rows], allow_mixed_types=True)
+
+
+def _value(cell: str) -> float | str | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell or None

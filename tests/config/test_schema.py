@@ -1,0 +1,185 @@
+"""Configuration: every option composes, every mistake is one line, every field is classified."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import pytest
+
+from dflash_mcmc.catalogue import options
+from dflash_mcmc.config.schema import Condition, Config, Paths, identity_hash, identity_of
+from dflash_mcmc.fields import ROLES, spec_of
+from dflash_mcmc.registry import GROUPS, components, register
+from dflash_mcmc.training.target import TrainingPlan
+from tests.refusals import command_is_refused
+
+MISTAKES = {
+    "unknown key": (["sampler.alpah=2"], "sampler.alpah", "did you mean 'alpha'"),
+    "added unknown key": (["+sampler.alpah=2"], "sampler.alpah", "did you mean 'alpha'"),
+    "forced unknown key": (["++sampler.alpah=2"], "sampler.alpah", "did you mean 'alpha'"),
+    "unknown root key": (["sede=3"], "sede", "did you mean 'seed'"),
+    "added unknown root key": (["+sede=3"], "sede", "did you mean 'seed'"),
+    "unknown group": (["smapler=greedy"], "smapler", "did you mean 'sampler'"),
+    "unknown parent": (["foo.bar=1"], "foo", "allowed: aggregate, assumed"),
+    "two unknown keys": (["sampler.alpah=2", "sampler.foo=3"], "sampler.alpah", "did you mean 'alpha'"),
+    "unknown group and key": (["smapler=greedy", "sampler.foo=3"], "smapler", "did you mean 'sampler'"),
+    "unknown key and value": (["sampler.num_block=2", "dataset.limit=x", "sampler=power_mh"], "", "allowed"),
+    "field without its group": (["limit=3"], "limit", "did you mean dataset.limit"),
+    "field of another option": (["blend.beta=0.1"], "blend.beta", "a field of blend=draft, blend=layer"),
+    "unknown flag": (["--limit", "3"], "--limit", "allowed: group=option"),
+    "flag without its value": (["--cfg", "x"], "--cfg", "allowed: group=option"),
+    "unknown option": (["sampler=power_hm"], "sampler", "did you mean 'power_mh'"),
+    "unknown condition": (["condition=bled_ps"], "condition", "did you mean 'blend_ps'"),
+    "text for a number": (["sampler.alpha=hot"], "sampler.alpha", "'hot'; allowed: a number > 0"),
+    "fraction for a whole number": (["seed=1.5"], "seed", "'1.5'; allowed: a whole number"),
+    "null for a number": (["sampler.alpha=null"], "sampler.alpha", "a number > 0"),
+    "alpha zero": (["sampler.alpha=0"], "sampler.alpha", "0.0; allowed: a number > 0"),
+    "alpha negative": (["sampler.alpha=-1"], "sampler.alpha", "-1.0; allowed: a number > 0"),
+    "alpha not finite": (["sampler.alpha=.nan"], "sampler.alpha", "a number > 0"),
+    "beta above one": (["blend=layer", "blend.beta=1.1"], "blend.beta", "1.1; allowed: a number >= 0 and <= 1"),
+    "beta negative": (["blend=layer", "blend.beta=-0.1"], "blend.beta", "-0.1; allowed"),
+    "layer outside the model": (["blend=layer", "blend.layer=8"], "blend.layer", "8; allowed: -8 to 7"),
+    "layer before the model": (["blend=layer", "blend.layer=-9"], "blend.layer", "-9; allowed: -8 to 7"),
+    "blocks do not divide": (["sampler.num_blocks=7"], "sampler.num_blocks", "7; allowed: a divisor of"),
+    "no blocks": (["sampler.num_blocks=0"], "sampler.num_blocks", "0; allowed: a whole number >= 1"),
+    "steps negative": (["sampler.num_steps=-1"], "sampler.num_steps", "-1; allowed: a whole number >= 0"),
+    "unknown choice": (["sampler.cut=middle"], "sampler.cut", "one of 'current', 'horizon'"),
+    "published with horizon cuts": (["sampler.rule=published", "sampler.cut=horizon"], "sampler.cut", "'current' with"),
+    "top_p zero": (["sampler=temperature", "sampler.top_p=0"], "sampler.top_p", "> 0 and <= 1"),
+    "temperature zero": (["sampler=temperature", "sampler.temperature=0"], "sampler.temperature", "a number > 0 or null"),
+    "chains zero": (["num_chains=0"], "num_chains", "0; allowed: a whole number >= 1"),
+    "limit zero": (["dataset.limit=0"], "dataset.limit", "a whole number >= 1 or null"),
+    "prompt without question": (["dataset.prompt=hello"], "dataset.prompt", "{question}"),
+    "condition against sampler": (["condition=ps", "sampler=greedy"], "sampler", "'power_mh', which condition=ps stands for"),
+    "condition against blend": (["condition=greedy", "blend=layer"], "blend", "'none', which condition=greedy stands for"),
+    "no path": (["model=hf"], "model.path", "not given"),
+    "path that is not": (["model.path=/no/such/folder"], "model.path", "a folder that exists"),
+    "dtype": (["model.dtype=int8"], "model.dtype", "one of 'auto', 'float32'"),
+    "device": (["hardware.device=tpu"], "hardware.device", "auto, cpu, cuda"),
+    "chunk": (["hardware.prefill_chunk=65"], "hardware.prefill_chunk", "a power of two"),
+    "slots": (["hardware.num_slots=0"], "hardware.num_slots", "a whole number >= 1"),
+    "several values without a sweep": (["sampler.alpha=2,4"], "sampler.alpha", "-m before the overrides"),
+    "not an override": (["sampler.alpha 2"], "sampler.alpha 2", "field=value"),
+    "last point of a sweep": (["-m", "sampler.alpha=2,4,-4"], "sampler.alpha", "-4.0; allowed: a number > 0"),
+    "field left out": (["~seed"], "seed", "not given"),
+    "name that leaves the folder": (["name=../evil"], "name", "letters, digits"),
+    "condition that leaves the folder": (["condition.name=../evil"], "condition.name", "letters, digits"),
+    "another root configuration": (["--config-name", "train"], "--config-name", "--config-dir"),
+    "null for a group": (["sampler=null"], "sampler", "sampler"),
+    "a sweep of choices that do not fit": (["-m", "sampler.alpha=choice(1,2),x"], "sampler.alpha", "cannot read"),
+    "hub name that is none": (["model.path=foo bar", "blend=layer"], "model.path", "a hub name such as"),
+    "unknown experiment": (["experiment=dmeo"], "experiment", "did you mean 'demo'"),
+    "group left out": (["~sampler"], "sampler", "not given"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "field", "allowed"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistake_is_one_line_that_names_field_and_what_is_allowed(arguments, field, allowed):
+    command_is_refused(arguments, field, allowed)
+
+
+def test_mistake_ends_the_process_with_two_and_leaves_nothing(command, tmp_path):
+    for arguments in (["sampler.alpah=2"], ["-m", "sampler.alpha=2,-4"]):
+        done = command("dflash_mcmc", *arguments)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_traceback_is_shown_when_asked_for(command):
+    done = command("dflash_mcmc", "sampler.alpah=2", DFLASH_MCMC_TRACEBACK="1")
+    assert "Traceback" in done.stderr
+    assert done.returncode == 1
+
+
+WITH_A_DRAFT = {"decoder=speculative_match": "draft=ngram", "decoder=speculative_rejection": "draft=ngram",
+                "blend=draft": "draft=tiny", "sampler=draft_mh": "draft=tiny",
+                **{f"probe={name}": "draft=tiny" for name in ("speculative_mcmc", "deep_readout", "difficulty")}}
+"""Options that do not compose alone, and what they come with."""
+
+
+def companions(choice: str) -> list[str]:
+    if choice.startswith("draft=") and choice != "draft=none":
+        return ["decoder=speculative_match"]
+    if choice == "dataset=clbench":  # has no answers to grade or to go along
+        return ["probe=deep_readout", "probe.answers=greedy", "draft=tiny", "dataset.path=tasks.jsonl"]
+    if choice == "dataset=jsonl":
+        return ["dataset.path=tasks.jsonl"]
+    if choice == "dataset=humaneval":
+        return ["grader=code", "grader.allow_execution=true"]
+    if choice == "grader=code":
+        return ["grader.allow_execution=true"]
+    return [WITH_A_DRAFT[choice]] if choice in WITH_A_DRAFT else []
+
+
+@pytest.mark.parametrize("choice", [f"{group}={name}" for group, names in options().items() for name in names
+                                    if (group, name) != ("model", "hf")])
+def test_every_option_composes(make_config, choice):
+    assert isinstance(make_config(choice, *companions(choice)), Config)
+
+
+@pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in components(group).values()), Config, Condition, Paths,
+                                 TrainingPlan], ids=lambda cls: cls.__name__)
+def test_every_field_is_classified_and_explained(cls):
+    types = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in GROUPS or dataclasses.is_dataclass(types[field.name]):
+            continue
+        spec = spec_of(field)
+        assert spec is not None, f"{cls.__name__}.{field.name} is neither identity nor runtime"
+        assert spec.role in ROLES
+        assert spec.help
+        assert spec.describe(types[field.name])
+
+
+def test_identity_changes_with_what_can_change_an_output(make_config):
+    base = identity_hash(make_config())
+    for override in ("seed=1", "sampler.alpha=3", "sampler.num_steps=3", "blend=layer", "dataset.max_new_tokens=64",
+                     "model.enable_thinking=true", "model.dtype=bfloat16", "sampler=greedy"):
+        assert identity_hash(make_config(override)) != base, override
+    assert identity_hash(make_config("blend=layer", "blend.beta=0.1")) != identity_hash(make_config("blend=layer"))
+
+
+def test_identity_does_not_change_with_the_rest(make_config):
+    base = identity_hash(make_config())
+    for override in ("dataset.limit=3", "num_chains=4", "hardware.num_slots=2", "tracker=jsonl", "experiment=demo",
+                     "hardware.device=cpu", "condition=ps", "grader.num_workers=2", "name=other", "sampler.proposal=matched",
+                     "sampler.proposal_temperature=0.25", "model.revision=main"):
+        assert identity_hash(make_config(override)) == base, override
+    greedy = identity_hash(make_config("sampler=greedy"))
+    assert identity_hash(make_config("sampler=greedy", "sampler.alpha=2")) == greedy
+    warm = identity_hash(make_config("sampler=temperature", "sampler.temperature=0.5"))
+    assert identity_hash(make_config("sampler=temperature", "sampler.alpha=2")) == warm
+    assert identity_hash(make_config("sampler=temperature", "sampler.temperature=0.5", "sampler.alpha=9")) == warm
+    blended = identity_hash(make_config("blend=layer", "blend.layer=-3"))
+    assert identity_hash(make_config("blend=layer", "blend.layer=5")) == blended
+    assert identity_hash(make_config("blend=layer", "sampler.proposal=matched")) != blended
+
+
+def test_identity_names_model_and_dataset_content(make_config):
+    identity = identity_of(make_config())
+    assert len(identity["model.content"]) == 32
+    assert len(identity["dataset.content"]) == 32
+    assert identity["sampler"] == "power_mh"
+
+
+def test_a_schema_without_slots_is_refused():
+    @dataclasses.dataclass
+    class Open:
+        """Takes anything."""
+
+    with pytest.raises(TypeError, match="slots"):
+        register("sampler", "open")(Open)
+    with pytest.raises(TypeError, match="groups are"):
+        register("smapler", "open")(Open)
+
+
+def test_two_components_of_one_name_are_refused():
+    @dataclasses.dataclass(slots=True, kw_only=True)
+    class Other:
+        """Another one."""
+
+    with pytest.raises(TypeError, match="already registered"):
+        register("sampler", "greedy")(Other)

@@ -1,0 +1,282 @@
+"""Sweeps: the documented points, the same by `-m` and by `sweep=`, and what becomes of their jobs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dflash_mcmc.__main__ import main
+from dflash_mcmc.catalogue import options
+from dflash_mcmc.config import command as cli
+from dflash_mcmc.config.schema import identity_hash, identity_of, run_folder
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.registry import name_of
+from dflash_mcmc.run.samples import RunResult
+from tests.refusals import command_is_refused
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a search sets it
+    cli.prepare()
+
+
+def jobs_of(*arguments: str):
+    return cli.check_command(list(arguments)).jobs
+
+
+def configs_of(*arguments: str):
+    return [job.config for job in jobs_of(*arguments)]
+
+
+def test_alpha_beta_is_the_documents_grid():
+    configs = configs_of("sweep=alpha_beta")
+    assert [(c.sampler.alpha, c.blend.beta) for c in configs] == list(
+        itertools.product((2.0, 4.0, 8.0), (0.01, 0.05, 0.1, 0.2)))
+    assert {(c.condition.name, name_of(c.sampler), name_of(c.blend)) for c in configs} == {("blend_ps", "power_mh", "layer")}
+
+
+def test_other_grids_are_those_of_the_documents():
+    assert [c.sampler.num_steps for c in configs_of("sweep=steps")] == [0, 2, 10]
+    assert [c.sampler.proposal_temperature for c in configs_of("sweep=proposal_temperature")] == [1 / 4, 1 / 2, 1.0]
+    assert [(c.condition.name, c.num_chains) for c in configs_of("sweep=majority")] == [
+        ("temp", 8), ("ps", 8), ("blend_ps", 8)]
+    assert {c.num_chains for c in configs_of("sweep=majority", "num_chains=4")} == {4}
+
+
+def test_every_sweep_is_tested():
+    assert set(options()["sweep"]) == {"alpha_beta", "steps", "proposal_temperature", "majority", "optuna"}
+
+
+def test_named_sweep_and_multirun_are_the_same_jobs():
+    typed = configs_of("-m", "experiment=demo", "condition=ps", "sampler.num_steps=0,2,10")
+    assert [identity_hash(c) for c in configs_of("sweep=steps", "experiment=demo")] == [identity_hash(c) for c in typed]
+    assert [job.overrides for job in jobs_of("-m", "sweep=steps")] == [job.overrides for job in jobs_of("sweep=steps")]
+    assert len({identity_hash(c) for c in typed}) == 3
+
+
+def test_the_command_line_narrows_and_widens_a_named_sweep():
+    assert [c.blend.beta for c in configs_of("sweep=alpha_beta", "sampler.alpha=3")] == [0.01, 0.05, 0.1, 0.2]
+    assert [(c.seed, c.sampler.num_steps) for c in configs_of("sweep=steps", "seed=1,2", "sampler.num_steps=1,5")] == [
+        (1, 1), (2, 1), (1, 5), (2, 5)]
+    assert {c.condition.name for c in configs_of("sweep=steps", "condition=blend_ps")} == {"blend_ps"}
+
+
+@pytest.mark.parametrize(("arguments", "parts"), [
+    (["sweep=alphabeta"], ("sweep: unknown option 'alphabeta'", "did you mean 'alpha_beta'")),
+    (["-m", "sweep=steps,alpha_beta"], ("sweep: given several values", "allowed: one")),
+    (["sweep=alpha_beta", "condition=greedy"], ("blend.beta",)),
+    (["sweep=steps", "sampler.num_blocks=7"], ("sampler.num_blocks: given 7",)),
+    (["-m", "sampler.alpha=interval(1,2)"], ("sampler.alpha=interval(1,2)", "range", "sweep=optuna")),
+    (["seed=1,2"], ("seed: given several values", "-m before")),
+    (["-m", "hydra/sweeper=nope"], ("hydra/sweeper: 'nope' is not installed", "basic")),
+])
+def test_mistakes_are_one_line_before_anything_runs(arguments, parts):
+    command_is_refused(arguments, *parts)
+
+
+class Executed:
+    """Stands in for a run: remembers the configurations, and does what a test says. Runs are those of one identity."""
+
+    def __init__(self):
+        self.configs, self.fails, self.complete = [], {}, set()
+
+    def __call__(self, config):
+        self.configs.append(config)
+        folder = run_folder(config, identity_hash(config))
+        error = self.fails.get((name_of(config.sampler), getattr(config.sampler, "alpha", None)))
+        if error:
+            raise error
+        new = 0 if folder in self.complete else 5
+        self.complete.add(folder)
+        accuracy = 1 / (1 + abs(config.sampler.alpha - 3))
+        return RunResult(folder, {"accuracy": accuracy, "correct": 5, "token_forwards": 1000 * config.sampler.alpha}, new, 0)
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    monkeypatch.setattr("dflash_mcmc.run.samples.execute", stand_in := Executed())
+    monkeypatch.setattr("dflash_mcmc.__main__._print_tables", lambda folders: None)
+    return stand_in
+
+
+def ended(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    return stopped.value.code
+
+
+SWEEP = ("-m", "sampler=power_mh", "sampler.alpha=2,4", "tracker=none")
+
+
+def test_problems_that_cannot_be_had_are_told_before_the_first_point(command, tmp_path):
+    """Once for all points, and nothing is written."""
+    row = {"question": "What is 2+3?", "answer": "5"}
+    (tmp_path / "some.jsonl").write_text(json.dumps(row) + "\n")
+    done = command("dflash_mcmc", "-m", "dataset=jsonl", "condition=greedy,temp", "dataset.path=some.jsonl,missing.jsonl",
+                   "dataset.max_new_tokens=16")
+    assert done.returncode == 2
+    assert done.stderr.count("missing.jsonl") == len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["some.jsonl"]
+
+
+def test_jobs_are_counted_and_finished_ones_are_told(executed, capsys):
+    assert ended(*SWEEP) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 2 done now, 0 complete before, 0 failed"
+    assert ended(*SWEEP, "sampler.alpha=4,8") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 1 done now, 1 complete before, 0 failed"
+
+
+def test_points_of_one_run_are_told_apart_from_finished_ones(executed, capsys):
+    assert ended("-m", "sampler=greedy", "sampler.alpha=2,4", "tracker=none") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "2 jobs: 1 done now, 0 complete before, 1 the same run as another, 0 failed")
+
+
+def test_a_job_that_fails_stops_no_other_and_is_run_again(executed, capsys):
+    executed.fails = {("power_mh", 2.0): UserError("hardware.num_slots: given 9; allowed: at most 3")}
+    assert ended(*SWEEP) == 2
+    output = capsys.readouterr()
+    assert [config.sampler.alpha for config in executed.configs] == [2.0, 4.0]
+    assert output.out.splitlines()[-1] == "2 jobs: 1 done now, 0 complete before, 1 failed"
+    reason = "hardware.num_slots: given 9; allowed: at most 3"
+    assert [line for line in output.err.splitlines() if reason in line] == [
+        f"error: {reason}", f"failed: sampler.alpha=2: {reason}"]
+    executed.fails = {}
+    assert ended(*SWEEP) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 1 done now, 1 complete before, 0 failed"
+
+
+def test_a_bug_in_one_job_shows_its_traceback_and_the_others_run(executed, capsys):
+    executed.fails = {("power_mh", 2.0): RuntimeError("CUDA out\nof memory"), ("power_mh", 8.0): UserError("known")}
+    assert ended(*SWEEP, "sampler.alpha=2,4,8") == 1
+    output = capsys.readouterr()
+    assert output.err.count("Traceback") == 1
+    assert "failed: sampler.alpha=2: RuntimeError: CUDA out of memory" in output.err.splitlines()
+    assert "failed: sampler.alpha=8: known" in output.err.splitlines()
+    assert len(executed.configs) == 3
+    assert output.out.splitlines()[-1] == "3 jobs: 1 done now, 0 complete before, 2 failed"
+
+
+def test_ctrl_c_stops_all(executed, capsys):
+    executed.fails = {("power_mh", 2.0): KeyboardInterrupt()}
+    assert ended(*SWEEP) == 130
+    assert len(executed.configs) == 1
+    assert "run the same command again" in capsys.readouterr().err
+
+
+def test_in_a_launch_of_several_processes_each_goes_on_after_a_failed_job(executed, capsys, monkeypatch):
+    """Nobody waits for another: what is pending is claimed in the run's folder."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    executed.fails = {("power_mh", 2.0): UserError("busy")}
+    ended(*SWEEP)
+    assert len(executed.configs) > 1
+    assert "error (process 1): busy" in capsys.readouterr().err
+
+
+def test_a_single_run_is_as_it_was(executed, capsys):
+    assert ended("sampler.alpha=2", "tracker=none") == 0
+    assert "job" not in capsys.readouterr().out
+    executed.fails = {("power_mh", 2.0): UserError("known")}
+    assert ended("sampler.alpha=2", "tracker=none") == 2
+    assert capsys.readouterr().err == "error: known\n"
+
+
+def test_a_field_of_a_swept_group_need_not_be_there_without_it(executed):
+    """Hydra composes a sweep once without its swept groups, where blend=none has no beta."""
+    assert ended("-m", "condition=blend_greedy,blend_ps", "blend.beta=0.3", "dataset.ids=[arith-001,'arith-002']",
+                 "dataset.prompt='{question} = \"?\", please'", "sampler.alpha=2", "tracker=none", "name=other") == 0
+    assert [(c.condition.name, c.blend.beta, c.sampler.alpha) for c in executed.configs] == [
+        ("blend_greedy", 0.3, 2.0), ("blend_ps", 0.3, 2.0)]
+    assert {c.dataset.prompt for c in executed.configs} == {'{question} = "?", please'}
+    assert [problem.id for problem in executed.configs[0].dataset.problems()] == ["arith-001", "arith-002"]
+
+
+def test_real_sweep_leaves_the_results_of_the_other_jobs(capsys, tmp_path):
+    arguments = ("-m", "experiment=demo", "sampler=greedy", "dataset.ids=[arith-001]", "dataset.max_new_tokens=9999,64")
+    assert ended(*arguments) == 2
+    output = capsys.readouterr()
+    assert "failed: dataset.max_new_tokens=9999: dataset.max_new_tokens: given 9999; allowed: at most" in output.err
+    assert output.out.splitlines()[-1] == "2 jobs: 1 done now, 0 complete before, 1 failed"
+    assert "| greedy" in output.out
+    (records,) = tmp_path.glob("outputs/demo/greedy-*/records.jsonl")
+    assert [json.loads(line)["problem"] for line in records.read_text().splitlines()] == ["arith-001"]
+    assert ended(*arguments) == 2
+    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 0 done now, 1 complete before, 1 failed"
+
+
+SEARCH = ("sweep=optuna", "tracker=none", "hydra.sweeper.n_trials=3")
+
+
+def test_search_asks_for_the_same_points_again_and_goes_on(executed, capsys):
+    assert ended(*SEARCH, "hydra.sweeper.n_trials=2") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 2 done now, 0 complete before, 0 failed"
+    first = [(c.sampler.alpha, c.blend.beta) for c in executed.configs]
+    assert all(1 <= alpha <= 8 and 0.01 <= beta <= 0.2 for alpha, beta in first)
+    assert {c.condition.name for c in executed.configs} == {"blend_ps"}
+    executed.configs.clear()
+    assert ended(*SEARCH) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "3 jobs: 1 done now, 2 complete before, 0 failed"
+    points = [(c.sampler.alpha, c.blend.beta) for c in executed.configs]
+    assert points[:2] == first
+    nearest = min(points, key=lambda point: abs(point[0] - 3))
+    assert lines[-2].startswith(f"best of 3: accuracy {1 / (1 + abs(nearest[0] - 3)):.4g} with sampler.alpha={nearest[0]}")
+
+
+@pytest.mark.slow
+def test_search_maximises_the_objective_that_is_asked_for(executed, capsys):
+    assert ended(*SEARCH, "objective=accuracy_per_cost") == 0
+    cheapest = min(config.sampler.alpha for config in executed.configs)
+    assert f"accuracy_per_cost {1e6 * 5 / (1000 * cheapest):.4g} with sampler.alpha={cheapest}" in capsys.readouterr().out
+
+
+def test_search_goes_on_after_a_failed_trial_and_calls_a_tie_a_tie(executed, capsys):
+    arguments = (*SEARCH, "sampler.alpha=choice(2,4)", "hydra.sweeper.n_trials=5")
+    executed.fails = {("power_mh", 2.0): UserError("known")}
+    assert ended(*arguments) == 2
+    output = capsys.readouterr()
+    failed = sum(config.sampler.alpha == 2.0 for config in executed.configs)
+    assert 0 < failed < 4
+    assert output.err.count("failed: sampler.alpha=2") == failed
+    assert output.out.splitlines()[-1] == f"5 jobs: {5 - failed} done now, 0 complete before, {failed} failed"
+    assert output.out.splitlines()[-2].endswith(f", a tie with {4 - failed} more")
+
+
+def test_search_of_which_nothing_comes_ends_like_a_sweep(executed, capsys):
+    executed.fails = {("power_mh", 2.0): UserError("known")}
+    assert ended(*SEARCH, "sampler.alpha=2", "hydra.sweeper.n_trials=2") == 2
+    output = capsys.readouterr()
+    assert "best_trial" not in output.err
+    assert output.out.splitlines()[-1] == "2 jobs: 0 done now, 0 complete before, 2 failed"
+
+
+def test_search_is_checked_at_the_ends_of_its_ranges():
+    with pytest.raises(UserError, match=r"sampler.alpha: given -1.0; allowed: a number > 0"):
+        cli.check_command([*SEARCH, "sampler.alpha=interval(-1.0,2.0)"])
+    with pytest.raises(UserError, match=r"hydra.sweeper.direction: given 'minimize'; allowed: maximize"):
+        cli.check_command(["-m", "hydra/sweeper=optuna", "sampler.alpha=1,2"])
+    ends = {(c.sampler.alpha, c.blend.beta) for c in configs_of("sweep=optuna")}
+    assert ends == {(1.0, 0.01), (8.0, 0.01), (1.0, 0.2)}
+
+
+def test_search_without_its_library_is_one_line(tmp_path):
+    code = "import sys; sys.modules['hydra_plugins'] = None\nfrom dflash_mcmc.__main__ import main\nmain(['sweep=optuna'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == ("error: hydra/sweeper: 'optuna' is not installed; allowed: basic; for optuna: pip install "
+                           "'dflash_mcmc[sweep]'\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_sweep_asks_of_the_command_line_changes_no_identity():
+    plain, *others = (configs_of("condition=ps", *extra)[0] for extra in (
+        (), ("objective=accuracy_per_cost",), ("dry_run=true",), ("assumed.acceptance=0.1",),
+        ("hardware.tokens_per_second=9",), ("dataset.ids=[arith-007]",), ("dataset.shards=[1]", "dataset.num_shards=3")))
+    assert all(identity_of(other) == identity_of(plain) for other in others)

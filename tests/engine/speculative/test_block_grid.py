@@ -1,0 +1,143 @@
+"""What the draft says of every token: the batched engine against the reference engine, and against itself."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.draft import DraftBlend
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.interface import Options
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.oracle.reference import ReferenceEngine
+from dflash_mcmc.ops import Draw, SamplingParams, Score
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.draft_mh import DraftMH
+from dflash_mcmc.types import ChainResult, Trajectory
+from tests.engine.speculative.test_speculator import drafter
+from tests.engine.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, same, same_as_reference
+from tests.targets import random_model, rows_do_not_depend_on_the_batch
+
+BLEND = DraftBlend(beta=0.4, grid="absolute")
+FROM_THE_CUT = DraftBlend(beta=0.4, grid="cut")
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+def run(model, todo, blend=BLEND, draft="dflash", slots=8, **options):
+    parts = LanguageModel(model, stop_ids=STOPS)
+    engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None, None,
+                           drafter(draft, parts, model))
+    return {done.tag: done for done in engine.run(todo)}
+
+
+@pytest.mark.parametrize(("name", "draft"), [
+    *((name, "dflash") for name in ("greedy", "truncated", "power_mh", "power_mh_matched", "power_mh_early")),
+    *((name, draft) for name in ("truncated", "power_mh_early") for draft in ("dflash_short", "dflash_sliding")),
+    *(pytest.param(name, draft, marks=pytest.mark.slow) for name in ("greedy", "power_mh", "power_mh_matched")
+      for draft in ("dflash_short", "dflash_sliding"))])
+def test_draft_blend_is_reference(qwen3, name, draft):
+    parts = LanguageModel(qwen3, stop_ids=STOPS)
+    reference = ReferenceEngine(qwen3, parts, BLEND, drafter(draft, parts, qwen3))
+    same_as_reference(run(qwen3, chains(SAMPLERS[name]), draft=draft), SAMPLERS[name], reference)
+
+
+def test_blocks_from_the_cut_are_reference(qwen3):
+    """The published grid: a draw and a score start their own blocks."""
+    from tests.engine.test_batched import power_mh
+
+    parts, sampler = LanguageModel(qwen3, stop_ids=STOPS), power_mh(rescore=True, proposal="matched", num_steps=3)
+    reference = ReferenceEngine(qwen3, parts, FROM_THE_CUT, drafter("dflash", parts, qwen3))
+    batched = run(qwen3, chains(sampler), FROM_THE_CUT)
+    absolute = run(qwen3, chains(sampler), BLEND)
+    same_as_reference(batched, sampler, reference)
+    assert any(batched[tag].result.path.tokens.tolist() != absolute[tag].result.path.tokens.tolist() for tag in batched)
+
+
+def test_the_draft_changes_the_target(qwen3):
+    with_draft, without = (run(qwen3, chains(SAMPLERS["greedy"]), blend) for blend in (BLEND, NoBlend()))
+    assert any(with_draft[tag].result.path.tokens.tolist() != without[tag].result.path.tokens.tolist() for tag in without)
+
+
+def redrawn(prompt, number):
+    """Draws from the draft itself, from inside blocks too, and scores of what was drawn from the target."""
+    key, law = Key(5).fold_in(number), SamplingParams(0.8, top_k=20)
+    path = yield Draw(Trajectory.start(prompt), HORIZON, law, key.fold_in("a"), "draft")
+    path = yield Draw(path.prefix(min(path.length, 7)), HORIZON, law, key.fold_in("b"), "draft", path)
+    start = path.prefix(min(path.length, 3))
+    other = yield Draw(start, HORIZON, SamplingParams(), key.fold_in("c"))
+    scored = yield Score(start, other.tokens[start.length :], SamplingParams(0.8), "draft")
+    assert scored.tokens.tolist() == other.tokens.tolist()
+    np.testing.assert_allclose(scored.log_p, other.log_p, atol=TOLERANCE)
+    last = yield Draw(scored.prefix(min(scored.length, 8)), HORIZON, law, key.fold_in("d"), "draft")
+    return ChainResult(Trajectory(prompt, *(np.concatenate([getattr(p, name) for p in (path, scored, last)])
+                                      for name in ("tokens", "log_p", "log_q", "interval"))))
+
+
+def redraws():
+    return [(number, redrawn(PROMPTS[number % len(PROMPTS)], number)) for number in range(10)]
+
+
+@pytest.mark.parametrize("blend", [NoBlend(), BLEND], ids=["none", "draft"])
+def test_drawing_from_the_draft_is_reference(qwen3, blend):
+    parts = LanguageModel(qwen3, stop_ids=STOPS)
+    reference = ReferenceEngine(qwen3, parts, blend, drafter("dflash", parts, qwen3))
+    batched = run(qwen3, redraws(), blend)
+    for tag, chain in redraws():
+        same(batched[tag].result, reference.run(chain))
+
+
+DRAFT_MH = {"draft": {}, "mixture": {"proposal": "mixture"}, "start": {"cut": "start", "early_reject": "eps"}}
+
+
+def draft_mh(**changes) -> DraftMH:
+    values = dict(alpha=2.0, draft_temperature=0.7, num_blocks=3, num_steps=2, cut="current", proposal="draft",
+                  draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-3)
+    return DraftMH(**{**values, **changes})
+
+
+@pytest.mark.parametrize("changes", DRAFT_MH.values(), ids=DRAFT_MH)
+@pytest.mark.parametrize("blend", [NoBlend(), BLEND], ids=["none", "draft"])
+def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, blend, changes):
+    parts, sampler = LanguageModel(qwen3, stop_ids=STOPS), draft_mh(**changes)
+    reference = ReferenceEngine(qwen3, parts, blend, drafter("dflash", parts, qwen3))
+    batched, alone = (run(qwen3, chains(sampler), blend, slots=slots) for slots in (8, 1))
+    if not changes.get("early_reject"):
+        same_as_reference(batched, sampler, reference)
+    for tag in batched:
+        if rows_do_not_depend_on_the_batch():
+            assert batched[tag].result.trace == alone[tag].result.trace
+        assert batched[tag].cost == alone[tag].cost
+    assert sum(done.result.moved for done in batched.values())
+
+
+def early():
+    return list(chains(SAMPLERS["power_mh_early"]))
+
+
+@pytest.fixture(scope="module")
+def as_they_are(qwen3):
+    """Results of chains with 8 slots and every switch as it is, drawn once."""
+    return functools.cache(lambda make: run(qwen3, make()))
+
+
+@pytest.mark.parametrize(("slots", "options"), [(1, {}), (3, {"steps_between_checks": 3}), (16, {"read_ahead": 0}),
+                                                (8, {"skip_identical": False}), (8, {"whole_blocks": False})])
+def test_slots_and_switches_change_nothing(qwen3, as_they_are, slots, options):
+    tolerance = 0.0 if rows_do_not_depend_on_the_batch() and "whole_blocks" not in options else TOLERANCE
+    for make in (redraws, early):
+        expected, other = as_they_are(make), run(qwen3, make()[::-1], slots=slots, **options)
+        for tag, done in expected.items():
+            same(other[tag].result, done.result, tolerance)
+            if not options.keys() & {"skip_identical", "whole_blocks"}:
+                assert other[tag].cost == done.cost
+        assert sum(done.cost.blocks_drafted for done in expected.values()) > 0
+        if "whole_blocks" in options and make is redraws:
+            assert sum(d.cost.target_forwards for d in expected.values()) < sum(
+                d.cost.target_forwards for d in other.values())

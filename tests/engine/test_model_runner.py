@@ -1,0 +1,194 @@
+"""The decode step can be captured as a CUDA graph: nothing in it waits for a value or makes a tensor from host data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine import graphs
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.interface import Options
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.engine.rows import Status
+from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Trajectory
+from tests.targets import random_model
+
+NOT_IN_A_GRAPH = ("_local_scalar_dense", "item", "nonzero", "masked_select", "unique", "equal", "lift_fresh")
+
+
+class Refusing(TorchDispatchMode):
+    """Notes every operation that makes the host wait, or whose shape depends on values."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        by_mask = name in ("index", "index_put_") and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if name in NOT_IN_A_GRAPH or by_mask:
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def whole(number, law=SamplingParams(), source="blended"):  # noqa: B008  (a law is a value)
+    path = yield Draw(Trajectory.start(np.arange(20 + number) % 61), 10, law, Key(number), source)
+    return ChainResult(path)
+
+
+def stepped(monkeypatch, replacement, blend, laws, speculation=None):
+    """Results of an engine whose decode step is wrapped."""
+    engine = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), blend, 4, 64, speculation=speculation)
+    monkeypatch.setattr(engine, "_stepper", replacement(engine._stepper))
+    return {d.tag: d.result.path for d in engine.run((n, whole(n, *laws)) for n in range(6))}
+
+
+@pytest.mark.parametrize("laws", [(SamplingParams(),), (SamplingParams(0.0),), (SamplingParams(0.5), "base"), (SamplingParams(0.7, top_k=5, top_p=0.9, min_p=0.01),),
+                                  (SamplingParams(0.7, repetition_penalty=1.2),)])
+@pytest.mark.parametrize("blend", [NoBlend(), LayerBlend(beta=0.3, layer=1, norm="final")], ids=["none", "layer"])
+def test_a_step_can_be_captured(monkeypatch, laws, blend):
+    found = []
+
+    class Watched:
+        def __init__(self, decoder):
+            self.decoder, self.cost = decoder, decoder.cost
+            self.tokens_a_step, self.reach = decoder.tokens_a_step, decoder.reach
+
+        def step(self, *arguments):
+            with Refusing() as mode:
+                self.decoder.step(*arguments)
+            found.extend(mode.found)
+
+    assert len(stepped(monkeypatch, Watched, blend, laws)) == 6
+    assert not found
+    for speculation in speculations():
+        assert len(stepped(monkeypatch, Watched, blend, laws, speculation)) == 6
+        assert not found
+
+
+def speculations():
+    from tests.engine.speculative.test_speculator import drafter, match, reject
+
+    model = random_model()
+    parts = LanguageModel(model, stop_ids=(3,))
+    for decoder, name in ((match(), "dflash"), (reject(), "dflash_sliding"), (reject(verification="block"), "ngram")):
+        yield decoder.speculation(drafter(name, parts, model))
+
+
+def test_the_watch_sees_what_it_should():
+    with Refusing() as mode:
+        values = torch.arange(3)
+        values[values > 1] = 0
+        bool((values > 0).any())
+    assert {name.split(".")[1] for name in mode.found} >= {"index_put_", "_local_scalar_dense"}
+
+
+def test_a_step_leaves_rows_that_are_not_live_as_they_are():
+    """What warming up a graph relies on."""
+    engine = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), NoBlend(), 8, 64)
+    running = engine.steps((n, whole(n)) for n in range(8))
+    for _ in range(3):
+        next(running)
+    rows = engine._rows
+    rows.status.fill_(Status.DONE)
+
+    def state():
+        return [x.clone() for x in (rows.tokens[:, : rows.nowhere], rows.scores[:, : rows.nowhere], rows.position, rows.weight,
+                                    rows.status)]
+
+    before = state()
+    with torch.inference_mode(), engine._decoder.ready():
+        engine._decoder.step(engine._cache, rows, 8, 64, engine._groups, True)
+    for old, new in zip(before, state(), strict=True):
+        assert torch.equal(old, new)
+
+
+class FakeGraph:
+    """What `torch.cuda.CUDAGraph` promises: replays what was called while it was captured."""
+
+    current = None
+
+    def __init__(self):
+        self.calls, self.replays = [], 0
+
+    def pool(self):
+        return "pool"
+
+    def replay(self):
+        self.replays += 1
+        for call in self.calls:
+            call()
+
+
+def test_graphs_replay_what_the_step_does(monkeypatch):
+    """With a stand-in for CUDA: captured once for each shape and law, warmed up without a trace, then replayed."""
+    made = []
+
+    class Capturing:
+        def __init__(self, graph, pool):
+            self.graph = graph
+            made.append(graph)
+
+        def __enter__(self):
+            FakeGraph.current = self.graph
+
+        def __exit__(self, *error):
+            FakeGraph.current = None
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    class Recorded:
+        """A decoder whose steps are recorded, not run, while a graph is captured."""
+
+        def __init__(self, decoder):
+            self.decoder, self.cost = decoder, decoder.cost
+            self.tokens_a_step, self.reach = decoder.tokens_a_step, decoder.reach
+
+        def step(self, *arguments):
+            if FakeGraph.current is None:
+                self.decoder.step(*arguments)
+            else:
+                FakeGraph.current.calls.append(lambda: self.decoder.step(*arguments))
+
+    from contextlib import nullcontext
+
+    monkeypatch.setattr(graphs.torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(graphs.torch.cuda, "graph", Capturing)
+    monkeypatch.setattr(graphs.torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(graphs.torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(graphs.torch.cuda, "stream", lambda stream: nullcontext())
+    plain = stepped(monkeypatch, lambda decoder: decoder, NoBlend(), (SamplingParams(),))
+    graphed = stepped(monkeypatch, lambda decoder: graphs.GraphedSteps(Recorded(decoder)), NoBlend(), (SamplingParams(),))
+    for tag, path in plain.items():
+        assert path.tokens.tolist() == graphed[tag].tokens.tolist()
+        assert path.log_p.tolist() == graphed[tag].log_p.tolist()
+    assert len(made) == 1
+    assert made[0].replays >= 10
+
+
+def test_several_steps_between_checks_on_a_doubling_ladder(monkeypatch):
+    """The GPU's shapes and rhythm, on a CPU."""
+    from dflash_mcmc.engine import batched
+    from dflash_mcmc.engine.ladder import Ladder
+
+    model = LanguageModel(random_model(), stop_ids=(3,))
+    expected = {d.tag: d.result.path for d in BatchedEngine(model, NoBlend(), 8, 64).run((n, whole(n)) for n in range(20))}
+    monkeypatch.setattr(batched, "ladder_of", lambda device: Ladder(8, 48, True))  # 48, 96, 192: the cache has 64
+    engine = BatchedEngine(model, NoBlend(), 12, 64, Options(steps_between_checks=4))
+    for done in engine.run((n, whole(n)) for n in range(20)):
+        assert done.result.path.tokens.tolist() == expected[done.tag].tokens.tolist()
+        np.testing.assert_allclose(done.result.path.log_p, expected[done.tag].log_p, atol=1e-4)
+    long = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), NoBlend(), 8, 150)
+    for engine in (long, BatchedEngine(model, NoBlend(), 8, 64)):
+        before = engine._cache.length
+        list(engine.run((n, whole(n)) for n in range(3)))
+        assert engine._cache.length <= engine._rows.tokens.shape[1], before
+    assert [Ladder(8, 256, True).batch(n) for n in (1, 8, 9, 40)] == [8, 8, 16, 64]

@@ -1,0 +1,133 @@
+"""The runs whose records are stored: every sampler, decoder, blend and probe on the embedded pair.
+
+    python -m tests.golden.runs store      # draw all of them and store their records: only where a change of records is meant
+    python -m tests.golden.runs compare    # draw all of them and compare to the last bit: on the machine that stored them
+
+`tests/golden/test_golden.py` compares on any machine: numbers of a model to a tolerance, everything else exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+STORED = Path(__file__).with_name("records")
+SMALL = ("dataset.limit=2", "dataset.max_new_tokens=32", "seed=7", "tracker=none", "hardware.num_slots=4")
+BLOCKS = ("sampler.num_blocks=4",)
+MH = (*BLOCKS, "sampler.num_steps=2")
+RUNS: dict[str, tuple[str, ...]] = {
+    "greedy": ("sampler=greedy",),
+    "temperature": ("sampler=temperature", "sampler.temperature=0.8", "sampler.top_k=20", "sampler.top_p=0.95", "num_chains=2"),
+    "temperature_penalty": ("sampler=temperature", "sampler.min_p=0.05", "sampler.repetition_penalty=1.2"),
+    "power_mh": ("sampler=power_mh", *MH, "sampler.alpha=2", "num_chains=2"),
+    "power_mh_horizon": ("sampler=power_mh", *MH, "sampler.cut=horizon", "sampler.proposal_temperature=0.7"),
+    "power_mh_published": ("sampler=power_mh", *MH, "sampler.rule=published"),
+    "power_mh_eps": ("sampler=power_mh", *MH, "sampler.early_reject=eps", "sampler.epsilon=0.01", "sampler.top_k=10",
+                     "sampler.proposal_temperature=1.0"),
+    "best_of_n": ("sampler=best_of_n", "sampler.num_candidates=3", "sampler.select=power"),
+    "draft_mh": ("sampler=draft_mh", "draft=tiny", *MH),
+    "draft_mh_mixture": ("sampler=draft_mh", "draft=tiny", *MH, "sampler.proposal=mixture"),
+    "blend_layer": ("condition=blend_greedy", "blend.beta=0.2"),
+    "blend_layer_final": ("condition=blend_ps", *MH, "blend.beta=0.1", "blend.norm=final"),
+    "blend_layer_matched": ("condition=blend_ps", *MH, "blend.beta=0.1", "sampler.proposal=matched"),
+    "blend_draft": ("condition=draft_blend_ps", "draft=tiny", *MH, "blend.beta=0.1"),
+    "blend_draft_cut": ("condition=draft_blend_ps", "draft=tiny", *MH, "blend.beta=0.1", "blend.grid=cut", "sampler.rescore=true"),
+    "match_greedy": ("sampler=greedy", "decoder=speculative_match", "draft=tiny"),
+    "match_ngram": ("sampler=temperature", "sampler.temperature=1", "decoder=speculative_match", "draft=ngram", "decoder.trace=true"),
+    "match_power_mh": ("sampler=power_mh", *MH, "decoder=speculative_match", "draft=tiny"),
+    "rejection_token": ("sampler=temperature", "sampler.temperature=0.8", "decoder=speculative_rejection", "draft=tiny",
+                        "decoder.verification=token"),
+    "rejection_block": ("sampler=temperature", "sampler.temperature=1", "decoder=speculative_rejection", "draft=tiny",
+                        "decoder.verification=block", "decoder.trace=true"),
+    "rejection_self": ("sampler=power_mh", *MH, "decoder=speculative_rejection", "draft=self"),
+    "fault": ("experiment=faults", "dataset.limit=2", "decoder.fault=redraw_after_mismatch"),
+    "probe_deep_readout": ("probe=deep_readout", "draft=tiny", "probe.answers=greedy"),
+    "probe_difficulty": ("probe=difficulty", "draft=tiny", "sampler=greedy", "dataset.max_new_tokens=128"),
+    "probe_layer_rank": ("probe=layer_rank", "draft=tiny", "probe.answers=greedy"),
+    "probe_logit_blend": ("probe=logit_blend", "draft=tiny", "probe.answers=greedy", "probe.betas=[0.05,0.2]"),
+    "probe_mixing": ("probe=mixing", *MH, "num_chains=2", "probe.alphas=[2,4]"),
+    "probe_speculative_mcmc": ("probe=speculative_mcmc", "draft=tiny", "probe.alpha=2", "probe.num_samples=4",
+                               "probe.timed_rows=0", "dataset.limit=1"),
+    "probe_rejection_sampling": ("probe=rejection_sampling", "probe.chunk_size=100", "probe.num_draws=200", "tracker=none"),
+}
+NO_DATASET = ("probe_rejection_sampling",)
+TIMES = ("seconds", "share_seconds")
+"""Fields that no two starts have alike."""
+
+
+def overrides(name: str) -> list[str]:
+    """The command line of a stored run, without its folder."""
+    if name in NO_DATASET:
+        return list(RUNS[name])
+    given = {text.partition("=")[0] for text in RUNS[name]}
+    return [*(text for text in SMALL if text.partition("=")[0] not in given), *RUNS[name]]
+
+
+def stored(name: str) -> dict:
+    """Folder name, summary and records of a run as they were stored."""
+    return json.loads((STORED / f"{name}.json").read_text())
+
+
+def read(outputs: Path) -> dict:
+    """The same of the one run below a folder of outputs."""
+    folder, = (path.parent for path in outputs.glob("*/*/run.json"))
+    records = [json.loads(line) for path in sorted(folder.glob("records*.jsonl")) for line in path.read_text().splitlines()]
+    records.sort(key=lambda record: (record["problem"], record["chain"]))
+    return {"folder": "/".join(folder.parts[-2:]), "records": [without_times(record) for record in records]}
+
+
+def without_times(value: object) -> object:
+    """A record without what is measured by a clock."""
+    if isinstance(value, dict):
+        return {name: without_times(inner) for name, inner in value.items() if name not in TIMES}
+    return [without_times(inner) for inner in value] if isinstance(value, list) else value
+
+
+def differences(found: object, expected: object, tolerance: float, place: str = "") -> list[str]:
+    """Where two values differ. Numbers that are no whole ones may differ by `tolerance`, relative to the larger of 1 and theirs."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        if list(found) != list(expected):
+            return [f"{place}: keys {list(found)} in place of {list(expected)}"]
+        return [line for key in expected for line in differences(found[key], expected[key], tolerance, f"{place}.{key}")]
+    if isinstance(expected, list) and isinstance(found, list):
+        if len(found) != len(expected):
+            return [f"{place}: {len(found)} values in place of {len(expected)}"]
+        return [line for number, pair in enumerate(zip(found, expected, strict=True))
+                for line in differences(*pair, tolerance, f"{place}[{number}]")]
+    if isinstance(expected, float) and isinstance(found, float):
+        alike = found == expected or math.isclose(found, expected, rel_tol=tolerance, abs_tol=tolerance)
+        return [] if alike else [f"{place}: {found!r} in place of {expected!r}"]
+    return [] if type(found) is type(expected) and found == expected else [f"{place}: {found!r} in place of {expected!r}"]
+
+
+def _draw(name: str) -> dict:
+    with tempfile.TemporaryDirectory() as outputs:
+        command = [sys.executable, "-m", "dflash_mcmc", *overrides(name), f"paths.outputs={outputs}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{name}: {done.stderr}")
+        return read(Path(outputs))
+
+
+def main(verb: str, *names: str) -> None:
+    """`store` or `compare`, all runs or those named."""
+    wrong = 0
+    for name in names or RUNS:
+        found = _draw(name)
+        if verb == "store":
+            STORED.mkdir(exist_ok=True)
+            (STORED / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
+            print(f"{name}: stored, {found['folder']}, {len(found['records'])} records", flush=True)
+            continue
+        lines = differences(found, stored(name), 0.0)
+        wrong += bool(lines)
+        print(f"{name}: {'the same' if not lines else '; '.join(lines[:3])}", flush=True)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

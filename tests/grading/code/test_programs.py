@@ -1,0 +1,63 @@
+"""The program that a text stands for: of a chat model's block, or what a base model goes on with."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.code.programs import Task, gold_of, program_of, task_of, with_tests
+
+TASK = Task('from typing import List\n\n\ndef f(x: List[int]) -> int:\n    """Doc."""\n',
+            "def check(c):\n    assert c([]) == 0\n", "f")
+HEAD = "from typing import List\n\n\n"
+WHOLE = "def f(x):\n    return 0\n"
+
+
+@pytest.mark.parametrize(("text", "program"), [
+    ("    return 0\n", TASK.prompt + "    return 0\n"),
+    ("return 0", TASK.prompt + "    return 0"),
+    ("   y = 1\n    return 0\n", TASK.prompt + "    y = 1\n    return 0\n"),
+    ("    return 0\n\ndef g():\n    pass\n", TASK.prompt + "    return 0\n"),
+    ("    return 0\n\n# Test\nprint(1)", TASK.prompt + "    return 0\n"),
+    ("    return 0\nif __name__ == '__main__':\n    f([])", TASK.prompt + "    return 0"),
+    ("    return 0\n```\nThis works.", TASK.prompt + "    return 0"),
+    ("```python\n    return 0\n```", TASK.prompt + "    return 0"),
+    ("    # zero\n    return 0", TASK.prompt + "    # zero\n    return 0"),
+    (f"Here:\n```python\n{WHOLE}```\nDone.", HEAD + WHOLE),
+    (f"```\n{WHOLE}```", HEAD + WHOLE),
+    (f"```python\n{WHOLE}", HEAD + WHOLE),
+    (f"```python\ndef f(x):\n    return 1\n```\nBetter:\n```python\n{WHOLE}```", HEAD + WHOLE),
+    (f"```python\n{WHOLE}```\nUsage:\n```python\nprint(f([]))\n```", HEAD + WHOLE),
+    (WHOLE, HEAD + WHOLE),
+    (f"<think>def f(x): hm</think>\n```python\n{WHOLE}```", HEAD + WHOLE),
+    ("<think>unfinished", None), ("", None), (" \n", None),
+])
+def test_program_of(text, program):
+    assert program_of(text, TASK) == program
+
+
+@pytest.mark.parametrize("text", [
+    "```" + " " * 1_000_000 + "x", " " * 1_000_000 + "x", "```python\n    return 0\n```" + "\t" * 1_000_000 + "x",
+    ("```" + " " * 500) * 2_000, (" " * 500 + "\n") * 2_000, "```python\n" + " " * 1_000_000 + "x"], ids=range(6))
+def test_a_megabyte_of_blanks_is_read_at_once(text):
+    """In the run's own process. It takes a tenth of a second; with quadratic time it would take hours."""
+    started = time.process_time()
+    program_of(text, TASK)
+    assert time.process_time() - started < 5
+
+
+def test_tests_stand_behind_the_program():
+    assert with_tests("def f(x): return 0", TASK).endswith("def check(c):\n    assert c([]) == 0\n\ncheck(f)")
+
+
+def test_gold_answers_go_there_and_back():
+    assert task_of(gold_of(TASK)) == TASK
+
+
+@pytest.mark.parametrize("gold", ["42", "", "[]", '{"prompt": "x"}', '{"prompt": 1, "test": "", "entry_point": "f"}',
+                                  '{"prompt": "", "test": "", "entry_point": "f(); import os"}'])
+def test_other_gold_answers_are_refused(gold):
+    with pytest.raises(UserError, match="allowed: JSON with the texts prompt, test, entry_point"):
+        task_of(gold)

@@ -1,0 +1,231 @@
+"""Programs behind walls: what they try, what stands, and what is told where nothing can be put up."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+
+import pytest
+
+from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Limits, Sandbox, find_sandbox, standing
+from tests.conftest import ROOT
+
+LIMITS = Limits(seconds=20, memory_gib=0.5)
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[Sandbox, tuple[str, ...]]:
+    return find_sandbox()
+
+
+@pytest.fixture
+def run(found):
+    return lambda program, entry_point="f", limits=LIMITS: found[0].run(program, entry_point, limits)
+
+
+def needs(found, *walls: str) -> None:
+    missing = set(walls) - set(found[1])
+    if missing:
+        pytest.skip(f"this machine does not allow the walls {missing}")
+
+
+def test_root_of_a_machine_with_namespaces_has_all_walls(found):
+    if os.geteuid() != 0:
+        pytest.skip("not root")
+    needs(found, "network")
+    assert found[1] == WALLS
+
+
+def test_passing_takes_coming_to_the_end(run):
+    assert run("x = 1").passed
+    assert run("print('passed')").passed
+    for program, word in (
+            ("import sys; sys.exit(0)", "raised"), ("raise SystemExit", "raised"), ("import os; os._exit(0)", "exited"),
+            ("assert False", "failed_test"), ("1/0", "raised"), ("def f(:", "syntax_error"), ("f()", "missing_definition"),
+            ("x = '\x00'", "syntax_error"), ("x = '\ud800'", "syntax_error"), ("(" * 3000, "syntax_error"),
+            ("def f(): f()\nf()", "raised"), ("raise KeyboardInterrupt", "raised"), ("input()", "raised"),
+            ("import ctypes; ctypes.string_at(0)", "killed")):
+        ended = run(program)
+        assert not ended.passed, program
+        assert ended.word == word, (program, ended)
+
+
+def test_writing_to_every_descriptor_passes_nothing(run):
+    spray = ("import os\nfor place in range(3, 64):\n    try:\n        os.write(place, b'{}')\n"
+             "    except OSError:\n        pass\n")
+    for word in ("passed", "!raised x", "a" * 32):
+        assert not run(spray.format(word) + "os._exit(0)").passed
+
+
+FAILING = "def f(x):\n    return 0\n{}\nassert f(1) == 2"
+
+
+@pytest.mark.parametrize("patch", [
+    "import __main__\n__main__.end = __main__.kind = lambda *given: 'raised'",
+    "import os\nwrite = os.write\nos._exit = lambda code: None\n"
+    "os.write = lambda place, word: 0 if word[:1] == b'!' else write(place, word)",
+], ids=["__main__", "os"])
+def test_a_program_that_replaces_what_the_runner_uses_passes_nothing(run, patch):
+    assert not run(FAILING.format(patch)).passed
+
+
+def test_the_main_block_of_a_program_is_not_run(run):
+    assert run("def f(x):\n    return x + 1\nif __name__ == '__main__':\n    raise SystemExit\nassert f(1) == 2").passed
+    assert run("from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\n"
+               "assert A(1) == A(1)").passed
+
+
+def test_a_program_has_few_processes(run):
+    ended = run("import os, time\nfor number in range(9):\n    if os.fork() == 0:\n        time.sleep(30)")
+    assert (ended.word, ended.detail) == ("raised", "BlockingIOError")
+
+
+def test_time_ends_whatever_ignores_signals(run):
+    stubborn = ("import signal\nfor number in range(1, 65):\n    try:\n        signal.signal(number, signal.SIG_IGN)\n"
+                "    except (OSError, ValueError):\n        pass\nwhile True:\n    pass")
+    started = time.perf_counter()
+    assert run(stubborn, limits=Limits(1, 0.5)).word == "timeout"
+    assert time.perf_counter() - started < 5
+
+
+def test_memory_is_limited(run):
+    ended = run("x = bytearray(2 << 30)")
+    assert (ended.word, ended.detail) == ("raised", "MemoryError")
+
+
+SHARED = """
+import ctypes
+c = ctypes.CDLL(None, use_errno=True)
+c.shmat.restype, c.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+c.shmdt.argtypes = [ctypes.c_void_p]
+for _ in range(5):
+    segment = c.shmget(0, ctypes.c_size_t(90 << 20), 0o1600)
+    if segment < 0:
+        raise OSError(ctypes.get_errno(), "shmget")
+    place = c.shmat(segment, None, 0)
+    ctypes.memset(place, 1, 90 << 20)
+    c.shmdt(place)
+"""
+"""450 MiB that no process has at the end."""
+CALL = "import ctypes\nassert ctypes.CDLL(None).{} < 0"
+REFUSED = ("shmget(0, 4096, 0o1600)", "semget(0, 1, 0o1600)", "msgget(0, 0o1600)")
+NAMESPACES = ("unshare(0x10000000)", "unshare(0x50000000)", "syscall(435, ctypes.create_string_buffer(88), 88)")
+
+
+def test_memory_that_no_limit_counts_is_refused(found, run):
+    needs(found, "limits")
+    assert (run(SHARED, limits=Limits(20, 0.25)).word, run(SHARED).detail) == ("raised", "PermissionError")
+    for call in REFUSED:
+        assert run(CALL.format(call)).passed, call
+
+
+def test_no_namespace_can_be_made_to_be_root_in(found, run):
+    needs(found, "user")
+    for call in NAMESPACES:
+        assert run(CALL.format(call)).passed, call
+    clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    assert run(f"import ctypes, os\nchild = ctypes.CDLL(None).syscall({clone}, 0x10000011, 0, 0, 0, 0)\n"
+               "if child == 0:\n    os._exit(0)\nassert child < 0").passed
+
+
+def test_threads_and_processes_of_its_own_are_allowed(run):
+    assert run("import os, threading\ndone = []\nthread = threading.Thread(target=done.append, args=(1,))\nthread.start()\n"
+               "thread.join()\nassert done == [1]\nchild = os.fork()\nif child == 0:\n    os._exit(3)\n"
+               "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3").passed
+
+
+def test_calls_that_a_kernel_does_not_refuse_are_found(found, monkeypatch, tmp_path):
+    """The same sandbox where seccomp is not to be had: neither wall is claimed."""
+    needs(found, "user", "limits")
+    folder = ROOT / "dflash_mcmc/grading/inside"
+    source = (folder / "launch.py").read_text()
+    assert source.count("    _refuse_calls()\n") == 1
+    (tmp_path / "launch.py").write_text(source.replace("    _refuse_calls()\n", ""))
+    (tmp_path / "runner.py").write_text((folder / "runner.py").read_text())
+    monkeypatch.setattr("dflash_mcmc.grading.code.sandbox._INSIDE", tmp_path)
+    assert set(standing(found[0])) == set(found[1]) - {"user", "limits"}
+
+
+def test_nothing_can_be_reached_over_a_network(found, run):
+    needs(found, "network")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        program = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)"
+        assert run(program).detail == "OSError"
+        server.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_no_file_of_the_machine_can_be_read_or_written(found, run, tmp_path):
+    needs(found, "files")
+    (tmp_path / "secret").write_text("token")
+    tmp_path.chmod(0o777)
+    for path in (tmp_path / "secret", "/etc/passwd", "/proc/self/environ", f"{os.path.expanduser('~')}/.netrc"):
+        assert run(f"open({str(path)!r})").word == "raised", path
+    for path in (tmp_path / "new", "/usr/new", "/var/tmp/new", "/dev/shm/new"):
+        assert run(f"open({str(path)!r}, 'w')").word == "raised", path
+    assert list(tmp_path.iterdir()) == [tmp_path / "secret"]
+    assert run("open('own', 'w').write('x'); assert open('own').read() == 'x'").passed
+    assert not run("for n in range(100):\n    open(f'f{n}', 'wb').write(b'x' * (1 << 19))").passed  # the folder is small
+
+
+def test_no_process_can_be_seen_and_none_outlives_the_program(found, run, tmp_path):
+    needs(found, "processes")
+    assert run(f"import os\nos.kill({os.getpid()}, 0)").detail == "ProcessLookupError"
+    assert run("import os\nassert os.getpid() == 1").passed
+    assert not run("import os\nwhile True:\n    os.fork()", limits=Limits(1, 0.5)).passed
+    stays = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(30)\n"
+    name = f"own_{os.getpid()}"  # other programs of the tests may be running
+    assert run(stays, name).passed
+    assert not [place for place in os.listdir("/proc") if place.isdigit() and name.encode() in _command(place)]
+
+
+def _command(process: str) -> bytes:
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def test_a_program_is_nobody_and_stays_so(found, run):
+    needs(found, "user")
+    assert run("import os\nassert os.getuid() != 0 and set(os.environ) <= {'LC_CTYPE'}").passed  # Python's own
+    assert run("import os\nos.setuid(0)").detail == "PermissionError"
+
+
+def test_who_is_not_root_gets_the_same_walls(found):
+    needs(found, "files")
+    if os.geteuid() != 0:
+        pytest.skip("not root, who could become another user")
+    code = "from dflash_mcmc.grading.code.sandbox import find_sandbox; print(*find_sandbox()[1])"
+    done = subprocess.run(["/usr/bin/python3", "-c", code], user=65534, group=65534, extra_groups=[], cwd="/", check=False,
+                          capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
+    if "ModuleNotFoundError" in done.stderr or "Permission denied" in done.stderr:
+        pytest.skip("this checkout cannot be read by others")
+    assert tuple(done.stdout.split()) == WALLS, done.stderr
+
+
+def test_a_program_cannot_pretend_that_nothing_was_run(run):
+    """That would stop the whole run."""
+    spray = "import os\nfor place in range(3, 64):\n    try:\n        os.write(place, b'!launcher: no memory')\n"
+    assert run(spray + "    except OSError:\n        pass\nos._exit(125)").word == "exited"
+    assert run("import os; os._exit(200)").detail == "code 200"
+
+
+def test_walls_that_do_not_stand_are_not_claimed(found):
+    """Measured, not assumed: around the same interpreter without namespaces, network and processes are open."""
+    weak = Sandbox("/usr/bin/python3", "/usr", ("user", "limits"))
+    try:
+        walls = standing(weak)
+    except CannotRun:
+        pytest.skip("there is no interpreter of the system's")
+    assert "limits" in walls
+    assert not {"network", "processes", "files"} & set(walls)
+
+
+def test_an_interpreter_that_is_not_there_runs_nothing(found):
+    with pytest.raises(CannotRun, match="No such file"):
+        found[0]._replace(python="/no/such/python").run("x = 1", "f", LIMITS)

@@ -1,0 +1,123 @@
+"""Real gold answers: each equals itself and its own solution's, is read to its last sign, and no other one passes for it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.grading.math import self_test
+from dflash_mcmc.grading.math.algebra import verified
+from dflash_mcmc.grading.math.answers import Formula
+from dflash_mcmc.grading.math.deciding import decide
+from dflash_mcmc.grading.math.reading import readings
+from dflash_mcmc.grading.math.syntax import parse
+from dflash_mcmc.grading.math.values import symbols
+
+
+@pytest.fixture(scope="module")
+def math500(shared_data) -> list[dict]:
+    rows = [json.loads(line) for line in (shared_data / "math500/test.jsonl").read_text().splitlines()]
+    assert len(rows) == 500
+    return rows
+
+
+def test_all_500_equal_themselves_and_their_own_solution(math500, math_pool):
+    """By the whole grader, and not because the strings are the same: a space and braces are added."""
+    for number, row in enumerate(math500):
+        math_pool.submit_answer((number, "itself"), f"{{ {row['answer']} }}", row["answer"])
+        math_pool.submit((number, "solution"), row["solution"], row["answer"])
+    found = dict(math_pool.finished(wait=True))
+    assert len(found) == 1000
+    assert {tag: grade for tag, grade in found.items() if grade.verdict != "correct"} == {}
+
+
+def test_the_self_test_at_start_has_all_of_them(math500):
+    assert self_test.golds() == [row["answer"] for row in math500]
+
+
+def test_nothing_of_a_gold_answer_stays_unread(math500):
+    """Whatever the grammar does not know would be compared as tokens alone."""
+    for row in math500:
+        for formula in formulas(readings(row["answer"])[0]):
+            if not any(token.value == r"\mathbb" for token in formula.tokens):
+                parse(formula.tokens)
+
+
+def test_the_library_takes_gold_formulas_for_themselves(math500):
+    """Through math-verify, with none of the shortcuts."""
+    nodes = {parse(formula.tokens) for row in math500 for formula in formulas(readings(row["answer"])[0])}
+    with_symbols = [node for node in nodes if symbols(node)]
+    assert len(with_symbols) > 15
+    assert [node for node in with_symbols if not verified(node, node)] == []
+
+
+def formulas(answer: object) -> Iterator[Formula]:
+    if isinstance(answer, Formula):
+        yield answer
+    elif isinstance(answer, tuple):
+        for part in answer:
+            yield from formulas(part)
+
+
+EQUAL = [
+    ("(-2,1)", "-2,1"), ("-2,1", "1,-2"), (r"10,\!080", "10080"), ("120", r"120^\circ"), ("15", r"15\mbox{ cm}^2"),
+    (r"2 \sqrt{5}", r"2\sqrt{5}"), ("30", r"30^\circ"), ("36", r"36^\circ"), ("36", r"\$36"), ("5", "x=5"),
+    ("90", r"90^\circ"), (r"\frac14", r"\frac{1}{4}"),
+]
+"""The gold answers of different problems that are equal, read by hand."""
+
+
+def equal_among(pairs: Iterator[tuple[str, str]]) -> set[tuple[str, str]]:
+    return {tuple(sorted(pair)) for pair in pairs if decide(*pair).verdict == "correct"}
+
+
+def test_gold_answers_do_not_pass_for_others(math500):
+    golds = sorted({row["answer"] for row in math500})
+    generator = np.random.default_rng(0)
+    chosen = {gold: generator.choice(golds, 15, replace=False) for gold in golds}
+    pairs = ((gold, str(other)) for gold, others in chosen.items() for other in others if other != gold)
+    assert equal_among(pairs) <= {tuple(sorted(pair)) for pair in EQUAL}
+
+
+@pytest.mark.slow
+def test_no_gold_answer_passes_for_another_one(math500):
+    """All 45,150 pairs."""
+    golds = sorted({row["answer"] for row in math500})
+    assert equal_among(itertools.combinations(golds, 2)) == {tuple(sorted(pair)) for pair in EQUAL}
+
+
+def test_a_changed_digit_or_sign_is_seen(math500):
+    generator = np.random.default_rng(1)
+    for row in math500:
+        gold = row["answer"]
+        places = [place for place, sign in enumerate(gold) if sign.isdigit() or sign in "+-"]
+        if not places:
+            continue
+        place = int(generator.choice(places))
+        sign = {"+": "-", "-": "+"}.get(gold[place]) or str((int(gold[place]) + int(generator.integers(1, 10))) % 10)
+        changed = gold[:place] + sign + gold[place + 1:]
+        assert decide(gold, changed).verdict != "correct", (gold, changed)
+
+
+def test_gsm8k_and_aime(shared_data, math_pool):
+    """1,319 and 60 integers, as the datasets write them and as models do."""
+    golds = []
+    for line in (shared_data / "gsm8k/test.jsonl").read_text().splitlines():
+        golds.append(json.loads(line)["answer"].rpartition("#### ")[2].strip().replace(",", ""))
+    assert len(golds) == 1319
+    for year in ("2024", "2025"):
+        aime = [str(json.loads(line)["answer"]) for line in (shared_data / f"aime{year}/test.jsonl").read_text().splitlines()]
+        assert len(aime) == 30
+        golds += aime
+    assert any(gold.startswith("0") for gold in golds)
+    for number, gold in enumerate(golds):
+        for form in (gold, f"{int(gold)}", f"{int(gold):,}", f"\\${int(gold):,}.00", f"{int(gold):,}".replace(",", r",\!"),
+                     f"x = {int(gold)}", rf"{int(gold)}\text{{ apples}}"):
+            math_pool.submit((number, form), rf"so \boxed{{{form}}}", gold)
+        math_pool.submit((number, "wrong"), rf"so \boxed{{{int(gold) + 1}}}", gold)
+    found = dict(math_pool.finished(wait=True))
+    assert {tag: grade for tag, grade in found.items() if (grade.verdict == "correct") == (tag[1] == "wrong")} == {}

@@ -1,0 +1,215 @@
+"""The pool: hostile answers are graded in bounded time and memory, without a trace, beside the run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import time
+from collections import Counter
+
+import psutil
+import pytest
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.math import self_test, worker
+from dflash_mcmc.grading.math.pool import MathPool
+from dflash_mcmc.grading.verdicts import GIVEN
+from tests.grading.hostile import ANSWERS, random_answers
+
+GOLDS = (r"\frac{7}{13}", r"\sqrt{7919}+q", "(8,9)", r"\text{southwest}", r"\begin{pmatrix}7\\8\end{pmatrix}", "52_7")
+
+
+def graded(pool: MathPool, pairs: list[tuple[str, str]]) -> list:
+    for tag, (gold, answer) in enumerate(pairs):
+        pool.submit_answer(tag, answer, gold)
+    found = dict(pool.finished(wait=True))
+    return [found[tag] for tag in range(len(pairs))]
+
+
+def test_hostile_answers_are_graded_in_bounded_time_and_leave_nothing(math_pool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pool = math_pool
+    graded(pool, [("1", "1")])
+    before = psutil.Process().memory_info().rss
+    for text in ANSWERS:
+        for gold in GOLDS[:1] if len(text) > 1000 else GOLDS:
+            started = time.process_time()
+            pool.submit((text, gold), rf"so \boxed{{{text}}}", gold)
+            assert time.process_time() - started < 2  # handing over holds nothing up
+    started = seconds_of_workers()
+    found = dict(pool.finished(wait=True))
+    assert seconds_of_workers() - started < 0.1 * len(found)
+    assert {text for text, _ in found} == set(ANSWERS)
+    assert {tag: grade for tag, grade in found.items() if grade.verdict == "correct"} == {}
+    assert {grade.verdict for grade in found.values()} <= set(GIVEN)
+    assert psutil.Process().memory_info().rss - before < 200 << 20
+    assert list(tmp_path.iterdir()) == []
+    assert graded(pool, [(r"\frac13", r"\frac{2}{6}")])[0].verdict == "correct"
+
+
+def test_a_real_answer_that_hangs_the_library_is_just_wrong(math_pool):
+    found = graded(math_pool, [(gold, r"1 - \frac{1}{(1+\omega)^{1997}}") for gold in ("1", "0", r"\frac{1}{3}")])
+    assert {(grade.verdict, grade.rule) for grade in found} == {("wrong", "algebra")}
+
+
+def test_a_worker_has_its_own_session_no_network_no_environment_and_limited_memory(math_pool):
+    graded(math_pool, [("1", "1")])
+    session, left, interfaces = math_pool._pool.schedule(surroundings).result(timeout=60)
+    assert session != os.getsid(0)
+    assert left == {}
+    if os.geteuid() == 0:  # others may be refused a namespace
+        assert [name for _, name in interfaces] == ["lo"]
+    with pytest.raises(MemoryError):
+        math_pool._pool.schedule(bytearray, (5 << 30,)).result(timeout=60)
+
+
+def surroundings() -> tuple:
+    """Session, environment and network of the process that this runs in."""
+    return os.getsid(0), dict(os.environ), socket.if_nameindex()
+
+
+@pytest.fixture
+def light(monkeypatch):
+    """Workers that load no library, so that they are replaced in no time."""
+    monkeypatch.setattr(worker, "start", nothing)
+    monkeypatch.setattr(worker, "check", nothing)
+
+
+def nothing(*ignored: object) -> None:
+    """In place of what a worker does before it grades."""
+
+
+@pytest.mark.usefixtures("light")
+def test_an_answer_that_takes_all_memory_is_an_error_and_the_pool_goes_on():
+    pool = MathPool(timeout_seconds=20, memory_gib=2, num_workers=1, judge=glutton)
+    try:
+        first, second = graded(pool, [("1", "everything"), ("1", "1")])
+    finally:
+        pool.close()
+    assert (first.verdict, first.rule) == ("error", "memory")
+    assert second.verdict == "correct"
+
+
+def glutton(gold: str, answer: str, cpu_seconds: float):
+    """Stands for an algebra library that asks for more than there is."""
+    rule = (lambda *pair: bytearray(1 << 50)) if answer == "everything" else (lambda *pair: worker.Decision("correct", "x"))
+    return worker.within(cpu_seconds, rule, gold, answer), False
+
+
+@pytest.mark.usefixtures("light")
+def test_a_worker_that_dies_otherwise_is_replaced_and_the_answer_tried_again(tmp_path):
+    pool = MathPool(timeout_seconds=20, memory_gib=4, num_workers=1, judge=dies_once)
+    try:
+        (tried,) = graded(pool, [("1", str(tmp_path / "died"))])
+        (lost,) = graded(pool, [("1", "always")])
+    finally:
+        pool.close()
+    assert tried.verdict == "correct"
+    assert (lost.verdict, lost.rule) == ("error", "process")
+
+
+def dies_once(gold: str, answer: str, cpu_seconds: float):
+    """Stands for a worker that the machine ends."""
+    if answer == "always" or not os.path.exists(answer):
+        if answer != "always":
+            open(answer, "w").close()
+        os.kill(os.getpid(), 9)
+    return worker.Decision("correct", "x"), False
+
+
+def test_what_the_library_raises_is_the_answers_fault():
+    decision, _ = raises("1", "1", 1.0)
+    assert (decision.verdict, decision.rule, decision.reason) == ("error", "exception", "ZeroDivisionError")
+
+
+def raises(gold: str, answer: str, cpu_seconds: float):
+    """A judge whose library raises."""
+    return worker.within(cpu_seconds, lambda *pair: 1 // 0, gold, answer), False
+
+
+def test_the_start_holds_nothing_up_and_a_failed_self_test_decides_nothing():
+    before = set(multiprocessing.active_children())
+    pool = MathPool(timeout_seconds=4, memory_gib=4, num_workers=1)
+    try:
+        started = time.perf_counter()
+        pool.submit(0, r"\boxed{2/4}", r"\frac12")
+        list(pool.finished())
+        held = time.perf_counter() - started
+        assert len(list(pool.finished(wait=True))) == 1
+        assert held < (time.perf_counter() - started) / 2
+        pool._checked = pool._pool.schedule(broken_check)
+        pool.submit(1, r"\boxed{2/4}", r"\frac12")
+        with pytest.raises(UserError, match="their self-test says 1/2 = 2/4"):
+            list(pool.finished(wait=True))
+        assert list(pool.finished()) == list(pool.finished(wait=True)) == []  # it is told once
+        pool.submit(2, r"\boxed{2/4}", r"\frac12")  # and other processes can be tried
+        assert [(tag, grade.verdict) for tag, grade in pool.finished(wait=True)] == [(2, "correct")]
+    finally:
+        pool.close()
+    assert set(multiprocessing.active_children()) <= before
+
+
+def broken_check() -> list[str]:
+    """What a library of another version could come to."""
+    return ["1/2 = 2/4"]
+
+
+def test_the_self_test_sees_a_broken_rule(monkeypatch):
+    assert self_test.self_test() == []
+    monkeypatch.setattr("dflash_mcmc.grading.math.algebra.verified", lambda gold, answer: True)
+    assert r"\sqrt{x^2} != x" in self_test.self_test()
+    monkeypatch.setattr("dflash_mcmc.grading.math.algebra.verified", lambda gold, answer: False)
+    assert "(a+5)(b+2) = ab+2a+5b+10" in self_test.self_test()
+
+
+def test_ordinary_answers_are_graded_fast(shared_data, math_pool):
+    """900 answers that need a process; the bar is 200 a second of a core, whatever else the machine does."""
+
+    rows = [json.loads(line) for line in (shared_data / "math500/test.jsonl").read_text().splitlines()]
+    golds = [row["answer"] for row in rows if not row["answer"].isdigit()][:180]
+    graded(math_pool, [("1", "2")])
+    started = seconds_of_workers()
+    found = graded(math_pool, [(gold, form) for gold in golds for form in (
+        f" {gold}", gold.replace(r"\frac", r"\dfrac"), f"{gold} + 1", f"2 {gold}", f"x = {gold}")])
+    rate = len(found) / (seconds_of_workers() - started)
+    assert Counter(grade.verdict for grade in found)["correct"] >= 2 * len(golds)
+    assert rate > 200, f"{rate:.0f} answers a second"
+
+
+def seconds_of_workers() -> float:
+    """Processor time of this process's children, those that have ended as well."""
+    ended = os.times()
+    alive = sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children(recursive=True))
+    return ended.children_user + ended.children_system + alive
+
+
+@pytest.mark.slow
+def test_campaign_of_twenty_thousand_hostile_strings():
+    answers = random_answers(20_000, seed=0)
+    process, present = psutil.Process(), set(multiprocessing.active_children())
+    pool = MathPool(timeout_seconds=4, memory_gib=4, num_workers=2)
+    outcomes: Counter = Counter()
+    try:
+        graded(pool, [("1", "1")])
+        children = len(process.children(recursive=True))
+        before, started = process.memory_info().rss, time.perf_counter()
+        for number, answer in enumerate(answers):
+            gold = GOLDS[number % len(GOLDS)]
+            if len(answer) <= 400:
+                pool.submit_answer(number, answer, gold)
+            else:
+                pool.submit(number, rf"\boxed{{{answer}}}", gold)
+            outcomes.update(grade.verdict for _, grade in pool.finished())
+        outcomes.update(grade.verdict for _, grade in pool.finished(wait=True))
+        grown = process.memory_info().rss - before
+        print(f"{dict(outcomes)} in {time.perf_counter() - started:.0f} s; memory grew by {grown / 2**20:.1f} MiB")
+        assert len(process.children(recursive=True)) == children
+        assert grown < 100 << 20
+    finally:
+        pool.close()
+    assert outcomes.total() == len(answers)
+    assert outcomes["correct"] == outcomes["error"] == 0
+    assert outcomes["timeout"] < 20
+    assert set(multiprocessing.active_children()) <= present

@@ -1,0 +1,110 @@
+"""Signals against float64 loops and numbers worked out by hand; each place has its own two laws, whatever the pieces."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+from dflash_mcmc.forcing import sequences
+from dflash_mcmc.probe.difficulty import signals
+from tests.training.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
+
+TOKENS = np.random.default_rng(3).integers(0, 58, 33)
+PROMPT_LENGTH = 7
+NAMES = {*signals.DRAFT, *signals.TARGET}
+
+
+def by_loops(target: np.ndarray, draft: np.ndarray, token: int) -> dict[str, float]:
+    """The signals of one token from float64 logits (vocabulary,), straight from the definitions."""
+    p, q = (np.exp(logits - logits.max()) for logits in (target, draft))
+    p, q = p / p.sum(), q / q.sum()
+    pairs = [(float(a), float(b)) for a, b in zip(p, q, strict=True) if a > 0 or b > 0]
+    return {
+        "kl_target_draft": sum(a * math.log(a / b) for a, b in pairs),
+        "kl_draft_target": sum(b * math.log(b / a) for a, b in pairs),
+        "total_variation": sum(abs(a - b) for a, b in pairs) / 2,
+        "minus_log_acceptance": -math.log(sum(min(a, b) for a, b in pairs)),
+        "draft_entropy": -sum(b * math.log(b) for _, b in pairs),
+        "draft_surprisal": -math.log(q[token]),
+        "top1_disagreement": float(p.argmax() != q.argmax()),
+        "target_entropy": -sum(a * math.log(a) for a, _ in pairs),
+        "target_surprisal": -math.log(p[token]),
+        "least_confidence": 1 - max(a for a, _ in pairs),
+    }
+
+
+def test_by_hand():
+    p, q = torch.tensor([[0.8, 0.15, 0.05, 0.0]]), torch.tensor([[0.5, 0.3, 0.2, 0.0]])  # the fourth id has no token
+    found = {name: float(values[0]) for name, values in signals.of_tokens(p.log(), q.log(), torch.tensor([1])).items()}
+    assert set(found) == NAMES
+    assert found["total_variation"] == pytest.approx(0.30, abs=1e-6)  # the document's example, section 4.1, with the rest
+    assert found["minus_log_acceptance"] == pytest.approx(-math.log(0.70), abs=1e-6)
+    assert found["kl_target_draft"] == pytest.approx(0.8 * math.log(1.6) - 0.15 * math.log(2) - 0.05 * math.log(4), abs=1e-6)
+    assert found["draft_surprisal"] == pytest.approx(-math.log(0.3), abs=1e-6)
+    assert found["target_surprisal"] == pytest.approx(-math.log(0.15), abs=1e-6)
+    assert found["least_confidence"] == pytest.approx(0.2, abs=1e-6)
+    assert found["top1_disagreement"] == 0.0
+
+
+def test_equal_laws_do_not_disagree():
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    found = signals.of_tokens(logits, logits + 3.0, torch.arange(5))
+    for name in ("kl_target_draft", "kl_draft_target", "total_variation", "minus_log_acceptance", "top1_disagreement"):
+        assert float(found[name].abs().max()) < 1e-6
+    assert torch.allclose(found["draft_entropy"], found["target_entropy"], atol=1e-5)
+
+
+@pytest.mark.parametrize("block_size", [BLOCK_SIZE, 3])
+def test_along_an_answer_they_are_those_of_every_block_alone(block_size):
+    model = random_target()
+    draft = random_draft(model)
+    found = signals.along(model, DFlashDrafter(draft, model, block_size), TOKENS[:PROMPT_LENGTH], TOKENS[PROMPT_LENGTH:])
+    anchors = range(PROMPT_LENGTH, len(TOKENS) - block_size + 1, block_size)
+    assert found.places.tolist() == [anchor + slot - PROMPT_LENGTH for anchor in anchors for slot in range(1, block_size)]
+    with torch.no_grad():
+        target = model.logits(model.decoder(input_ids=torch.from_numpy(TOKENS)[None]).last_hidden_state[0])
+        for number, place in enumerate(found.places):
+            position = place + PROMPT_LENGTH
+            anchor = PROMPT_LENGTH + place // block_size * block_size
+            alone = shorter(draft, block_size, model, anchor)[position - anchor - 1]
+            expected = by_loops(target[position - 1].double().numpy(), alone.double().numpy(), int(TOKENS[position]))
+            assert {name: values[number] for name, values in found.values.items()} == pytest.approx(expected, abs=2e-4)
+
+
+def shorter(draft, block_size, model, anchor):
+    """Logits of a block of so many positions, drafted alone."""
+    whole = draft.shape
+    draft.shape = replace(whole, block_size=block_size)
+    try:
+        return block_alone(draft, model, torch.from_numpy(TOKENS), anchor)
+    finally:
+        draft.shape = whole
+
+
+def test_pieces_change_nothing(monkeypatch):
+    model = random_target()
+    drafter = DFlashDrafter(random_draft(model), model, BLOCK_SIZE)
+    whole = signals.along(model, drafter, TOKENS[:7], TOKENS[7:])
+    monkeypatch.setattr(sequences, "_LOGITS_BYTES", 3 * 4 * model.vocab_size)
+    widest, plain = [], signals.of_tokens
+    monkeypatch.setattr(signals, "of_tokens", lambda *tensors: widest.append(len(tensors[0])) or plain(*tensors))
+    pieces = signals.along(model, drafter, TOKENS[:7], TOKENS[7:])
+    assert max(widest) == 3
+    for name in NAMES:
+        np.testing.assert_allclose(pieces.values[name], whole.values[name], atol=1e-5)
+
+
+def test_of_some_tokens():
+    values = {"target_entropy": np.array([0.5, 2.0, 0.25, 1.0 / 3.0])}
+    found = signals.Signals(np.array([1, 2, 3, 5]), values)
+    assert found.mean() == {"target_entropy": pytest.approx(0.770833)}
+    some = found.of(range(2, 5))
+    assert some.places.tolist() == [2, 3]
+    assert (some.mean(), some.max()) == ({"target_entropy": 1.125}, {"target_entropy": 2.0})
+    assert found.of(range(5, 6)).max() == {"target_entropy": 0.333333}
+    assert not len(found.of(range(4, 5)).places)

@@ -1,0 +1,190 @@
+"""Estimates against published arithmetic, against the engine where it must agree exactly, and against real runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.__main__ import main
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batched import BatchedEngine
+from dflash_mcmc.engine.interface import Options
+from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.rng import Key
+from dflash_mcmc.run import build, estimate
+from dflash_mcmc.run.samples import execute
+from tests.targets import random_model
+
+PS = ("condition=ps", "sampler.early_reject=off", "hardware.skip_identical=false")
+FULL = ("assumed.answer_length=1", "assumed.prompt_length=100")
+
+
+# (blocks, block length, steps) -> decoded tokens; with the prefixes read anew for each proposal. From the design's table for
+# prompts of 100 tokens and no stop id, which counts all of a prompt where the engine feeds its last token with the first step.
+@pytest.mark.parametrize(("blocks", "block", "steps", "decoded", "read_anew"), [
+    (16, 64, 2, 9_744, 30_912), (16, 192, 10, 133_712, 304_832), (4, 192, 10, 10_388, 25_520), (4, 192, 2, 2_692, 6_960)])
+def test_full_length_answers_cost_what_the_closed_form_says(make_config, blocks, block, steps, decoded, read_anew):
+    setting = (*PS, *FULL, f"sampler.num_blocks={blocks}", f"sampler.num_steps={steps}",
+               f"dataset.max_new_tokens={blocks * block}")
+    assert estimate.token_forwards(make_config(*setting)) == pytest.approx(99 + decoded)
+    draws = blocks * (1 + steps)
+    anew = estimate.token_forwards(make_config(*setting, "hardware.reuse_prefix=false"))
+    assert anew == pytest.approx(read_anew - draws)
+
+
+def test_redrawn_is_the_mean_over_all_cuts(make_config):
+    horizon, blocks, steps, length = 24, 4, 3, 15
+    for cut, places in (("current", lambda state, stage: range(state)), ("horizon", lambda state, stage: range(stage))):
+        config = make_config(*PS, f"sampler.cut={cut}", f"sampler.num_blocks={blocks}", f"sampler.num_steps={steps}",
+                             f"dataset.max_new_tokens={horizon}")
+        cost = config.sampler.expected_cost(length, horizon)
+        expected = sum(steps * np.mean([max(min(stage, length) - place, 0) for place in places(min(stage, length), stage)])
+                       for stage in (6, 12, 18, 24))
+        assert cost.proposed == pytest.approx(expected)
+        assert cost.extended == length
+
+
+def test_chain_that_returns_makes_the_steps_of_the_stages_up_to_its_end(make_config):
+    short = (*PS, "sampler.num_blocks=4", "sampler.num_steps=2", "dataset.max_new_tokens=40")
+    on, back = (make_config(*short, f"sampler.after_eos={kind}").sampler.expected_cost(15, 40)
+                for kind in ("continue", "return"))
+    assert on.proposed == 2 * (11 + 16 + 16 + 16) / 2
+    assert back.proposed == 2 * (11 + 16) / 2
+    published = make_config(*short, "sampler.rule=published").sampler.expected_cost(15, 40)
+    assert published == back
+
+
+def test_without_stop_ids_the_engine_counts_exactly_this(make_config):
+    """Greedy, temperature and power_mh without steps have one cost; with steps the cuts decide, whose mean is the estimate."""
+    horizon, prompt, count = 24, np.arange(5, 16), 150
+    model = LanguageModel(random_model())
+    model.stop_ids = ()
+    measured = {}
+    for name, overrides in {"greedy": ("sampler=greedy",), "temperature": ("sampler=temperature",),
+                            "no steps": (*PS, "sampler.num_steps=0"), "steps": PS}.items():
+        blocks = () if "sampler" in overrides[0] else ("sampler.num_blocks=4",)
+        config = make_config(*overrides, *blocks, f"dataset.max_new_tokens={horizon}", "assumed.answer_length=1",
+                             f"assumed.prompt_length={len(prompt)}")
+        engine = BatchedEngine(model, NoBlend(), 32, len(prompt) + horizon, Options(skip_identical=False))
+        done = list(engine.run((n, config.sampler.chain(prompt, horizon, Key(3).fold_in(n))) for n in range(count)))
+        measured[name] = (estimate.token_forwards(config), done)
+    for name in ("greedy", "temperature", "no steps"):
+        expected, done = measured[name]
+        assert {chain.cost.token_forwards for chain in done} == {len(prompt) - 1 + horizon} == {expected}
+    expected, done = measured["steps"]
+    stages = (6, 12, 18, 24)
+    for chain in done:
+        redrawn = sum(entry["block"] * 6 - entry["cut"] for entry in chain.result.trace)
+        assert chain.cost.token_forwards == len(prompt) - 1 + horizon + redrawn
+    variance = 2 * sum((stage**2 - 1) / 12 for stage in stages)  # of uniform cuts, two steps a stage
+    mean = np.mean([chain.cost.token_forwards for chain in done])
+    assert abs(mean - expected) < 4 * (variance / count) ** 0.5
+
+
+def run_of(make_config, *overrides):
+    """(configuration with the measured lengths assumed, records, token-forwards a sample) of a run over 12 problems."""
+    config = make_config(*overrides, "dataset.limit=12")
+    folder = execute(config).folder
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    prompts = build.prompts(config, config.model.load("cpu"), config.dataset.problems())
+    config.assumed.prompt_length = np.mean([len(prompt) for prompt in prompts.values()])
+    config.assumed.answer_length = np.mean([record["num_tokens"] for record in records]) / config.dataset.max_new_tokens
+    return config, records, np.mean([record["token_forwards"] for record in records])
+
+
+@pytest.mark.parametrize("overrides", [
+    ("condition=greedy",), ("condition=temp",), (*PS, "sampler.num_blocks=4"),
+    *(pytest.param((*PS, "sampler.num_blocks=4", other), marks=pytest.mark.slow)
+      for other in ("sampler.cut=horizon", "sampler.after_eos=return", "hardware.reuse_prefix=false"))])
+def test_runs_of_the_embedded_model_cost_what_is_estimated_from_their_mean_length(make_config, overrides):
+    config, _, measured = run_of(make_config, *overrides)
+    assert estimate.token_forwards(config) == pytest.approx(measured, rel=0.15)
+
+
+def test_savings_are_estimated_from_their_measured_shares(make_config):
+    config, records, measured = run_of(make_config, "condition=ps", "sampler.num_blocks=8", "sampler.proposal_temperature=1")
+    assert config.sampler.early_reject == "exact"
+    tried = [entry for record in records for entry in record["trace"]]
+    rejected = [entry for entry in tried if entry["decision"] in ("reject", "abandon")]
+    kept = sum(entry["proposal_length"] - entry["cut"] for entry in tried if entry["decision"] in ("accept", "identical"))
+    lost = sum(entry["length"] - entry["cut"] for entry in rejected)
+    drawn_of_lost = sum(entry["proposal_length"] - entry["cut"] for entry in rejected)
+    proposed = sum(record["tokens_drawn"] + record["tokens_skipped"] - record["num_tokens"] for record in records)
+    config.assumed.acceptance, config.assumed.abandoned_at = kept / (kept + lost), drawn_of_lost / lost
+    config.assumed.identical = sum(record["tokens_skipped"] for record in records) / proposed
+    assert 0 < config.assumed.identical < 1
+    assert config.assumed.abandoned_at < 0.9
+    assert estimate.token_forwards(config) == pytest.approx(measured, rel=0.25)
+    config.assumed.acceptance = config.assumed.abandoned_at = 1.0
+    config.assumed.identical = 0.0
+    assert estimate.token_forwards(config) > 1.4 * measured
+
+
+def told(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "dry_run=true"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    """The numbers of each row of a printed table, by its first column."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return {first: [cell.replace(",", "") for cell in others] for first, *others in rows[2:]}
+
+
+def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
+    for place in ("model.hf.HFModel.load", "store.RunStore.open", "run.execute", "probing.execute"):
+        monkeypatch.setattr(f"dflash_mcmc.{place}", lambda *_, **__: pytest.fail("a dry run"))
+    text = told(capsys, "experiment=demo", "condition=temp", "num_chains=3", "hardware.tokens_per_second=1000")
+    assert cells(text) == {"temp": ["300", "176", "52740", "0.01"]}  # 300 * (99 + 0.6 * 128)
+    assert "hours: at hardware.tokens_per_second=1000" in text
+    guess = ("experiment=demo", "condition=temp", "num_chains=3", "assumed.tokens_per_second=2000")
+    assert cells(text := told(capsys, *guess)) == {"temp": ["300", "176", "52740", "0.01"]}
+    assert "hours: at assumed.tokens_per_second=2000, a guess" in text
+    assert cells(told(capsys, *guess, "hardware.tokens_per_second=1")) == {"temp": ["300", "176", "52740", "14.65"]}
+    text = told(capsys, "sweep=steps", "experiment=demo")
+    assert "3 jobs" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_total_is_the_sum_and_one_run_counts_once(capsys):
+    rows = cells(text := told(capsys, "-m", "sampler=greedy,temperature", "sampler.alpha=2,4", "dataset.limit=10"))
+    assert list(rows) == ["sampler=greedy sampler.alpha=2", "sampler=temperature sampler.alpha=2",
+                          "sampler=temperature sampler.alpha=4", "total"]
+    assert rows["total"][0] == "30"
+    assert int(rows["total"][2]) == pytest.approx(sum(int(row[2]) for row in itertools.islice(rows.values(), 3)), abs=2)
+    assert "the run of another: 1" in text
+    assert "hardware.tokens_per_second" in text
+
+
+def test_what_is_not_known_is_not_guessed(capsys):
+    rows = cells(text := told(capsys, "sampler=draft_mh", "draft=tiny", "dataset.limit=10"))
+    assert next(iter(rows.values())) == ["10", "-", "-", "-"]
+    assert "sampler=draft_mh: token-forwards are not known" in text
+    rows = cells(text := told(capsys, "probe=rejection_sampling"))
+    assert "probe=rejection_sampling: counted in" in text
+    assert next(iter(rows.values()))[1:] == ["-", "-", "-"]
+
+
+def test_shares_that_cannot_be_are_refused(capsys):
+    for field in ("answer_length=0", "acceptance=1.5", "identical=-1"):
+        with pytest.raises(SystemExit) as ended:
+            main([f"assumed.{field}", "dry_run=true"])
+        assert ended.value.code == 2
+        assert f"assumed.{field.partition('=')[0]}: given" in capsys.readouterr().err
+
+
+def test_published_dataset_is_counted_without_reading_it(capsys, monkeypatch):
+    monkeypatch.setattr("dflash_mcmc.dataset.Benchmark.rows", lambda *_: pytest.fail("read"))
+    assert cells(told(capsys, "dataset=gsm8k", "condition=greedy"))["greedy"][0] == "1319"
+    shards = ("dataset.shards=[39]", "dataset.num_shards=40")
+    assert cells(told(capsys, "dataset=math500", "condition=greedy", *shards))["greedy"][0] == "12"

@@ -1,0 +1,179 @@
+"""What every probe can rely on: its records are kept, completed and put in order, and nothing else is loaded for it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from dflash_mcmc import registry
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import identity_of, plain, run_folder
+from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.registry import GROUPS, components, name_of
+from dflash_mcmc.report.probed import csv_of, overall
+from dflash_mcmc.run.probing import Summary, Unit, execute
+from dflash_mcmc.store.records import RECORDS
+
+PROBES = [component.cls for component in components("probe").values() if component.name != "none"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Lengths:
+    """Lengths of questions, from the last to the first."""
+
+    times: int = identity("factor", ge=1)
+    fails_after: int | None = runtime("records, for tests")
+
+    uses = ("dataset",)
+    unit = "question"
+
+    def units(self, config):
+        return [Unit(problem.id) for problem in config.dataset.problems()]
+
+    def measure(self, config, work):
+        questions = {problem.id: problem.question for problem in config.dataset.problems()}
+        for number, unit in enumerate(reversed(list(work))):
+            if number == self.fails_after:
+                raise UserError("no more")
+            yield unit, {"length": self.times * len(questions[unit.problem])}
+
+    def summarise(self, config, records):
+        lengths = [record["length"] for record in records]
+        return Summary({"longest": max(lengths)}, {"all": [{"length": length} for length in lengths]}, {})
+
+    def figures(self, config, records, summary):
+        from matplotlib.figure import Figure
+
+        return {"lengths": Figure(figsize=(1, 1))}
+
+
+@pytest.fixture
+def lengths(make_config, monkeypatch):
+    """A configuration with the probe above: lengths(seed=1, limit=3, times=2)."""
+    component = registry.Component("probe", "lengths", Lengths, Lengths.__doc__, __file__, 0)
+    monkeypatch.setitem(registry._components, ("probe", "lengths"), component)
+    base = make_config("tracker=jsonl")
+
+    def make(limit=5, times=1, fails_after=None, seed=0):
+        config = copy.deepcopy(base)
+        config.dataset.limit, config.seed = limit, seed
+        config.probe = Lengths(times=times, fails_after=fails_after)
+        return config
+
+    return make
+
+
+def lines(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("cls", PROBES, ids=lambda cls: cls.__name__)
+def test_every_probe_has_what_a_probe_has(cls):
+    assert set(cls.uses) <= set(GROUPS) - {"probe", "hardware", "tracker"}
+    assert cls.unit
+    assert all(callable(getattr(cls, name)) for name in ("units", "measure", "summarise", "figures"))
+
+
+def test_records_are_kept_and_summarised_in_the_order_of_the_units(lengths, tmp_path):
+    config = lengths()
+    result = execute(config)
+    ids = [problem.id for problem in config.dataset.problems()]
+    assert [(record["problem"], record["chain"]) for record in lines(result.folder)] == [(name, 0) for name in reversed(ids)]
+    expected = [len(problem.question) for problem in config.dataset.problems()]
+    assert [row["length"] for row in result.summary["tables"]["all"]] == expected
+    assert result.summary == json.loads((result.folder / "summary.json").read_text())
+    assert (result.folder / "all.csv").read_text().splitlines() == ["length", *map(str, expected)]
+    told = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("step") for line in told] == [1, 2, 3, 4, 5, None, None]
+    assert told[0] == {"step": 1, "unit/length": expected[-1]}
+    assert told[-2:] == [{"summary": {"longest": max(expected)}}, {"tables": {"all": 5}, "figures": ["lengths.png"]}]
+    assert (result.folder / "lengths.png").is_file()
+    assert json.loads((result.folder / "run.json").read_text())["sessions"][0]["command"]
+
+
+def test_a_stopped_probe_goes_on_and_more_units_continue_it(lengths):
+    with pytest.raises(UserError, match="no more"):
+        execute(lengths(fails_after=2))
+    again, more = execute(lengths()), execute(lengths(limit=7))
+    assert (again.num_new, more.num_new) == (3, 2)
+    assert again.folder == more.folder
+    before = (more.folder / "metrics.jsonl").read_text()
+    less = execute(lengths())
+    assert (less.num_new, less.num_beyond) == (0, 2)
+    assert (more.folder / "metrics.jsonl").read_text() == before  # the tracker has been told all of it
+    told = [json.loads(line) for line in before.splitlines()]
+    assert [line["step"] for line in told if "step" in line] == list(range(1, 8))
+    assert len([line for line in told if "summary" in line]) == 2
+    assert less.summary["num_units"] == 7
+
+
+def test_what_is_refused_before_the_first_record_leaves_nothing(lengths, tmp_path):
+    with pytest.raises(UserError, match="no more"):
+        execute(lengths(fails_after=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_unit_that_is_taken_and_not_recorded_is_an_error(lengths, monkeypatch):
+    measure = Lengths.measure
+    monkeypatch.setattr(Lengths, "measure", lambda self, config, work: list(measure(self, config, work))[1:])
+    with pytest.raises(RuntimeError, match="taken 5 units and recorded 4"):
+        execute(lengths())
+
+
+def test_identity_is_that_of_the_groups_in_use(lengths, monkeypatch):
+    monkeypatch.setattr("dflash_mcmc.model.hf.HFModel.fingerprint", lambda self: pytest.fail("read the model"))
+    config = lengths()
+    found = identity_of(config)
+    assert found.keys() == {"version", "probe", "dataset", "dataset.content", "probe.times", "seed", "dataset.prompt",
+                            "dataset.max_new_tokens"}
+    other = lengths(limit=9)
+    other.model.dtype, other.sampler.alpha = "bfloat16", 2.0
+    assert identity_of(other) == found
+    assert identity_of(lengths(times=2)) != found != identity_of(lengths(seed=1))
+    assert run_folder(config, "x").name == "lengths-arith-x"
+    assert config.label() == "lengths"
+    assert not {"model", "sampler", "condition", "draft"} & plain(config).keys()
+
+
+def test_without_a_probe_nothing_of_it_is_in_the_identity(make_config):
+    assert not [name for name in identity_of(make_config()) if name.startswith("probe")]
+    assert make_config().label() == "power_mh"
+
+
+@pytest.mark.parametrize("given", ["model=tiny", "++sampler.alpha=2", "dataset.limit=3", "condition=ps", "num_chains=2"])
+def test_what_a_probe_does_not_use_is_refused(given):
+    command.prepare()
+    with pytest.raises(UserError) as caught:
+        command.check_command(["probe=rejection_sampling", given])
+    name, _, value = given.removeprefix("++").partition("=")
+    assert f"{name}: given {value!r}; allowed: nothing, since probe=rejection_sampling does not use" in str(caught.value)
+
+
+def test_what_a_probe_uses_is_taken():
+    command.prepare()
+    command.check_command(["probe=rejection_sampling", "seed=3", "hardware.device=cpu", "tracker=none", "probe.num_draws=1000"])
+    command.check_command(["probe=none", "sampler.alpha=2"])
+
+
+def test_a_draft_of_an_experiment_that_the_probe_does_not_use_is_left_out(make_config, capsys):
+    note.cache_clear()
+    assert name_of(make_config("experiment=faults", "probe=rejection_sampling").draft) == "none"
+    assert capsys.readouterr().err == "draft=ngram is left out where nothing uses it: probe=rejection_sampling\n"
+
+
+def test_runs_of_a_sweep_share_a_table_behind_what_varies(lengths):
+    folders = [execute(lengths(limit=1, times=times)).folder for times in (1, 2)]
+    header, _, first, second = overall(folders).splitlines()[1:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (header, first, second)]
+    assert cells[0] == ["times", "length"]
+    assert [row[0] for row in cells[1:]] == ["1", "2"]
+    assert int(cells[2][1]) == 2 * int(cells[1][1])
+    assert "times" not in overall(folders[:1])
+
+
+def test_csv_keeps_all_digits():
+    assert csv_of([{"a": 1 / 3, "b": None}, {"a": 2, "c": "x"}]) == f"a,b,c\n{1 / 3!r},,\n2,,x\n"

@@ -1,0 +1,352 @@
+"""The store: torn lines are dropped, corrupt files refused, several processes draw one run and no sample twice."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.errors import RunBusy, UserError
+from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.store.folder import RunStore, closed
+from dflash_mcmc.store.records import RECORDS, read_records
+from tests.conftest import ROOT
+
+
+def record(problem: str, chain: int = 0, **rest) -> dict:
+    return {"problem": problem, "chain": chain, **rest}
+
+
+def write(folder, *records):
+    with RunStore.open(folder) as store:
+        write_all(store, records)
+
+
+def write_all(store, records):
+    for entry in records:
+        store.append(entry)
+
+
+def test_records_come_back_in_order(tmp_path):
+    entries = [record("a", text="ü\n\u2028\ud83d\x00"), record("b", 1, log_p=-1.25)]
+    write(tmp_path / "run", *entries)
+    write(tmp_path / "run", record("c"))
+    with RunStore.open(tmp_path / "run") as store:
+        assert store.records == [*entries, record("c")]
+        assert store.recorded() == {("a", 0), ("b", 1), ("c", 0)}
+    assert read_records(tmp_path / "run") == [*entries, record("c")]
+
+
+@pytest.mark.parametrize("cut", range(1, 30))
+def test_a_torn_last_line_is_dropped_at_any_byte(tmp_path, cut):
+    write(tmp_path, record("a"), record("b", text="0123456789"))
+    path = tmp_path / RECORDS
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    assert [r["problem"] for r in read_records(tmp_path)] == ["a"]
+    with RunStore.open(tmp_path) as store:
+        assert [r["problem"] for r in store.records] == ["a"]
+        store.append(record("b", text="0123456789"))
+    assert path.read_bytes() == whole
+
+
+def test_a_corrupt_line_in_the_middle_is_refused_with_its_number(tmp_path):
+    write(tmp_path, record("a"), record("b"))
+    path = tmp_path / RECORDS
+    path.write_bytes(b"{bad\n" + path.read_bytes())
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="line 1 is no record"), RunStore.open(tmp_path):
+        pass
+    assert path.read_bytes() == before
+
+
+def test_a_repeated_record_counts_once_and_is_told(tmp_path, capsys):
+    """A file server that takes a live process for dead gives its claims away; the sample is the same."""
+    write(tmp_path, record("a"), record("b"))
+    (tmp_path / "records.1.jsonl").write_text(json.dumps(record("b", seconds=2.0)) + "\n" + json.dumps(record("c")) + "\n")
+    with RunStore.open(tmp_path) as store:
+        assert store.records == [record("a"), record("b"), record("c")]
+        assert store.places == [(0, 0), (0, 1), (1, 1)]
+    assert read_records(tmp_path) == store.records
+    told = capsys.readouterr().err
+    assert "records.1.jsonl: line 1 repeats problem b, chain 0 of" in told
+    assert "records.jsonl: line 2, which counts" in told
+
+
+def test_fields_that_nothing_needs_are_in_the_file_alone(tmp_path):
+    with RunStore.open(tmp_path, left_out=("tokens",)) as store:
+        store.append(record("a", tokens=[1, 2], text="x"))
+        assert store.records == [record("a", text="x")]
+    assert read_records(tmp_path) == [record("a", tokens=[1, 2], text="x")]
+
+
+def test_a_listing_of_some_time_ago_hides_no_ones_records(tmp_path, another, monkeypatch):
+    """As network file systems give it: without the file that another machine has just made."""
+    holder, _, _ = another(tmp_path)
+    _, _, _ = another(tmp_path, problems=["b"], recorded=["a"])
+    holder.kill()
+    holder.join()
+    with monkeypatch.context() as stale:
+        stale.setattr("dflash_mcmc.store.folder.record_files", lambda folder: {0: folder / RECORDS})
+        store = RunStore.open(tmp_path)
+        opened = store.__enter__()
+    assert not opened.claim(("a", 0))
+    opened.refresh()
+    assert opened.recorded() == {("a", 0)}
+    store.__exit__(None, None, None)
+
+
+def _hold(folder, opened, release, problems=(), recorded=()):
+    with RunStore.open(folder) as store:
+        claimed = [problem for problem in problems if store.claim((problem, 0))]
+        for problem in recorded:
+            store.append(record(problem))
+        opened.put(claimed)
+        release.wait(60)
+
+
+@pytest.fixture
+def another():
+    """Starts a process that holds a run open, with samples claimed and samples recorded, until it is killed."""
+    context, started = multiprocessing.get_context("spawn"), []
+
+    def start(folder, problems=(), recorded=()):
+        opened, release = context.Queue(), context.Event()
+        process = context.Process(target=_hold, args=(folder, opened, release, problems, recorded))
+        process.start()
+        started.append((process, release))
+        return process, release, opened.get(timeout=60)
+
+    yield start
+    for process, _ in started:
+        process.kill()
+        process.join()
+
+
+def test_what_one_process_draws_no_other_begins_until_it_dies(tmp_path, another):
+    holder, _, claimed = another(tmp_path, problems=["a", "b"])
+    assert claimed == ["a", "b"]
+    with RunStore.open(tmp_path) as store:
+        assert list(store.take([("a", 0), ("b", 0), ("b", 1)])) == [("b", 1)]
+        with pytest.raises(ValueError, match="being drawn by another process"):
+            store.append(record("a"))
+        holder.kill()
+        holder.join()
+        assert list(store.take([("a", 0), ("b", 0), ("b", 1)])) == [("a", 0), ("b", 0)]
+        store.append(record("a"))
+
+
+def test_processes_write_a_file_each_and_see_each_others_records(tmp_path, another):
+    write(tmp_path, record("before"))
+    with RunStore.open(tmp_path) as store:
+        store.append(record("mine"))
+        _, release, _ = another(tmp_path, recorded=["other"])
+        assert not store.claim(("other", 0))
+        assert [r["problem"] for r in store.records] == ["before", "mine"]  # it is claimed until it is on the disk
+        store.refresh()
+        assert [r["problem"] for r in store.records] == ["before", "mine", "other"]
+        assert store.places == [(0, 0), (0, 1), (1, 0)]
+        release.set()
+        assert [r["problem"] for r in read_records(tmp_path)] == ["before", "mine", "other"]
+    assert (tmp_path / "records.1.jsonl").read_text().count("\n") == 1
+    with RunStore.open(tmp_path) as store:
+        assert len(store.records) == 3
+
+
+def test_a_sample_that_was_recorded_since_the_last_look_is_not_claimed(tmp_path, another):
+    with RunStore.open(tmp_path) as store:
+        process, release, _ = another(tmp_path, recorded=["a"])
+        release.set()
+        process.join(60)
+        assert store.recorded() == set()
+        assert not store.claim(("a", 0))
+        assert store.recorded() == {("a", 0)}
+
+
+def test_one_process_leads_and_the_next_one_when_it_leaves(tmp_path, another):
+    with RunStore.open(tmp_path) as store:
+        assert store.lead()
+        process, _, _ = another(tmp_path)
+    (leads,) = subprocess.run([sys.executable, "-c", LEADS, tmp_path], capture_output=True, text=True, check=True,
+                              cwd=ROOT).stdout.split()
+    assert leads == "True"
+    with RunStore.open(tmp_path) as store:
+        store.lead()
+        (leads,) = subprocess.run([sys.executable, "-c", LEADS, tmp_path], capture_output=True, text=True, check=True,
+                                  cwd=ROOT).stdout.split()
+    assert leads == "False"
+    assert process.is_alive()
+
+
+def test_who_does_not_lead_waits_for_one_that_leaves_and_no_longer(tmp_path):
+    """One that leads may draw for hours what was asked of it alone."""
+    with RunStore.open(tmp_path) as store:
+        assert store.lead()
+        waits = subprocess.Popen([sys.executable, "-c", LEADS.replace("lead()", "lead(60.0)"), tmp_path],
+                                 stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        (leads,) = subprocess.run([sys.executable, "-c", LEADS.replace("lead()", "lead(0.2)"), tmp_path], capture_output=True,
+                                  text=True, check=True, cwd=ROOT).stdout.split()
+        assert leads == "False"
+        assert waits.poll() is None
+    assert waits.communicate(60)[0].split() == ["True"]
+
+
+LEADS = """
+import pathlib, sys
+from dflash_mcmc.store.folder import RunStore
+with RunStore.open(pathlib.Path(sys.argv[1])) as store:
+    print(store.lead())
+"""
+
+
+def test_a_run_is_open_once_in_a_process_and_closed_to_all_while_it_is_rewritten(tmp_path, another):
+    with RunStore.open(tmp_path), pytest.raises(RunBusy, match="this process has that run open"), RunStore.open(tmp_path):
+        pass
+    process, _, _ = another(tmp_path)
+    with pytest.raises(RunBusy, match="being written by another process"), closed(tmp_path):
+        pass
+    process.kill()
+    process.join()
+    with closed(tmp_path), pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run([sys.executable, "-c", LEADS, tmp_path], timeout=3, cwd=ROOT)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="not Linux")
+def test_a_folder_that_cannot_be_made_is_one_line():
+    """Where no folder can be made the kernel may say that there is none, as it does where another process removed it."""
+    with pytest.raises(UserError, match=r"paths.outputs: cannot write to /proc/none/run: No such file"):
+        RunStore.open(Path("/proc/none/run")).__enter__()
+
+
+def test_a_folder_without_locks_is_one_line(tmp_path, monkeypatch):
+    def unsupported(*given):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", unsupported)
+    with pytest.raises(UserError, match=r"paths.outputs: cannot lock .*No locks available; allowed: .*NFS 4"):
+        RunStore.open(tmp_path).__enter__()
+
+
+def test_what_a_dead_process_left_is_not_mistaken_for_what_a_live_one_writes(tmp_path, another):
+    """Temporary files are cleaned up only by a process that is alone, a torn line only by the one that takes the file."""
+    process, _, _ = another(tmp_path, recorded=["a"])
+    (tmp_path / ".run.json.123.tmp").write_text("{")
+    with (tmp_path / RECORDS).open("a") as file:
+        file.write('{"problem": "b"')  # it is in the middle of a line
+    write(tmp_path, record("c"))
+    assert (tmp_path / ".run.json.123.tmp").exists()
+    assert (tmp_path / RECORDS).read_text().endswith('{"problem": "b"')
+    process.kill()
+    process.join()
+    write(tmp_path, record("d"))
+    assert not list(tmp_path.glob(".*"))
+    assert [r["problem"] for r in read_records(tmp_path)] == ["a", "d", "c"]
+
+
+def test_a_copied_folder_without_its_lock_file_is_whole(tmp_path, another):
+    write(tmp_path / "one", record("a"))
+    (tmp_path / "one" / "lock").unlink()
+    (tmp_path / "one" / "records.3.jsonl").write_text(json.dumps(record("b")) + "\n")
+    with RunStore.open(tmp_path / "one") as store:
+        assert store.recorded() == {("a", 0), ("b", 0)}
+
+
+def test_a_recorded_sample_is_not_recorded_again(tmp_path):
+    with RunStore.open(tmp_path) as store:
+        store.append(record("a"))
+        with pytest.raises(ValueError, match="is recorded already"):
+            store.append(record("a"))
+    assert len(read_records(tmp_path)) == 1
+
+
+def test_what_a_killed_process_was_replacing_is_cleaned_up(tmp_path):
+    write(tmp_path, record("a"))
+    (tmp_path / ".run.json.123.tmp").write_text("{")
+    write(tmp_path, record("b"))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_folder_of_which_nothing_came_is_removed(tmp_path):
+    with RunStore.open(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_not_a_number_is_refused_before_it_is_written(tmp_path):
+    with RunStore.open(tmp_path) as store:
+        store.append(record("a"))
+        with pytest.raises(ValueError, match="JSON compliant"):
+            store.append(record("b", log_p=float("nan")))
+    assert len(read_records(tmp_path)) == 1
+
+
+@pytest.fixture
+def full_after(tmp_path):
+    """A folder on a disk of its own with so many bytes; skips where none can be mounted."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", mounted], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
+    yield mounted
+    subprocess.run(["umount", "-l", mounted], check=True)
+
+
+def test_a_full_disk_is_told_and_nothing_recorded_is_lost(full_after):
+    folder = full_after / "run"
+    with RunStore.open(folder) as store, pytest.raises(UserError, match=r"records\.jsonl: .*run the same command again"):
+        write_all(store, [record(str(number), text="x" * 1000) for number in range(1000)])
+    kept = len(read_records(folder))
+    assert 10 < kept < 64
+    assert (folder / RECORDS).read_bytes().endswith(b"\n")
+    with RunStore.open(folder) as store:
+        assert len(store.records) == kept
+        with pytest.raises(UserError, match=r"records\.jsonl"):
+            store.append(record("one more", text="x" * 5000))
+    assert len(read_records(folder)) == kept
+
+
+def test_a_part_of_a_record_does_not_stay(tmp_path, monkeypatch):
+    with RunStore.open(tmp_path) as store:
+        store.append(record("a"))
+        whole, file = (tmp_path / RECORDS).read_bytes(), store._file
+
+        class Full:
+            def __getattr__(self, name):
+                return getattr(file, name)
+
+            def write(self, line):
+                return file.write(line[:3])
+
+        monkeypatch.setattr(store, "_file", Full())
+        with pytest.raises(UserError, match="disk full"):
+            store.append(record("b"))
+        assert (tmp_path / RECORDS).read_bytes() == whole
+
+
+def test_sessions_add_up(tmp_path):
+    with RunStore.open(tmp_path) as store:
+        store.write_session({"seed": 0}, {"command": ["one"]})
+        store.write_session({"seed": 0}, {"command": ["two"]})
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert [session["command"] for session in run["sessions"]] == [["one"], ["two"]]
+
+
+def test_atomic_write_leaves_no_other_file(tmp_path):
+    write_atomically(tmp_path / "x.json", "1")
+    write_atomically(tmp_path / "x.json", "2")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    assert (tmp_path / "x.json").read_text() == "2"
+
+
+def test_a_torn_line_of_any_process_is_not_read(tmp_path):
+    write(tmp_path, record("a"))
+    other = tmp_path / "records.1.jsonl"
+    other.write_text(json.dumps(record("b")) + "\n" + '{"problem": "c"')
+    with RunStore.open(tmp_path) as store:
+        assert store.recorded() == {("a", 0), ("b", 0)}

@@ -1,0 +1,173 @@
+"""`launchers/dashboard.py` against a server on this machine: what it makes there, and one line where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+
+from dflash_mcmc.config.schema import plain
+from dflash_mcmc.run.samples import execute
+from dflash_mcmc.run.sampling import metrics_of
+from dflash_mcmc.run.tracking import RunningAccuracy
+from dflash_mcmc.store.records import read_records
+from dflash_mcmc.tracker import RunInfo
+from dflash_mcmc.tracker.wandb import WandbRun, panels
+from tests import processes
+from tests.conftest import ROOT
+from tests.tracker.loopback import Artifact, Loopback, Run
+
+
+@pytest.fixture
+def server():
+    """Has two tracked runs of the experiment `demo`, one of them with the figures of a probe."""
+    with Loopback() as server:
+        logged = {"ps": {"accuracy": 0.5, "samples": {"_type": "table-file"}},
+                  "ranks": {"figures/ranks": {"_type": "image-file"}, "tables/ranks": {"_type": "table-file"}}}
+        for name, summary in logged.items():
+            told = {"displayName": name, "groupName": "demo", "jobType": name, "tags": []}
+            server.runs["p", name] = Run("p", name, name, told, summary=summary)
+        yield server
+
+
+@pytest.fixture
+def dashboard(tmp_path):
+    """Runs the launcher: dashboard(environment, "--experiment", "demo")."""
+    def run(environment: dict[str, str], *arguments: str, program: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+        absent = dict.fromkeys(name for name in os.environ if name.startswith("WANDB_"))
+        return processes.run([*(program or [ROOT / "launchers/dashboard.py"]), "--project", "p", *arguments], tmp_path, 120,
+                             **{**absent, "HOME": str(tmp_path), **environment})
+
+    return run
+
+
+IMPATIENT = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from dflash_mcmc.tracker.wandb import page
+from launchers import dashboard
+page._TIMEOUT = 2
+dashboard.main()
+"""
+"""The launcher, but that it waits for an answer of the server for two seconds."""
+
+
+def spec_of(server: Loopback) -> dict:
+    """The one page that the server has."""
+    (view,) = server.views.values()
+    return json.loads(view["spec"])["section"]
+
+
+def panels_of(spec: dict) -> dict[str, list[dict]]:
+    """Kind and settings of the panels, by section."""
+    return {section["name"]: [{"kind": panel["viewType"], **panel["config"]} for panel in section["panels"]]
+            for section in spec["panelBankConfig"]["sections"]}
+
+
+def test_the_page_and_the_report_of_local_runs(server, dashboard, make_config, tmp_path):
+    setting = ("experiment=demo", "dataset.limit=4", f"paths.outputs={tmp_path / 'o'}")
+    greedy = execute(make_config(*setting, "condition=greedy"))
+    sampled = execute(make_config(*setting, "condition=temp"))
+    known, unknown = (run.folder.name.rpartition("-")[2] for run in (greedy, sampled))
+    server.artifacts["a"] = Artifact("a", f"records-demo-{known}", "records", "r", "d", {}, 0, committed=True)
+    environment = server.environment(tmp_path)
+    done = dashboard(environment, str(tmp_path / "o/demo"), "--swept", "sampler.alpha", "blend.beta")
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(rf"{server.url}/tester/p\?nw=\w+", done.stdout.strip())
+    assert server.unknown == []
+
+    report = server.run("report-demo")
+    assert (report.told["groupName"], report.told["jobType"]) == ("demo", "report")
+    assert server.artifacts["a"].used_by == ["report-demo"]  # what the report is made of
+    assert f"records-demo-{unknown}:latest is not in W&B" in done.stderr
+    paired = json.loads(report.files[report.summary["report/paired"]["path"]])
+    assert paired["columns"] == (tmp_path / "o/demo/report/tables/paired.csv").read_text().splitlines()[0].split(",")
+    assert any(isinstance(cell, float) for row in paired["data"] for cell in row)
+    page = report.files[report.summary["report/page"]["path"]]
+    assert page == (tmp_path / "o/demo/report/report.html").read_bytes()
+    (kept,) = [artifact for artifact in server.artifacts.values() if artifact.type == "report"]
+    assert server.files(kept)["report.html"] == page
+
+    spec = spec_of(server)
+    assert json.dumps(spec["runSets"][0]["filters"]).count('"demo"') == 1
+    shown = panels_of(spec)
+    assert list(shown) == ["Accuracy by condition", "Sweep", "Acceptance", "Cost", "Report", "Samples", "Probes"]
+    (intervals, bars, running), (area, coordinates, *_) = shown["Accuracy by condition"], shown["Sweep"]
+    (chart, drawn), = server.charts.items()
+    assert intervals["panelDefId"] == f"tester/{chart}"
+    assert {*re.findall(r"\$\{field:(\w+)\}", json.dumps(drawn))} == {*intervals["fieldSettings"]}
+    assert bars["metrics"] == ["accuracy"]
+    assert (running["xAxis"], running["metrics"]) == ("finished", ["running/accuracy"])
+    assert (area["xAxis"], area["yAxis"]) == ("config:sampler.value.alpha", "config:blend.value.beta")
+    assert area["zAxis"] == "summary:accuracy"
+    assert [column["accessor"] for column in coordinates["columns"]] == [area["xAxis"], area["yAxis"], area["zAxis"]]
+    assert [panel["xAxis"] for panel in shown["Cost"][:2]] == ["summary:mean_token_forwards", "summary:mean_share_seconds"]
+    assert shown["Report"][0]["mediaKeys"] == ["report/page"]
+    assert '"report/overall"' in json.dumps(shown["Report"][1])
+    assert '"report/paired"' in json.dumps(shown["Report"][2])
+    assert '"samples"' in json.dumps(shown["Samples"])
+    assert [panel["kind"] for panel in shown["Probes"]] == ["Weave", "Media Browser"]
+
+    again = dashboard(environment, "--experiment", "demo", "--outputs", "outputs")
+    assert (again.returncode, again.stdout, len(server.views)) == (0, done.stdout, 1)  # the same page
+    assert '"config:sampler.value.num_steps"' in json.dumps(spec_of(server))  # anew
+    server.views.clear()
+    anew = dashboard(environment, "--experiment", "demo")
+    assert "cannot be opened, a new page is made" in anew.stderr
+    assert len(server.views) == 1
+
+
+def test_what_it_cannot_do_is_one_line(server, dashboard, tmp_path):
+    environment = server.environment(tmp_path)
+    for given, arguments, said in (
+        ({}, [], "error: not logged in to W&B: wandb login"),
+        (environment, ["--experiment", "other"], "error: tester/p: no runs of the experiment other in W&B"),
+        ({**environment, "WANDB_BASE_URL": "http://127.0.0.1:9"}, ["--entity", "tester"], "error: W&B: "),
+    ):
+        done = dashboard(given, *arguments, program=("-c", IMPATIENT))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(said)
+        assert done.stderr.count("\n") == 1, done.stderr
+    assert not server.views
+
+
+def test_the_page_reads_what_the_tracker_writes(make_config):
+    """Names of the summary, of the history and of the configuration, held against those of a run."""
+    result = execute(make_config("condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2"))
+    sent = {}
+
+    class Silent:
+        dir, summary = "x/y", sent
+
+        def define_metric(self, name, **given):
+            pass
+
+        def log(self, values):
+            sent.update(values)
+
+    running, records = RunningAccuracy(), read_records(result.folder)
+    run = WandbRun(Silent, RunInfo("i", "e", "c", {}, result.folder), "online", "")
+    for step, record in enumerate(records, start=1):
+        running.add(record)
+        run.log({**metrics_of(record), **running.metrics()}, step)
+    run.summary(result.summary, records)
+    asked = json.dumps([section._to_model().model_dump(by_alias=True, exclude_none=True, mode="json")
+                        for section in panels.sections("e/c", panels.SWEPT, ["samples"], [])])
+    for name in {*panels.COLUMNS, "label", "running/accuracy", "sample/acceptance", "finished", "samples"}:
+        assert name in sent
+        assert name in asked or name in panels.COLUMNS
+    config = plain(make_config("condition=blend_ps"))
+    for name in panels.SWEPT:
+        group, _, field = name.partition(".")
+        assert field in config[group]
+        assert f"config:{group}.value.{field}" in asked
+
+
+def test_a_changed_chart_has_another_name(monkeypatch):
+    before = panels.preset_name()
+    monkeypatch.setitem(panels.INTERVALS, "title", "x")
+    assert re.fullmatch(r"[a-z0-9-]+", before)
+    assert panels.preset_name() != before
