@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from dflash_mcmc.config import sweep as sweeps
 from dflash_mcmc.config.command import Command, check_command, config_folder, prepare
+from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import Config, to_config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program, ranks
@@ -89,7 +90,7 @@ def _checked(arguments: list[str]) -> Command:
         raise
 
 
-def _check_problems(jobs: list[sweeps.Job]) -> None:
+def _check_problems(jobs: list[Job]) -> None:
     """That every point's problems can be had, before the first point starts. Raises UserError."""
     drawn = [job.config.dataset for job in jobs if not (job.config.show or job.config.dry_run)]
     for dataset in {repr(dataset): dataset for dataset in drawn}.values():

@@ -19,6 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import (
     PACKAGE,
     Config,
@@ -30,7 +31,7 @@ from dflash_mcmc.config.schema import (
     unknown_field,
     unused,
 )
-from dflash_mcmc.config.sweep import Job, Sweep, deferred, points
+from dflash_mcmc.config.sweep import Sweep, deferred, points
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import spec_of
 from dflash_mcmc.grid.launcher import PREFIX, Slurm, store_schema, to_launcher
@@ -76,8 +77,6 @@ class Command(NamedTuple):
     """What is to be run; none where something is to be shown."""
     sweep: Sweep | None
     """None for a single run."""
-    choices: list[dict[str, str]]
-    """Of each job the option of every group."""
     launcher: Slurm | None
     """With hydra/launcher=slurm, which submits the jobs; None where they run here."""
 
@@ -89,7 +88,7 @@ def check_command(arguments: list[str]) -> Command:
     """
     parsed = _parse(arguments)
     if any(getattr(parsed, name, None) for name in ("help", "hydra_help", "version", "shell_completion")):
-        return Command(arguments, [], None, [], None)
+        return Command(arguments, [], None, None)
     for option in ("config_name", "config_path"):
         if getattr(parsed, option):
             flag = option.replace("_", "-")
@@ -99,21 +98,20 @@ def check_command(arguments: list[str]) -> Command:
         overrides = [_parse_override(text) for text in parsed.overrides]
         hydra = _hydra(overrides)
         sweep, launcher = _sweep(hydra, parsed.multirun), _launcher(hydra, overrides)
-        jobs, choices = [], []
+        jobs: list[Job] = []
         for texts in _jobs(overrides, sweep):
             composed, chosen = _compose("config", texts)
             if (chosen["hydra/launcher"] == "slurm") != (launcher is not None):
                 raise UserError("hydra/launcher: given slurm by something that is swept; allowed: one launcher for all points")
             config = to_config(composed)
             _refuse_unused(config, texts)
-            jobs.append(Job(texts, config))
-            choices.append(chosen)
+            jobs.append(Job(config, tuple(texts), chosen))
     if sweep and not jobs:
         raise UserError("the sweep: given no point; allowed: at least one value of everything that is swept")
     if sweep and sweep.num_trials is None:
         swept = {override.input_line: deferred(override) for override in overrides}
         arguments = [swept.get(text, text) for text in arguments]
-    return Command(arguments, [] if parsed.cfg or parsed.info else jobs, sweep, choices, launcher)
+    return Command(arguments, [] if parsed.cfg or parsed.info else jobs, sweep, launcher)
 
 
 def _refuse_unused(config: Config, overrides: list[str]) -> None:

@@ -21,15 +21,7 @@ from dflash_mcmc.statistics import summaries
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.run.samples import RunResult
-
-
-class Job(NamedTuple):
-    """One run that a command line asks for."""
-
-    overrides: list[str]
-    config: Config
 
 
 class Sweep(NamedTuple):

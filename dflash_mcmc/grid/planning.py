@@ -8,8 +8,9 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
+from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import Config, hash_of, identity_of, run_folder
-from dflash_mcmc.config.sweep import Job, differing
+from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.registry import name_of
@@ -42,14 +43,14 @@ class Recorded(NamedTuple):
     """Mean seconds that a process spent for a sample."""
 
 
-def plan(jobs: Sequence[Job], choices: Sequence[dict[str, str]]) -> list[Planned]:
+def plan(jobs: Sequence[Job]) -> list[Planned]:
     """The points of a checked command, in their order; those that come to one run and ask for no more of it are one.
 
     Raises UserError.
     """
     labels = differing([job.overrides for job in jobs])
     planned: dict[Path, list[Planned]] = {}
-    for job, chosen, label in zip(jobs, choices, labels, strict=True):
+    for job, label in zip(jobs, labels, strict=True):
         config = job.config
         digest = hash_of(identity_of(config))
         folder, keys = run_folder(config, digest).absolute(), asked(config)
@@ -57,7 +58,7 @@ def plan(jobs: Sequence[Job], choices: Sequence[dict[str, str]]) -> list[Planned
         if any(keys <= point.asked for point in of_run):
             continue
         of_run[:] = [point for point in of_run if not point.asked <= keys]
-        of_run.append(Planned(config, job.overrides, chosen, label if len(jobs) > 1 and label else config.label(), digest,
+        of_run.append(Planned(config, list(job.overrides), dict(job.choices), label if len(jobs) > 1 and label else config.label(), digest,
                               folder, keys, pending(folder, keys)))
     return [point for of_run in planned.values() for point in of_run]
 

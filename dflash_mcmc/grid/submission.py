@@ -31,7 +31,7 @@ def submit(command: Command) -> Grid | None:
     _refuse(command)
     cluster.check(launcher.partition)
     _submitit()
-    points = planning.plan(command.jobs, command.choices)
+    points = planning.plan(command.jobs)
     shards = _shards([point.num_pending for point in points], launcher)
     _say_complete(points)
     if not shards:

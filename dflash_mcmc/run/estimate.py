@@ -17,8 +17,8 @@ from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
+    from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.config.sweep import Job
 
 _HEADERS = ("run", "samples", "token-forwards a sample", "token-forwards", "hours")
 

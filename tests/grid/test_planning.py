@@ -18,7 +18,7 @@ BASE = ("-m", "tracker=none", "dataset.limit=4")
 def planned(*arguments: str, outputs) -> list[planning.Planned]:
     cli.prepare()
     command = cli.check_command([*BASE, f"paths.outputs={outputs}", *arguments])
-    return planning.plan(command.jobs, command.choices)
+    return planning.plan(command.jobs)
 
 
 def lay(folder, *keys, torn: str = "") -> None:
@@ -86,11 +86,11 @@ def test_no_job_has_nothing_to_draw():
 LARGE = """
 import re, sys, time
 started = time.perf_counter()
-from dflash_mcmc import cli
+from dflash_mcmc.config import command as cli
 from dflash_mcmc.grid import planning
 cli.prepare()
 command = cli.check_command(["-m", "dataset=jsonl", "dataset.path=tasks.jsonl", "condition=ps", "num_chains=8"])
-print(sum(point.num_pending for point in planning.plan(command.jobs, command.choices)),
+print(sum(point.num_pending for point in planning.plan(command.jobs)),
       int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1000,
       "torch" in sys.modules, "transformers" in sys.modules)
 print(time.perf_counter() - started, file=sys.stderr)

@@ -259,7 +259,7 @@ def test_code_that_is_not_the_snapshot_is_refused(job, make_grid, capfd):
 
 def test_several_processes_are_started_by_accelerate(make_grid):
     grid = make_grid("processes=2")
-    command = supervise._command(grid, one := supervise.Job(id="7", point=3, shard=0, shards=1), grid.launcher)
+    command = supervise._command(grid, one := supervise.SlurmJob(id="7", point=3, shard=0, shards=1), grid.launcher)
     assert command[1:3] == ["-m", "accelerate.commands.launch"]
     assert command[command.index("--num_processes") + 1] == "2"
     assert command[-4:] == ["-m", "dflash_mcmc.grid.work", str(grid.folder), "3"]

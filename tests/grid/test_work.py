@@ -22,7 +22,7 @@ def grid(make_grid, tmp_path, monkeypatch) -> Grid:
     grid = make_grid()
     command = cli.check_command(["-m", "condition=ps", "sampler.alpha=2,3", "dataset.limit=3", "tracker=none",
                                  "hardware=slurm_cpu", f"paths.outputs={tmp_path}"])
-    planned = planning.plan(command.jobs, command.choices)
+    planned = planning.plan(command.jobs)
     (grid.folder / "code").unlink()
     snapshot.copy_code(grid.folder / "code")
     for number, point in enumerate(planned):

@@ -25,7 +25,8 @@ from tests.run.test_samples import QUICK
 GREEDY = ("experiment=demo", "condition=greedy", "dataset.limit=3")
 KILLED = """
 import os, signal, sys, time
-from dflash_mcmc import __main__, tracking
+from dflash_mcmc import __main__
+from dflash_mcmc.run import tracking
 
 def killed(*given):
     time.sleep(float(os.environ.get("PAUSE", "0")))

@@ -15,16 +15,17 @@ from tests.run.test_samples import folder_of, records_of
 
 DEADLY = """
 import os, signal, sys
-from dflash_mcmc import __main__, drawing
+from dflash_mcmc import __main__
+from dflash_mcmc.run import build
 
-chain = drawing.chain
+chain = build.chain
 
 def deadly(config, sampler, problem, number, prompt):
     if (problem, number) == (os.environ["POISON"], 0):
         os.kill(os.getpid(), signal.SIGKILL)
     return chain(config, sampler, problem, number, prompt)
 
-drawing.chain = deadly
+build.chain = deadly
 __main__.main(sys.argv[1:])
 """
 """A run in which one sample makes the system kill the process, as one that needs too much memory does."""

@@ -1,0 +1,22 @@
+"""A job: one run that a command line asks for. It is composed and checked once; everything after that reads this value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class Job(NamedTuple):
+    """One run. `overrides` and `choices` name it in tables and trackers; neither changes what it does."""
+
+    config: Config
+    overrides: tuple[str, ...] = ()
+    """The overrides of the command line that apply to this job."""
+    choices: Mapping[str, str] = _NONE
+    """The chosen option of each configuration group, by group."""
