@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report dashboard probes test test-slow test-slurm bench lint options train clean
+.PHONY: help install demo report dashboard probes test test-slow test-slurm bench lint house options train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
 
 lint: $(READY)  ## style and errors that can be seen without running
 	$(BIN)/ruff check dflash_mcmc launchers tests
+
+house: $(READY)  ## the layout in numbers, and their limits
+	$(BIN)/python -m tests.house --check
 
 options: $(READY)  ## every option of every configuration group
 	@$(BIN)/python -m dflash_mcmc.catalogue

@@ -1,0 +1,169 @@
+"""Measures the layout of the package: `python -m tests.house`, or `make house`. `--check` exits with 1 above a limit.
+
+    files of one run     files of the package with a function that one sampling run calls, without engine/ and components
+    modules at the root  files directly in dflash_mcmc/
+    branches on probes   comparisons that ask whether a configuration has a probe, outside run/tasks.py and probe/
+    names of leaves      comparisons of a component's name with a literal, outside the component's own file
+    recurring classes    class names, without leading underscores, that two files define
+    optional hooks       hasattr() and getattr() with a default on a component
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tabulate import tabulate
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "dflash_mcmc"
+GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "tracker")
+NOT_THE_TRUNK = (*GROUPS, "engine", "grading")
+_TRACED = """
+import runpy, sys
+root, calls = sys.argv[1], set()
+sys.path.insert(0, root)
+sys.argv = ["dflash_mcmc", "sampler=greedy", "dataset.limit=1", "tracker=none"]
+
+def note(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_flags & 1 and not code.co_name.startswith("<") and code.co_filename.startswith(root):
+        calls.add(code.co_filename)
+
+sys.setprofile(note)
+try:
+    runpy.run_module("dflash_mcmc", run_name="__main__")
+except SystemExit as end:
+    assert not end.code, end.code
+finally:
+    sys.setprofile(None)
+print("FILES", *sorted(calls), sep="\\n")
+"""
+
+
+class Figure(NamedTuple):
+    """One number of the layout."""
+
+    name: str
+    value: int
+    limit: int | None
+    """Largest value that `--check` accepts; None accepts every value."""
+    details: tuple[str, ...] = ()
+
+
+def sources() -> dict[Path, ast.Module]:
+    """Every file of the package, parsed."""
+    return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def files_of_one_run() -> list[Path]:
+    """Files with a function that one sampling run calls, without engine and components."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", _TRACED, str(ROOT)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    paths = [Path(line) for line in done.stdout.partition("FILES\n")[2].splitlines()]
+    return [path for path in paths if path.is_relative_to(PACKAGE) and room(path) not in NOT_THE_TRUNK]
+
+
+def room(path: Path) -> str:
+    """The first folder of a file below the package; empty for the root."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def lines(path: Path) -> int:
+    """Lines of a file."""
+    return len(path.read_text().splitlines())
+
+
+def probe_branches(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Places that compare the name of a configuration's probe."""
+    if path == PACKAGE / "run" / "tasks.py" or room(path) == "probe":
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and re.search(r"\bprobe\)? (==|!=|is|in|not)", ast.unparse(node)):
+            yield place(path, node)
+
+
+def leaf_names(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Places that compare `name_of(...)` with a literal. A component may name itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and "name_of(" in ast.unparse(node):
+            constants = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            literals = [value for value in constants if isinstance(value, str)]
+            if (literals and room(path) not in GROUPS) or any(literal != path.stem for literal in literals):
+                yield place(path, node)
+
+
+def optional_hooks(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Places that ask whether a component has an attribute."""
+    pattern = r"(hasattr|getattr)\((self\.)?_?(config\.|job\.)?(component|" + "|".join(GROUPS) + r")\b"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and re.match(pattern, text := ast.unparse(node)) and (
+                text.startswith("hasattr") or len(node.args) == 3):
+            yield place(path, node)
+
+
+def place(path: Path, node: ast.AST) -> str:
+    """`file:line`, relative to the checkout."""
+    return f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """(name, lines) of every function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def figures() -> list[Figure]:
+    """All numbers of the layout."""
+    parsed = sources()
+    trunk = files_of_one_run()
+    classes = Counter(node.name.lstrip("_") for tree in parsed.values() for node in tree.body
+                      if isinstance(node, ast.ClassDef))
+    recurring = [name for name, count in classes.items() if count > 1]
+    lengths = sorted((length, f"{path.relative_to(ROOT)}: {name}") for path, tree in parsed.items()
+                     for name, length in functions(tree))
+    files = sorted((lines(path), str(path.relative_to(ROOT))) for path in parsed)
+    by_room = Counter(room(path) or "root" for path in trunk)
+    found = {check: [line for path, tree in parsed.items() for line in check(path, tree)]
+             for check in (probe_branches, leaf_names, optional_hooks)}
+    return [
+        Figure("files of one run", len(trunk), None, tuple(f"{name}: {count}" for name, count in by_room.most_common())),
+        Figure("their lines", sum(map(lines, trunk)), None),
+        Figure("modules at the root", len(list(PACKAGE.glob("*.py"))), 14),
+        Figure("branches on probes", len(found[probe_branches]), 0, tuple(found[probe_branches])),
+        Figure("names of leaves", len(found[leaf_names]), 0, tuple(found[leaf_names])),
+        Figure("optional hooks", len(found[optional_hooks]), 0, tuple(found[optional_hooks])),
+        Figure("recurring classes", len(recurring), 0, tuple(recurring)),
+        Figure("longest file", files[-1][0], 300, (files[-1][1],)),
+        Figure("longest function", lengths[-1][0], 60, (lengths[-1][1],)),
+        Figure("median function", lengths[len(lengths) // 2][0], None),
+        Figure("files", len(parsed), None),
+        Figure("lines", sum(length for length, _ in files), None),
+    ]
+
+
+def main(arguments: list[str]) -> None:
+    """Prints the table."""
+    measured = figures()
+    rows = [(figure.name, figure.value, "" if figure.limit is None else figure.limit, ", ".join(figure.details[:6]))
+            for figure in measured]
+    print(tabulate(rows, headers=("layout", "now", "limit", "where"), tablefmt="github"))
+    if "--check" in arguments:
+        over = [figure for figure in measured if figure.limit is not None and figure.value > figure.limit]
+        for figure in over:
+            print(f"{figure.name}: {figure.value}; allowed: {figure.limit}: {', '.join(figure.details)}", file=sys.stderr)
+        sys.exit(bool(over))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
