@@ -168,7 +168,7 @@ def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law
         return laws.weigh(laws.process(logits.expand(count, -1), law, None))
 
     target, draft = logits
-    weights = weigh(draft, sampler.draft_law(law), rows)
+    weights = weigh(draft, sampler.draft_params(law), rows)
     drafted = sampler.draft(weights, chance, 0)
     judged = weigh(draft, SamplingParams(), rows) if sampler.fault.raw_draft else weights
     first = torch.ones(rows, dtype=torch.bool, device=target.device)

@@ -94,7 +94,7 @@ class DraftMH:
             for number in range(1, self.num_steps + 1):
                 length = path.length
                 step, other = yield from self.transition(path, other, stage, block_key.fold_in("step", number))
-                path = step.path
+                path = step.trajectory
                 steps.append(step)
                 trace.append(trace_entry(step, block, number, length))
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0

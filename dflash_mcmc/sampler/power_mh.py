@@ -154,7 +154,7 @@ class PowerMH:
             for number in range(1, self.num_steps + 1):
                 length = path.length
                 step = yield from self.step(path, stage, block_key.fold_in("step", number))
-                path = step.path
+                path = step.trajectory
                 steps.append(step)
                 trace.append(trace_entry(step, block, number, length))
             if path.ended and (self.rule == "published" or self.after_eos == "return"):

@@ -207,7 +207,7 @@ def test_skipped_answers_are_counted(make_config, monkeypatch):
 
 def test_answers_that_could_not_be_drawn_or_are_short_are_skipped_with_their_verdict():
     units = [Unit("a"), Unit("b")]
-    short = SimpleNamespace(path=SimpleNamespace(length=3, tokens=np.arange(3)))
+    short = SimpleNamespace(trajectory=SimpleNamespace(length=3, tokens=np.arange(3)))
     finished = [SimpleNamespace(tag=units[0], result=None, failure="no memory"), None,
                 SimpleNamespace(tag=units[1], result=short, failure="")]
     engine = SimpleNamespace(steps=lambda chains: iter(finished), model=SimpleNamespace(decode=str))

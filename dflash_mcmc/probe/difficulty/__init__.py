@@ -103,7 +103,7 @@ def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem],
                                  "skipped": done.failure}
             elif done is not None:
                 measured[done.tag] = along(done)
-                pool.submit(done.tag, engine.model.decode(done.result.path.tokens), problems[done.tag.problem].answer)
+                pool.submit(done.tag, engine.model.decode(done.result.trajectory.tokens), problems[done.tag.problem].answer)
             yield from decided()
         yield from decided(wait=True)
     finally:
@@ -115,7 +115,7 @@ def _along(model: LanguageModel, drafter: DFlashDrafter, done: Finished) -> dict
     from dflash_mcmc.engine.interface import NOT_NUMBERS
     from dflash_mcmc.probe.difficulty import signals, steps
 
-    path = done.result.path
+    path = done.result.trajectory
     if path.length < drafter.num_drafted + 1:
         return {"num_tokens": path.length, "skipped": f"shorter than {drafter.num_drafted + 1} tokens"}
     found = signals.along(model, drafter, path.prompt, path.tokens)
