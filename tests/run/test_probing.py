@@ -10,7 +10,7 @@ import pytest
 
 from dflash_mcmc import registry
 from dflash_mcmc.config import command
-from dflash_mcmc.config.schema import identity_of, plain, run_folder
+from dflash_mcmc.config.identity import identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import GROUPS, components, name_of
