@@ -7,7 +7,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from dflash_mcmc.config.schema import Config, groups_of, parts_of, unused
+from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of, unused
 from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.registry import GROUPS, name_of
 
@@ -19,9 +19,9 @@ def identity_of(config: Config) -> dict[str, object]:
     """What can change an output: every identity field, the component names, and the content of model and dataset."""
     values, used = settings_of(config), groups_of(config)
     for group in ("model", "draft", "dataset"):
-        component = getattr(config, group)
-        if group in used and hasattr(component, "fingerprint"):
-            values[f"{group}.content"] = component.fingerprint()
+        content = component_of(config, group).fingerprint() if group in used else None
+        if content is not None:
+            values[f"{group}.content"] = content
     return values
 
 
@@ -29,13 +29,12 @@ def settings_of(config: Config) -> dict[str, object]:
     """The identity but for content, which has to be read: every identity field and the component names."""
     values: dict[str, object] = {"version": IDENTITY_VERSION}
     used, idle = groups_of(config), unused(config)
-    values.update({group: name_of(getattr(config, group)) for group in used})
+    values.update({group: name_of(component_of(config, group)) for group in used})
     values.update({name: value for name, field, _, value in walk(config)
                    if spec_of(field).role == "identity" and name.partition(".")[0] not in idle})
     for group in used:
-        component = getattr(config, group)
-        if hasattr(component, "canonical"):
-            values.update({f"{group}.{name}": value for name, value in component.canonical(config).items()})
+        canonical = component_of(config, group).canonical(config)
+        values.update({f"{group}.{name}": value for name, value in canonical.items()})
     return values
 
 
@@ -59,5 +58,5 @@ def plain(config: Config) -> dict[str, object]:
     """Nested dictionaries of the configuration's values, with the name of each component; without what is not used."""
     values = dataclasses.asdict(config)
     for group in GROUPS:
-        values[group] = {"name": name_of(getattr(config, group)), **values[group]}
+        values[group] = {"name": name_of(component_of(config, group)), **values[group]}
     return {name: value for name, value in values.items() if name not in unused(config)}

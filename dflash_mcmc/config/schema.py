@@ -7,15 +7,31 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dflash_mcmc.component import Component
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.fields import check_bounds, identity, runtime, spec_of
 from dflash_mcmc.registry import GROUPS, load_all, name_of
+
+if TYPE_CHECKING:
+    from dflash_mcmc.blend import Blend
+    from dflash_mcmc.dataset import Dataset
+    from dflash_mcmc.decoder import Decoder
+    from dflash_mcmc.draft import Draft
+    from dflash_mcmc.grader import Grader
+    from dflash_mcmc.hardware import Hardware
+    from dflash_mcmc.model import Model
+    from dflash_mcmc.probe import Probe
+    from dflash_mcmc.sampler import Sampler
+    from dflash_mcmc.tracker import Tracker
+else:  # OmegaConf takes no other type for a field that several dataclasses can fill
+    Blend = Dataset = Decoder = Draft = Grader = Hardware = Any
+    Model = Probe = Sampler = Tracker = Any
 
 Root = TypeVar("Root")
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -70,16 +86,16 @@ class Config:
     show: str | None = runtime("prompt = tell the whole text that the model is given for the first problem; load no weights "
                                "and write nothing", choices=("prompt",))
     assumed: Assumed = dataclasses.field(default_factory=Assumed)
-    model: Any = MISSING
-    draft: Any = MISSING
-    blend: Any = MISSING
-    sampler: Any = MISSING
-    decoder: Any = MISSING
-    probe: Any = MISSING
-    dataset: Any = MISSING
-    grader: Any = MISSING
-    hardware: Any = MISSING
-    tracker: Any = MISSING
+    model: Model = MISSING
+    draft: Draft = MISSING
+    blend: Blend = MISSING
+    sampler: Sampler = MISSING
+    decoder: Decoder = MISSING
+    probe: Probe = MISSING
+    dataset: Dataset = MISSING
+    grader: Grader = MISSING
+    hardware: Hardware = MISSING
+    tracker: Tracker = MISSING
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def label(self) -> str:
@@ -106,10 +122,8 @@ def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
 
 
 def groups_of(config: Config) -> tuple[str, ...]:
-    """The groups that the outputs come from: with a probe itself and those that it uses, without one all others."""
-    if name_of(config.probe) != "none":
-        return ("probe", *config.probe.uses)
-    return tuple(group for group in GROUPS if group not in ("probe", *OF_THE_MACHINE))
+    """The groups that the outputs come from: those of the probe, or all that samples depend on."""
+    return config.probe.sources()
 
 
 def unused(config: Config) -> set[str]:
@@ -119,9 +133,14 @@ def unused(config: Config) -> set[str]:
 
 
 def parts_of(config: Config, groups: tuple[str, ...]) -> list[str]:
-    """Names of the components that are used, for a reader; without those that say nothing."""
-    names = [name_of(getattr(config, group)) for group in groups if group in groups_of(config)]
-    return [name for name in names if name not in ("none", "plain")]
+    """Names of the components that are used, for labels and folders; without options that mean doing without one."""
+    parts = [component_of(config, group) for group in groups if group in groups_of(config)]
+    return [name_of(part) for part in parts if not part.is_null]
+
+
+def component_of(config: Config, group: str) -> Component:
+    """The component that is chosen in a group."""
+    return getattr(config, group)
 
 
 def field_of(name: str, composed: DictConfig) -> tuple[dataclasses.Field, object] | None:
