@@ -25,7 +25,8 @@ from transformers import (
 )
 
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.config.schema import PACKAGE, identity_of
+from dflash_mcmc.config.identity import identity_of
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import UserError

@@ -12,7 +12,8 @@ from hydra import initialize_config_dir
 from scipy import stats
 
 from dflash_mcmc.config import command
-from dflash_mcmc.config.schema import identity_of, to_config
+from dflash_mcmc.config.checks import to_config
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe import difficulty
 from dflash_mcmc.probe.difficulty import Difficulty, signals, steps, tables

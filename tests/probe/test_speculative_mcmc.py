@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from dflash_mcmc.config.schema import identity_of
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.model_runner import ModelRunner, Span
