@@ -12,9 +12,10 @@ import hydra
 from omegaconf import DictConfig
 
 from dflash_mcmc.config import sweep as sweeps
+from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.command import Command, check_command, config_folder, prepare
 from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import Config, to_config
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program, ranks
 from dflash_mcmc.registry import name_of

@@ -54,9 +54,9 @@ class Floor(NamedTuple):
     margin: float
     """Nats: rounding, or log(1 / epsilon)."""
 
-    def weights(self, path: Trajectory, start: int) -> np.ndarray:
+    def weights(self, trajectory: Trajectory, start: int) -> np.ndarray:
         """W_t after each token of `path` from `start` on, float64, added one by one as an engine's device does."""
-        return np.cumsum(self.alpha * path.log_p[start:] - path.log_q[start:])
+        return np.cumsum(self.alpha * trajectory.log_p[start:] - trajectory.log_q[start:])
 
     def bound(self, weight: float, generated: int) -> float:
         """b_t for W_t = `weight` after `generated` tokens of the generation."""
@@ -76,9 +76,9 @@ class Draw(NamedTuple):
     floor the answer may be a path that is not complete: the draw was abandoned.
     """
 
-    path: Trajectory
+    trajectory: Trajectory
     horizon: int
-    law: SamplingParams
+    params: SamplingParams
     key: Key
     source: str = "blended"
     """The logits that the token is drawn from: `blended` (those of the target), `base` (without the blend) or `draft`: the
@@ -93,9 +93,9 @@ class Draw(NamedTuple):
 class Score(NamedTuple):
     """Teacher-force `tokens` after `path`. Answer: the longer Path, with `log_q` under the law and source."""
 
-    path: Trajectory
+    trajectory: Trajectory
     tokens: np.ndarray
-    law: SamplingParams
+    params: SamplingParams
     source: str = "blended"
 
 
@@ -109,12 +109,12 @@ def grid_slot(number: int, block_size: int) -> int:
     return number % block_size
 
 
-def grid_origin(blend: object, path: Trajectory) -> int:
+def grid_origin(blend: object, trajectory: Trajectory) -> int:
     """The position at which the first block starts, for an operation on `path`: that of the first generated token.
 
     Under a blend with `grid=cut` it is where the operation starts.
     """
-    return len(path.prompt) + (path.length if getattr(blend, "grid", "absolute") == "cut" else 0)
+    return len(trajectory.prompt) + (trajectory.length if getattr(blend, "grid", "absolute") == "cut" else 0)
 
 
 Operation: TypeAlias = Draw | Score

@@ -17,20 +17,21 @@ from typing import NamedTuple, TypeVar
 
 from hydra.core.config_store import ConfigStore
 
+from dflash_mcmc.component import Component
 from dflash_mcmc.errors import UserError
 
-T = TypeVar("T", bound=type)
+T = TypeVar("T", bound=type[Component])
 
 GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "tracker")
-_components: dict[tuple[str, str], Component] = {}
+_components: dict[tuple[str, str], Registration] = {}
 
 
-class Component(NamedTuple):
-    """A registered dataclass."""
+class Registration(NamedTuple):
+    """A registered component."""
 
     group: str
     name: str
-    cls: type
+    cls: type[Component]
     summary: str
     """First line of the class docstring."""
     file: str
@@ -38,41 +39,53 @@ class Component(NamedTuple):
 
 
 def register(group: str, name: str) -> Callable[[T], T]:
-    """Class decorator. The class is a dataclass with slots (a slotless one would take unknown keys silently)."""
+    """Class decorator for a dataclass with slots that inherits the group's base class.
+
+    A dataclass without slots would accept unknown keys silently. Raises TypeError for any other class.
+    """
 
     def add(cls: T) -> T:
         if group not in GROUPS:
             raise TypeError(f"register({group!r}, {name!r}): the groups are {', '.join(GROUPS)}")
         if not dataclasses.is_dataclass(cls) or "__slots__" not in vars(cls):
             raise TypeError(f"{cls.__qualname__}: use @dataclass(slots=True, kw_only=True)")
+        if not issubclass(cls, Component) or cls.group != group:
+            raise TypeError(f"{group}={name}: {cls.__qualname__} must inherit dflash_mcmc.{group}.{group.capitalize()}")
         known = _components.get((group, name))
-        # The class is made twice where a module runs as `__main__` and is imported as well.
+        # A module that runs as `__main__` and is imported as well makes the class twice.
         if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"{group}={name} is already registered by {known.cls.__module__}")
         doc = inspect.getdoc(cls) or ""
         _, line = inspect.getsourcelines(cls)
-        _components[group, name] = Component(group, name, cls, doc.split("\n")[0], inspect.getsourcefile(cls), line)
+        _components[group, name] = Registration(group, name, cls, doc.split("\n")[0], inspect.getsourcefile(cls) or "", line)
         ConfigStore.instance().store(group=f"schema/{group}", name=name, node=cls, provider="dflash_mcmc")
         return cls
 
     return add
 
 
-def components(group: str) -> dict[str, Component]:
+def components(group: str) -> dict[str, Registration]:
     """The registered components of a group, by name."""
     load_all()
-    return {name: component for (its_group, name), component in sorted(_components.items()) if its_group == group}
+    return {name: found for (its_group, name), found in sorted(_components.items()) if its_group == group}
 
 
-def name_of(component: object) -> str:
+def name_of(component: Component) -> str:
     """The name under which the class of this object is registered."""
     return next(known.name for known in _components.values() if known.cls is type(component))
 
 
-def load_all() -> None:
-    """Imports every leaf and plugin, which registers it. Raises UserError for a plugin that cannot be imported.
+def options_with(group: str, attribute: str) -> str:
+    """The options of a group whose component has an attribute of its base class set: `a, b or c`, for errors."""
+    options = [option for name, found in components(group).items() if getattr(found.cls, attribute)
+               for option in (*found.cls.presets, name)]
+    return " or ".join([", ".join(options[:-1]), options[-1]] if len(options) > 1 else options)
 
-    Leaves import heavy libraries only where they use them.
+
+def load_all() -> None:
+    """Imports every leaf and plugin, and so registers it. Raises UserError for a plugin that cannot be imported.
+
+    Leaves import heavy libraries inside the functions that use them.
     """
     for group in GROUPS:
         package = importlib.import_module(f"dflash_mcmc.{group}")
@@ -81,6 +94,6 @@ def load_all() -> None:
     for entry_point in importlib.metadata.entry_points(group="dflash_mcmc.plugins"):
         try:
             entry_point.load()
-        except Exception as error:  # another package's code: whatever it raises, its name is what helps
+        except Exception as error:  # another package's code may raise anything; the user needs the package's name
             raise UserError(f"the plugin {entry_point.name!r} ({entry_point.value}) cannot be loaded: "
                             f"{type(error).__name__}: {error}") from error

@@ -3,7 +3,7 @@
 Public, for samplers outside this package too:
 
     engine = TabularEngine(TabularModel(vocab_size=3, stop_ids=(0,)))
-    law = law_of(lambda key: engine.run(sampler.chain(PROMPT, horizon, key)).path)
+    law = law_of(lambda key: engine.run(sampler.chain(PROMPT, horizon, key)).trajectory)
     target = power_target(engine, horizon, alpha, sampler.law(), sampler.source())
     error = invariance_error(transition_matrix(engine, sampler, horizon, target), target)
 
@@ -206,31 +206,32 @@ class Target(NamedTuple):
 PROMPT = np.array([0], dtype=np.int64)
 
 
-def power_target(engine: TabularEngine, horizon: int, alpha: float, law: SamplingParams, source: str) -> Target:
+def power_target(engine: TabularEngine, horizon: int, alpha: float, params: SamplingParams, source: str) -> Target:
     """p^alpha over the sequences that end in a stop id or are `horizon` long, on the support of `law`."""
     states, weights = [], []
     for tokens in _sequences(engine, horizon):
-        path = score(engine, tokens, law, source)
-        if np.isfinite(path.log_q).all():
+        trajectory = score(engine, tokens, params, source)
+        if np.isfinite(trajectory.log_q).all():
             states.append(tokens)
-            weights.append(alpha * path.log_p.sum())
+            weights.append(alpha * trajectory.log_p.sum())
     return Target(states, np.exp(exact_law.log_softmax(np.array(weights))))
 
 
-def product_target(engine: TabularEngine, horizon: int, law: SamplingParams, source: str = "blended") -> dict[tuple[int, ...], float]:
+def product_target(engine: TabularEngine, horizon: int, params: SamplingParams,
+                   source: str = "blended") -> dict[tuple[int, ...], float]:
     """The law of drawing token by token: prod_t q(x_t | x_<t)."""
     probabilities = {}
     for tokens in _sequences(engine, horizon):
-        probability = math.exp(score(engine, tokens, law, source).log_q.sum())
+        probability = math.exp(score(engine, tokens, params, source).log_q.sum())
         if probability > 0.0:
             probabilities[tokens] = probability
     return probabilities
 
 
-def score(engine: TabularEngine, tokens: Sequence[int], law: SamplingParams, source: str) -> Trajectory:
+def score(engine: TabularEngine, tokens: Sequence[int], params: SamplingParams, source: str) -> Trajectory:
     """The path of given tokens after the test prompt."""
     with np.errstate(divide="ignore"):
-        return engine.answer(Score(Trajectory.start(PROMPT), np.array(tokens, dtype=np.int64), law, source))
+        return engine.answer(Score(Trajectory.start(PROMPT), np.array(tokens, dtype=np.int64), params, source))
 
 
 def transition_matrix(engine: TabularEngine, sampler: object, horizon: int, target: Target) -> np.ndarray:
@@ -241,8 +242,8 @@ def transition_matrix(engine: TabularEngine, sampler: object, horizon: int, targ
     index = {tokens: number for number, tokens in enumerate(target.states)}
     matrix = np.zeros((len(index), len(index)))
     for tokens, row in index.items():
-        path = score(engine, tokens, sampler.law(), sampler.source())
-        law = law_of(lambda key, path=path: engine.run(sampler.step(path, horizon, key)).path)
+        trajectory = score(engine, tokens, sampler.law(), sampler.source())
+        law = law_of(lambda key, trajectory=trajectory: engine.run(sampler.step(trajectory, horizon, key)).trajectory)
         for reached, probability in law.items():
             if reached not in index:
                 raise AssertionError(f"a step leads from {tokens} to {reached}, which is no complete sequence")

@@ -50,9 +50,11 @@ class Trajectory(NamedTuple):
     def prefix(self, length: int) -> Trajectory:
         """The first `length` generated tokens."""
         ended = self.ended and length >= self.length
-        return Trajectory(self.prompt, self.tokens[:length], self.log_p[:length], self.log_q[:length], self.interval[:length], ended)
+        return Trajectory(self.prompt, self.tokens[:length], self.log_p[:length], self.log_q[:length], self.interval[:length],
+                          ended)
 
-    def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray, ended: bool) -> Trajectory:
+    def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray,
+                 ended: bool) -> Trajectory:
         """This path with tokens after it."""
         return Trajectory(
             self.prompt, np.concatenate([self.tokens, tokens]),
@@ -72,13 +74,14 @@ class Trajectory(NamedTuple):
     @staticmethod
     def start(prompt: np.ndarray) -> Trajectory:
         """The empty path after a prompt (int64 token ids)."""
-        return Trajectory(np.asarray(prompt, dtype=np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty((0, 2)))
+        return Trajectory(np.asarray(prompt, dtype=np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0),
+                          np.empty((0, 2)))
 
 
 class ChainResult(NamedTuple):
     """What a sampler's generator returns for one chain."""
 
-    path: Trajectory
+    trajectory: Trajectory
     proposals: int = 0
     """Metropolis-Hastings proposals made; 0 for a sampler without them."""
     accepted: int = 0

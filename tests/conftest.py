@@ -16,7 +16,8 @@ os.environ.update({
 })
 
 from dflash_mcmc.config import command as cli
-from dflash_mcmc.config.schema import Config, to_config
+from dflash_mcmc.config.checks import to_config
+from dflash_mcmc.config.schema import Config
 from tests import processes
 
 gc.set_threshold(50_000, 20, 10)  # composing a configuration makes so many objects that the default costs a quarter of it

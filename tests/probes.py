@@ -10,7 +10,8 @@ from pathlib import Path
 from hydra import initialize_config_dir
 
 from dflash_mcmc.config import command
-from dflash_mcmc.config.schema import Config, to_config
+from dflash_mcmc.config.checks import to_config
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.draft.none import NoDraft
 from dflash_mcmc.run.probing import Work
 from dflash_mcmc.store.records import RECORDS

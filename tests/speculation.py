@@ -37,7 +37,8 @@ def slow_ones(temperatures: tuple[float | None, ...], slow: float | None) -> lis
             for draft in ("parallel", "sequential", "point") for temperature in temperatures for law in LAWS]
 
 
-def speculative_error(speculation: Speculation, law: SamplingParams, horizon: int = HORIZON, model: TabularModel = MODEL) -> float:
+def speculative_error(speculation: Speculation, law: SamplingParams, horizon: int = HORIZON,
+                      model: TabularModel = MODEL) -> float:
     """Total variation between the law of a draw and that of drawing token by token."""
     engine = TabularEngine(model, None, speculation)
     drawn = law_of(lambda key: engine.answer(Draw(Trajectory.start(PROMPT), horizon, law, key)))

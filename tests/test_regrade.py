@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from dflash_mcmc.config.schema import identity_of
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.grader.math import MathGrader
 from dflash_mcmc.grading import VERSION

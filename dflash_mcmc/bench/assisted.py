@@ -136,7 +136,7 @@ def _generate(subject: Subject, value: float, draft: torch.nn.Module | None, num
 def _drawn(subject: Subject, sampler: object, decoding: Decoding, numbers: range) -> Generated:
     """Generations of the engine, in the order of their problems."""
     got = run(subject, sampler, 1, len(numbers), label=decoding.name, decoding=decoding, first=numbers.start)
-    tokens = [chain.result.path.tokens.tolist() for chain in sorted(got.done, key=lambda chain: chain.tag)]
+    tokens = [chain.result.trajectory.tokens.tolist() for chain in sorted(got.done, key=lambda chain: chain.tag)]
     count = sum(map(len, tokens))
     return Generated(got.seconds, tokens, sum(chain.cost.blocks_drafted for chain in got.done) or count, count)
 

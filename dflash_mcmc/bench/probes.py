@@ -69,7 +69,7 @@ def _probe(subject: Subject, drafter: DFlashDrafter, probe: SpeculativeMCMC, pro
     started, blocks = time.perf_counter(), 0
     finished = engine.run((number, chain(prompt)) for number, prompt in enumerate(prompts))
     for done in tqdm(finished, f"{subject.name} probe, {probe.weights}", problems, leave=False, unit="problem"):
-        answer = Answer(prompts[done.tag], done.result.path.tokens)
+        answer = Answer(prompts[done.tag], done.result.trajectory.tokens)
         if answer.skipped(drafter.num_drafted + 1) is None:
             blocks += probe.record(subject.model, drafter, answer, Key(done.tag))["blocks"]
             if timing is not None:

@@ -42,7 +42,7 @@ def chain(subject: Subject, sampler: PowerMH, prompt: np.ndarray, key: Key) -> S
             result = stop.value
             return Spent(time.perf_counter() - started, loop.token_forwards, loop.tokens_drawn, result.accepted,
                          result.proposals)
-        answer = loop.draw(draw.path, draw.horizon)
+        answer = loop.draw(draw.trajectory, draw.horizon)
 
 
 class _PublishedLoop:

@@ -1,1 +1,41 @@
-"""Blends: what is mixed into the last hidden state of the target before its head."""
+"""Blends: changes of the target's last hidden state before its head."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from dflash_mcmc.component import Component
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+Hidden = TypeVar("Hidden", "torch.Tensor", "np.ndarray")
+
+
+class Blend(Component):
+    """Base class of blends. A leaf needs `mix`, and `tapped_layers` where it reads layers of the target."""
+
+    __slots__ = ()
+
+    group = "blend"
+
+    def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
+        """The decoder layers of the target, 0-based, whose outputs `mix` takes. Raises ConfigError for a missing layer."""
+        return ()
+
+    @abstractmethod
+    def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
+        """The blended state. Linear in its arguments, so that they are hidden states for one head, or logits; any shape.
+
+        Args:
+            last: the target's last hidden state, after its final norm.
+            tapped: outputs of the tapped layers; with `needs_draft` the draft's state alone.
+            final_norm: the target's final norm.
+        """
+
+    def restarts_grid(self) -> bool:
+        """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the answer."""
+        return False

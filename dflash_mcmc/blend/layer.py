@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from dflash_mcmc.blend import Blend, Hidden
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
@@ -13,12 +14,10 @@ from dflash_mcmc.registry import register
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
-Hidden = TypeVar("Hidden")
-
 
 @register("blend", "layer")
 @dataclass(slots=True, kw_only=True)
-class LayerBlend:
+class LayerBlend(Blend):
     """logits = (1 - beta) * head(h_last) + beta * head(h_layer): "LogitBlend" of the guided-power-sampling document.
 
     Both terms go through the same linear head, so one product with the mixed hidden state is the same thing. `h_last`

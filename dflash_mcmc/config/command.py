@@ -19,18 +19,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import (
-    PACKAGE,
-    Config,
-    Root,
-    field_of,
-    store_schemas,
-    to_config,
-    to_typed,
-    unknown_field,
-    unused,
-)
+from dflash_mcmc.config.schema import PACKAGE, Config, Root, field_of, store_schemas, to_typed, unknown_field, unused
 from dflash_mcmc.config.sweep import Sweep, deferred, points
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import spec_of

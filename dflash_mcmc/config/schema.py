@@ -1,31 +1,42 @@
-"""The typed configuration of a run, its checks and its identity. Nothing here touches a model."""
+"""The typed configuration of a run. Its checks are in `checks`, its identity in `identity`."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, note
-from dflash_mcmc.fields import check_bounds, identity, runtime, spec_of, walk
-from dflash_mcmc.registry import GROUPS, components, load_all, name_of
+from dflash_mcmc.component import Component
+from dflash_mcmc.errors import UserError, did_you_mean
+from dflash_mcmc.fields import check_bounds, identity, runtime, spec_of
+from dflash_mcmc.registry import GROUPS, load_all, name_of
+
+if TYPE_CHECKING:
+    from dflash_mcmc.blend import Blend
+    from dflash_mcmc.dataset import Dataset
+    from dflash_mcmc.decoder import Decoder
+    from dflash_mcmc.draft import Draft
+    from dflash_mcmc.grader import Grader
+    from dflash_mcmc.hardware import Hardware
+    from dflash_mcmc.model import Model
+    from dflash_mcmc.probe import Probe
+    from dflash_mcmc.sampler import Sampler
+    from dflash_mcmc.tracker import Tracker
+else:  # OmegaConf takes no other type for a field that several dataclasses can fill
+    Blend = Dataset = Decoder = Draft = Grader = Hardware = Any
+    Model = Probe = Sampler = Tracker = Any
 
 Root = TypeVar("Root")
 PACKAGE = Path(__file__).resolve().parent.parent
-_OF_THE_MACHINE = ("hardware", "tracker")
+OF_THE_MACHINE = ("hardware", "tracker")
 """Groups that change no output."""
-IDENTITY_VERSION = 3
-"""Raised when the meaning of a field changes, so that old records are not continued under the new one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,22 +86,22 @@ class Config:
     show: str | None = runtime("prompt = tell the whole text that the model is given for the first problem; load no weights "
                                "and write nothing", choices=("prompt",))
     assumed: Assumed = dataclasses.field(default_factory=Assumed)
-    model: Any = MISSING
-    draft: Any = MISSING
-    blend: Any = MISSING
-    sampler: Any = MISSING
-    decoder: Any = MISSING
-    probe: Any = MISSING
-    dataset: Any = MISSING
-    grader: Any = MISSING
-    hardware: Any = MISSING
-    tracker: Any = MISSING
+    model: Model = MISSING
+    draft: Draft = MISSING
+    blend: Blend = MISSING
+    sampler: Sampler = MISSING
+    decoder: Decoder = MISSING
+    probe: Probe = MISSING
+    dataset: Dataset = MISSING
+    grader: Grader = MISSING
+    hardware: Hardware = MISSING
+    tracker: Tracker = MISSING
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def label(self) -> str:
         """The run's name in tables: its condition, or what it is made of; a probe's stands before it."""
-        made_of = [self.condition.name] if self.condition.name else _parts(self, ("blend", "draft", "sampler", "decoder"))
-        return "_".join([*_parts(self, ("probe",)), *made_of])
+        made_of = [self.condition.name] if self.condition.name else parts_of(self, ("blend", "draft", "sampler", "decoder"))
+        return "_".join([*parts_of(self, ("probe",)), *made_of])
 
 
 def store_schemas() -> None:
@@ -110,35 +121,26 @@ def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
     return config
 
 
-def to_config(composed: DictConfig) -> Config:
-    """The typed configuration of a run, checked as a whole. Raises UserError, of one line."""
-    config = to_typed(composed, Config)
-    _check_condition(config)
-    _check_draft(config)
-    _check_aggregate(config)
-    used = (*groups_of(config), *_OF_THE_MACHINE)
-    for group in used:
-        component = getattr(config, group)
-        if hasattr(component, "check"):
-            component.check(config)
-    for group in used:
-        component = getattr(config, group)
-        if hasattr(component, "resolved"):
-            setattr(config, group, component.resolved(config))
-    return config
-
-
 def groups_of(config: Config) -> tuple[str, ...]:
-    """The groups that the outputs come from: with a probe itself and those that it uses, without one all others."""
-    if name_of(config.probe) != "none":
-        return ("probe", *config.probe.uses)
-    return tuple(group for group in GROUPS if group not in ("probe", *_OF_THE_MACHINE))
+    """The groups that the outputs come from: those of the probe, or all that samples depend on."""
+    return config.probe.sources()
 
 
 def unused(config: Config) -> set[str]:
     """Root fields that change nothing here, since the probe does not use them."""
-    idle = set(GROUPS) - {*groups_of(config), "probe", *_OF_THE_MACHINE}
+    idle = set(GROUPS) - {*groups_of(config), "probe", *OF_THE_MACHINE}
     return idle | ({"condition"} if idle & {"sampler", "blend"} else set()) | ({"num_chains"} if "sampler" in idle else set())
+
+
+def parts_of(config: Config, groups: tuple[str, ...]) -> list[str]:
+    """Names of the components that are used, for labels and folders; without options that mean doing without one."""
+    parts = [component_of(config, group) for group in groups if group in groups_of(config)]
+    return [name_of(part) for part in parts if not part.is_null]
+
+
+def component_of(config: Config, group: str) -> Component:
+    """The component that is chosen in a group."""
+    return getattr(config, group)
 
 
 def field_of(name: str, composed: DictConfig) -> tuple[dataclasses.Field, object] | None:
@@ -176,95 +178,3 @@ def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) ->
     if elsewhere and not hint:
         hint = f" (a field of {', '.join(elsewhere)})" if parent else f" (did you mean {' or '.join(elsewhere)}?)"
     return UserError(f"{name}: unknown field{hint}; allowed{' in ' + parent if parent else ''}: {fields}")
-
-
-def _check_condition(config: Config) -> None:
-    for field, name in (("name", config.name), ("condition.name", config.condition.name or "x")):
-        if not re.fullmatch(r"[\w-][\w.-]*", name):
-            raise ConfigError(field, name, "letters, digits, . _ - (it is the name of a folder)")
-    for group in ("sampler", "blend"):
-        stands_for, chosen = getattr(config.condition, group), name_of(getattr(config, group))
-        if stands_for is not None and stands_for != chosen:
-            raise ConfigError(group, chosen, f"{stands_for!r}, which condition={config.condition.name} stands for; or leave "
-                              "the condition out")
-
-
-def _check_draft(config: Config) -> None:
-    """A draft is there where one is needed. One that nothing uses is left out, and told: some points of a sweep do without.
-
-    Raises ConfigError.
-    """
-    used = groups_of(config)
-    users = [group for group in used if getattr(getattr(config, group), "needs_draft", False)]
-    takers = [group for group in used if getattr(getattr(config, group), "takes_draft", False)]
-    draft = name_of(config.draft)
-    if users and draft == "none":
-        chosen = " and ".join(f"{group}={name_of(getattr(config, group))}" for group in users)
-        raise ConfigError("draft", draft, f"a draft, such as tiny (the embedded model's) or dflash, with {chosen}")
-    if not users and not takers and draft != "none":
-        chosen = ", ".join(f"{group}={name_of(getattr(config, group))}" for group in ("blend", "sampler", "decoder", "probe")
-                           if group in used)
-        note(f"draft={draft} is left out where nothing uses it: {chosen}")
-        config.draft = components("draft")["none"].cls()
-
-
-def _check_aggregate(config: Config) -> None:
-    """Raises ConfigError."""
-    if config.aggregate is not None and config.num_chains < 2:
-        raise ConfigError("aggregate", config.aggregate, f"null, or num_chains of 2 and more (given {config.num_chains})")
-    if config.aggregate == "majority" and name_of(config.grader) == "code":
-        raise ConfigError("aggregate", config.aggregate, "null or log_p with grader=code: programs are no votes")
-
-
-def identity_of(config: Config) -> dict[str, object]:
-    """What can change an output: every identity field, the component names, and the content of model and dataset."""
-    values, used = settings_of(config), groups_of(config)
-    for group in ("model", "draft", "dataset"):
-        component = getattr(config, group)
-        if group in used and hasattr(component, "fingerprint"):
-            values[f"{group}.content"] = component.fingerprint()
-    return values
-
-
-def settings_of(config: Config) -> dict[str, object]:
-    """The identity but for content, which has to be read: every identity field and the component names."""
-    values: dict[str, object] = {"version": IDENTITY_VERSION}
-    used, idle = groups_of(config), unused(config)
-    values.update({group: name_of(getattr(config, group)) for group in used})
-    values.update({name: value for name, field, _, value in walk(config)
-                   if spec_of(field).role == "identity" and name.partition(".")[0] not in idle})
-    for group in used:
-        component = getattr(config, group)
-        if hasattr(component, "canonical"):
-            values.update({f"{group}.{name}": value for name, value in component.canonical(config).items()})
-    return values
-
-
-def identity_hash(config: Config) -> str:
-    """Twelve hexadecimal digits of the identity."""
-    return hash_of(identity_of(config))
-
-
-def hash_of(identity: dict[str, object]) -> str:
-    """Twelve hexadecimal digits of an identity at hand: working it out anew reads dataset and checkpoint again."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def run_folder(config: Config, digest: str) -> Path:
-    """`outputs/<name>/<parts>-<identity>`: a function of the identity alone, whatever the condition is called."""
-    parts = _parts(config, ("probe", "blend", "draft", "sampler", "decoder", "dataset"))
-    return Path(config.paths.outputs) / config.name / "-".join([*parts, digest])
-
-
-def _parts(config: Config, groups: tuple[str, ...]) -> list[str]:
-    """Names of the components that are used, for a reader of the folder; without those that say nothing."""
-    names = [name_of(getattr(config, group)) for group in groups if group in groups_of(config)]
-    return [name for name in names if name not in ("none", "plain")]
-
-
-def plain(config: Config) -> dict[str, object]:
-    """Nested dictionaries of the configuration's values, with the name of each component; without what is not used."""
-    values = dataclasses.asdict(config)
-    for group in GROUPS:
-        values[group] = {"name": name_of(getattr(config, group)), **values[group]}
-    return {name: value for name, value in values.items() if name not in unused(config)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_mcmc.data.rows import Hub
-from dflash_mcmc.dataset import Benchmark
+from dflash_mcmc.data.sources import Benchmark
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
@@ -23,7 +23,7 @@ class Aime24(Benchmark):
 
     hub = Hub("HuggingFaceH4/aime_2024", split="train")  # its only split
     num_published = 30
-    columns = ("id", "problem", "answer")
+    required = ("id", "problem", "answer")
 
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row."""

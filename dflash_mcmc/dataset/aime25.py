@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_mcmc.data.rows import Hub
-from dflash_mcmc.dataset import Benchmark
+from dflash_mcmc.data.sources import Benchmark
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
@@ -20,7 +20,7 @@ class Aime25(Benchmark):
 
     hub = Hub("math-ai/aime25")
     num_published = 30
-    columns = ("problem", "answer")
+    required = ("problem", "answer")
 
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row; rows have no id, so their order numbers them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.dataset import FromFile
+from dflash_mcmc.data.sources import FromFile
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import name_of, register
@@ -32,7 +32,7 @@ class ClBench(FromFile):
     path: str | None = runtime("JSON Lines file with messages and metadata.task_id; needed, since where it lies on the hub "
                                "is not known")
 
-    columns = ("messages", "metadata")
+    required = ("messages", "metadata")
 
     def check(self, config: Config) -> None:
         """Raises ConfigError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_mcmc.data.rows import Hub
-from dflash_mcmc.dataset import Benchmark
+from dflash_mcmc.data.sources import Benchmark
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
@@ -23,7 +23,7 @@ class Gsm8k(Benchmark):
 
     hub = Hub("openai/gsm8k", "main")
     num_published = 1319
-    columns = ("question", "answer")
+    required = ("question", "answer")
 
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row; its gold answer is what follows `#### `. Raises UserError where nothing does."""

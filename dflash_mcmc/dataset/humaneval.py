@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.data.rows import Hub
-from dflash_mcmc.dataset import Benchmark
+from dflash_mcmc.data.sources import Benchmark
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-
-_COMPARE_ANSWERS = ("math", "choice")
 
 
 @register("dataset", "humaneval")
@@ -34,15 +32,16 @@ class HumanEval(Benchmark):
 
     hub = Hub("openai/openai_humaneval")
     num_published = 164
-    columns = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+    required = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 
     def check(self, config: Config) -> None:
         """Raises ConfigError."""
         from dflash_mcmc.config.schema import groups_of
 
         Benchmark.check(self, config)
-        if "grader" in groups_of(config) and name_of(config.grader) in _COMPARE_ANSWERS:
-            raise ConfigError("grader", name_of(config.grader), "code, with dataset=humaneval, whose answers are run")
+        if "grader" in groups_of(config) and not config.grader.runs_answers:
+            able = options_with("grader", "runs_answers")
+            raise ConfigError("grader", name_of(config.grader), f"{able}, with dataset=humaneval, whose answers are run")
 
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row. Raises UserError where its tests cannot be run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dflash_mcmc.dataset import FromFile
+from dflash_mcmc.data.sources import FromFile
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
@@ -28,11 +28,10 @@ class JsonLines(FromFile):
     subject_field: str | None = runtime("field of the subject, a text; null has none")
     solution_field: str | None = runtime("field of a worked solution, a text; null has none")
 
-    @property
     def columns(self) -> tuple[str, ...]:
         """Fields that each row must have."""
-        kinds = ("question", "answer", "id", "level", "subject", "solution")
-        named = (getattr(self, f"{kind}_field") for kind in kinds)
+        named = (self.question_field, self.answer_field, self.id_field, self.level_field, self.subject_field,
+                 self.solution_field)
         return tuple(name for name in named if name is not None)
 
     def problem(self, row: dict, number: int) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_mcmc.data.rows import Hub
-from dflash_mcmc.dataset import Benchmark
+from dflash_mcmc.data.sources import Benchmark
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
@@ -21,7 +21,7 @@ class Math500(Benchmark):
 
     hub = Hub("HuggingFaceH4/MATH-500")
     num_published = 500
-    columns = ("problem", "answer", "level", "subject", "unique_id")
+    required = ("problem", "answer", "level", "subject", "unique_id")
 
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row."""

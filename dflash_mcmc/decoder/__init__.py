@@ -1,33 +1,63 @@
-"""How draws are carried out: token by token, or block by block with a draft."""
+"""Decoders: how draws are carried out, token by token or block by block with a draft."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.component import Component
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.registry import name_of
+from dflash_mcmc.registry import options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.speculation import Speculation
 
-_OF_SAMPLED_DRAFTS = ("argmax_proposal", "residual_by_draft_noise", "unprocessed_draft")
-"""Faults that are none where a draft names its tokens in place of drawing them."""
-
-
-def check_fault(config: Config, fault: str | None, draft_temperature: float | None) -> None:
-    """A fault is asked for by name, and does something. Raises ConfigError."""
-    if fault is None:
-        return
-    if config.name != "faults":
-        raise ConfigError("decoder.fault", fault, "null; a faulty decoder runs under name=faults alone (experiment=faults)")
-    if fault in _OF_SAMPLED_DRAFTS and (name_of(config.draft) == "ngram" or draft_temperature == 0.0):
-        raise ConfigError("decoder.fault", fault, "another, or a draft whose tokens are drawn: draft=tiny, dflash or self, "
-                          "and decoder.draft_temperature not 0")
-    if fault == "late_penalty" and getattr(config.sampler, "repetition_penalty", 1.0) == 1.0:
-        raise ConfigError("decoder.fault", fault, "another, or a sampler.repetition_penalty that is not 1")
+_NEED_SAMPLED_DRAFTS = ("argmax_proposal", "residual_by_draft_noise", "unprocessed_draft")
+"""Faults that change nothing where the draft's tokens are not sampled."""
 
 
-def canonical(config: Config) -> dict[str, object]:
-    """The draft's temperature has no effect where no draft is drawn from."""
-    idle = name_of(config.draft) == "ngram" or name_of(config.sampler) == "greedy"
-    return {"draft_temperature": None} if idle else {}
+class Decoder(Component):
+    """Base class of decoders. A leaf needs `speculation`; one with `is_null` decodes token by token."""
+
+    __slots__ = ()
+
+    group = "decoder"
+
+    @abstractmethod
+    def speculation(self, drafter: Drafter | None) -> Speculation | None:
+        """The rule that an engine verifies drafted blocks by; None for decoding token by token."""
+
+
+class SpeculativeDecoder(Decoder):
+    """Base class of decoders that verify the blocks of a draft. A leaf declares the fields below."""
+
+    __slots__ = ()
+
+    needs_draft = True
+
+    if TYPE_CHECKING:  # the leaf's dataclass fields
+        @property
+        def draft_temperature(self) -> float | None: ...
+        fault: str | None
+
+    def check(self, config: Config) -> None:
+        """Checks that a fault is run under its own name and changes something. Raises ConfigError."""
+        fault = self.fault
+        if fault is None:
+            return
+        if config.name != "faults":
+            raise ConfigError("decoder.fault", fault, "null; a faulty decoder runs under name=faults alone "
+                              "(experiment=faults)")
+        if fault in _NEED_SAMPLED_DRAFTS and (not config.draft.has_density or self.draft_temperature == 0.0):
+            able = options_with("draft", "has_density")
+            raise ConfigError("decoder.fault", fault, f"another, or a draft whose tokens are drawn: draft={able}, "
+                              "and decoder.draft_temperature not 0")
+        if fault == "late_penalty" and config.sampler.law().repetition_penalty == 1.0:
+            raise ConfigError("decoder.fault", fault, "another, or a sampler.repetition_penalty that is not 1")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The draft's temperature has no effect where no draft token is sampled."""
+        idle = not config.draft.has_density or config.sampler.is_deterministic
+        return {"draft_temperature": None} if idle else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.decoder import Decoder
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
 
 @register("decoder", "plain")
 @dataclass(slots=True, kw_only=True)
-class Plain:
+class Plain(Decoder):
     """Token by token: one forward of the target for each."""
+
+    is_null = True
 
     def speculation(self, drafter: Drafter | None) -> None:
         """None: nothing is drafted."""

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.decoder import canonical, check_fault
+from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
 
 
 @register("decoder", "speculative_match")
 @dataclass(slots=True, kw_only=True)
-class SpeculativeMatch:
+class SpeculativeMatch(SpeculativeDecoder):
     """Draw a token of the target behind each drafted one; keep them up to the first that differs from its draft.
 
     Each is drawn by the uniform of its position, as plain decoding does, so at one seed the tokens are those of plain
@@ -31,17 +30,7 @@ class SpeculativeMatch:
     fault: str | None = identity("a known mistake in place of the rule, for experiment=faults alone",
                                  choices=("greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty"))
 
-    needs_draft = True
-
-    def check(self, config: Config) -> None:
-        """A fault is asked for by name. Raises ConfigError."""
-        check_fault(config, self.fault, self.draft_temperature)
-
-    def canonical(self, config: Config) -> dict[str, object]:
-        """Fields that have no effect here are not part of the identity."""
-        return canonical(config)
-
-    def speculation(self, drafter: Drafter) -> Speculation:
+    def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
         from dflash_mcmc.engine.speculative import faults, rules
         from dflash_mcmc.engine.speculative.speculation import Fault, Speculation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.decoder import canonical, check_fault
+from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @register("decoder", "speculative_rejection")
 @dataclass(slots=True, kw_only=True)
-class SpeculativeRejection:
+class SpeculativeRejection(SpeculativeDecoder):
     """Keep a drafted token with probability min(1, p / q); in place of the first that goes, a token of (p - q)+.
 
     Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). The law of the tokens is that of plain
@@ -34,19 +34,13 @@ class SpeculativeRejection:
                                  choices=("argmax_proposal", "reject_then_p", "residual_by_draft_noise",
                                           "unprocessed_draft", "late_penalty"))
 
-    needs_draft = True
-
     def check(self, config: Config) -> None:
-        """A fault is asked for by name, and stands for the token rule. Raises ConfigError."""
-        check_fault(config, self.fault, self.draft_temperature)
+        """Checks that a fault is run under its own name and with the token rule. Raises ConfigError."""
+        SpeculativeDecoder.check(self, config)
         if self.fault is not None and self.verification != "token":
             raise ConfigError("decoder.verification", self.verification, "token with decoder.fault")
 
-    def canonical(self, config: Config) -> dict[str, object]:
-        """Fields that have no effect here are not part of the identity."""
-        return canonical(config)
-
-    def speculation(self, drafter: Drafter) -> Speculation:
+    def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
         from dflash_mcmc.engine.speculative import faults, rules
         from dflash_mcmc.engine.speculative.speculation import Fault, Speculation

@@ -1,19 +1,39 @@
-"""What proposes tokens: each option makes a drafter of `engine/drafter.py`."""
+"""Drafts: components that propose tokens. Each loads a drafter of `engine/speculative/drafter.py`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
+from dflash_mcmc.component import Component
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.registry import name_of
+from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import Drafter
+
+
+class Draft(Component):
+    """Base class of drafts. A leaf needs `load`."""
+
+    __slots__ = ()
+
+    group = "draft"
+    has_density: ClassVar[bool] = True
+    """Whether the draft samples its tokens from a law, and so has a probability for each."""
+    reads_features: ClassVar[bool] = False
+    """Whether one forward, from the target's features, gives logits for a whole block."""
+
+    @abstractmethod
+    def load(self, target: LanguageModel) -> Drafter | None:
+        """The drafter on the target's device; None for no draft. Raises UserError where the two do not fit together."""
 
 
 def check_features(config: Config, user: str) -> None:
-    """The draft is one that reads the target's features and gives logits for a whole block. Raises ConfigError."""
-    draft = name_of(config.draft)
-    if draft in ("ngram", "self"):
-        raise ConfigError("draft", draft, f"tiny or dflash with {user}: one forward, from the target's features, that gives "
-                          "logits for a whole block")
+    """Checks that the draft reads the target's features and gives logits for a whole block. Raises ConfigError."""
+    if not config.draft.reads_features:
+        able = options_with("draft", "reads_features")
+        raise ConfigError("draft", name_of(config.draft), f"{able} with {user}: one forward, from the target's features, that "
+                          "gives logits for a whole block")

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.data.checkpoint import Checkpoint
+from dflash_mcmc.draft import Draft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @register("draft", "dflash")
 @dataclass(slots=True, kw_only=True)
-class DFlashDraft:
+class DFlashDraft(Draft):
     """A DFlash checkpoint (arXiv 2602.06036): a folder, or a name on the hub such as z-lab/Qwen3-4B-DFlash-b16.
 
     The tokens of a block are drawn independently of one another, given the target's features up to the anchor.
@@ -32,6 +33,9 @@ class DFlashDraft:
                           choices=("auto", "float32", "bfloat16", "float16"))
     block_size: int | None = identity("positions of a block, the anchor's included; at most what the draft was trained for, "
                                       "which null takes", ge=2)
+
+    presets = ("tiny",)
+    reads_features = True
 
     def check(self, config: Config) -> None:
         """The checkpoint must be there and fit the block, as far as it can be told without loading it. Raises UserError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.draft import Draft
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
 
 @register("draft", "ngram")
 @dataclass(slots=True, kw_only=True)
-class NgramDraft:
+class NgramDraft(Draft):
     """What followed the last time that the latest tokens occurred in prompt or generation. It has no density."""
 
     num_drafted: int = identity("tokens of a block", ge=1)
     longest: int = identity("tokens that are looked for, at most; the longest suffix found counts", ge=1)
+
+    has_density = False
 
     def load(self, target: LanguageModel) -> NgramDrafter:
         """The drafter; it needs no weights."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.draft import Draft
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -13,8 +14,11 @@ if TYPE_CHECKING:
 
 @register("draft", "none")
 @dataclass(slots=True, kw_only=True)
-class NoDraft:
+class NoDraft(Draft):
     """No draft."""
+
+    has_density = False
+    is_null = True
 
     def load(self, target: LanguageModel) -> None:
         """Nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.draft import Draft
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @register("draft", "self")
 @dataclass(slots=True, kw_only=True)
-class SelfDraft:
+class SelfDraft(Draft):
     """The target as its own draft, token by token, at `decoder.draft_temperature`: a control, no faster than plain."""
 
     num_drafted: int = identity("tokens of a block", ge=1)

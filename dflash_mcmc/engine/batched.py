@@ -78,26 +78,26 @@ class BatchedEngine:
         self._cache = SlotCache(model.cache_shape, shape[0], length, model.device, companion)
         keeps = options.keep_current and options.reuse_prefix
         self._spare = SlotCache(model.cache_shape, shape[0], length, model.device, companion) if keeps else None
-        self._decoder = ModelRunner(model, blend, implementation, shape[1], self._ladder.key_step, options.prefill_chunk,
+        self._runner = ModelRunner(model, blend, implementation, shape[1], self._ladder.key_step, options.prefill_chunk,
                                 drafter if companion else None)
         self._prompts = None
         if options.read_ahead and options.reuse_prefix:
             length = cache_size(model.device, 1, prompt_length or max_length, padding)[1]
             rows = min(options.read_ahead, num_slots)
-            self._prompts = PromptReader(self._decoder, SlotCache(model.cache_shape, rows, length, model.device, companion))
+            self._prompts = PromptReader(self._runner, SlotCache(model.cache_shape, rows, length, model.device, companion))
         if asked is not None:
-            if self._decoder.on_grid and not asked.plain_head:
+            if self._runner.on_grid and not asked.plain_head:
                 raise UserError("blend: given draft; allowed: another, since this draft scales or caps its logits, which a "
                                 "mixture of hidden states cannot")
-            self._decoder.grid = BlockGrid(asked, shape[0], self._ladder.row_step, model.device)
-        self._speculation, self._grid = speculation, self._decoder.grid
+            self._runner.grid = BlockGrid(asked, shape[0], self._ladder.row_step, model.device)
+        self._speculation, self._grid = speculation, self._runner.grid
         self._rows = Rows(*shape, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         self._tracer = Tracer() if speculation and speculation.trace else None
-        stepper = self._decoder
+        stepper = self._runner
         if speculation:
-            stepper = Speculator(self._decoder, speculation)
+            stepper = Speculator(self._runner, speculation)
         elif self._grid and options.whole_blocks:
-            stepper = BlockSteps(self._decoder)
+            stepper = BlockSteps(self._runner)
         graphed = options.cuda_graphs and self._on_gpu and model.capturable and not (self._tracer or self._grid)
         self._stepper = graphs.GraphedSteps(stepper) if graphed else stepper
         self._checks = options.steps_between_checks or (4 if self._on_gpu else 1)
@@ -122,7 +122,7 @@ class BatchedEngine:
     def steps(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished | None]:
         """The same, and None after every step, so that the caller can do something else in between."""
         self._reset(chains)
-        with self._decoder.ready():
+        with self._runner.ready():
             yield from self._fill()
             while self._slots:
                 started, live = time.perf_counter(), len(self._slots)
@@ -156,7 +156,7 @@ class BatchedEngine:
 
     def _start(self, row: int) -> Iterator[Finished]:
         """The first operation of the row's new chain."""
-        slot, prompt = self._slots[row], self._slots[row].operation.path.prompt
+        slot, prompt = self._slots[row], self._slots[row].operation.trajectory.prompt
         if self._prompts:
             self._reserve(len(prompt))
             length = self._prompts.copy(prompt, self._cache, row)
@@ -194,9 +194,9 @@ class BatchedEngine:
 
     def _along(self, slot: Slot, draw: Draw, uniforms: np.ndarray) -> Trajectory:
         """The draw's path, and what it shares with the path that it goes along."""
-        start, along = draw.path.length, draw.along
-        if along is None or not self.options.skip_identical or draw.path.complete(draw.horizon):
-            return draw.path
+        start, along = draw.trajectory.length, draw.along
+        if along is None or not self.options.skip_identical or draw.trajectory.complete(draw.horizon):
+            return draw.trajectory
         along = along.prefix(draw.horizon)
         shared = along.drawn_again(start, uniforms[: along.length - start])
         shared = min(shared, until_abandoned(draw, along))
@@ -250,14 +250,14 @@ class BatchedEngine:
 
     def _begin(self, row: int, draw: Draw, base: Trajectory, uniforms: np.ndarray) -> None:
         """Prepares the row: what its cache lacks is read before the next step, which feeds the last token of the path."""
-        slot, origin = self._slots[row], len(draw.path.prompt)
+        slot, origin = self._slots[row], len(draw.trajectory.prompt)
         sequence = np.concatenate([base.prompt, base.tokens])
         self._reserve(len(sequence) if draw.along is None else origin + draw.along.length)
         self._place(row, sequence, draw.along)
         slot.base, first = base, len(sequence)
-        left = uniforms[base.length - draw.path.length :]
+        left = uniforms[base.length - draw.trajectory.length :]
         start = Start(row, int(sequence[-1]), first, origin + draw.horizon - 1, origin, left,
-                      grid_origin=grid_origin(self._decoder.blend, draw.path))
+                      grid_origin=grid_origin(self._runner.blend, draw.trajectory))
         if draw.floor is not None:
             start = with_floor(start, draw, base)
         if self._rows.noise.shape[2]:
@@ -269,9 +269,9 @@ class BatchedEngine:
             self._grid.forget(row)
         self._starts[row] = start
         self._top[row], self._rounds[row] = first - 1, 0
-        if draw.law.repetition_penalty != 1.0:
+        if draw.params.repetition_penalty != 1.0:
             self._rows.mark_seen(row, sequence)
-        if len(self._groups) != 1 or self._groups[0][:2] != (draw.law, draw.source):
+        if len(self._groups) != 1 or self._groups[0][:2] != (draw.params, draw.source):
             self._groups = ()
 
     def _place(self, row: int, sequence: np.ndarray, along: Trajectory | None) -> None:
@@ -304,7 +304,7 @@ class BatchedEngine:
         if self._unread:
             started = time.perf_counter()
             tokens = sum(span.stop - span.start for span in self._unread)
-            self._count_reading(tokens, self._decoder.read(self._cache, self._unread), started)
+            self._count_reading(tokens, self._runner.read(self._cache, self._unread), started)
             self._unread = []
         if self._starts:
             self._rows.begin(list(self._starts.values()))
@@ -338,7 +338,7 @@ class BatchedEngine:
         """The laws of the live rows, and the rows of each where there are several."""
         rows: dict[tuple[SamplingParams, str], list[int]] = {}
         for row, slot in enumerate(self._slots):
-            rows.setdefault((slot.operation.law, slot.operation.source), []).append(row)
+            rows.setdefault((slot.operation.params, slot.operation.source), []).append(row)
         if len(rows) == 1:
             return (Group(*next(iter(rows)), None),)
         return tuple(Group(*setting, torch.tensor(mine, device=self.model.device)) for setting, mine in sorted(rows.items()))
@@ -352,25 +352,26 @@ class BatchedEngine:
 
     def _score(self, row: int, score: Score) -> Trajectory | None:
         """Teacher-forces tokens after a path, piece by piece; None where the logits are not numbers."""
-        slot, path, given = self._slots[row], score.path, np.asarray(score.tokens, dtype=np.int64)
+        slot, trajectory, given = self._slots[row], score.trajectory, np.asarray(score.tokens, dtype=np.int64)
         if not len(given):
-            return path
-        sequence = np.concatenate([path.prompt, path.tokens, given])
+            return trajectory
+        sequence = np.concatenate([trajectory.prompt, trajectory.tokens, given])
         start = len(sequence) - len(given) - 1  # position whose logits are those of the first given token
         self._reserve(len(sequence))
         self._place(row, sequence[: start + 1], None)
-        self._decoder.read(self._cache, self._unread)
+        self._runner.read(self._cache, self._unread)
         self._unread = []
         slot.charge(target_forwards=len(list(chunks(start, len(sequence) - 1, self.options.prefill_chunk))))
-        scores = scoring.scores(self._decoder, self._cache, row, score, sequence)
+        scores = scoring.scores(self._runner, self._cache, row, score, sequence)
         if scores is None:
             self._cache.clear(row)
             return None
         slot.held = sequence[:-1]
         slot.charge(token_forwards=len(given))
         if self._grid:
-            slot.charge(blocks_drafted=self._grid.num_blocks(grid_origin(self._decoder.blend, path), start + 1, len(sequence)))
-        return path.extended(given, *scores, int(given[-1]) in self.model.stop_ids)
+            origin = grid_origin(self._runner.blend, trajectory)
+            slot.charge(blocks_drafted=self._grid.num_blocks(origin, start + 1, len(sequence)))
+        return trajectory.extended(given, *scores, int(given[-1]) in self.model.stop_ids)
 
     def _prompts_read(self, tokens: int, forwards: int, started: float) -> None:
         self._count_reading(tokens, forwards, started)

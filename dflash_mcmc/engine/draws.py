@@ -11,15 +11,15 @@ from dflash_mcmc.types import Trajectory
 
 def uniforms_of(draw: Draw) -> np.ndarray:
     """Of the positions that the draw may fill, float64; greedy decoding takes none."""
-    length = max(draw.horizon - draw.path.length, 0)
-    if draw.law.temperature == 0.0:
+    length = max(draw.horizon - draw.trajectory.length, 0)
+    if draw.params.temperature == 0.0:
         return np.full(length, 0.5)
-    return draw.key.uniforms(draw.path.length, draw.path.length + length)
+    return draw.key.uniforms(draw.trajectory.length, draw.trajectory.length + length)
 
 
 def until_abandoned(draw: Draw, along: Trajectory) -> int:
     """Tokens of `along` after the draw's path up to the one at which the draw may be abandoned; all where at none."""
-    start, floor = draw.path.length, draw.floor
+    start, floor = draw.trajectory.length, draw.floor
     if floor is None or along.length == start:
         return along.length - start
     weights = floor.weights(along, start)
@@ -27,17 +27,17 @@ def until_abandoned(draw: Draw, along: Trajectory) -> int:
     return crossed.index(True) + 1 if True in crossed else len(crossed)
 
 
-def is_abandoned(draw: Draw, path: Trajectory) -> bool:
+def is_abandoned(draw: Draw, trajectory: Trajectory) -> bool:
     """Whether a draw ends here: what it shares with the path that it goes along has crossed its floor."""
-    if draw.floor is None or path.length == draw.path.length:
+    if draw.floor is None or trajectory.length == draw.trajectory.length:
         return False
-    return draw.floor.crossed(float(draw.floor.weights(path, draw.path.length)[-1]), path.length)
+    return draw.floor.crossed(float(draw.floor.weights(trajectory, draw.trajectory.length)[-1]), trajectory.length)
 
 
 def with_floor(start: Start, draw: Draw, base: Trajectory) -> Start:
     """The start of a draw whose path is `base` by now, with its floor."""
     floor = draw.floor
     threshold = floor.log_uniform + floor.reference - floor.margin
-    weights = floor.weights(base, draw.path.length)
+    weights = floor.weights(base, draw.trajectory.length)
     return start._replace(alpha=floor.alpha, weight=float(weights[-1]) if len(weights) else 0.0, floor=threshold,
                           log_length=-np.inf if floor.length is None else float(np.log(floor.length)))

@@ -19,19 +19,19 @@ _WARM_UPS = 2
 class GraphedSteps:
     """Stands in for a decoder or a speculator, of whose step it keeps one graph for each batch, key length and law."""
 
-    def __init__(self, decoder: ModelRunner | Speculator):
-        self._decoder, self.cost = decoder, decoder.cost
-        self.tokens_a_step, self.reach = decoder.tokens_a_step, decoder.reach
+    def __init__(self, stepper: ModelRunner | Speculator):
+        self._stepper, self.cost = stepper, stepper.cost
+        self.tokens_a_step, self.reach = stepper.tokens_a_step, stepper.reach
         self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self._pool = None
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
-        """As `Decoder.step`."""
+        """As `ModelRunner.step`."""
         if len(groups) > 1:
-            self._decoder.step(cache, state, batch, key_length, groups, floors)
+            self._stepper.step(cache, state, batch, key_length, groups, floors)
             return
-        name = (batch, key_length, groups[0].law, groups[0].source, floors, len(state.seen))
+        name = (batch, key_length, groups[0].params, groups[0].source, floors, len(state.seen))
         if name not in self._graphs:
             self._graphs[name] = self._capture(cache, state, batch, key_length, groups, floors)
         self._graphs[name].replay()
@@ -44,11 +44,11 @@ class GraphedSteps:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
-                self._decoder.step(*arguments)
+                self._stepper.step(*arguments)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._decoder.step(*arguments)
+            self._stepper.step(*arguments)
         self._pool = self._pool or graph.pool()
         state.status.copy_(status)
         return graph

@@ -58,7 +58,7 @@ def _summed(logits: torch.Tensor, maximum: torch.Tensor, values: torch.Tensor) -
     return Weights(logits, maximum, values, values.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1))
 
 
-def process(logits: torch.Tensor, law: SamplingParams, seen: torch.Tensor | None) -> torch.Tensor:
+def process(logits: torch.Tensor, params: SamplingParams, seen: torch.Tensor | None) -> torch.Tensor:
     """Logits of the law, up to a constant for each row.
 
     Args:
@@ -69,24 +69,24 @@ def process(logits: torch.Tensor, law: SamplingParams, seen: torch.Tensor | None
     Returns:
         float32 (rows, vocabulary) with -inf outside the law's support.
     """
-    if law.repetition_penalty != 1.0:
-        penalised = torch.where(logits > 0, logits / law.repetition_penalty, logits * law.repetition_penalty)
+    if params.repetition_penalty != 1.0:
+        penalised = torch.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
         logits = torch.where(seen, penalised, logits)
-    if law.temperature == 0.0:
+    if params.temperature == 0.0:
         return torch.full_like(logits, -torch.inf).scatter_(-1, argmax(logits)[:, None], 0.0)
-    if law.temperature != 1.0:
-        logits = logits / law.temperature
-    if law.top_k and law.top_k < logits.shape[-1]:
-        logits = logits.masked_fill(_rank(logits) >= law.top_k, -torch.inf)
-    if law.top_p < 1.0:
+    if params.temperature != 1.0:
+        logits = logits / params.temperature
+    if params.top_k and params.top_k < logits.shape[-1]:
+        logits = logits.masked_fill(_rank(logits) >= params.top_k, -torch.inf)
+    if params.top_p < 1.0:
         values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
         mass = torch.softmax(values, dim=-1).cumsum(dim=-1, dtype=torch.float64)
         beyond = torch.zeros_like(mass, dtype=torch.bool)
-        beyond[:, 1:] = mass[:, :-1] >= law.top_p
+        beyond[:, 1:] = mass[:, :-1] >= params.top_p
         logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
-    if law.min_p > 0.0:
+    if params.min_p > 0.0:
         log_p = torch.log_softmax(logits, dim=-1)
-        floor = log_p.amax(dim=-1, keepdim=True) + math.log(law.min_p)
+        floor = log_p.amax(dim=-1, keepdim=True) + math.log(params.min_p)
         logits = logits.masked_fill(log_p < floor, -torch.inf)
     return logits
 

@@ -28,7 +28,7 @@ from dflash_mcmc.ops import SamplingParams
 class Group(NamedTuple):
     """Rows that draw from one law."""
 
-    law: SamplingParams
+    params: SamplingParams
     source: str
     rows: torch.Tensor | None
     """int64 indices; None for all rows of the batch."""
@@ -252,8 +252,8 @@ class ModelRunner:
 def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, seen: torch.Tensor,
                 target: laws.Weights | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draws of rows with one law; `target` is the target's weights where the rows are those of the whole batch."""
-    processed = laws.process(logits, group.law, seen if len(seen) else None)
-    if group.law.temperature == 0.0:
+    processed = laws.process(logits, group.params, seen if len(seen) else None)
+    if group.params.temperature == 0.0:
         tokens = laws.argmax(processed)
         certain = torch.zeros_like(uniforms)
         return tokens, certain, torch.stack([certain, certain + 1.0], dim=1)

@@ -19,12 +19,12 @@ class PromptReader:
     """Keys and values of a few prompts.
 
     Args:
-        decoder: reads them.
+        runner: reads them.
         cache: a row for each prompt.
     """
 
-    def __init__(self, decoder: ModelRunner, cache: SlotCache):
-        self._decoder, self._cache = decoder, cache
+    def __init__(self, runner: ModelRunner, cache: SlotCache):
+        self._runner, self._cache = runner, cache
         self._rows: dict[bytes, int] = {}
         self._free = list(range(cache.keys.shape[1]))
 
@@ -44,7 +44,7 @@ class PromptReader:
                 self._rows[name] = self._free.pop()
                 self._cache.clear(self._rows[name])  # of what an earlier prompt may have left that is no number
                 spans.append(Span(self._rows[name], prompt, 0, len(prompt) - 1))
-        return sum(span.stop for span in spans), self._decoder.read(self._cache, spans)
+        return sum(span.stop for span in spans), self._runner.read(self._cache, spans)
 
     def copy(self, prompt: np.ndarray, cache: SlotCache, row: int) -> int:
         """Copies a prompt without its last token into a row of another cache. Returns the number of tokens copied."""

@@ -12,7 +12,7 @@ from dflash_mcmc.engine.slots import chunks
 from dflash_mcmc.ops import Score, grid_origin
 
 
-def scores(decoder: ModelRunner, cache: SlotCache, row: int, score: Score,
+def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
            sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """(log p, log q, intervals) of the tokens of `score`, piece by piece; None where the logits are not numbers.
 
@@ -21,10 +21,10 @@ def scores(decoder: ModelRunner, cache: SlotCache, row: int, score: Score,
         sequence: int64, prompt, path and the given tokens.
     """
     # The first logits are those at the position before the first given token.
-    origin = grid_origin(decoder.blend, score.path)
+    origin = grid_origin(runner.blend, score.trajectory)
     start, parts = len(sequence) - len(score.tokens) - 1, []
-    for first, size in chunks(start, len(sequence) - 1, decoder.prefill_chunk):
-        logits = decoder.logits_at(cache, row, sequence, origin, first, size, {score.source})
+    for first, size in chunks(start, len(sequence) - 1, runner.prefill_chunk):
+        logits = runner.logits_at(cache, row, sequence, origin, first, size, {score.source})
         if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
             return None
         parts.append(_of_a_piece(logits, score, sequence, first))
@@ -38,10 +38,10 @@ def _of_a_piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndar
     values = logits[score.source]
     targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
     seen = None
-    if score.law.repetition_penalty != 1.0:
+    if score.params.repetition_penalty != 1.0:
         seen = torch.zeros_like(values, dtype=torch.bool)
         for offset in range(len(values)):
             seen[offset, sequence[: first + offset + 1]] = True
-    weights = laws.weigh(laws.process(values, score.law, seen))
+    weights = laws.weigh(laws.process(values, score.params, seen))
     log_p = laws.weigh(logits["blended"]).log_probability(targets)
     return tuple(x.cpu().numpy() for x in (log_p, weights.log_probability(targets), laws.intervals(weights, targets)))

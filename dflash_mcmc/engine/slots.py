@@ -32,7 +32,7 @@ class Slot:
     def __init__(self, tag: Hashable, chain: Chain, operation: Operation, clock: float):
         self.tag, self.chain, self.operation, self.clock = tag, chain, operation, clock
         self.started, self.cost = time.perf_counter(), Cost()
-        self.base: Trajectory = operation.path
+        self.base: Trajectory = operation.trajectory
         self.held = self.saved = np.empty(0, np.int64)
         self.saved_from, self.counts, self.walk = 0, RowCounts(), []
 

@@ -51,7 +51,7 @@ class Waiting:
         """Reads the prompts of the chains that wait, those that are not read yet."""
         if self._prompts:
             started = time.perf_counter()
-            prompts = [entry.operation.path.prompt for entry in self._ahead if entry.operation is not None]
+            prompts = [entry.operation.trajectory.prompt for entry in self._ahead if entry.operation is not None]
             self._was_read(*self._prompts.read(prompts), started)
 
     def _look_ahead(self) -> None:

@@ -80,9 +80,9 @@ def _greedy(config: Config, model: LanguageModel, work: Work, prompts: dict[str,
     engine = build.engine_of(config, model, max(map(len, prompts.values())), len(work.units), NoBlend())
 
     def chain(prompt: np.ndarray) -> Chain:
-        path = yield Draw(Trajectory.start(prompt), config.dataset.max_new_tokens, SamplingParams(temperature=0.0), Key(config.seed))
-        return ChainResult(path)
+        greedy = SamplingParams(temperature=0.0)
+        return ChainResult((yield Draw(Trajectory.start(prompt), config.dataset.max_new_tokens, greedy, Key(config.seed))))
 
     for done in engine.run((unit, chain(prompts[unit.problem])) for unit in work):
-        tokens = np.empty(0, np.int64) if done.result is None else done.result.path.tokens
+        tokens = np.empty(0, np.int64) if done.result is None else done.result.trajectory.tokens
         yield done.tag, Answer(prompts[done.tag.problem], tokens, done.failure)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
+from dflash_mcmc.grader import Grader
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.registry import register
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @register("grader", "choice")
 @dataclass(slots=True, kw_only=True)
-class ChoiceGrader:
+class ChoiceGrader(Grader):
     """The letter of the last box, of the last `answer is ...` or of the last line; several letters are no answer."""
 
     version = VERSION
@@ -41,7 +42,3 @@ class ChoiceGrader:
         from dflash_mcmc.grading.choice.pool import LetterPool
 
         return LetterPool(self.letters)
-
-    def canonical(self, config: Config) -> dict[str, object]:
-        """The version of the rules is part of the identity: records of another one are not continued."""
-        return {"version": self.version}

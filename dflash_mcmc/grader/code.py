@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.grader import Grader
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.registry import register
 
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 
 @register("grader", "code")
 @dataclass(slots=True, kw_only=True)
-class CodeGrader:
+class CodeGrader(Grader):
     """The program in the text is run with the problem's tests, behind walls; opt-in, Linux only."""
 
     version = VERSION
+    runs_answers = True
 
     allow_execution: bool = runtime("whether programs that a model has written may be run here")
     timeout_seconds: float = identity("wall clock of a program; one that takes longer is wrong: timeout", gt=0)
@@ -55,7 +57,3 @@ class CodeGrader:
         from dflash_mcmc.grading.code.pool import ProgramPool
 
         return ProgramPool(self.timeout_seconds, self.memory_gib, self.num_workers, self.walls == "required")
-
-    def canonical(self, config: Config) -> dict[str, object]:
-        """The version of the rules is part of the identity: records of another one are not continued."""
-        return {"version": self.version}

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.grader import Grader
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.grading.math.pool import MathPool
 
 
 @register("grader", "math")
 @dataclass(slots=True, kw_only=True)
-class MathGrader:
+class MathGrader(Grader):
     """Last balanced box against the gold answer, by typed rules, then math-verify."""
 
     version = VERSION
@@ -35,7 +35,3 @@ class MathGrader:
         from dflash_mcmc.grading.math.pool import MathPool
 
         return MathPool(self.timeout_seconds, self.memory_gib, self.num_workers)
-
-    def canonical(self, config: Config) -> dict[str, object]:
-        """The version of the rules is part of the identity: records of another one are not continued."""
-        return {"version": self.version}

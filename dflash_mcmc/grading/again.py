@@ -71,7 +71,7 @@ def regrade(folder: Path, config: Config, pool: Pool) -> Regraded:
 
 def settings(config: Config) -> dict[str, object]:
     """The part of an identity that is the grader's."""
-    from dflash_mcmc.config.schema import settings_of
+    from dflash_mcmc.config.identity import settings_of
 
     return {name: value for name, value in settings_of(config).items() if _of_grader(name)}
 
@@ -94,7 +94,7 @@ def _read(path: Path) -> dict:
 
 def _target(folder: Path, identity: dict[str, object]) -> Path:
     """Where a run of this identity lies, beside the other one."""
-    from dflash_mcmc.config.schema import hash_of
+    from dflash_mcmc.config.identity import hash_of
 
     return folder.parent / "-".join([*folder.name.split("-")[:-1], hash_of(identity)])
 
@@ -143,7 +143,7 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
     """The files of the new run. It has all records or none, and without them is a run that has not begun. None is lost."""
     from omegaconf import OmegaConf
 
-    from dflash_mcmc.config.schema import plain
+    from dflash_mcmc.config.identity import plain
     from dflash_mcmc.statistics import summaries
     from dflash_mcmc.store.files import write_atomically
     from dflash_mcmc.store.folder import closed

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.command import config_folder
-from dflash_mcmc.config.schema import PACKAGE, Config, identity_hash, to_config
+from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import GROUPS, components, name_of

@@ -1,1 +1,40 @@
-"""Hardware: where a run computes and how many chains at once. Never changes what comes out in float32 on a CPU."""
+"""Hardware: where a run computes and how many chains at once. It never changes the outputs in float32 on a CPU."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.component import Component
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.interface import Options
+
+
+class Hardware(Component):
+    """Base class of hardware. A leaf needs `resolve`, and declares these fields and those of the engine's `Options`."""
+
+    __slots__ = ()
+
+    group = "hardware"
+
+    if TYPE_CHECKING:  # the leaf's dataclass fields
+        device: str
+        num_slots: int | None
+        memory_gb: float | None
+        reuse_prefix: bool
+        skip_identical: bool
+        tokens_per_second: float | None
+        num_threads: int | None
+        grace_seconds: float
+        max_attempts: int
+
+    @abstractmethod
+    def resolve(self) -> str:
+        """The device's name for PyTorch. Sets the number of threads. Raises ConfigError for a missing device."""
+
+    def options(self) -> Options:
+        """How the engine works."""
+        from dflash_mcmc.engine.interface import Options
+
+        return Options(**{name: getattr(self, name) for name in Options._fields})

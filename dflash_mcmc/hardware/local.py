@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
+from dflash_mcmc.hardware import Hardware
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import register
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @register("hardware", "local")
 @dataclass(slots=True, kw_only=True)
-class Local:
+class Local(Hardware):
     """One device of this machine for each process of the run."""
 
     device: str = runtime("auto takes the first GPU, or the CPU where there is none; cpu, cuda, cuda:1")

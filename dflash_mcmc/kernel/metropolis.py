@@ -19,7 +19,7 @@ def check_blocks(num_blocks: int, length: int) -> None:
 class MetropolisStep(NamedTuple):
     """Outcome of one Metropolis-Hastings step."""
 
-    path: Trajectory
+    trajectory: Trajectory
     """The next state."""
     cut: int
     proposal_length: int
@@ -40,10 +40,10 @@ class MetropolisStep(NamedTuple):
 def trace_entry(step: MetropolisStep, block: int, number: int, length: int) -> dict[str, float | int | str]:
     """A step in the trace of its chain; `length` is that of the state before it, `log_p` of that behind it."""
     return {"block": block, "step": number, "cut": step.cut, "length": length, "proposal_length": step.proposal_length,
-            "log_ratio": step.log_ratio, "decision": step.decision, "log_p": float(step.path.log_p.sum())}
+            "log_ratio": step.log_ratio, "decision": step.decision, "log_p": float(step.trajectory.log_p.sum())}
 
 
-def result(path: Trajectory, steps: Sequence[MetropolisStep], law_error: float, trace: Sequence[dict]) -> ChainResult:
+def result(trajectory: Trajectory, steps: Sequence[MetropolisStep], law_error: float, trace: Sequence[dict]) -> ChainResult:
     """What a chain returns after its steps."""
-    return ChainResult(path, len(steps), sum(step.accepted for step in steps), sum(step.moved for step in steps),
+    return ChainResult(trajectory, len(steps), sum(step.accepted for step in steps), sum(step.moved for step in steps),
                        sum(step.decision == "abandon" for step in steps), law_error, tuple(trace))

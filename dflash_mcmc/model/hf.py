@@ -11,6 +11,7 @@ from dflash_mcmc.data import hub
 from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.model import Model
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @register("model", "hf")
 @dataclass(slots=True, kw_only=True)
-class HFModel:
+class HFModel(Model):
     """Any transformers causal language model with full attention: a folder, or a name on the hub."""
 
     path: str = runtime("folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; what is in it is part of the "

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.run.probing import Summary, Unit, Work
 
 
 @register("probe", "none")
 @dataclass(slots=True, kw_only=True)
-class NoProbe:
+class NoProbe(Probe):
     """No probe: samples are drawn."""
+
+    uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
+    unit = "sample"
+    is_null = True
+
+    def sources(self) -> tuple[str, ...]:
+        """The groups that samples depend on. The probe itself is not part of the identity."""
+        return self.uses
+
+    def units(self, config: Config) -> list[Unit]:
+        """Nothing is measured."""
+        return []
+
+    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+        """Nothing is measured."""
+        return iter(())
+
+    def summarise(self, config: Config, records: list[dict]) -> Summary:
+        """An empty summary."""
+        from dflash_mcmc.run.probing import Summary
+
+        return Summary({}, {}, {})
+
+    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+        """No figure."""
+        return {}

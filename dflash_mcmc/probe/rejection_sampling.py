@@ -15,6 +15,7 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.run.probing import Summary, Unit, Work
@@ -35,7 +36,7 @@ _LEAST_EXPECTED = 5.0
 
 @register("probe", "rejection_sampling")
 @dataclass(slots=True, kw_only=True)
-class RejectionSampling:
+class RejectionSampling(Probe):
     """How far the tokens of speculative samplers are from the target's law, at one position of synthetic laws.
 
     The logits of target and draft are normal. Each sampler draws with the engine's own rules: a draft of one token, the rule,
@@ -168,7 +169,7 @@ def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law
         return laws.weigh(laws.process(logits.expand(count, -1), law, None))
 
     target, draft = logits
-    weights = weigh(draft, sampler.draft_law(law), rows)
+    weights = weigh(draft, sampler.draft_params(law), rows)
     drafted = sampler.draft(weights, chance, 0)
     judged = weigh(draft, SamplingParams(), rows) if sampler.fault.raw_draft else weights
     first = torch.ones(rows, dtype=torch.bool, device=target.device)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc.config.schema import hash_of
+from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.locate import RUN, Found

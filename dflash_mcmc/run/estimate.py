@@ -115,7 +115,7 @@ def table(jobs: Sequence[Job], num_trials: int | None = None) -> str:
     Args:
         num_trials: of a search, whose points are not known: the dearest of the jobs counts so many times.
     """
-    from dflash_mcmc.config.schema import settings_of
+    from dflash_mcmc.config.identity import settings_of
 
     runs: dict[str, tuple[str, Config]] = {}
     for job, label in zip(jobs, differing([job.overrides for job in jobs]), strict=True):

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dflash_mcmc.config.schema import Config, hash_of, identity_of, run_folder
+from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.process import ranks, stopping
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.report.probed import csv_of

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc.config.schema import PACKAGE, Config, hash_of, identity_of, plain, run_folder
+from dflash_mcmc.config.identity import hash_of, identity_of, plain, run_folder
+from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.grading import check_golds
 from dflash_mcmc.process import ranks, stopping
 from dflash_mcmc.run import build

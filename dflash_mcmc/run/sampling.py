@@ -82,7 +82,7 @@ class Sampling:
                     self._keep(Grade(NOT_DRAWN, None, reason=done.failure), done)
                 elif done is not None:
                     self._under_way[done.tag] = done
-                    text = self._engine.model.decode(done.result.path.tokens)
+                    text = self._engine.model.decode(done.result.trajectory.tokens)
                     self._pool.submit(done.tag, text, self._pending[done.tag].problem.answer)
                 self._record()
             self._record(wait=True)
@@ -193,7 +193,7 @@ def record_of(entry: Pending, grade: Grade, done: Finished, model: LanguageModel
     """The line of a sample in the run's records."""
     problem, cost = entry.problem, done.cost
     result = done.result or ChainResult(Trajectory.start(entry.prompt))
-    path = result.path
+    path = result.trajectory
     return {
         "problem": problem.id, "chain": entry.chain, "level": problem.level, "subject": problem.subject,
         **grade._asdict(), "gold": problem.answer,

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.config.schema import Config, groups_of, plain
+from dflash_mcmc.config.identity import plain
+from dflash_mcmc.config.schema import Config, groups_of
 from dflash_mcmc.errors import note
 from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.process import ranks

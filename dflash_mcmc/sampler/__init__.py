@@ -1,1 +1,54 @@
-"""Samplers: generators of `Draw` and `Score` for one chain. Each states the law it samples."""
+"""Samplers: generators of `Draw` and `Score` for one chain. Each states the law that it samples."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from dflash_mcmc.component import Component
+from dflash_mcmc.ops import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dflash_mcmc.ops import Chain
+    from dflash_mcmc.rng import Key
+    from dflash_mcmc.run.estimate import ExpectedCost
+
+
+class Sampler(Component):
+    """Base class of samplers. A leaf needs `chain`; `expected_cost` gives its runs an estimate."""
+
+    __slots__ = ()
+
+    group = "sampler"
+    is_deterministic: ClassVar[bool] = False
+    """Whether every draw takes the most likely token, so that no randomness is used."""
+    can_rescore: ClassVar[bool] = False
+    """Whether the sampler has a field `rescore`: score the current suffix again before each proposal."""
+
+    @abstractmethod
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """One chain: a generator that yields operations and returns a ChainResult.
+
+        Args:
+            prompt: token ids, int64.
+            horizon: longest answer in tokens.
+            key: the key of all randomness of the chain.
+        """
+
+    def law(self) -> SamplingParams:
+        """Sampling parameters of the draws; for a Metropolis-Hastings sampler those of its proposals."""
+        return SamplingParams()
+
+    def expected_cost(self, length: float, horizon: int) -> ExpectedCost | None:
+        """Mean cost of a chain whose answers have `length` tokens; None where it is not known before the run."""
+        return None
+
+    def rejects_early(self) -> bool:
+        """Whether a proposal may be abandoned before it is complete."""
+        return False
+
+    def rescores(self) -> bool:
+        """Whether the current suffix is scored again before each proposal."""
+        return False

@@ -12,6 +12,7 @@ from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.run.estimate import ExpectedCost
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "best_of_n")
 @dataclass(slots=True, kw_only=True)
-class BestOfN:
+class BestOfN(Sampler):
     """One of N draws: the likeliest, the likeliest a token, or one resampled by the weights of p^alpha.
 
     Law: candidates y_1 .. y_N are independent draws, token by token, from q = softmax(logits / temperature), truncated by

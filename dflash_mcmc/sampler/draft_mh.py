@@ -14,8 +14,9 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel.metropolis import MetropolisStep, check_blocks, result, trace_entry
 from dflash_mcmc.ops import Chain, Draw, Floor, Operation, SamplingParams, Score
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import Trajectory, common_prefix
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "draft_mh")
 @dataclass(slots=True, kw_only=True)
-class DraftMH:
+class DraftMH(Sampler):
     """Metropolis-Hastings on p^alpha whose proposals are blocks of the draft: regenerate a suffix from it, accept by weight.
 
     Target and schedule are those of power_mh. The proposal law q_d is the draft's, softmax(logits / draft_temperature), on
@@ -54,8 +55,10 @@ class DraftMH:
         """Conditions that span fields. Raises ConfigError."""
         check_blocks(self.num_blocks, config.dataset.max_new_tokens)
         check_features(config, "sampler=draft_mh")
-        if name_of(config.decoder) != "plain":
-            raise ConfigError("decoder", name_of(config.decoder), "plain with sampler=draft_mh, whose draws are the draft's")
+        if not config.decoder.is_null:
+            plain = options_with("decoder", "is_null")
+            raise ConfigError("decoder", name_of(config.decoder), f"{plain} with sampler=draft_mh, whose draws are the "
+                              "draft's")
         if self.early_reject == "eps" and (self.proposal == "mixture" or self.alpha < 1.0):
             raise ConfigError("sampler.early_reject", self.early_reject, "off with sampler.proposal=mixture or sampler.alpha "
                               "below 1")
@@ -72,6 +75,10 @@ class DraftMH:
     def law(self) -> SamplingParams:
         """The draft's law q_d."""
         return SamplingParams(self.draft_temperature)
+
+    def rejects_early(self) -> bool:
+        """Whether a proposal may be abandoned before it is complete."""
+        return self.early_reject != "off"
 
     def source(self) -> str:
         """The logits that q_d is made from."""
@@ -94,7 +101,7 @@ class DraftMH:
             for number in range(1, self.num_steps + 1):
                 length = path.length
                 step, other = yield from self.transition(path, other, stage, block_key.fold_in("step", number))
-                path = step.path
+                path = step.trajectory
                 steps.append(step)
                 trace.append(trace_entry(step, block, number, length))
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0

@@ -11,16 +11,23 @@ from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.run.estimate import ExpectedCost
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import ChainResult, Trajectory
 
 
 @register("sampler", "greedy")
 @dataclass(slots=True, kw_only=True)
-class Greedy:
+class Greedy(Sampler):
     """The most likely token, every time: a point mass, the same for every power alpha."""
 
     alpha: float = runtime("has no effect: the argmax is the same at every power; here so that a sweep over alpha may "
                            "include this baseline, which then runs once", gt=0)
+
+    is_deterministic = True
+
+    def law(self) -> SamplingParams:
+        """The most likely token."""
+        return SamplingParams(temperature=0.0)
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Of a chain whose answer has `length` tokens."""
@@ -28,5 +35,5 @@ class Greedy:
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One generation of at most `horizon` tokens. Uses no randomness."""
-        path = yield Draw(Trajectory.start(prompt), horizon, SamplingParams(temperature=0.0), key)
+        path = yield Draw(Trajectory.start(prompt), horizon, self.law(), key)
         return ChainResult(path)

@@ -18,9 +18,10 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel.metropolis import MetropolisStep, check_blocks, result, trace_entry
 from dflash_mcmc.ops import Chain, Draw, Floor, Operation, SamplingParams, Score
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.run.estimate import ExpectedCost, mh_cost
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import Trajectory, common_prefix
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _ROUNDING = 1e-5
 
 @register("sampler", "power_mh")
 @dataclass(slots=True, kw_only=True)
-class PowerMH:
+class PowerMH(Sampler):
     """Metropolis-Hastings on p^alpha: regenerate a random suffix, accept by the weight of the whole suffix.
 
     Target at stage k, with horizon L_k = k * length / num_blocks: pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
@@ -71,15 +72,17 @@ class PowerMH:
     min_p: float = identity("proposal keeps tokens with this share of the top probability; 0 keeps all", ge=0, le=1)
     repetition_penalty: float = identity("of the proposal only: it never changes the target; 1 is off", gt=0)
 
+    can_rescore = True
+
     def check(self, config: Config) -> None:
         """Conditions that span fields. Raises ConfigError."""
         check_blocks(self.num_blocks, config.dataset.max_new_tokens)
         if self.rule == "published" and self.cut != "current":
             raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
-        if self.rescore and getattr(config.blend, "grid", "") != "cut":
+        if self.rescore and not config.blend.restarts_grid():
             raise ConfigError("sampler.rescore", self.rescore, "false without blend.grid=cut: everywhere else a suffix has "
                               "one probability, and it is known")
-        reason = self.no_early_rejection(name_of(config.blend) == "none")
+        reason = self.no_early_rejection(config.blend.is_null)
         if self.early_reject in ("exact", "eps") and reason[self.early_reject]:
             others = "auto, off" + (" or eps" if self.early_reject == "exact" and not reason["eps"] else "")
             raise ConfigError("sampler.early_reject", self.early_reject, f"{others}, since {reason[self.early_reject]}")
@@ -88,7 +91,7 @@ class PowerMH:
         """With `auto` replaced by what it comes to."""
         if self.early_reject != "auto":
             return self
-        reason = self.no_early_rejection(name_of(config.blend) == "none")["exact"]
+        reason = self.no_early_rejection(config.blend.is_null)["exact"]
         return dataclasses.replace(self, early_reject="off" if reason else "exact")
 
     def no_early_rejection(self, unblended: bool) -> dict[str, str]:
@@ -117,7 +120,7 @@ class PowerMH:
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values: what has no effect here is not part of the identity."""
         values: dict[str, object] = {"proposal_temperature": self.law().temperature}
-        if name_of(config.blend) == "none":
+        if config.blend.is_null:
             values["proposal"] = None
         if self.rule == "published":
             values["after_eos"] = None
@@ -129,6 +132,14 @@ class PowerMH:
         """The proposal law q."""
         temperature = 1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature
         return SamplingParams(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+
+    def rejects_early(self) -> bool:
+        """Whether a proposal may be abandoned before it is complete."""
+        return self.early_reject != "off"
+
+    def rescores(self) -> bool:
+        """Whether the current suffix is scored again before each proposal."""
+        return self.rescore
 
     def source(self) -> str:
         """The logits that q is made from."""
@@ -154,7 +165,7 @@ class PowerMH:
             for number in range(1, self.num_steps + 1):
                 length = path.length
                 step = yield from self.step(path, stage, block_key.fold_in("step", number))
-                path = step.path
+                path = step.trajectory
                 steps.append(step)
                 trace.append(trace_entry(step, block, number, length))
             if path.ended and (self.rule == "published" or self.after_eos == "return"):

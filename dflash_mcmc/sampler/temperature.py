@@ -12,6 +12,7 @@ from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.run.estimate import ExpectedCost
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "temperature")
 @dataclass(slots=True, kw_only=True)
-class Temperature:
+class Temperature(Sampler):
     """Each token from softmax(logits / temperature), truncated by top-k, top-p and min-p.
 
     Law: prod_t q(x_t | x_<t), where q is what `SamplingParams` describes. At temperature 1/alpha every token's

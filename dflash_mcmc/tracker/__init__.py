@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from dflash_mcmc.component import Component
+from dflash_mcmc.registry import name_of
 
 
 class RunInfo(NamedTuple):
-    """What a tracker is told of a run at its start."""
+    """A run, as its tracker sees it at the start."""
 
     identity: str
     """Twelve hexadecimal digits; a run that is continued has the same."""
@@ -18,52 +22,88 @@ class RunInfo(NamedTuple):
     config: dict
     folder: Path
     name: str = ""
-    """For people: the condition and what tells it apart; without one the condition."""
+    """Name for people: the condition and the overrides that distinguish the run; the condition alone where it is empty."""
     tags: tuple[str, ...] = ()
     """`group=component`."""
 
 
-class Guarded:
-    """A started tracker whose failure is told once and then forgotten. The calls are those of the tracker.
-
-    A tracker has `start(info)`, which gives an object with `log(metrics, step)`, where step counts the samples of the run and
-    never repeats, and, once all are recorded and the run's folder is written, `summary(metrics, records)` and
-    `publish(folder, tables, figures)`: what the folder holds, tables by name as rows with the same keys, figures as PNG files.
-    `preempt()` says that the run was asked to end, by SLURM say, and will go on. `finish(exit_code)` comes last, with 1 for a
-    run that has more to draw. What is told of a run in several starts belongs together: `info.identity` is the same.
-    """
-
-    def __init__(self, tracker: object, info: RunInfo):
-        self._tracker: object | None = tracker
-        self._tracker = self._try(lambda: tracker.start(info))
+class TrackedRun(Protocol):
+    """A run that a tracker shows. Several starts of a run have the same `info.identity`, and their metrics belong together."""
 
     def log(self, metrics: dict, step: int) -> None:
-        self._try(lambda: self._tracker.log(metrics, step))
+        """Logs a record's metrics. `step` is the run's number of records so far; it never repeats."""
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
-        self._try(lambda: self._tracker.summary(metrics, records))
+        """Logs the summary, once all samples are recorded and the run's folder is written."""
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
-        self._try(lambda: self._tracker.publish(folder, tables, figures))
+        """Logs what the folder holds, after the summary: tables by name, as rows with the same keys, and PNG files."""
 
     def preempt(self) -> None:
-        self._try(lambda: self._tracker.preempt())
+        """Notes that the run was asked to end, by SLURM for example, and will continue."""
 
     def finish(self, exit_code: int) -> None:
-        self._try(lambda: self._tracker.finish(exit_code))
+        """Closes the run; the last call. `exit_code` is 1 for a run that is not complete."""
+
+
+class Tracker(Component):
+    """Base class of trackers. A leaf needs `start`."""
+
+    __slots__ = ()
+
+    group = "tracker"
+
+    @abstractmethod
+    def start(self, info: RunInfo) -> TrackedRun:
+        """Opens the run, or continues it."""
+
+    def key(self) -> str:
+        """Key under which the run folder notes how much was logged. Runs of the tracker that share nothing differ in it."""
+        return name_of(self)
+
+
+class Guarded:
+    """A started tracker whose first failure is printed and switches it off. It has the methods of `TrackedRun`."""
+
+    def __init__(self, tracker: Tracker, info: RunInfo):
+        self._run: TrackedRun | None = None
+        self._name = type(tracker).__name__
+        self._works = True
+        self._try(lambda: self._start(tracker, info))
+
+    def log(self, metrics: dict, step: int) -> None:
+        self._call(lambda run: run.log(metrics, step))
+
+    def summary(self, metrics: dict, records: list[dict]) -> None:
+        self._call(lambda run: run.summary(metrics, records))
+
+    def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
+        self._call(lambda run: run.publish(folder, tables, figures))
+
+    def preempt(self) -> None:
+        self._call(lambda run: run.preempt())
+
+    def finish(self, exit_code: int) -> None:
+        self._call(lambda run: run.finish(exit_code))
 
     @property
     def works(self) -> bool:
         """Whether nothing has failed yet."""
-        return self._tracker is not None
+        return self._works
 
-    def _try(self, call: Callable[[], object]) -> object | None:
-        if self._tracker is None:
-            return None
+    def _start(self, tracker: Tracker, info: RunInfo) -> None:
+        self._run = tracker.start(info)
+        self._name = type(self._run).__name__
+
+    def _call(self, call: Callable[[TrackedRun], None]) -> None:
+        run = self._run
+        if run is not None:
+            self._try(lambda: call(run))
+
+    def _try(self, call: Callable[[], None]) -> None:
         try:
-            return call()
-        except Exception as error:  # whatever goes wrong with a tracker, the records are what counts
-            name, reason = type(self._tracker).__name__, " ".join(str(error).split())[:200]
-            print(f"{name} failed and is off for the rest of this run: {type(error).__name__}: {reason}", file=sys.stderr)
-            self._tracker = None
-            return None
+            call()
+        except Exception as error:  # no failure of a tracker may cost the records
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            print(f"{self._name} failed and is off for the rest of this run: {reason}", file=sys.stderr)
+            self._run, self._works = None, False

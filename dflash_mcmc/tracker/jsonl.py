@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_mcmc.registry import register
-from dflash_mcmc.tracker import RunInfo
+from dflash_mcmc.tracker import RunInfo, Tracker
 
 
 @register("tracker", "jsonl")
 @dataclass(slots=True, kw_only=True)
-class JsonlTracker:
+class JsonlTracker(Tracker):
     """JSON lines in the run folder: one for every finished sample, one for the summary, one that names tables and figures."""
 
     def start(self, info: RunInfo) -> JsonlWriter:

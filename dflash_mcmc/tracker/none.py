@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_mcmc.registry import register
-from dflash_mcmc.tracker import RunInfo
+from dflash_mcmc.tracker import RunInfo, Tracker
 
 
 @register("tracker", "none")
 @dataclass(slots=True, kw_only=True)
-class NoTracker:
+class NoTracker(Tracker):
     """Tracks nothing: the run folder has everything."""
+
+    is_null = True
 
     def start(self, info: RunInfo) -> NoTracker:
         return self

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import register
-from dflash_mcmc.tracker import RunInfo
+from dflash_mcmc.tracker import RunInfo, Tracker
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -24,7 +24,7 @@ _FLUSH_SECONDS = 1  # what a kill may lose; the default is two minutes
 
 @register("tracker", "tensorboard")
 @dataclass(slots=True, kw_only=True)
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """TensorBoard's event files in the run folder; to look at them: tensorboard --logdir outputs."""
 
     def check(self, config: Config) -> None:

@@ -17,7 +17,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from dflash_mcmc.config import command
-from dflash_mcmc.config.schema import Paths, hash_of
+from dflash_mcmc.config.identity import hash_of
+from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, runtime, spec_of, walk
 

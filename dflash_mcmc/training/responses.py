@@ -85,7 +85,7 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
             for done in engine.run((index, chain(index)) for index in indices):
                 if done.result is None:
                     raise UserError(f"{request.name}, prompt {done.tag}: {done.failure}")
-                tokens = np.concatenate((prompts[done.tag], done.result.path.tokens))
+                tokens = np.concatenate((prompts[done.tag], done.result.trajectory.tokens))
                 drawn[done.tag] = Response(tokens.astype(np.int32), len(prompts[done.tag]))
                 bar.update()
             _write(pieces[number], [drawn[index] for index in indices])

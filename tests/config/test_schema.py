@@ -8,7 +8,8 @@ import typing
 import pytest
 
 from dflash_mcmc.catalogue import options
-from dflash_mcmc.config.schema import Condition, Config, Paths, identity_hash, identity_of
+from dflash_mcmc.config.identity import identity_hash, identity_of
+from dflash_mcmc.config.schema import Condition, Config, Paths
 from dflash_mcmc.fields import ROLES, spec_of
 from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.training.target import TrainingPlan

@@ -12,7 +12,7 @@ import pytest
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.catalogue import options
 from dflash_mcmc.config import command as cli
-from dflash_mcmc.config.schema import identity_hash, identity_of, run_folder
+from dflash_mcmc.config.identity import identity_hash, identity_of, run_folder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.run.samples import RunResult

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.config.schema import identity_hash, identity_of, plain
+from dflash_mcmc.config.identity import identity_hash, identity_of, plain
 from dflash_mcmc.data.prompts import TEMPLATES, resolve
 from dflash_mcmc.run.build import first_prompt, prompts
 from tests.refusals import refused

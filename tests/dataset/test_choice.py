@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from dflash_mcmc.config.schema import identity_of
-from dflash_mcmc.dataset import chosen
+from dflash_mcmc.config.identity import identity_of
+from dflash_mcmc.data.selection import chosen
 from tests.refusals import refused
 
 
@@ -28,7 +28,7 @@ def test_shards_divide_the_problems_without_overlap(make_config):
 def test_shards_are_those_of_the_documents_code():
     """`range(shard, len(dataset), n_shards)`, eight of forty: 104 of 500."""
     document = sorted(index for shard in range(8) for index in range(shard, 500, 40))
-    assert chosen(range(500), None, None, range(8), 40) == document
+    assert chosen(range(500), None, range(8), 40) == document
     assert len(document) == 104
 
 

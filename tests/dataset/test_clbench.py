@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dflash_mcmc.config.schema import identity_of
+from dflash_mcmc.config.identity import identity_of
 from tests.refusals import refused
 
 PROBED = ("probe=deep_readout", "probe.answers=greedy", "draft=tiny", "dataset=clbench")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.config.schema import identity_hash
+from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.engine.speculative import faults
 from dflash_mcmc.errors import UserError, note

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.config.schema import identity_hash
+from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.run.samples import execute
 

@@ -57,7 +57,7 @@ def test_every_implementation_draws_the_same(family, name):
 
     def drawn(choice):
         engine = BatchedEngine(LanguageModel(model, stop_ids=(3,)), NoBlend(), 4, 100, Options(attention=choice))
-        return next(iter(engine.run([(0, chain())]))).result.path
+        return next(iter(engine.run([(0, chain())]))).result.trajectory
 
     def chain():
         path = yield Draw(Trajectory.start(np.arange(40) % 61), 12, SamplingParams(), Key(1))
@@ -101,7 +101,7 @@ def test_flash_attention_draws_the_same_where_pieces_are_padded(flash_attn, monk
     def drawn():
         engine = BatchedEngine(LanguageModel(model, stop_ids=(3,)), NoBlend(), 4, 128, prompt_length=120)
         prompts = [np.arange(length) * 5 % 61 for length in (90, 120, 66, 30, 127 - 8)]
-        return {d.tag: d.result.path for d in engine.run((n, chain(p)) for n, p in enumerate(prompts))}
+        return {d.tag: d.result.trajectory for d in engine.run((n, chain(p)) for n, p in enumerate(prompts))}
 
     def chain(prompt):
         path = yield Draw(Trajectory.start(prompt), 8, SamplingParams(), Key(1))

@@ -85,10 +85,10 @@ def run_batched(model, sampler, blend, slots=8, order=None, **options):
 
 
 def same(a: ChainResult, b: ChainResult, tolerance: float = TOLERANCE) -> None:
-    assert a.path.tokens.tolist() == b.path.tokens.tolist()
-    np.testing.assert_allclose(a.path.log_p, b.path.log_p, atol=tolerance, rtol=0)
-    np.testing.assert_allclose(a.path.log_q, b.path.log_q, atol=tolerance, rtol=0)
-    assert (a.proposals, a.accepted, a.moved, a.path.ended) == (b.proposals, b.accepted, b.moved, b.path.ended)
+    assert a.trajectory.tokens.tolist() == b.trajectory.tokens.tolist()
+    np.testing.assert_allclose(a.trajectory.log_p, b.trajectory.log_p, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(a.trajectory.log_q, b.trajectory.log_q, atol=tolerance, rtol=0)
+    assert (a.proposals, a.accepted, a.moved, a.trajectory.ended) == (b.proposals, b.accepted, b.moved, b.trajectory.ended)
 
 
 def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
@@ -119,9 +119,9 @@ def test_every_family(family):
 
 def test_results_are_varied_enough_to_tell_errors_apart(qwen3):
     results = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend())
-    tokens = {tuple(done.result.path.tokens.tolist()) for done in results.values()}
+    tokens = {tuple(done.result.trajectory.tokens.tolist()) for done in results.values()}
     assert len(tokens) >= 6
-    assert any(done.result.path.ended for done in results.values())
+    assert any(done.result.trajectory.ended for done in results.values())
     assert 0 < sum(done.result.moved for done in results.values()) < sum(done.result.proposals for done in results.values())
 
 
@@ -239,7 +239,7 @@ def test_identical_proposals_cost_nothing(qwen3):
     sampler = power_mh(alpha=400.0, num_blocks=1, num_steps=5)
     on, off = (run_batched(qwen3, sampler, NoBlend(), skip_identical=skip) for skip in (True, False))
     for tag, done in on.items():
-        assert done.cost.tokens_drawn == done.result.path.length
+        assert done.cost.tokens_drawn == done.result.trajectory.length
         assert done.result.moved == 0
         assert done.cost.tokens_drawn + done.cost.tokens_skipped == off[tag].cost.tokens_drawn
 
@@ -345,8 +345,9 @@ def test_every_position_of_the_model_can_be_used(family):
     same(done.result, ReferenceEngine(model, parts, NoBlend()).run(chain(prompt, HORIZON, Key(1))))
 
 
-@pytest.mark.parametrize("law", [SamplingParams(), SamplingParams(0.7, top_k=5), SamplingParams(0.9, repetition_penalty=1.4), SamplingParams(0.0),
-                                 SamplingParams(0.0, repetition_penalty=3.0)])
+@pytest.mark.parametrize("law", [
+    SamplingParams(), SamplingParams(0.7, top_k=5), SamplingParams(0.9, repetition_penalty=1.4), SamplingParams(0.0),
+    SamplingParams(0.0, repetition_penalty=3.0)])
 @pytest.mark.parametrize("source", ["blended", "base"])
 def test_score_is_reference_and_is_what_draw_says(qwen3, law, source):
     parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
@@ -374,8 +375,8 @@ def test_score_is_reference_and_is_what_draw_says(qwen3, law, source):
 
 def test_stop_ids_in_the_prompt_do_not_end_a_chain(qwen3):
     done = run_batched(qwen3, SAMPLERS["greedy"], NoBlend())[3]
-    assert done.result.path.length > 0
-    assert not set(done.result.path.tokens[:-1].tolist()) & set(STOPS)
+    assert done.result.trajectory.length > 0
+    assert not set(done.result.trajectory.tokens[:-1].tolist()) & set(STOPS)
 
 
 def test_forbidden_ids_are_never_drawn():
@@ -384,7 +385,7 @@ def test_forbidden_ids_are_never_drawn():
     parts.forbid(range(20, 61))
     engine = BatchedEngine(parts, NoBlend(), 8, 170)
     for done in engine.run(chains(temperature(temperature=3.0))):
-        assert done.result.path.tokens.max() < 20
+        assert done.result.trajectory.tokens.max() < 20
 
 
 def test_chains_without_numbers_end_and_spoil_no_other():
@@ -408,7 +409,7 @@ def test_chains_without_numbers_end_and_spoil_no_other():
         for tag, done in bad.items():
             if tag in failed:
                 assert "not numbers" in done.failure
-            elif 40 not in good[tag].result.path.tokens:
+            elif 40 not in good[tag].result.trajectory.tokens:
                 same(done.result, good[tag].result)
 
 
@@ -425,7 +426,7 @@ def test_a_score_without_numbers_ends_its_chain():
     done = [d for d in engine.run([(0, scored_with(40)), (1, scored_with(41))])]
     assert done[0].result is None
     assert "not numbers" in done[0].failure
-    assert done[1].result.path.tokens.tolist() == [5, 41, 6]
+    assert done[1].result.trajectory.tokens.tolist() == [5, 41, 6]
 
 
 def test_more_positions_than_the_model_has_are_refused(qwen3):
@@ -446,7 +447,8 @@ def test_bfloat16_logits_are_not_rounded():
     model = random_model("qwen3").to(torch.bfloat16)
     engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 8, 170)
     for done in engine.run(chains(SAMPLERS["greedy"])):
-        logits = torch.tensor(done.result.path.log_p)
+        logits = torch.tensor(done.result.trajectory.log_p)
         assert not torch.equal(logits.bfloat16().double(), logits)
-        rescored = model(input_ids=torch.from_numpy(np.concatenate([PROMPTS[done.tag % 5], done.result.path.tokens]))[None])
+        sequence = np.concatenate([PROMPTS[done.tag % 5], done.result.trajectory.tokens])
+        rescored = model(input_ids=torch.from_numpy(sequence)[None])
         assert rescored.logits.dtype == torch.bfloat16

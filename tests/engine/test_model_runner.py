@@ -46,23 +46,24 @@ def stepped(monkeypatch, replacement, blend, laws, speculation=None):
     """Results of an engine whose decode step is wrapped."""
     engine = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), blend, 4, 64, speculation=speculation)
     monkeypatch.setattr(engine, "_stepper", replacement(engine._stepper))
-    return {d.tag: d.result.path for d in engine.run((n, whole(n, *laws)) for n in range(6))}
+    return {d.tag: d.result.trajectory for d in engine.run((n, whole(n, *laws)) for n in range(6))}
 
 
-@pytest.mark.parametrize("laws", [(SamplingParams(),), (SamplingParams(0.0),), (SamplingParams(0.5), "base"), (SamplingParams(0.7, top_k=5, top_p=0.9, min_p=0.01),),
-                                  (SamplingParams(0.7, repetition_penalty=1.2),)])
+@pytest.mark.parametrize("laws", [
+    (SamplingParams(),), (SamplingParams(0.0),), (SamplingParams(0.5), "base"),
+    (SamplingParams(0.7, top_k=5, top_p=0.9, min_p=0.01),), (SamplingParams(0.7, repetition_penalty=1.2),)])
 @pytest.mark.parametrize("blend", [NoBlend(), LayerBlend(beta=0.3, layer=1, norm="final")], ids=["none", "layer"])
 def test_a_step_can_be_captured(monkeypatch, laws, blend):
     found = []
 
     class Watched:
-        def __init__(self, decoder):
-            self.decoder, self.cost = decoder, decoder.cost
-            self.tokens_a_step, self.reach = decoder.tokens_a_step, decoder.reach
+        def __init__(self, stepper):
+            self.stepper, self.cost = stepper, stepper.cost
+            self.tokens_a_step, self.reach = stepper.tokens_a_step, stepper.reach
 
         def step(self, *arguments):
             with Refusing() as mode:
-                self.decoder.step(*arguments)
+                self.stepper.step(*arguments)
             found.extend(mode.found)
 
     assert len(stepped(monkeypatch, Watched, blend, laws)) == 6
@@ -103,8 +104,8 @@ def test_a_step_leaves_rows_that_are_not_live_as_they_are():
                                     rows.status)]
 
     before = state()
-    with torch.inference_mode(), engine._decoder.ready():
-        engine._decoder.step(engine._cache, rows, 8, 64, engine._groups, True)
+    with torch.inference_mode(), engine._runner.ready():
+        engine._runner.step(engine._cache, rows, 8, 64, engine._groups, True)
     for old, new in zip(before, state(), strict=True):
         assert torch.equal(old, new)
 
@@ -148,15 +149,15 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
     class Recorded:
         """A decoder whose steps are recorded, not run, while a graph is captured."""
 
-        def __init__(self, decoder):
-            self.decoder, self.cost = decoder, decoder.cost
-            self.tokens_a_step, self.reach = decoder.tokens_a_step, decoder.reach
+        def __init__(self, stepper):
+            self.stepper, self.cost = stepper, stepper.cost
+            self.tokens_a_step, self.reach = stepper.tokens_a_step, stepper.reach
 
         def step(self, *arguments):
             if FakeGraph.current is None:
-                self.decoder.step(*arguments)
+                self.stepper.step(*arguments)
             else:
-                FakeGraph.current.calls.append(lambda: self.decoder.step(*arguments))
+                FakeGraph.current.calls.append(lambda: self.stepper.step(*arguments))
 
     from contextlib import nullcontext
 
@@ -165,8 +166,8 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
     monkeypatch.setattr(graphs.torch.cuda, "Stream", Stream)
     monkeypatch.setattr(graphs.torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(graphs.torch.cuda, "stream", lambda stream: nullcontext())
-    plain = stepped(monkeypatch, lambda decoder: decoder, NoBlend(), (SamplingParams(),))
-    graphed = stepped(monkeypatch, lambda decoder: graphs.GraphedSteps(Recorded(decoder)), NoBlend(), (SamplingParams(),))
+    plain = stepped(monkeypatch, lambda stepper: stepper, NoBlend(), (SamplingParams(),))
+    graphed = stepped(monkeypatch, lambda stepper: graphs.GraphedSteps(Recorded(stepper)), NoBlend(), (SamplingParams(),))
     for tag, path in plain.items():
         assert path.tokens.tolist() == graphed[tag].tokens.tolist()
         assert path.log_p.tolist() == graphed[tag].log_p.tolist()
@@ -180,12 +181,13 @@ def test_several_steps_between_checks_on_a_doubling_ladder(monkeypatch):
     from dflash_mcmc.engine.ladder import Ladder
 
     model = LanguageModel(random_model(), stop_ids=(3,))
-    expected = {d.tag: d.result.path for d in BatchedEngine(model, NoBlend(), 8, 64).run((n, whole(n)) for n in range(20))}
+    plain = BatchedEngine(model, NoBlend(), 8, 64)
+    expected = {d.tag: d.result.trajectory for d in plain.run((n, whole(n)) for n in range(20))}
     monkeypatch.setattr(batched, "ladder_of", lambda device: Ladder(8, 48, True))  # 48, 96, 192: the cache has 64
     engine = BatchedEngine(model, NoBlend(), 12, 64, Options(steps_between_checks=4))
     for done in engine.run((n, whole(n)) for n in range(20)):
-        assert done.result.path.tokens.tolist() == expected[done.tag].tokens.tolist()
-        np.testing.assert_allclose(done.result.path.log_p, expected[done.tag].log_p, atol=1e-4)
+        assert done.result.trajectory.tokens.tolist() == expected[done.tag].tokens.tolist()
+        np.testing.assert_allclose(done.result.trajectory.log_p, expected[done.tag].log_p, atol=1e-4)
     long = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), NoBlend(), 8, 150)
     for engine in (long, BatchedEngine(model, NoBlend(), 8, 64)):
         before = engine._cache.length

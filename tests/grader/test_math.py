@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.config.schema import identity_of
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.types import Grade

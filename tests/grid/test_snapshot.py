@@ -12,7 +12,8 @@ import pytest
 
 from dflash_mcmc.catalogue import options
 from dflash_mcmc.config import command
-from dflash_mcmc.config.schema import PACKAGE, identity_hash, identity_of
+from dflash_mcmc.config.identity import identity_hash, identity_of
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import snapshot
 from tests.config.test_schema import companions

@@ -6,7 +6,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from dflash_mcmc.config import command as cli
-from dflash_mcmc.config.schema import hash_of, identity_of, run_folder
+from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import planning, snapshot, work
 from dflash_mcmc.grid.folder import Grid, Point

@@ -25,7 +25,8 @@ from transformers import (
 )
 
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.config.schema import PACKAGE, identity_of
+from dflash_mcmc.config.identity import identity_of
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
@@ -150,9 +151,10 @@ def test_within_a_sliding_window_a_model_is_full_attention_and_beyond_it_is_refu
         engine = BatchedEngine(parts, NoBlend(), 1, 24)
         (done,) = engine.run([(0, Greedy(alpha=1.0).chain(np.arange(4), 20, Key(0)))])
         with torch.inference_mode():
-            logits = model(input_ids=torch.from_numpy(np.concatenate([np.arange(4), done.result.path.tokens]))[None]).logits
-        log_p = torch.log_softmax(logits[0, 3:-1], dim=-1).gather(1, torch.from_numpy(done.result.path.tokens)[:, None])
-        np.testing.assert_allclose(done.result.path.log_p, log_p[:, 0], atol=1e-4)
+            sequence = np.concatenate([np.arange(4), done.result.trajectory.tokens])
+            logits = model(input_ids=torch.from_numpy(sequence)[None]).logits
+        log_p = torch.log_softmax(logits[0, 3:-1], dim=-1).gather(1, torch.from_numpy(done.result.trajectory.tokens)[:, None])
+        np.testing.assert_allclose(done.result.trajectory.log_p, log_p[:, 0], atol=1e-4)
         with pytest.raises(UserError, match="allowed: 24"):
             BatchedEngine(parts, NoBlend(), 1, 25)
 

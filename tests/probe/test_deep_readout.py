@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dflash_mcmc.config.schema import identity_of
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe.deep_readout import DeepReadout
 from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, read_out

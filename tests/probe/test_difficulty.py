@@ -12,7 +12,8 @@ from hydra import initialize_config_dir
 from scipy import stats
 
 from dflash_mcmc.config import command
-from dflash_mcmc.config.schema import identity_of, to_config
+from dflash_mcmc.config.checks import to_config
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe import difficulty
 from dflash_mcmc.probe.difficulty import Difficulty, signals, steps, tables
@@ -207,7 +208,7 @@ def test_skipped_answers_are_counted(make_config, monkeypatch):
 
 def test_answers_that_could_not_be_drawn_or_are_short_are_skipped_with_their_verdict():
     units = [Unit("a"), Unit("b")]
-    short = SimpleNamespace(path=SimpleNamespace(length=3, tokens=np.arange(3)))
+    short = SimpleNamespace(trajectory=SimpleNamespace(length=3, tokens=np.arange(3)))
     finished = [SimpleNamespace(tag=units[0], result=None, failure="no memory"), None,
                 SimpleNamespace(tag=units[1], result=short, failure="")]
     engine = SimpleNamespace(steps=lambda chains: iter(finished), model=SimpleNamespace(decode=str))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dflash_mcmc.config.schema import identity_of
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import layer_rank

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dflash_mcmc.config.schema import identity_of
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.probe import logit_blend
 from dflash_mcmc.probe.logit_blend.gains import SUMS
 from dflash_mcmc.report.probed import overall

@@ -9,7 +9,9 @@ import pytest
 from hydra import initialize_config_dir
 
 from dflash_mcmc.config import command
-from dflash_mcmc.config.schema import Config, identity_of, to_config
+from dflash_mcmc.config.checks import to_config
+from dflash_mcmc.config.identity import identity_of
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.engine.interface import Finished
 from dflash_mcmc.probe.mixing.chains import compact
 from dflash_mcmc.report import figure

@@ -14,7 +14,8 @@ from hydra import initialize_config_dir
 
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config import command
-from dflash_mcmc.config.schema import identity_of, to_config
+from dflash_mcmc.config.checks import to_config
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe.rejection_sampling import samplers_by_name, verdict
 from dflash_mcmc.run.probing import Work, execute

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from dflash_mcmc.config.schema import identity_of
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.model_runner import ModelRunner, Span
@@ -115,15 +115,15 @@ def test_mask_mode_is_what_the_decoders_draft_with(probe_config):
     records = records_of(execute(config))
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
-    decoder = ModelRunner(model, config.blend, "grouped", 256, 8, 64, drafter)
+    runner = ModelRunner(model, config.blend, "grouped", 256, 8, 64, drafter)
     cache = SlotCache(model.cache_shape, 1, 256, model.device, drafter.companion)
     for problem in config.dataset.problems():
         prompt = model.encode(config.model.prompt(model.tokenizer, problem.question)).tolist()
         answer = greedy(model, prompt, 128)
         sequence, n = np.array(prompt + answer), drafter.num_drafted
         tvd = np.array(records[problem.id]["p"]["tvd"]).reshape(-1, n)
-        with torch.inference_mode(), decoder.ready():
-            decoder.read(cache, [Span(0, sequence, 0, len(sequence))])
+        with torch.inference_mode(), runner.ready():
+            runner.read(cache, [Span(0, sequence, 0, len(sequence))])
             for block, expected in enumerate(tvd):
                 anchor = len(prompt) + block * (n + 1)
                 hidden = drafter.hidden_aside(Anchors(torch.tensor([0]), cache, torch.from_numpy(sequence)[None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dflash_mcmc.config.schema import hash_of
+from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.statistics.summaries import summarise
 
 SAMPLERS = {"greedy": {"sampler": "greedy"}, "temp": {"sampler": "temperature", "sampler.temperature": 0.25},

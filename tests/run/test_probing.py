@@ -10,7 +10,7 @@ import pytest
 
 from dflash_mcmc import registry
 from dflash_mcmc.config import command
-from dflash_mcmc.config.schema import identity_of, plain, run_folder
+from dflash_mcmc.config.identity import identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import GROUPS, components, name_of
@@ -54,7 +54,7 @@ class Lengths:
 @pytest.fixture
 def lengths(make_config, monkeypatch):
     """A configuration with the probe above: lengths(seed=1, limit=3, times=2)."""
-    component = registry.Component("probe", "lengths", Lengths, Lengths.__doc__, __file__, 0)
+    component = registry.Registration("probe", "lengths", Lengths, Lengths.__doc__, __file__, 0)
     monkeypatch.setitem(registry._components, ("probe", "lengths"), component)
     base = make_config("tracker=jsonl")
 

@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from statsmodels.stats.proportion import proportion_confint
 
 from dflash_mcmc.config import command as cli
-from dflash_mcmc.config.schema import to_config
+from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.run.samples import execute
 from dflash_mcmc.run.tracking import RunningAccuracy, readable_name, tags
 from dflash_mcmc.store.folder import RunStore

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.config.schema import identity_hash
+from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.speculation import Speculation
@@ -32,7 +32,7 @@ def make(cls=BestOfN, **changes) -> BestOfN:
 
 
 def drawn(sampler: BestOfN, engine: TabularEngine) -> dict:
-    return law_of(lambda key: engine.run(sampler.chain(PROMPT, HORIZON, key)).path)
+    return law_of(lambda key: engine.run(sampler.chain(PROMPT, HORIZON, key)).trajectory)
 
 
 def by_hand(q: dict, p: dict, select: str, num_candidates: int, alpha: float = 4.0) -> dict:
@@ -160,8 +160,8 @@ def test_the_trace_tells_every_candidate_and_the_path_is_the_kept_one(select):
     kept = [entry for entry in result.trace if entry["decision"] == "keep"]
     assert len(result.trace) == 5
     assert len(kept) == 1
-    assert kept[0]["log_p"] == pytest.approx(result.path.log_p.sum())
-    assert kept[0]["length"] == result.path.length
+    assert kept[0]["log_p"] == pytest.approx(result.trajectory.log_p.sum())
+    assert kept[0]["length"] == result.trajectory.length
     if select == "log_p":
         assert kept[0]["log_p"] == max(entry["log_p"] for entry in result.trace)
 

@@ -20,7 +20,7 @@ HORIZON = 5
 @pytest.mark.parametrize("seed", range(5))
 def test_law_is_a_point_mass_on_the_argmax(blend, seed):
     engine = TabularEngine(TabularModel(4, (0,), seed=seed), blend)
-    law = law_of(lambda key: engine.run(Greedy(alpha=2.0).chain(PROMPT, HORIZON, key)).path)
+    law = law_of(lambda key: engine.run(Greedy(alpha=2.0).chain(PROMPT, HORIZON, key)).trajectory)
     expected = []
     while len(expected) < HORIZON and expected[-1:] != [0]:
         path = Trajectory.start(PROMPT)._replace(tokens=np.array(expected, dtype=np.int64))
@@ -34,4 +34,4 @@ def test_sampling_instead_of_argmax_fails():
         return ChainResult(path)
 
     engine = TabularEngine(TabularModel(4, (0,)))
-    assert len(law_of(lambda key: engine.run(mutant(key)).path)) > 1
+    assert len(law_of(lambda key: engine.run(mutant(key)).trajectory)) > 1

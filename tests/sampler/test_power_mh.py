@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.config.schema import identity_hash
+from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import Draw, SamplingParams
@@ -118,7 +118,7 @@ def test_proposal_is_drawn_from_the_logits_that_the_option_says(norm):
 def drawn(engine, sampler) -> dict:
     """Exact law of the first block's extension: the proposal law itself."""
     sampler = dataclasses.replace(sampler, num_blocks=1, num_steps=0)
-    return law_of(lambda key: engine.run(sampler.chain(PROMPT, 3, key)).path)
+    return law_of(lambda key: engine.run(sampler.chain(PROMPT, 3, key)).trajectory)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def abandons(engine, sampler, target) -> bool:
     def program(key):
         step = engine.run(sampler.step(path, 4, key))
         decisions.add(step.decision)
-        return step.path
+        return step.trajectory
 
     for tokens in target.states:
         path = score(engine, tokens, sampler.law(), sampler.source())
@@ -268,7 +268,7 @@ def test_repeated_steps_converge_to_the_target(seed):
 def test_whole_chain_is_extension_and_steps_in_turn(num_steps, cut):
     """Law of a two-block chain, enumerated at once, against the product of its stages' exact matrices."""
     engine, sampler = engine_of((0, 2)), make(num_steps=num_steps, cut=cut)
-    law = law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).path)
+    law = law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).trajectory)
     expected = _compose(engine, sampler, blocks=(2, 4))
     assert abs(sum(law.values()) - 1.0) <= EXACT
     assert total_variation(law, expected) <= EXACT
@@ -276,7 +276,7 @@ def test_whole_chain_is_extension_and_steps_in_turn(num_steps, cut):
 
 def test_returning_at_a_stop_id_skips_the_later_stages_of_finished_chains_only():
     engine, sampler = engine_of((0,)), make(after_eos="return", num_steps=1)
-    law = law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).path)
+    law = law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).trajectory)
     first = _compose(engine, sampler, blocks=(2,))
     finished = {tokens: p for tokens, p in first.items() if tokens[-1] == 0}
     unfinished = {tokens: p for tokens, p in first.items() if tokens[-1] != 0}
@@ -337,10 +337,10 @@ class ArgmaxFirstToken(PowerMH):
         chain = PowerMH.step(self, path, horizon, key)
         operation = next(chain)
         while True:
-            greedy = yield Draw(operation.path, operation.path.length + 1, operation.law._replace(temperature=0.0),
-                                key.fold_in("greedy"), operation.source)
+            greedy = yield Draw(operation.trajectory, operation.trajectory.length + 1,
+                                operation.params._replace(temperature=0.0), key.fold_in("greedy"), operation.source)
             try:
-                operation = chain.send((yield operation._replace(path=greedy)))
+                operation = chain.send((yield operation._replace(trajectory=greedy)))
             except StopIteration as stop:
                 return stop.value
 
@@ -406,7 +406,7 @@ def test_the_length_term_under_horizon_cuts_fails():
 def published(cls=PowerMH, seed: int = 1, num_steps: int = 1, vocab_size: int = 3) -> dict:
     engine = engine_of((0,), seed=seed, vocab_size=vocab_size)
     sampler = make(cls, rule="published", num_blocks=2, num_steps=num_steps, proposal_temperature=0.5)
-    return law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).path)
+    return law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).trajectory)
 
 
 TWO_OR_THREE_TOKENS = [*((seed, 2) for seed in range(3)),

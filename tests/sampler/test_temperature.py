@@ -29,7 +29,7 @@ OPTIONS = {
 
 
 def law_under(sampler: Temperature, engine: TabularEngine) -> dict:
-    return law_of(lambda key: engine.run(sampler.chain(PROMPT, HORIZON, key)).path)
+    return law_of(lambda key: engine.run(sampler.chain(PROMPT, HORIZON, key)).trajectory)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
@@ -63,7 +63,7 @@ def test_taking_the_argmax_for_the_first_token_fails():
         return ChainResult(path)
 
     engine, sampler = TabularEngine(TabularModel(VOCAB, (0,), seed=4)), make()
-    law = law_of(lambda key: engine.run(mutant(key)).path)
+    law = law_of(lambda key: engine.run(mutant(key)).trajectory)
     assert total_variation(law, product_law(engine.model, HORIZON, temperature=0.5)) > WRONG
 
 
@@ -78,7 +78,7 @@ def test_sampling_with_real_keys_has_the_same_law():
     states = sorted(exact)
     counts = dict.fromkeys(states, 0)
     for number in range(20_000):
-        counts[tuple(engine.run(sampler.chain(PROMPT, HORIZON, Key(number))).path.tokens.tolist())] += 1
+        counts[tuple(engine.run(sampler.chain(PROMPT, HORIZON, Key(number))).trajectory.tokens.tolist())] += 1
     expected = np.array([exact[s] for s in states]) * 20_000
     common = expected > 5
     observed = np.array([counts[s] for s in states])

@@ -1,4 +1,4 @@
-"""`SamplingParams` on one row in float64, straight from its definition: what the tabular and the reference engine draw from."""
+"""`SamplingParams` applied to one row in float64, written from the definition. The tabular and reference engines use it."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum())
 
 
-def process(logits: np.ndarray, law: SamplingParams, seen: np.ndarray) -> np.ndarray:
+def process(logits: np.ndarray, params: SamplingParams, seen: np.ndarray) -> np.ndarray:
     """Log-probabilities of the law: float64 (vocabulary,), -inf outside its support. `seen`: ids present so far."""
     logits = np.array(logits, dtype=np.float64)
     present = np.unique(np.asarray(seen, dtype=np.int64))
     chosen = logits[present]
-    logits[present] = np.where(chosen > 0, chosen / law.repetition_penalty, chosen * law.repetition_penalty)
-    if law.temperature == 0.0:
+    logits[present] = np.where(chosen > 0, chosen / params.repetition_penalty, chosen * params.repetition_penalty)
+    if params.temperature == 0.0:
         point_mass = np.full_like(logits, -np.inf)
         point_mass[int(np.argmax(logits))] = 0.0
         return point_mass
-    logits = logits / law.temperature
+    logits = logits / params.temperature
     most_likely_first = np.argsort(-logits, kind="stable")
-    if law.top_k:
-        logits[most_likely_first[law.top_k :]] = -np.inf
-    if law.top_p < 1.0:
+    if params.top_k:
+        logits[most_likely_first[params.top_k :]] = -np.inf
+    if params.top_p < 1.0:
         mass = np.cumsum(np.exp(log_softmax(logits))[most_likely_first])
-        size = int(np.searchsorted(mass, law.top_p)) + 1
+        size = int(np.searchsorted(mass, params.top_p)) + 1
         logits[most_likely_first[size:]] = -np.inf
-    if law.min_p > 0.0:
+    if params.min_p > 0.0:
         p = np.exp(log_softmax(logits))
-        logits[p < law.min_p * p.max()] = -np.inf
+        logits[p < params.min_p * p.max()] = -np.inf
     return log_softmax(logits)
 
 

@@ -38,42 +38,42 @@ class ReferenceEngine:
 
     def answer(self, operation: Operation) -> Trajectory:
         """The path that a Draw or a Score asks for."""
-        path = operation.path
-        self._origin = grid_origin(self.blend, path)
+        trajectory = operation.trajectory
+        self._origin = grid_origin(self.blend, trajectory)
         if isinstance(operation, Score):
             for token in operation.tokens:
-                blended, source = self._logits(path, operation.source)
-                path = self._append(path, int(token), blended, self._law(path, operation.law, source))
-            return path
-        while not path.complete(operation.horizon):
-            blended, source = self._logits(path, operation.source)
-            log_q = self._law(path, operation.law, source)
-            uniform = operation.key.uniforms(path.length, path.length + 1)[0]
-            path = self._append(path, exact_law.draw(log_q, float(uniform)), blended, log_q)
-        return path
+                blended, source = self._logits(trajectory, operation.source)
+                trajectory = self._append(trajectory, int(token), blended, self._law(trajectory, operation.params, source))
+            return trajectory
+        while not trajectory.complete(operation.horizon):
+            blended, source = self._logits(trajectory, operation.source)
+            log_q = self._law(trajectory, operation.params, source)
+            uniform = operation.key.uniforms(trajectory.length, trajectory.length + 1)[0]
+            trajectory = self._append(trajectory, exact_law.draw(log_q, float(uniform)), blended, log_q)
+        return trajectory
 
-    def _append(self, path: Trajectory, token: int, blended: np.ndarray, log_q: np.ndarray) -> Trajectory:
+    def _append(self, trajectory: Trajectory, token: int, blended: np.ndarray, log_q: np.ndarray) -> Trajectory:
         log_p = exact_law.log_softmax(blended)[token]
-        return path.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1],
+        return trajectory.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1],
                              exact_law.interval(log_q, token)[None], token in self.parts.stop_ids)
 
-    def _law(self, path: Trajectory, law: SamplingParams, logits: np.ndarray) -> np.ndarray:
-        return exact_law.process(logits, law, np.concatenate([path.prompt, path.tokens]))
+    def _law(self, trajectory: Trajectory, params: SamplingParams, logits: np.ndarray) -> np.ndarray:
+        return exact_law.process(logits, params, np.concatenate([trajectory.prompt, trajectory.tokens]))
 
     @torch.inference_mode()
-    def _logits(self, path: Trajectory, source: str) -> tuple[np.ndarray, np.ndarray]:
+    def _logits(self, trajectory: Trajectory, source: str) -> tuple[np.ndarray, np.ndarray]:
         """(blended, those of the source) after `path`, float64 (vocabulary,)."""
-        tokens = torch.from_numpy(np.concatenate([path.prompt, path.tokens]))[None].to(self.parts.device)
+        tokens = torch.from_numpy(np.concatenate([trajectory.prompt, trajectory.tokens]))[None].to(self.parts.device)
         head, norm, layers = self.model.get_output_embeddings(), self.parts.final_norm, self.parts.layers
         output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
         # Entry l + 1 is the output of layer l; that of the last layer comes behind the norm, so that it is caught by a hook.
         states = [self._output(tokens, layer)[0, -1] for layer in self.blend.tapped_layers(len(layers))]
         # A head product for each term: mixing logits, where the batched engine mixes hidden states.
         base = output.logits[0, -1].double()
-        drafted = self._drafted(path, tokens, output.hidden_states, base) if self.drafter else None
+        drafted = self._drafted(trajectory, tokens, output.hidden_states, base) if self.drafter else None
         parts = [drafted] if getattr(self.blend, "needs_draft", False) else [head(state).double() for state in states]
         blended = self.blend.mix(base, parts, lambda _: head(norm(states[0])).double())
-        if source == "draft" and not self._slot(path):
+        if source == "draft" and not self._slot(trajectory):
             drafted = blended
         values = ({"blended": blended, "base": base, "draft": drafted}[source], blended)
         source_logits, blended = (v.masked_fill(self.parts.forbidden, -torch.inf).cpu().numpy() for v in values)
@@ -87,14 +87,15 @@ class ReferenceEngine:
         hook.remove()
         return states[0][0] if isinstance(states[0], tuple) else states[0]
 
-    def _slot(self, path: Trajectory) -> int:
+    def _slot(self, trajectory: Trajectory) -> int:
         """Of the token behind `path`."""
-        return grid_slot(len(path.prompt) + path.length - self._origin, self.drafter.num_drafted + 1)
+        return grid_slot(len(trajectory.prompt) + trajectory.length - self._origin, self.drafter.num_drafted + 1)
 
-    def _drafted(self, path: Trajectory, tokens: torch.Tensor, states: tuple[torch.Tensor, ...], base: torch.Tensor) -> torch.Tensor:
+    def _drafted(self, trajectory: Trajectory, tokens: torch.Tensor, states: tuple[torch.Tensor, ...],
+                 base: torch.Tensor) -> torch.Tensor:
         """Logits of the draft for the token behind `path`; those of the model where the grid has no draft."""
         network, block = self.drafter.network, self.drafter.num_drafted + 1
-        slot = self._slot(path)
+        slot = self._slot(trajectory)
         if not slot:
             return base
         anchor = tokens.shape[1] - slot

@@ -83,38 +83,38 @@ class TabularEngine:
 
     def answer(self, operation: Operation) -> Trajectory:
         """The path that a Draw or a Score asks for."""
-        self._origin = grid_origin(self.blend, operation.path) - len(operation.path.prompt)
+        self._origin = grid_origin(self.blend, operation.trajectory) - len(operation.trajectory.prompt)
         if isinstance(operation, Score):
-            path = operation.path
+            trajectory = operation.trajectory
             for token in operation.tokens:
-                path = self._append(path, int(token), operation.law, operation.source)
-            return path
-        path, floor, weight = operation.path, operation.floor, 0.0
-        while not path.complete(operation.horizon):
-            for token, interval in self._next(operation, path):
-                path = self._append(path, token, operation.law, operation.source, interval)
+                trajectory = self._append(trajectory, int(token), operation.params, operation.source)
+            return trajectory
+        trajectory, floor, weight = operation.trajectory, operation.floor, 0.0
+        while not trajectory.complete(operation.horizon):
+            for token, interval in self._next(operation, trajectory):
+                trajectory = self._append(trajectory, token, operation.params, operation.source, interval)
                 if floor is not None:
-                    weight += floor.alpha * path.log_p[-1] - path.log_q[-1]
-                    if floor.crossed(weight, path.length):
-                        return path
-                if path.complete(operation.horizon):
+                    weight += floor.alpha * trajectory.log_p[-1] - trajectory.log_q[-1]
+                    if floor.crossed(weight, trajectory.length):
+                        return trajectory
+                if trajectory.complete(operation.horizon):
                     break
-        return path
+        return trajectory
 
-    def log_p(self, path: Trajectory) -> np.ndarray:
+    def log_p(self, trajectory: Trajectory) -> np.ndarray:
         """Log-probabilities of the blended target after `path`, float64 (vocab_size,)."""
-        return self._law(_prefix(path), path.length, None, "blended")
+        return self._law(_prefix(trajectory), trajectory.length, None, "blended")
 
-    def log_q(self, path: Trajectory, law: SamplingParams, source: str) -> np.ndarray:
+    def log_q(self, trajectory: Trajectory, params: SamplingParams, source: str) -> np.ndarray:
         """Log-probabilities of a law after `path`, float64 (vocab_size,)."""
-        return self._law(_prefix(path), path.length, law, source)
+        return self._law(_prefix(trajectory), trajectory.length, params, source)
 
-    def _next(self, operation: Draw, path: Trajectory) -> list[tuple[int, np.ndarray | None]]:
+    def _next(self, operation: Draw, trajectory: Trajectory) -> list[tuple[int, np.ndarray | None]]:
         """The tokens that follow, with their intervals (None: that of the law): one, or those of a block."""
         if self.speculation is None:
-            return [(self._choose(operation, path), None)]
-        chance = self._chance(operation.key, path.length)
-        verdict = self.speculation.rule(self._block(operation, path, chance), chance)
+            return [(self._choose(operation, trajectory), None)]
+        chance = self._chance(operation.key, trajectory.length)
+        verdict = self.speculation.rule(self._block(operation, trajectory, chance), chance)
         kept = int(verdict.accepted) + 1
         return list(zip(verdict.tokens[0, :kept].tolist(), verdict.interval[0, :kept].numpy(), strict=True))
 
@@ -126,48 +126,49 @@ class TabularEngine:
         tokens = torch.from_numpy(key.uniforms(anchor, anchor + count + 1))[None]
         return Uniforms(tokens, torch.from_numpy(noise.drafts), torch.from_numpy(noise.accepting))
 
-    def _block(self, operation: Draw, path: Trajectory, chance: Chance) -> Block:
+    def _block(self, operation: Draw, trajectory: Trajectory, chance: Chance) -> Block:
         """A drafted block of one row, in float64."""
-        speculation, prefix = self.speculation, _prefix(path)
-        law, drafter, drafted, log_q = speculation.draft_law(operation.law), speculation.drafter, (), []
+        speculation, prefix = self.speculation, _prefix(trajectory)
+        params, drafter, drafted, log_q = speculation.draft_params(operation.params), speculation.drafter, (), []
         for slot in range(drafter.num_drafted):
-            log_q.append(exact_law.process(drafter.logits(prefix, drafted), law, np.empty(0)))
-            drawn = drafter.has_density and law.temperature > 0.0
+            log_q.append(exact_law.process(drafter.logits(prefix, drafted), params, np.empty(0)))
+            drawn = drafter.has_density and params.temperature > 0.0
             token = speculation.draft(_weights(log_q[-1:]), chance, slot) if drawn else np.argmax(log_q[-1])
             drafted = (*drafted, int(token))
         if speculation.fault.raw_draft:
             log_q = [drafter.logits(prefix, drafted[:slot]) for slot in range(len(drafted))]
-        log_p = [self._slot(operation, prefix, path.length, drafted[:slot]) for slot in range(len(drafted) + 1)]
+        log_p = [self._slot(operation, prefix, trajectory.length, drafted[:slot]) for slot in range(len(drafted) + 1)]
         return Block(torch.tensor([drafted]), _weights(log_p), _weights(log_q) if drawn else None,
-                     torch.tensor([path.length == 0]))
+                     torch.tensor([trajectory.length == 0]))
 
     def _slot(self, operation: Draw, prefix: tuple[int, ...], length: int, drafted: tuple[int, ...]) -> np.ndarray:
         """Log-probabilities that the target has in the slot behind `drafted`; `length`: generated tokens of the prefix."""
         whole, number = (*prefix, *drafted), length + len(drafted)
         if not self.speculation.fault.late_history:
-            return self._law(whole, number, operation.law, operation.source)
-        return exact_law.process(self._logits(whole, number, operation.source), operation.law,
+            return self._law(whole, number, operation.params, operation.source)
+        return exact_law.process(self._logits(whole, number, operation.source), operation.params,
                                  np.array((*prefix, *drafted[:-1])))
 
-    def _choose(self, operation: Draw, path: Trajectory) -> int:
-        log_q = self.log_q(path, operation.law, operation.source)
+    def _choose(self, operation: Draw, trajectory: Trajectory) -> int:
+        log_q = self.log_q(trajectory, operation.params, operation.source)
         if isinstance(operation.key, Key):
-            return exact_law.draw(log_q, float(operation.key.uniforms(path.length, path.length + 1)[0]))
-        return operation.key.fold_in("position", path.length).categorical(np.exp(log_q))
+            return exact_law.draw(log_q, float(operation.key.uniforms(trajectory.length, trajectory.length + 1)[0]))
+        return operation.key.fold_in("position", trajectory.length).categorical(np.exp(log_q))
 
-    def _append(self, path: Trajectory, token: int, law: SamplingParams, source: str, interval: np.ndarray | None = None) -> Trajectory:
-        log_p, log_q = self.log_p(path)[token], self.log_q(path, law, source)
+    def _append(self, trajectory: Trajectory, token: int, params: SamplingParams, source: str,
+                interval: np.ndarray | None = None) -> Trajectory:
+        log_p, log_q = self.log_p(trajectory)[token], self.log_q(trajectory, params, source)
         if interval is None:
             interval = exact_law.interval(log_q, token)
-        return path.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1], interval[None],
+        return trajectory.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1], interval[None],
                              token in self.model.stop_ids)
 
-    def _law(self, prefix: tuple[int, ...], length: int, law: SamplingParams | None, source: str) -> np.ndarray:
-        name = (prefix, length - self._origin, law, source)
+    def _law(self, prefix: tuple[int, ...], length: int, params: SamplingParams | None, source: str) -> np.ndarray:
+        name = (prefix, length - self._origin, params, source)
         if name not in self._laws:
             logits = self._logits(prefix, length, source)
-            self._laws[name] = (exact_law.log_softmax(logits) if law is None
-                                else exact_law.process(logits, law, np.array(prefix)))
+            self._laws[name] = (exact_law.log_softmax(logits) if params is None
+                                else exact_law.process(logits, params, np.array(prefix)))
         return self._laws[name]
 
     def _logits(self, prefix: tuple[int, ...], length: int, source: str) -> np.ndarray:
@@ -186,8 +187,8 @@ class TabularEngine:
         return self.blend.mix(last, parts, lambda hidden: hidden / np.sqrt(np.mean(hidden**2)))
 
 
-def _prefix(path: Trajectory) -> tuple[int, ...]:
-    return (*path.prompt.tolist(), *path.tokens.tolist())
+def _prefix(trajectory: Trajectory) -> tuple[int, ...]:
+    return (*trajectory.prompt.tolist(), *trajectory.tokens.tolist())
 
 
 def _weights(log_p: list[np.ndarray]) -> laws.Weights:

@@ -21,26 +21,26 @@ from dflash_mcmc.engine.speculative.drafter import Anchors
 class BlockSteps:
     """Stands in for a decoder that has a grid; steps in which a row draws from something else are the decoder's."""
 
-    def __init__(self, decoder: ModelRunner):
-        self.decoder, self.drafter, self.cost = decoder, decoder.drafter, decoder.cost
-        self.tokens_a_step = self.reach = decoder.grid.block_size
-        self._offsets = torch.arange(self.reach, device=decoder.model.device)
+    def __init__(self, runner: ModelRunner):
+        self.runner, self.drafter, self.cost = runner, runner.drafter, runner.cost
+        self.tokens_a_step = self.reach = runner.grid.block_size
+        self._offsets = torch.arange(self.reach, device=runner.model.device)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
-        """As `Decoder.step`, up to a block for every live row that draws from the draft."""
+        """As `ModelRunner.step`, up to a block for every live row that draws from the draft."""
         # A penalty takes the history of every slot: those rows go token by token.
-        whole = [group.source == "draft" and group.law.repetition_penalty == 1.0 for group in groups]
+        whole = [group.source == "draft" and group.params.repetition_penalty == 1.0 for group in groups]
         from_draft = tuple(group for group, mine in zip(groups, whole, strict=True) if mine)
         others = tuple(group for group, mine in zip(groups, whole, strict=True) if not mine)
         if not others:
             self._block(cache, state, batch, key_length, groups, floors)
         elif not from_draft:
-            self.decoder.step(cache, state, batch, key_length, groups, floors)
+            self.runner.step(cache, state, batch, key_length, groups, floors)
         else:  # each kind of rows in a step of its own, so that no row's numbers depend on what the others do
             status, mine = state.status[:batch].clone(), torch.zeros(batch, dtype=torch.bool, device=state.device)
             mine[torch.cat([group.rows for group in from_draft])] = True
-            for step, part, live in ((self._block, from_draft, mine), (self.decoder.step, others, ~mine)):
+            for step, part, live in ((self._block, from_draft, mine), (self.runner.step, others, ~mine)):
                 state.status[:batch] = torch.where(live, status, Status.DONE)
                 step(cache, state, batch, key_length, part, floors)
                 status = torch.where(live, state.status[:batch], status)
@@ -76,25 +76,25 @@ class BlockSteps:
                 1, slot[:, None, None].expand(-1, 1, 2), own_interval[:, None])], dim=-1)
         bad = ~torch.isfinite(target.maximum).view(batch, -1)
         bad[:, :-1] |= ~torch.isfinite(draft.maximum).view(batch, -1) & started[:, None]
-        commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.decoder.stops, floors)
+        commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.runner.stops, floors)
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 
     def _target(self, cache: SlotCache, fed: torch.Tensor, at: torch.Tensor, key_length: int, hidden: torch.Tensor,
                 started: torch.Tensor) -> laws.Weights:
         """Weights of the blended target behind each token, (rows * slots)."""
         batch = len(fed)
-        states = self.decoder.forward(cache, slice(0, batch), fed, at, key_length)
+        states = self.runner.forward(cache, slice(0, batch), fed, at, key_length)
         said = Said(torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
                     (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
-        tapped = [tap.flatten(0, 1) for tap in self.decoder.tapped]
-        return laws.weigh(self.decoder.logits(states.flatten(0, 1), tapped, (), said)["blended"])
+        tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
+        return laws.weigh(self.runner.logits(states.flatten(0, 1), tapped, (), said)["blended"])
 
     def _processed(self, logits: torch.Tensor, groups: tuple[Group, ...], slots: int) -> torch.Tensor:
         """Logits of the groups' laws, (rows * slots, vocabulary)."""
         if len(groups) == 1:
-            return laws.process(logits, groups[0].law, None)
+            return laws.process(logits, groups[0].params, None)
         processed = torch.zeros_like(logits)
         for group in groups:
             mine = (group.rows[:, None] * slots + torch.arange(slots, device=logits.device)).reshape(-1)
-            processed[mine] = laws.process(logits[mine], group.law, None)
+            processed[mine] = laws.process(logits[mine], group.params, None)
         return processed

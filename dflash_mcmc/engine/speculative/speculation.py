@@ -103,11 +103,11 @@ class Speculation(NamedTuple):
         """Those random numbers of a block."""
         return 2 * self.drafter.num_drafted if self.noisy else 0
 
-    def draft_law(self, law: SamplingParams) -> SamplingParams:
+    def draft_params(self, params: SamplingParams) -> SamplingParams:
         """What the draft draws from where the target draws from `law`: without a penalty, since its slots do not know each
         other. Any law of the draft is right; one like the target's is kept more often."""
-        temperature = self.temperature if self.temperature is not None and law.temperature > 0.0 else law.temperature
-        return law._replace(temperature=temperature, repetition_penalty=1.0)
+        temperature = self.temperature if self.temperature is not None and params.temperature > 0.0 else params.temperature
+        return params._replace(temperature=temperature, repetition_penalty=1.0)
 
     def draft(self, weights: laws.Weights, chance: Chance, first: int) -> torch.Tensor:
         """Drafted tokens int64 (rows, k), of slots `first` on, from weights (rows * k) of the draft's law."""

@@ -38,16 +38,16 @@ class Speculator:
     """Stands in for a `Decoder` where steps are made.
 
     Args:
-        decoder: runs the target; its drafter proposes.
+        runner: runs the target; its drafter proposes.
         speculation: the rule; where it keeps a trace, `walk` is what the last step has done.
     """
 
-    def __init__(self, decoder: ModelRunner, speculation: Speculation):
-        self.decoder, self.speculation = decoder, speculation
+    def __init__(self, runner: ModelRunner, speculation: Speculation):
+        self.runner, self.speculation = runner, speculation
         self.drafter = speculation.drafter
         self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
         self.walk: Walk | None = None
-        self._offsets = torch.arange(self.tokens_a_step, device=decoder.model.device)
+        self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
 
     def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
         """Of a draw, by the names of `Cost`."""
@@ -58,15 +58,15 @@ class Speculator:
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
-        """As `Decoder.step`, up to `tokens_a_step` tokens for every live row."""
+        """As `ModelRunner.step`, up to `tokens_a_step` tokens for every live row."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
         uniforms = self._uniforms(state, batch, positions)
         drafted, draft = self._draft(cache, state, position, key_length, groups, uniforms)
         fed = torch.cat([state.tokens[state.ids[:batch]].gather(1, position[:, None]), drafted], dim=1)
-        hidden = self.decoder.forward(cache, slice(0, batch), fed, positions, key_length)
+        hidden = self.runner.forward(cache, slice(0, batch), fed, positions, key_length)
         sources = {group.source for group in groups}
-        logits = self.decoder.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.decoder.tapped], sources)
+        logits = self.runner.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.runner.tapped], sources)
         target = laws.weigh(logits["blended"])
         weights = self._target(logits, target, groups, state, batch, drafted)
         block = Block(drafted, weights, draft, position + 1 == state.origin[:batch])
@@ -83,7 +83,7 @@ class Speculator:
         live = state.status[:batch] == Status.LIVE
         offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores,
                       ~finite)
-        gained = commit(state, offer, self.decoder.stops, floors)
+        gained = commit(state, offer, self.runner.stops, floors)
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:
@@ -100,20 +100,20 @@ class Speculator:
                uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None]:
         """(drafted tokens, the weights they were drawn from); no weights where the draft is a point mass."""
         batch, parts = len(position), []
-        certain = all(self.speculation.draft_law(group.law).temperature == 0.0 for group in groups)
+        certain = all(self.speculation.draft_params(group.params).temperature == 0.0 for group in groups)
 
         def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
             if certain:
                 return laws.argmax(logits.flatten(0, 1)).view(batch, -1)
             raw = logits.flatten(0, 1)
-            drawn = laws.weigh(self._processed({"": raw}, groups, lambda group: (self.speculation.draft_law(group.law), ""),
-                                               logits.shape[1], None))
+            drawn = laws.weigh(self._processed(
+                {"": raw}, groups, lambda group: (self.speculation.draft_params(group.params), ""), logits.shape[1], None))
             parts.append(laws.weigh(raw) if self.speculation.fault.raw_draft else drawn)
             return self.speculation.draft(drawn, uniforms, first)
 
         def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            hidden = self.decoder.forward(cache, slice(0, batch), tokens, positions, key_length)[:, 0]
-            return self.decoder.logits(hidden, [tap[:, 0] for tap in self.decoder.tapped], ())["blended"]
+            hidden = self.runner.forward(cache, slice(0, batch), tokens, positions, key_length)[:, 0]
+            return self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], ())["blended"]
 
         drafted = self.drafter.propose(Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward), draw)
         return drafted, _joined(parts, batch) if parts else None
@@ -122,27 +122,28 @@ class Speculator:
                 batch: int, drafted: torch.Tensor) -> laws.Weights:
         """Weights of the laws that are drawn from, (rows * slots)."""
         seen = None
-        if any(group.law.repetition_penalty != 1.0 for group in groups):
+        if any(group.params.repetition_penalty != 1.0 for group in groups):
             marks = torch.zeros(*drafted.shape, logits["blended"].shape[-1], dtype=torch.uint8, device=drafted.device)
             marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=torch.uint8) > 0
             marks = torch.nn.functional.pad(marks, (0, 0, 1, 0))
             if self.speculation.fault.late_history:
                 marks = torch.nn.functional.pad(marks[:, :-1], (0, 0, 1, 0))
             seen = (state.seen[:batch, None] | marks).flatten(0, 1)
-        processed = self._processed(logits, groups, lambda group: (group.law, group.source), self.tokens_a_step, seen)
+        processed = self._processed(logits, groups, lambda group: (group.params, group.source), self.tokens_a_step, seen)
         return target if processed is target.logits else laws.weigh(processed)
 
     def _processed(self, logits: dict[str, torch.Tensor], groups: Sequence[Group],
-                   law_of: Callable[[Group], tuple[SamplingParams, str]], slots: int, seen: torch.Tensor | None) -> torch.Tensor:
+                   setting_of: Callable[[Group], tuple[SamplingParams, str]], slots: int,
+                   seen: torch.Tensor | None) -> torch.Tensor:
         """Logits of the groups' laws, (rows * slots, vocabulary)."""
         if len(groups) == 1:
-            law, source = law_of(groups[0])
-            return laws.process(logits[source], law, seen)
+            params, source = setting_of(groups[0])
+            return laws.process(logits[source], params, seen)
         processed = torch.zeros_like(next(iter(logits.values())))
         for group in groups:
-            law, source = law_of(group)
+            params, source = setting_of(group)
             mine = (group.rows[:, None] * slots + torch.arange(slots, device=group.rows.device)).reshape(-1)
-            processed[mine] = laws.process(logits[source][mine], law, None if seen is None else seen[mine])
+            processed[mine] = laws.process(logits[source][mine], params, None if seen is None else seen[mine])
         return processed
 
 

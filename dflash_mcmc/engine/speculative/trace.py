@@ -25,7 +25,7 @@ class Tracer:
                 zip(slots, *columns, strict=False)):
             if gained:
                 slot.walk.append({
-                    "anchor": anchor - len(slot.operation.path.prompt), "drafted": drafted,
+                    "anchor": anchor - len(slot.operation.trajectory.prompt), "drafted": drafted,
                     "log_p": [_number(value) for value in p], "log_q": None if draft is None else draft[row],
                     "accepting": accepting[row] or None, "uniforms": uniforms, "accepted": accepted,
                     "tokens": tokens[: accepted + 1], "gained": gained})

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
+from dflash_mcmc.probe import Probe
 from dflash_mcmc.probe.deep_readout.tables import CONTEXTS
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @register("probe", "deep_readout")
 @dataclass(slots=True, kw_only=True)
-class DeepReadout:
+class DeepReadout(Probe):
     """Probability and rank of an answer's tokens in target and draft: drafting from masks, from the tokens, and from noise.
 
     A problem's answer is gone along in whole blocks; one that is shorter than a block is skipped, and counted.

@@ -15,7 +15,8 @@ from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.probe import Probe
+from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.run import build
 from dflash_mcmc.run.probing import Summary, Unit, Work
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @register("probe", "difficulty")
 @dataclass(slots=True, kw_only=True)
-class Difficulty:
+class Difficulty(Probe):
     """Whether draft-target disagreement tells wrong answers, and wrong steps in them, from right ones.
 
     Answers are drawn by the sampler and graded; then target and draft go along them, in whole blocks. Whatever is not graded
@@ -53,8 +54,10 @@ class Difficulty:
     def check(self, config: Config) -> None:
         """Raises ConfigError."""
         check_features(config, "probe=difficulty")
-        if name_of(config.blend) != "none":
-            raise ConfigError("blend", name_of(config.blend), "none with probe=difficulty: its signals are the plain target's")
+        if not config.blend.is_null:
+            none = options_with("blend", "is_null")
+            raise ConfigError("blend", name_of(config.blend), f"{none} with probe=difficulty: its signals are the plain "
+                              "target's")
 
     def units(self, config: Config) -> list[Unit]:
         """An answer of each chain of each problem."""
@@ -103,7 +106,7 @@ def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem],
                                  "skipped": done.failure}
             elif done is not None:
                 measured[done.tag] = along(done)
-                pool.submit(done.tag, engine.model.decode(done.result.path.tokens), problems[done.tag.problem].answer)
+                pool.submit(done.tag, engine.model.decode(done.result.trajectory.tokens), problems[done.tag.problem].answer)
             yield from decided()
         yield from decided(wait=True)
     finally:
@@ -115,7 +118,7 @@ def _along(model: LanguageModel, drafter: DFlashDrafter, done: Finished) -> dict
     from dflash_mcmc.engine.interface import NOT_NUMBERS
     from dflash_mcmc.probe.difficulty import signals, steps
 
-    path = done.result.path
+    path = done.result.trajectory
     if path.length < drafter.num_drafted + 1:
         return {"num_tokens": path.length, "skipped": f"shorter than {drafter.num_drafted + 1} tokens"}
     found = signals.along(model, drafter, path.prompt, path.tokens)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
+from dflash_mcmc.probe import Probe
 from dflash_mcmc.probe.layer_rank import ranks
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.registry import register
 from dflash_mcmc.run.probing import Summary, Unit, Work
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _GREEN = "#009E73"
 
 @register("probe", "layer_rank")
 @dataclass(slots=True, kw_only=True)
-class LayerRank:
+class LayerRank(Probe):
     """Rank and log p of an answer's tokens through the target's head from every decoder layer, raw and behind the final norm.
 
     The draft is measured as it drafts, on whole blocks from the answer's first token on: it says nothing about a block's first
@@ -54,7 +55,7 @@ class LayerRank:
     def check(self, config: Config) -> None:
         """Raises ConfigError."""
         check_source(config, "probe.answers", self.answers)
-        if name_of(config.draft) != "none":
+        if not config.draft.is_null:
             check_features(config, "probe=layer_rank")
 
     def units(self, config: Config) -> list[Unit]:

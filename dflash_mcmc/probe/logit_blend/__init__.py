@@ -24,8 +24,9 @@ from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
+from dflash_mcmc.probe import Probe
 from dflash_mcmc.probe.logit_blend import gains
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.registry import register
 from dflash_mcmc.run.probing import Summary, Unit, Work
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 @register("probe", "logit_blend")
 @dataclass(slots=True, kw_only=True)
-class LogitBlend:
+class LogitBlend(Probe):
     """Gain of an answer's tokens by blending layers' logits into the target's, over layers and shares, hard tokens apart.
 
     logits = (1 - beta) * target + beta * head(h_layer), as `blend=layer` has it; beside the layers, the draft as it drafts (on
@@ -62,7 +63,7 @@ class LogitBlend:
         if num_layers is not None:
             self.blended_layers(num_layers)
         check_source(config, "probe.answers", self.answers)
-        if name_of(config.draft) != "none":
+        if not config.draft.is_null:
             check_features(config, "probe=logit_blend")
 
     def canonical(self, config: Config) -> dict[str, object]:

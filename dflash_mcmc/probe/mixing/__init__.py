@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, spec_of
+from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.run import build
 from dflash_mcmc.run.probing import Summary, Unit, Work
@@ -47,7 +48,7 @@ class Setting(NamedTuple):
 
 @register("probe", "mixing")
 @dataclass(slots=True, kw_only=True)
-class Mixing:
+class Mixing(Probe):
     """How Metropolis-Hastings chains mix: what moves and where, and whether parallel chains agree, over a grid of settings.
 
     Each chain of each problem is drawn in every cell of the grid alphas x temperatures x early_rejects, from the same
@@ -79,9 +80,7 @@ class Mixing:
         for setting in self.settings(config):
             tried = dataclasses.replace(config, sampler=setting.sampler)
             for group in ("blend", "sampler", "decoder"):
-                component = getattr(tried, group)
-                if hasattr(component, "check"):
-                    component.check(tried)
+                getattr(tried, group).check(tried)
 
     def resolved(self, config: Config) -> Mixing:
         """With the sampler's early rejection, before it is resolved for the sampler's own alpha: each cell has its own."""
@@ -99,8 +98,7 @@ class Mixing:
         found = []
         for values in itertools.product(*axes.values()):
             sampler = dataclasses.replace(config.sampler, **dict(zip(axes, values, strict=True)))
-            sampler = sampler.resolved(config) if hasattr(sampler, "resolved") else sampler
-            found.append(Setting(*values[:2], sampler))
+            found.append(Setting(*values[:2], sampler.resolved(config)))
         return found
 
     def measured(self, config: Config) -> list[Setting]:

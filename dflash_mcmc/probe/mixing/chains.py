@@ -37,7 +37,7 @@ def cell_record(setting: tuple[float, float, str], result: object, cost: Cost, f
     costs = {name: getattr(cost, name) for name in COSTS}
     if result is None:
         return {**setting, "failure": failure, **costs}
-    return {**setting, "num_tokens": result.path.length, "log_p": float(f"{result.path.log_p.sum():.6g}"),
+    return {**setting, "num_tokens": result.trajectory.length, "log_p": float(f"{result.trajectory.log_p.sum():.6g}"),
             "proposals": result.proposals, "accepted": result.accepted, "moved": result.moved, "abandoned": result.abandoned,
             **costs, "trace": compact(result.trace)}
 

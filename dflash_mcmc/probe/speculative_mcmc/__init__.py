@@ -16,6 +16,7 @@ from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
+from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.run.probing import Summary, Unit, Work
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @register("probe", "speculative_mcmc")
 @dataclass(slots=True, kw_only=True)
-class SpeculativeMCMC:
+class SpeculativeMCMC(Probe):
     """How close the draft's blocks are to p^alpha along the target's greedy answers, and what chains that propose them do.
 
     In whole blocks of the answer, whose first token is the anchor: KL and total variation between p_alpha, the target's law of
@@ -84,7 +85,6 @@ class SpeculativeMCMC:
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """One answer after the other, each by itself. Raises UserError."""
-        from dflash_mcmc.engine.interface import Options
         from dflash_mcmc.forcing.sequences import NotNumbers
         from dflash_mcmc.probe.speculative_mcmc.timing import Timing
 
@@ -93,7 +93,7 @@ class SpeculativeMCMC:
         block_size = drafter.num_drafted + 1
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
-        options = Options(**{name: getattr(config.hardware, name) for name in Options._fields})
+        options = config.hardware.options()
         timing = Timing(options, model, drafter, self.timed_rows, 1.0 / self.alpha) if self.timed_rows else None
         for unit, answer in answers(config, model, work, "greedy"):
             reason = answer.skipped(block_size)

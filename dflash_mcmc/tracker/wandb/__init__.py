@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
 from dflash_mcmc.registry import register
-from dflash_mcmc.tracker import RunInfo
+from dflash_mcmc.tracker import RunInfo, Tracker
 
 if TYPE_CHECKING:
     import wandb
@@ -31,7 +31,7 @@ _IN_ARTIFACT = ("records*.jsonl", "config.yaml", "run.json", "summary.json", "*.
 
 @register("tracker", "wandb")
 @dataclass(slots=True, kw_only=True)
-class WandbTracker:
+class WandbTracker(Tracker):
     """Weights & Biases: online when the user is logged in, otherwise offline, to be synced later."""
 
     project: str = runtime("project in the dashboard")

@@ -125,9 +125,9 @@ def test_a_draft_of_the_same_law_is_always_kept(qwen3):
     plain = SAMPLERS["temperature"]
     for decoder in (reject(), reject(verification="block")):
         for done in run(qwen3, plain, BLENDS["none"], decoder, "self").values():
-            blocks = -(-done.result.path.length // 4)
+            blocks = -(-done.result.trajectory.length // 4)
             assert done.cost.blocks_drafted == blocks
-            assert done.cost.tokens_kept >= done.result.path.length - blocks
+            assert done.cost.tokens_kept >= done.result.trajectory.length - blocks
             assert done.cost.target_forwards >= 4 * blocks
 
 
@@ -140,7 +140,7 @@ def single_draws(model, decoder, draft, law, count, horizon=2):
     parts = LanguageModel(model, stop_ids=())
     speculation = decoder.speculation(drafter(draft, parts, model)) if decoder else None
     engine = BatchedEngine(parts, BLENDS["none"], 64, 16, Options(), None, speculation)
-    return np.array([done.result.path.tokens for done in engine.run((n, chain(n)) for n in range(count))])
+    return np.array([done.result.trajectory.tokens for done in engine.run((n, chain(n)) for n in range(count))])
 
 
 @pytest.mark.parametrize(("decoder", "draft"), [(reject(), "dflash"), (reject(0.5), "dflash"), (reject(), "self"),
@@ -214,7 +214,7 @@ def test_prompt_lookup_finds_what_followed():
 def test_prompt_lookup_reads_the_sequence(qwen3):
     """What it drafts are tokens of the sequence before, also behind a prefix that the row has not drawn itself."""
     for tag, done in run(qwen3, SAMPLERS["truncated"], BLENDS["none"], match(trace=True), "ngram").items():
-        tokens = done.result.path.tokens.tolist()
+        tokens = done.result.trajectory.tokens.tolist()
         for block in done.walk:
             known = [*PROMPTS[tag % len(PROMPTS)].tolist(), *tokens[: block["anchor"] + 1]]
             assert set(block["drafted"]) <= set(known)
@@ -261,7 +261,7 @@ def test_trace_tells_the_walk(qwen3):
         other = run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, "self", slots=2, order=[3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
         for tag, done in run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, "self").items():
             assert json.dumps(done.walk, allow_nan=False) == json.dumps(other[tag].walk, allow_nan=False)
-            tokens = done.result.path.tokens.tolist()
+            tokens = done.result.trajectory.tokens.tolist()
             assert sum(block["gained"] for block in done.walk) == len(tokens)
             assert len(done.walk) == done.cost.blocks_drafted
             for block in done.walk:
@@ -293,7 +293,7 @@ def test_in_half_precision_greedy_differs_only_at_near_ties():
     speculative = run(half, SAMPLERS["greedy"], BLENDS["none"], match(), "self")
     parts = LanguageModel(half, stop_ids=STOPS)
     for tag, done in plain.items():
-        ours, theirs = done.result.path.tokens, speculative[tag].result.path.tokens
+        ours, theirs = done.result.trajectory.tokens, speculative[tag].result.trajectory.tokens
         length = min(len(ours), len(theirs))
         different = np.flatnonzero(ours[:length] != theirs[:length])
         if not len(different):

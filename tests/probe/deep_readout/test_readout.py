@@ -180,17 +180,17 @@ def engine_logits(drafter: DFlashDrafter, sequence: np.ndarray, anchors: list[in
     `aside` asks once all is read, as samplers and blends do that go over a sequence again; else each before it is read.
     """
     model, size, length = drafter.target, drafter.num_drafted + 1, 256
-    decoder = ModelRunner(model, NoBlend(), "sdpa", length, 32, 64, drafter)
+    runner = ModelRunner(model, NoBlend(), "sdpa", length, 32, 64, drafter)
     cache = SlotCache(model.cache_shape, 2, length, model.device, drafter.companion)
     tokens = torch.zeros(2, length, dtype=torch.int64)
     tokens[1, : len(sequence)] = torch.from_numpy(sequence)
     rows, found, start = torch.tensor([1]), [], 0
-    with torch.inference_mode(), decoder.ready():
+    with torch.inference_mode(), runner.ready():
         if aside:
-            decoder.read(cache, [Span(1, sequence, 0, len(sequence))])
+            runner.read(cache, [Span(1, sequence, 0, len(sequence))])
         for anchor in anchors:
             if not aside:
-                decoder.read(cache, [Span(1, sequence, start, anchor)])
+                runner.read(cache, [Span(1, sequence, start, anchor)])
             at = Anchors(rows, cache, tokens, torch.tensor([anchor]), -(-(anchor + size) // 32) * 32)
             found.append(drafter.logits((drafter.hidden_aside if aside else drafter.hidden)(at))[0])
             start = anchor

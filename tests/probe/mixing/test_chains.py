@@ -27,7 +27,7 @@ def record() -> dict:
     """A chain of two stages: the state has 2 tokens, moves to 3, is drawn again, grows to 4 and stays."""
     trace = [trace_entry(step, block, number, length) for step, block, number, length in
              zip(STEPS, (1, 1, 2, 2), (1, 2, 1, 2), (2, 3, 4, 4), strict=True)]
-    found = cell_record((4.0, 0.25, "exact"), result(STEPS[-1].path, STEPS, 0.0, trace), Cost(12, 9, 30, 4), "")
+    found = cell_record((4.0, 0.25, "exact"), result(STEPS[-1].trajectory, STEPS, 0.0, trace), Cost(12, 9, 30, 4), "")
     failed = cell_record((4.0, 1.0, "off"), None, Cost(token_forwards=7), "no numbers")
     return {"problem": "a", "chain": 3, "cells": [found, failed]}
 

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from dflash_mcmc.config.schema import plain
+from dflash_mcmc.config.identity import plain
 from dflash_mcmc.run.samples import execute
 from dflash_mcmc.run.sampling import metrics_of
 from dflash_mcmc.run.tracking import RunningAccuracy

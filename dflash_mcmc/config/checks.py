@@ -1,0 +1,64 @@
+"""The checks of a run's configuration as a whole. Nothing here touches a model."""
+
+from __future__ import annotations
+
+import re
+
+from omegaconf import DictConfig
+
+from dflash_mcmc.config.schema import OF_THE_MACHINE, Config, component_of, groups_of, to_typed
+from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.registry import components, name_of
+
+
+def to_config(composed: DictConfig) -> Config:
+    """The typed configuration of a run, checked as a whole. Raises UserError, of one line."""
+    config = to_typed(composed, Config)
+    _check_condition(config)
+    _check_draft(config)
+    _check_aggregate(config)
+    used = (*groups_of(config), *OF_THE_MACHINE)
+    for group in used:
+        component_of(config, group).check(config)
+    for group in used:
+        setattr(config, group, component_of(config, group).resolved(config))
+    return config
+
+
+def _check_condition(config: Config) -> None:
+    for field, name in (("name", config.name), ("condition.name", config.condition.name or "x")):
+        if not re.fullmatch(r"[\w-][\w.-]*", name):
+            raise ConfigError(field, name, "letters, digits, . _ - (it is the name of a folder)")
+    for group in ("sampler", "blend"):
+        stands_for, chosen = getattr(config.condition, group), name_of(component_of(config, group))
+        if stands_for is not None and stands_for != chosen:
+            raise ConfigError(group, chosen, f"{stands_for!r}, which condition={config.condition.name} stands for; or leave "
+                              "the condition out")
+
+
+def _check_draft(config: Config) -> None:
+    """A draft is there where one is needed. One that nothing uses is left out, and told: some points of a sweep do without.
+
+    Raises ConfigError.
+    """
+    used = groups_of(config)
+    users = [group for group in used if component_of(config, group).needs_draft]
+    takers = [group for group in used if component_of(config, group).takes_draft]
+    draft = name_of(config.draft)
+    if users and config.draft.is_null:
+        chosen = " and ".join(f"{group}={name_of(component_of(config, group))}" for group in users)
+        raise ConfigError("draft", draft, f"a draft, such as tiny (the embedded model's) or dflash, with {chosen}")
+    if not users and not takers and not config.draft.is_null:
+        chosen = ", ".join(f"{group}={name_of(component_of(config, group))}"
+                           for group in ("blend", "sampler", "decoder", "probe") if group in used)
+        note(f"draft={draft} is left out where nothing uses it: {chosen}")
+        config.draft = next(found.cls() for found in components("draft").values() if found.cls.is_null)
+
+
+def _check_aggregate(config: Config) -> None:
+    """Raises ConfigError."""
+    if config.aggregate is not None and config.num_chains < 2:
+        raise ConfigError("aggregate", config.aggregate, f"null, or num_chains of 2 and more (given {config.num_chains})")
+    if config.aggregate == "majority" and config.grader.runs_answers:
+        grader = name_of(config.grader)
+        raise ConfigError("aggregate", config.aggregate, f"null or log_p with grader={grader}: programs are no votes")

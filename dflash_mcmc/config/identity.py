@@ -1,0 +1,62 @@
+"""The identity of a run: the values that can change an output, their hash and the run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of, unused
+from dflash_mcmc.fields import spec_of, walk
+from dflash_mcmc.registry import GROUPS, name_of
+
+IDENTITY_VERSION = 3
+"""Raised when the meaning of a field changes, so that old records are not continued under the new one."""
+
+
+def identity_of(config: Config) -> dict[str, object]:
+    """What can change an output: every identity field, the component names, and the content of model and dataset."""
+    values, used = settings_of(config), groups_of(config)
+    for group in ("model", "draft", "dataset"):
+        content = component_of(config, group).fingerprint() if group in used else None
+        if content is not None:
+            values[f"{group}.content"] = content
+    return values
+
+
+def settings_of(config: Config) -> dict[str, object]:
+    """The identity but for content, which has to be read: every identity field and the component names."""
+    values: dict[str, object] = {"version": IDENTITY_VERSION}
+    used, idle = groups_of(config), unused(config)
+    values.update({group: name_of(component_of(config, group)) for group in used})
+    values.update({name: value for name, field, _, value in walk(config)
+                   if spec_of(field).role == "identity" and name.partition(".")[0] not in idle})
+    for group in used:
+        canonical = component_of(config, group).canonical(config)
+        values.update({f"{group}.{name}": value for name, value in canonical.items()})
+    return values
+
+
+def identity_hash(config: Config) -> str:
+    """Twelve hexadecimal digits of the identity."""
+    return hash_of(identity_of(config))
+
+
+def hash_of(identity: dict[str, object]) -> str:
+    """Twelve hexadecimal digits of an identity at hand: working it out anew reads dataset and checkpoint again."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def run_folder(config: Config, digest: str) -> Path:
+    """`outputs/<name>/<parts>-<identity>`: a function of the identity alone, whatever the condition is called."""
+    parts = parts_of(config, ("probe", "blend", "draft", "sampler", "decoder", "dataset"))
+    return Path(config.paths.outputs) / config.name / "-".join([*parts, digest])
+
+
+def plain(config: Config) -> dict[str, object]:
+    """Nested dictionaries of the configuration's values, with the name of each component; without what is not used."""
+    values = dataclasses.asdict(config)
+    for group in GROUPS:
+        values[group] = {"name": name_of(component_of(config, group)), **values[group]}
+    return {name: value for name, value in values.items() if name not in unused(config)}
