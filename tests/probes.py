@@ -12,7 +12,7 @@ from hydra import initialize_config_dir
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Config, to_config
 from dflash_mcmc.draft.none import NoDraft
-from dflash_mcmc.run.probing import Work
+from dflash_mcmc.probe import Work
 from dflash_mcmc.store.records import RECORDS
 
 
