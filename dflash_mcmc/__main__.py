@@ -9,21 +9,22 @@ from time import sleep
 from typing import TYPE_CHECKING
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dflash_mcmc.config import sweep as sweeps
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.command import Command, check_command, config_folder, prepare
 from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program, ranks
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.run import estimate
 from dflash_mcmc.run.build import first_prompt
 
 if TYPE_CHECKING:
-    from dflash_mcmc.run.samples import RunResult
+    from collections.abc import Callable
+
+    from dflash_mcmc.run.loop import RunResult
 
 _SECONDS_TO_TELL = 60.0
 """In which the first process of a launch, which may still be starting, tells what is wrong with the command line."""
@@ -50,13 +51,14 @@ def _main(arguments: list[str]) -> None:
 
         submit(command)
         return
-    folders: dict[str, list[Path]] = {"run": [], "probe": []}
+    tables: dict[Callable[[list[Path]], str], list[Path]] = {}
 
     def task(composed: DictConfig) -> tuple[RunResult, float | None]:
         config = to_config(composed)
-        result = _run(config)
+        hydra_config = HydraConfig.get()
+        result = _run(Job(config, tuple(hydra_config.overrides.task), dict(hydra_config.runtime.choices)))
         if not ranks.rank() and not result.num_left:
-            folders["run" if name_of(config.probe) == "none" else "probe"].append(result.folder)
+            tables.setdefault(result.table, []).append(result.folder)
         return result, sweeps.objective_of(config.objective, result.summary)
 
     outcomes = sweeps.SweepOutcomes(command.sweep) if command.sweep else None
@@ -69,7 +71,7 @@ def _main(arguments: list[str]) -> None:
     except ValueError:
         if not (outcomes and outcomes.all_failed):  # then there is no best trial, and that is its exception
             raise
-    _print_tables(folders)
+    _print_tables(tables)
     if outcomes and not ranks.rank():
         sys.exit(outcomes.tell(command.jobs[0].config.objective))
 
@@ -98,17 +100,12 @@ def _check_problems(jobs: list[Job]) -> None:
         dataset.problems()
 
 
-def _run(config: Config) -> RunResult:
-    """Runs what a configuration asks for, and tells it in a line."""
-    probes = name_of(config.probe) != "none"
-    if probes:
-        from dflash_mcmc.run.probing import execute
-    else:
-        from dflash_mcmc.run.samples import execute
+def _run(job: Job) -> RunResult:
+    """Runs a job and prints a line about it."""
+    from dflash_mcmc.run.loop import execute
 
-    result = execute(config)
-    unit = config.probe.unit if probes else "sample"
-    drawn = f"{result.num_new} new {unit}s" if result.num_new else "complete before, nothing drawn"
+    result = execute(job)
+    drawn = f"{result.num_new} new {result.unit}s" if result.num_new else "complete before, nothing drawn"
     beyond = f"; {result.num_beyond} more than asked for are recorded, and counted" if result.num_beyond else ""
     left = f"; {result.num_left} more are being drawn by other processes" if result.num_left else ""
     if not ranks.rank():
@@ -116,15 +113,9 @@ def _run(config: Config) -> RunResult:
     return result
 
 
-def _print_tables(folders: dict[str, list[Path]]) -> None:
-    if folders["run"]:
-        from dflash_mcmc.report.table import overall
-
-        print("\n" + overall(list(dict.fromkeys(folders["run"]))))
-    if folders["probe"]:
-        from dflash_mcmc.report import probed
-
-        print("\n" + probed.overall(list(dict.fromkeys(folders["probe"]))))
+def _print_tables(tables: dict[Callable[[list[Path]], str], list[Path]]) -> None:
+    for table, folders in tables.items():
+        print("\n" + table(list(dict.fromkeys(folders))))
 
 
 def _reraised(task):

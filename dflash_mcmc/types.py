@@ -114,6 +114,21 @@ class Cost(NamedTuple):
     """Drafted tokens that were kept."""
 
 
+class ExpectedCost(NamedTuple):
+    """The expected cost of one chain, in tokens except `num_draws`."""
+
+    extended: float
+    """Tokens drawn outside proposals."""
+    proposed: float = 0.0
+    """Tokens of Metropolis-Hastings proposals, each drawn from its cut to its end."""
+    scored: float = 0.0
+    """Tokens scored without being drawn."""
+    num_draws: float = 1.0
+    """Draws and scorings, including those of proposals."""
+    prefixes: float = 0.0
+    """Generated tokens before all those, which are read again if `hardware.reuse_prefix` is off."""
+
+
 class Grade(NamedTuple):
     """What a grader says of a sample. All that is not `correct` counts as wrong, and is counted by its name."""
 

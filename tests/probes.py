@@ -13,7 +13,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.draft.none import NoDraft
-from dflash_mcmc.run.probing import Work
+from dflash_mcmc.probe import Work
 from dflash_mcmc.store.records import RECORDS
 
 

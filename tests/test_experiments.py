@@ -8,9 +8,9 @@ import pytest
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.run.estimate import token_forwards
-from dflash_mcmc.run.samples import execute
+from dflash_mcmc.run.cost import token_forwards
 from dflash_mcmc.store.records import RECORDS
+from tests.runs import execute
 
 
 def tokens_of(result) -> list[list[int]]:

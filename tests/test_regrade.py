@@ -17,10 +17,10 @@ from dflash_mcmc.grading import VERSION
 from dflash_mcmc.grading.again import NoTexts, regrade
 from dflash_mcmc.grading.math.pool import MathPool
 from dflash_mcmc.regrade import grader_config, main, report
-from dflash_mcmc.run.samples import execute
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import read_records
 from tests.report import folders
+from tests.runs import execute
 
 TEXTS = {  # problem, chain -> (text, gold, old verdict, old answer, new verdict)
     ("a", 0): (r"so \boxed{\frac{2}{4}}", r"\frac{1}{2}", "wrong", r"\frac{2}{4}", "correct"),

@@ -21,7 +21,7 @@ from dflash_mcmc.statistics import summaries
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from dflash_mcmc.run.samples import RunResult
+    from dflash_mcmc.run.loop import RunResult
 
 
 class Sweep(NamedTuple):

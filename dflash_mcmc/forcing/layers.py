@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
-    from dflash_mcmc.run.probing import Unit
+    from dflash_mcmc.probe import Unit
 
 NORMS = ("none", "final")
 """What a layer's output passes before the head."""

@@ -51,8 +51,8 @@ def regrade(folder: Path, config: Config, pool: Pool) -> Regraded:
 
     Raises UserError, RunBusy for a run that is being written. What is killed midway leaves no record behind.
     """
-    from dflash_mcmc.store.folder import closed
     from dflash_mcmc.store.records import read_records
+    from dflash_mcmc.store.sharing import closed
 
     with closed(folder):
         described, configured = _read(folder / "run.json"), _read(folder / "config.yaml")
@@ -146,8 +146,8 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
     from dflash_mcmc.config.identity import plain
     from dflash_mcmc.statistics import summaries
     from dflash_mcmc.store.files import write_atomically
-    from dflash_mcmc.store.folder import closed
     from dflash_mcmc.store.records import RECORDS
+    from dflash_mcmc.store.sharing import closed
 
     folder, target, records = found
     about = {"from": folder.name, "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -14,7 +14,7 @@ from dflash_mcmc.config.schema import Config
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
-from dflash_mcmc.registry import name_of
+from dflash_mcmc.run.tasks import tasks_of
 from dflash_mcmc.store.records import SampleKey, record_files
 
 
@@ -59,16 +59,15 @@ def plan(jobs: Sequence[Job]) -> list[Planned]:
         if any(keys <= point.asked for point in of_run):
             continue
         of_run[:] = [point for point in of_run if not point.asked <= keys]
-        of_run.append(Planned(config, list(job.overrides), dict(job.choices), label if len(jobs) > 1 and label else config.label(), digest,
-                              folder, keys, pending(folder, keys)))
+        named = label if len(jobs) > 1 and label else config.label()
+        of_run.append(Planned(config, list(job.overrides), dict(job.choices), named, digest, folder, keys,
+                              pending(folder, keys)))
     return [point for of_run in planned.values() for point in of_run]
 
 
 def asked(config: Config) -> frozenset[SampleKey]:
-    """Every sample that a run asks for, or unit of a probe. Raises UserError."""
-    if name_of(config.probe) != "none":
-        return frozenset((unit.problem, unit.chain) for unit in config.probe.units(config))
-    return frozenset((problem.id, chain) for problem in config.dataset.problems() for chain in range(config.num_chains))
+    """The keys of all tasks that a run requests. Raises UserError."""
+    return frozenset(tasks_of(config).keys())
 
 
 def pending(folder: Path, keys: Set[SampleKey]) -> int:

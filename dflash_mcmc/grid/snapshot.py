@@ -27,7 +27,7 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 def copy_code(code: Path) -> None:
     """Copies package and `conf/`, and notes the commit that they are of. Raises UserError where there is no room."""
-    from dflash_mcmc.run.samples import COMMIT_NOTE, commit
+    from dflash_mcmc.run.provenance import COMMIT_NOTE, commit
 
     try:
         shutil.copytree(PACKAGE, code / PACKAGE.name, ignore=_LEFT_OUT)

@@ -9,17 +9,13 @@ import os
 import sys
 from pathlib import Path
 
-from hydra.conf import HydraConf
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
-
 from dflash_mcmc.config import command
+from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.grid import snapshot
-from dflash_mcmc.grid.folder import Grid, Point
+from dflash_mcmc.grid.folder import Grid
 from dflash_mcmc.grid.supervise import ENDINGS, die_with_parent
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.program import STOPPED, USER_ERROR, guarded
-from dflash_mcmc.registry import name_of
 
 
 def main(arguments: list[str]) -> None:
@@ -39,22 +35,11 @@ def _work(folder: Path, number: int) -> None:
     point = grid.points[number]
     config = snapshot.read_point(grid.point_file(number))
     snapshot.check_identity(config, point.digest)
-    _remember(point)
-    if name_of(config.probe) != "none":
-        from dflash_mcmc.run.probing import execute
-    else:
-        from dflash_mcmc.run.samples import execute
-    result = execute(config)
+    from dflash_mcmc.run.loop import execute
+
+    result = execute(Job(config, tuple(point.overrides), point.choices))
     if not ranks.rank():
         print(f"{result.folder}: {result.num_new} new")
-
-
-def _remember(point: Point) -> None:
-    """Names a run as its command would: trackers show what the command line set."""
-    hydra = OmegaConf.create({"hydra": OmegaConf.structured(HydraConf)})
-    hydra.hydra.overrides.task = point.overrides
-    hydra.hydra.runtime.choices = point.choices
-    HydraConfig.instance().set_config(hydra)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""Probes: measurements that explain why a method works. A run with a probe measures units and draws no samples."""
+"""Probes measure why a method works. A run with a probe consists of the probe's units instead of samples.
+
+A probe lists its units, measures the pending ones, and derives numbers, tables and figures from the records. Run folder,
+resuming, the processes of a launch, progress and tracker are handled by `dflash_mcmc.run`.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from dflash_mcmc.component import Component
 
@@ -12,23 +16,56 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.run.probing import Summary, Unit, Work
+
+
+class Unit(NamedTuple):
+    """The key of what is measured at once and recorded as one line. Like the key of a sample it has a problem and a number."""
+
+    problem: str
+    chain: int = 0
+
+
+class Work:
+    """The units that a probe measures. Iterating claims the next one, so a probe iterates only when it has room for it.
+
+    Attributes:
+        units: all units that iterating can give. Other processes may claim some of them.
+        device: device name for PyTorch.
+
+    Args:
+        claimed: an iterator that claims units as it is consumed; None gives all of `units`.
+    """
+
+    def __init__(self, units: Sequence[Unit], device: str, claimed: Iterable[Unit] | None = None):
+        self.units, self.device = units, device
+        self._claimed = units if claimed is None else claimed
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self._claimed)
+
+
+class Summary(NamedTuple):
+    """What a probe derives from its records. Values are JSON values; None means that there is no number."""
+
+    values: dict[str, float | int | str | None]
+    """Numbers for `summary.json` and the tracker."""
+    tables: dict[str, list[dict]]
+    """Tables by name, as rows with the same keys. They are printed, and written to `summary.json` and a CSV file each."""
+    data: dict[str, list[dict]]
+    """Tables that are written to CSV files only. Figures are drawn from them."""
 
 
 class Probe(Component):
-    """Base class of probes. A leaf says what its units are, measures pending units and summarises their records.
-
-    The run folder, resuming, the processes of a launch, progress and the tracker are the run's business.
-    """
+    """Base class of probes: a leaf lists its units, measures pending units and summarises their records."""
 
     __slots__ = ()
 
     group = "probe"
     uses: ClassVar[tuple[str, ...]]
-    """Groups that the records depend on, `grader` too where the probe grades. Only these are checked, loaded and part of the
-    identity; a value given on the command line for another group is refused."""
+    """Groups that the records depend on, including `grader` if the probe grades. Only these groups are checked, loaded and
+    part of the identity. A command line that sets a value of another group is refused."""
     unit: ClassVar[str]
-    """Name of a unit."""
+    """The word for one unit in the progress bar and messages."""
 
     def sources(self) -> tuple[str, ...]:
         """Groups that the outputs of a run with this probe depend on."""
@@ -36,20 +73,22 @@ class Probe(Component):
 
     @abstractmethod
     def units(self, config: Config) -> list[Unit]:
-        """All units that are asked for, in the order of the reports. Loads no model."""
+        """All requested units, in the order of the reports. This method loads no model."""
 
     @abstractmethod
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Yields the record of each unit that `work` gives, in any order: JSON values, without problem and chain.
+        """Measures each unit that `work` gives and yields its record when it is done, in any order.
 
-        A record but for its times is a function of identity and unit alone: its random numbers have keys of their own.
-        A UserError is raised before the first record.
+        A record holds JSON values, without problem and chain. The field `failure` is reserved. Apart from its times a record
+        is a function of identity and unit only: it does not depend on other units, and its random numbers have their own
+        keys. The method is called again for other units, such as a unit that must be measured alone. A UserError that
+        refuses the configuration is raised before the first record.
         """
 
     @abstractmethod
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """The summary, from records alone. They come in the order of `units`; there is at least one."""
+        """Summarises the records, which are in the order of `units`. There is at least one record."""
 
     @abstractmethod
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """Figures by name: each becomes a PNG and an SVG. Made with matplotlib's Figure, since pyplot's state is global."""
+        """Figures by name. Each is written as PNG and SVG. Use matplotlib's Figure, not pyplot, whose state is global."""

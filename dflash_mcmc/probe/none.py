@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.probe import Probe
+from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.run.probing import Summary, Unit, Work
 
 
 @register("probe", "none")
@@ -39,8 +38,6 @@ class NoProbe(Probe):
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """An empty summary."""
-        from dflash_mcmc.run.probing import Summary
-
         return Summary({}, {}, {})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:

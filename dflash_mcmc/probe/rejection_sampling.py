@@ -15,10 +15,9 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.probe import Probe
+from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run.probing import Summary, Unit, Work
 
 if TYPE_CHECKING:
     import torch

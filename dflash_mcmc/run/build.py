@@ -1,4 +1,4 @@
-"""What draws the samples of a configuration: prompts, the engine, and a chain of each sample."""
+"""Builds what a run draws with, from its configuration: prompts, the engine, and the chain of each sample."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 def prompts(config: Config, model: LanguageModel, problems: Sequence[Problem],
             room: int | None = None) -> dict[str, np.ndarray]:
-    """Token ids of each problem's prompt, by its id. Refuses, before anything is drawn, one that leaves no room.
+    """The token ids of each problem's prompt, by problem id. Raises UserError for a prompt that leaves too little room.
 
     Args:
-        room: positions that are needed behind a prompt; None takes dataset.max_new_tokens.
+        room: positions needed after a prompt; None means dataset.max_new_tokens.
     """
     room = config.dataset.max_new_tokens if room is None else room
     found = {}
@@ -44,9 +44,9 @@ def prompts(config: Config, model: LanguageModel, problems: Sequence[Problem],
 
 
 def first_prompt(config: Config) -> str:
-    """All that the model is given for the first problem asked for: its prompt's token ids as text, special tokens shown.
+    """The whole prompt of the first requested problem as text, with special tokens.
 
-    Loads the tokenizer and not the model. Raises UserError.
+    Loads the tokenizer but not the model. Raises UserError.
     """
     from dflash_mcmc.config.schema import groups_of
 
@@ -64,21 +64,25 @@ def _text(config: Config, tokenizer: object, problem: Problem) -> str:
 
 
 def engine(config: Config, model: LanguageModel, prompt_length: int, num_chains: int) -> BatchedEngine:
-    """The engine that the configuration asks for, once its memory is known to be there. Raises UserError.
+    """The configured engine. Raises UserError if the memory does not suffice.
 
     Args:
-        prompt_length: longest prompt.
-        num_chains: that all processes have to draw together.
+        prompt_length: length of the longest prompt.
+        num_chains: number of chains that all processes draw together.
     """
     drafter = config.draft.load(model)
-    asked = any(getattr(component, "needs_draft", False) for component in (config.blend, config.sampler))
+    asked = config.blend.needs_draft or config.sampler.needs_draft
     speculation = config.decoder.speculation(drafter)
     return engine_of(config, model, prompt_length, num_chains, config.blend, speculation, drafter, asked)
 
 
 def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chains: int, blend: object,
               speculation: Speculation | None = None, drafter: Drafter | None = None, asked: bool = False) -> BatchedEngine:
-    """An engine with the configuration's hardware. `asked`: blend or sampler ask the draft. Raises UserError."""
+    """An engine with the configuration's hardware. Raises UserError.
+
+    Args:
+        asked: whether blend or sampler use the draft.
+    """
     from dflash_mcmc.engine.batched import BatchedEngine
     from dflash_mcmc.engine.interface import Options
     from dflash_mcmc.engine.plan import plan
@@ -86,7 +90,7 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chai
     processes = ranks.place().count
     share = -(-num_chains // processes)
     options = Options(**{name: getattr(config.hardware, name) for name in Options._fields})
-    if processes > 1:  # a process that reads many prompts ahead takes them from the others
+    if processes > 1:  # a process that reads many prompts ahead claims them before the others can
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
     planned = plan(model, config.hardware.num_slots, share, length, prompt_length, options, config.hardware.memory_gb, drafter)
@@ -95,5 +99,5 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chai
 
 
 def chain(config: Config, sampler: object, problem: str, number: int, prompt: np.ndarray) -> Chain:
-    """Chain `number` of a problem: its random numbers hang on seed, problem and number alone."""
+    """Chain `number` of a problem. Its random numbers depend only on seed, problem and number."""
     return sampler.chain(prompt, config.dataset.max_new_tokens, Key(config.seed).fold_in(problem, number))

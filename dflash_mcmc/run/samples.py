@@ -1,158 +1,168 @@
-"""One run: open the folder, find what is pending, have it drawn, summarise."""
+"""Samples as the tasks of a run: an engine draws them, grading processes grade them, and each becomes one record."""
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
-import json
-import platform
-import re
-import socket
-import subprocess
-import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from omegaconf import OmegaConf
-
-from dflash_mcmc.config.identity import hash_of, identity_of, plain, run_folder
-from dflash_mcmc.config.schema import PACKAGE, Config
-from dflash_mcmc.grading import check_golds
-from dflash_mcmc.process import ranks, stopping
-from dflash_mcmc.run import build
-from dflash_mcmc.run.sampling import Pending, Sampling, metrics_of
-from dflash_mcmc.run.tracking import Tracking
+from dflash_mcmc.grading import check_golds, label
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT
+from dflash_mcmc.process import stopping
+from dflash_mcmc.run import build, cost
+from dflash_mcmc.run.tasks import Results, Tasks, Worker
 from dflash_mcmc.statistics import summaries
-from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.records import Record, SampleKey, record_of
+from dflash_mcmc.types import Cost, Grade, Problem
 
-_NOT_KEPT = ("tokens", "trace", "walk")
-"""Of a record: needed by nothing here, and most of it."""
-COMMIT_NOTE = "commit.json"
-_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "math-verify", "latex2sympy2_extended",
-             "sympy", "matplotlib", "hydra-core", "omegaconf", "wandb", "accelerate")
+if TYPE_CHECKING:
+    import numpy as np
 
-
-class RunResult(NamedTuple):
-    """A run, as far as this start has brought it."""
-
-    folder: Path
-    summary: dict
-    """Empty where `num_left` is not 0."""
-    num_new: int
-    """Samples recorded since this start, whichever process has drawn them."""
-    num_beyond: int
-    """Samples of earlier starts that were not asked for now: the summary covers them too."""
-    num_left: int = 0
-    """Samples that other processes are still drawing: the last of them writes the summary."""
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batched import BatchedEngine
+    from dflash_mcmc.engine.interface import Finished
+    from dflash_mcmc.ops import Chain
 
 
-def execute(config: Config) -> RunResult:
-    """Draws what the run lacks and summarises it. A run that lacks nothing loads no model. Raises UserError and Stopped.
+class Samples(Tasks[Record]):
+    """`num_chains` samples of each problem of the dataset."""
 
-    Any number of processes draw a run together, each what no other has claimed; one at a time tells the tracker.
+    unit = "sample"
+    in_progress = "this sample was being drawn"
+    left_out = ("tokens", "trace", "walk")
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._num_correct, self._num_seen = 0, 0
+
+    @cached_property
+    def _problems(self) -> list[Problem]:
+        return self._config.dataset.problems()
+
+    def keys(self) -> list[SampleKey]:
+        """The chains of one problem are adjacent, so that its prompt is read once."""
+        return list(dict.fromkeys((problem.id, chain) for problem in self._problems
+                                  for chain in range(self._config.num_chains)))
+
+    def prepare(self, pending: Sequence[SampleKey], device: str) -> SampleWorker:
+        problem_of = {problem.id: problem for problem in self._problems}
+        problems = [problem_of[problem] for problem, _ in pending]
+        check_golds(self._config.grader, problems)
+        model = self._config.model.load(device)
+        prompts = build.prompts(self._config, model, problems)
+        engine = build.engine(self._config, model, max(map(len, prompts.values())), len(pending))
+        return SampleWorker(self._config, engine, {problem.id: Prompted(problem, prompts[problem.id]) for problem in problems})
+
+    def metrics(self, record: Record) -> dict[str, float]:
+        return metrics_of(record)
+
+    def summarise(self, records: Sequence[Record]) -> Results:
+        config, records = self._config, list(records)
+        summary = {**summaries.summarise(config.label(), records), **summaries.rates(records)}
+        if config.aggregate:
+            summary |= summaries.aggregate(config.label(), records, config.aggregate, config.num_chains)
+        return Results(summary, summary, {})
+
+    @staticmethod
+    def table(folders: Sequence[Path]) -> str:
+        from dflash_mcmc.report.table import overall
+
+        return overall(folders)
+
+    def estimate(self) -> cost.CostEstimate:
+        return cost.estimate(self._config)
+
+    def assumptions(self) -> list[str]:
+        return cost.assumptions(self._config)
+
+    def notes(self) -> dict[str, object]:
+        return {"num_problems": len(self._problems)}
+
+    def progress(self, fresh: Sequence[Record]) -> str:
+        """The share of correct samples."""
+        self._num_correct += sum(record["verdict"] == CORRECT for record in fresh)
+        self._num_seen += len(fresh)
+        return f"correct {100 * self._num_correct / self._num_seen:.1f} % of {self._num_seen}" if self._num_seen else ""
+
+    def warning(self, records: Sequence[Record]) -> str | None:
+        failed = [record for record in records if record["verdict"] == NOT_DRAWN]
+        if not failed:
+            return None
+        return (f"{len(failed)} of {len(records)} samples could not be drawn and count as not correct: "
+                f"{failed[0]['problem']}: {failed[0]['reason']}")
+
+
+class Prompted(NamedTuple):
+    """A problem and its prompt."""
+
+    problem: Problem
+    prompt: np.ndarray
+    """Token ids, int64."""
+
+
+class SampleWorker(Worker[Record]):
+    """Draws samples with one engine and grades each while the next ones are drawn.
+
+    Args:
+        problems: the problems of all pending samples, by id.
     """
-    identity = identity_of(config)
-    digest = hash_of(identity)
-    with stopping.heeded(config.hardware.grace_seconds):
-        with (RunStore.open(run_folder(config, digest), _NOT_KEPT) as store,
-              Tracking(store, config, digest, metrics_of) as tracking):
-            result = _complete(store, config, identity, tracking)
-        stopping.check()
-    return result
+
+    def __init__(self, config: Config, engine: BatchedEngine, problems: dict[str, Prompted]):
+        self._config, self._engine, self._problems = config, engine, problems
+        self._grading: dict[SampleKey, Finished] = {}
+        self._pool = config.grader.start()
+
+    def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Iterator[Record | None]:
+        yield None
+        for done in self._engine.steps(self._chains(claimed)):
+            if done is not None and done.result is None:
+                yield self._record(Grade(NOT_DRAWN, None, reason=done.failure), done)
+            elif done is not None:
+                self._grading[done.tag] = done
+                text = self._engine.model.decode(done.result.trajectory.tokens)
+                self._pool.submit(done.tag, text, self._problems[done.tag[0]].problem.answer)
+            yield from self.ready()
+        yield from self.ready(wait=True)
+
+    def _chains(self, claimed: Iterable[SampleKey]) -> Iterator[tuple[SampleKey, Chain]]:
+        for key in claimed:
+            problem, number = key
+            yield key, build.chain(self._config, self._config.sampler, problem, number, self._problems[problem].prompt)
+
+    def ready(self, wait: bool = False) -> Iterator[Record]:
+        """Samples that are graded. With `wait` it waits until all drawn ones are."""
+        for key, grade in self._pool.finished(wait):
+            # A signal to every process of a job also ends the grading processes. The result of that is no grade.
+            if not (stopping.requested() and grade.verdict in (ERROR, TIMEOUT)):
+                yield self._record(grade, self._grading.pop(key))
+
+    def failed(self, key: SampleKey, reason: str) -> Record:
+        from dflash_mcmc.engine.interface import Finished
+
+        return self._record(Grade(NOT_DRAWN, None, reason=reason), Finished(key, None, Cost(), 0.0, 0.0, reason))
+
+    def _record(self, grade: Grade, done: Finished) -> Record:
+        problem, prompt = self._problems[done.tag[0]]
+        return record_of(problem, done.tag[1], prompt, grade, done, self._engine.model.decode, label(self._config.grader))
+
+    def counters(self) -> dict[str, object]:
+        counters = self._engine.counters
+        return {"engine": {**counters._asdict(), "utilisation": counters.utilisation}}
+
+    def close(self) -> None:
+        self._pool.close()
 
 
-def _complete(store: RunStore, config: Config, identity: dict[str, object], tracking: Tracking) -> RunResult:
-    # Chains of one problem stand together, so that its prompt is read once.
-    problems = config.dataset.problems()
-    asked = {(problem.id, chain): problem for problem in problems for chain in range(config.num_chains)}
-    recorded = store.recorded()
-    todo = {key: problem for key, problem in asked.items() if key not in recorded}
-    if todo:
-        check_golds(config.grader, list(todo.values()))
-        device = config.hardware.resolve()
-        model = config.model.load(device)
-        prompts = build.prompts(config, model, list(todo.values()))
-        engine = build.engine(config, model, max(map(len, prompts.values())), len(todo))
-        if not ranks.rank() or not store.is_described():
-            describe(store, config, identity, device, {"num_problems": len(problems)})
-        pending = {key: Pending(problem, key[1], prompts[problem.id]) for key, problem in todo.items()}
-        Sampling(store, config, engine, pending, tracking).run()
-    store.look_again()  # behind its own last record: of all processes the last to look sees the run complete
-    num_new = len(todo.keys() & store.recorded())
-    if num_left := len(asked) - len(asked.keys() & store.recorded()):
-        return RunResult(store.folder, {}, num_new, 0, num_left)
-    with store.summarising():
-        summary = _summary(config, store.in_order(list(asked)))
-        if not ranks.rank():
-            store.write_summary(summary)
-    tracking.complete(summary)
-    return RunResult(store.folder, summary, num_new, len(store.records) - len(asked))
-
-
-def _summary(config: Config, records: list[dict]) -> dict[str, object]:
-    summary = {**summaries.summarise(config.label(), records), **summaries.rates(records)}
-    if config.aggregate:
-        summary |= summaries.aggregate(config.label(), records, config.aggregate, config.num_chains)
-    return summary
-
-
-def describe(store: RunStore, config: Config, identity: dict[str, object], device: str, more: dict | None = None) -> None:
-    """Writes configuration, identity, and what this start runs on."""
-    store.write_config(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
-    store.write_session(identity, {
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": [sys.executable, *sys.orig_argv[1:]],
-        **commit(),
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "host": socket.gethostname(),
-        "device": _device_name(device),
-        **(more or {}),
-    })
-
-
-def commit() -> dict[str, object]:
-    """Commit of the code, and whether anything of it was changed since; null outside a checkout of this project.
-
-    A grid's copy of the code has a note of its own.
-    """
-    noted = PACKAGE.parent / COMMIT_NOTE
-    if noted.is_file():
-        return json.loads(noted.read_text())
-
-    def git(*arguments: str) -> str | None:
-        done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    try:
-        top = git("rev-parse", "--show-toplevel")
-        if top is None or Path(top) != PACKAGE.parent:
-            return {"commit": None, "dirty": None}
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
-    except OSError:  # no git on this machine
-        return {"commit": None, "dirty": None}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _device_name(device: str) -> str:
-    import torch
-
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {torch.get_num_threads()} threads"
-
-
-def _processor() -> str:
-    """Its model where the machine tells it, so that a report can say that seconds are of different machines."""
-    try:
-        described = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        described = ""
-    model = re.search(r"^model name\s*:\s*(.+)$", described, flags=re.MULTILINE)
-    return f"{platform.machine()} CPU" + (f" {' '.join(model[1].split())}" if model else "")
+def metrics_of(record: Record) -> dict[str, float]:
+    """The numbers of a sample that a tracker logs."""
+    metrics = {"sample/correct": float(record["verdict"] == CORRECT), "sample/num_tokens": record["num_tokens"],
+               "sample/log_p": record["log_p"], "sample/seconds": record["seconds"],
+               "sample/token_forwards": record["token_forwards"]}
+    if record["proposals"]:
+        metrics["sample/acceptance"] = record["accepted"] / record["proposals"]
+        metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
+        metrics["sample/abandoned_rate"] = record["abandoned"] / record["proposals"]
+    if record["tokens_drafted"]:
+        metrics["sample/accepted_length"] = record["tokens_drawn"] / record["blocks_drafted"]
+    return metrics

@@ -1,7 +1,7 @@
-"""A run and its tracker: what is told when, under which name, and what a later start makes good.
+"""A run and its tracker: what is logged when, under which name, and what a later start logs.
 
-A run that is killed behind its last record has not told its summary; one that was drawn without a tracker has told nothing.
-`tracked.json` keeps what each tracker has been told, so that the next start tells the rest, even where it has nothing to draw.
+A run that is killed after its last record has not logged its summary, and a run without a tracker has logged nothing.
+`tracked.json` holds what each tracker has received, so that the next start logs the rest, even if it has nothing to do.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from dflash_mcmc.config.identity import plain
+from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import Config, groups_of
 from dflash_mcmc.errors import note
 from dflash_mcmc.fields import spec_of, walk
@@ -27,55 +27,52 @@ from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.tracker import Guarded, RunInfo
 
-if TYPE_CHECKING:
-    from hydra.conf import HydraConf
-
 _LONGEST_VALUE = 40
 _TRACKED = "tracked.json"
 _TRY_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
-"""For what a process does last: W&B ends its upload."""
+"""Time for another process to finish its tracker, such as W&B's upload."""
 
 
 class Tracking:
-    """What one run tells its tracker. A context: leaving it ends the tracking, with an error unless it is complete.
+    """Logs one run to its tracker. Leaving the context ends the tracking, with an error code if the run is incomplete.
 
-    Of the processes that draw a run one at a time tells its tracker, of all their records; when it leaves, another goes on.
-    Does nothing with `tracker=none`, and in all processes of a launch but the first.
+    One process at a time logs the records of all processes of a run; when it leaves, another continues. Tracking does
+    nothing with `tracker=none`, and in all processes of a launch except the first.
 
     Args:
-        metrics: the numbers of a record. Records with a verdict get the running accuracy besides.
+        metrics: the numbers of a record. For records with a verdict the running accuracy is logged too.
     """
 
-    def __init__(self, store: RunStore, config: Config, digest: str, metrics: Callable[[dict], dict[str, float]]):
-        self._store, self._config, self._digest, self._metrics = store, config, digest, metrics
-        name = name_of(config.tracker)
-        self._active = not ranks.rank() and name != "none"
-        self._key = config.tracker.key() if hasattr(config.tracker, "key") else name
+    def __init__(self, store: RunStore, job: Job, digest: str, metrics: Callable[[dict], dict[str, float]]):
+        self._store, self._job, self._digest, self._metrics = store, job, digest, metrics
+        tracker = job.config.tracker
+        self._active = not ranks.rank() and not tracker.is_null
+        self._key = tracker.key()
         self._running, self._tracker, self._complete = RunningAccuracy(), None, False
         self._seen, self._tried = 0, -math.inf
-        self._told: Counter[int] = Counter()
-        """Lines of each file of records that the tracker was told."""
+        self._logged: Counter[int] = Counter()
+        """Number of lines of each file of records that the tracker has received."""
 
     def __enter__(self) -> Tracking:
         return self
 
     def start(self) -> None:
-        """Opens the tracker, where no other process tells it, and tells what it lacks: no chart begins late."""
+        """Opens the tracker, unless another process logs to it, and logs the records that it lacks."""
         if not self._active or self._tracker is not None or not self._store.lead():
             return
-        config = self._config
+        config = self._job.config
         self._tracker = Guarded(config.tracker, RunInfo(self._digest, config.name, config.label(), plain(config),
-                                                        self._store.folder, readable_name(config), tags(config)))
-        told = self._read().get(self._key, {"lines": {}})["lines"]
-        self._told = Counter({int(number): lines for number, lines in told.items()})
+                                                        self._store.folder, readable_name(self._job), tags(self._job)))
+        logged = self._read().get(self._key, {"lines": {}})["lines"]
+        self._logged = Counter({int(number): lines for number, lines in logged.items()})
         for record, (number, line) in zip(self._store.records, self._store.places, strict=True):
-            if line < self._told[number]:
+            if line < self._logged[number]:
                 self._running.add(record)
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Tells what is recorded and not told. Takes over from a process that told the tracker and has left."""
+        """Logs the records that the tracker lacks. If the process that logged has left, this one continues."""
         if self._tracker is None:
             if self._active and time.monotonic() - self._tried > _TRY_SECONDS:
                 self._tried = time.monotonic()
@@ -83,24 +80,25 @@ class Tracking:
             return
         fresh = range(self._seen, len(self._store.records))
         for record, (number, line) in ((self._store.records[i], self._store.places[i]) for i in fresh):
-            if line >= self._told[number]:
+            if line >= self._logged[number]:
                 self._running.add(record)
-                self._told[number] = line + 1
-                self._tracker.log({**self._metrics(record), **self._running.metrics()}, self._told.total())
+                self._logged[number] = line + 1
+                self._tracker.log({**self._metrics(record), **self._running.metrics()}, self._logged.total())
         self._seen = len(self._store.records)
         if fresh and self._tracker.works:
             self._write(None)
 
     def complete(self, summary: dict, tables: dict[str, list[dict]] | None = None, figures: Sequence[Path] = ()) -> None:
-        """Everything is recorded and written: the summary, and what stands in the run's folder. Once for so many records.
+        """Logs the summary and the files of a complete run. Each tracker gets them once per number of records.
 
         Args:
-            tables: by name, rows with the same keys.
+            summary: numbers of the run.
+            tables: rows with the same keys, by name.
             figures: PNG files.
         """
         if not self._active or not self._store.records:
             return
-        if self._tracker is None and (self._is_told() or not self._leads() or self._is_told()):
+        if self._tracker is None and (self._has_summary() or not self._leads() or self._has_summary()):
             return
         self.start()
         self.catch_up()
@@ -108,15 +106,15 @@ class Tracking:
         self._tracker.publish(self._store.folder, tables or {}, list(figures))
         self._complete = True
 
-    def _is_told(self) -> bool:
-        """Whether the tracker has the summary of as many records."""
+    def _has_summary(self) -> bool:
+        """Whether the tracker has the summary of this many records."""
         return self._read().get(self._key, {}).get("summary") == len(self._store.records)
 
     def _leads(self) -> bool:
-        """Whether this process is the one that tells it. Another that ends just now is waited for."""
+        """Whether this process logs to the tracker. If another process does, it waits a little for its end."""
         if self._store.lead(_LEAVE_SECONDS):
             return True
-        note(f"{self._store.folder}: another process draws more of this run and tells the tracker of it")
+        note(f"{self._store.folder}: another process does more of this run and logs it to the tracker")
         return False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -128,39 +126,39 @@ class Tracking:
                 self._write(len(self._store.records))
 
     def _read(self) -> dict[str, dict]:
-        """By tracker that was told of this run: lines told of each file of records, and number of records of its summary."""
+        """For each tracker: the number of lines of each file of records, and of records in the summary, that it has."""
         path = self._store.folder / _TRACKED
         try:
             return json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):  # a machine that fails can leave it empty: all is told again
+        except (FileNotFoundError, ValueError):  # a failing machine can leave it empty: everything is logged again
             return {}
 
     def _write(self, summary: int | None) -> None:
-        told = {"lines": {str(number): lines for number, lines in self._told.items()}, "summary": summary}
-        with self._store.mutex():  # a machine that fails loses a chart's points, which are in the records: not durable
-            write_atomically(self._store.folder / _TRACKED, json.dumps({**self._read(), self._key: told}), durable=False)
+        logged = {"lines": {str(number): lines for number, lines in self._logged.items()}, "summary": summary}
+        with self._store.mutex():  # not durable: what a failing machine loses of a chart is in the records
+            write_atomically(self._store.folder / _TRACKED, json.dumps({**self._read(), self._key: logged}), durable=False)
 
 
 class RunningAccuracy:
-    """Share of correct samples among those recorded so far, with Wilson's interval.
+    """The share of correct samples among those recorded so far, with Wilson's interval.
 
-    The interval counts problems, not samples: chains of one problem are not independent. With several chains it is wider than
-    that of the summary, for which problems are drawn anew.
+    The interval counts problems, not samples, because the chains of one problem are not independent. With several chains it
+    is wider than the interval of the summary, which bootstraps problems.
     """
 
     def __init__(self):
         self._correct, self._samples = 0, 0
         self._problems: set[str] = set()
 
-    def add(self, record: dict) -> None:
-        """Counts a sample; a record without a verdict is none."""
+    def add(self, record: Mapping[str, object]) -> None:
+        """Counts a sample. A record without a verdict is ignored."""
         if "verdict" in record:
             self._correct += record["verdict"] == "correct"
             self._samples += 1
             self._problems.add(record["problem"])
 
     def metrics(self) -> dict[str, float]:
-        """`running/accuracy`, `running/accuracy_low` and `running/accuracy_high`; nothing before the first sample."""
+        """`running/accuracy`, `running/accuracy_low` and `running/accuracy_high`; empty before the first sample."""
         if not self._samples:
             return {}
         share, problems = self._correct / self._samples, len(self._problems)
@@ -168,35 +166,27 @@ class RunningAccuracy:
         return {"running/accuracy": share, "running/accuracy_low": interval.low, "running/accuracy_high": interval.high}
 
 
-def readable_name(config: Config) -> str:
-    """The label, and what the command line sets of what tells runs apart: `ps alpha=2 seed=1`.
+def readable_name(job: Job) -> str:
+    """The label, and the overrides of the command line that distinguish runs: `ps alpha=2 seed=1`.
 
-    All of it is shown, a default that is written out too, so that the points of a sweep are named alike.
+    Overrides that equal the default are included, so that the points of a sweep have names of the same form.
     """
-    return " ".join([config.label(), *_distinguishing(config, _hydra().overrides.task if _hydra() else [])])
+    return " ".join([job.config.label(), *_distinguishing(job.config, job.overrides)])
 
 
-def tags(config: Config) -> tuple[str, ...]:
-    """`dataset=arith`, `model=tiny`, ...: what the outputs come from, in the words of the command line."""
-    chosen = _hydra().runtime.choices if _hydra() else {}
-    groups = [group for group in groups_of(config) if group != "grader"]
-    names = {group: name_of(getattr(config, group)) for group in groups}
-    return tuple(f"{group}={chosen.get(group, name)}" for group, name in names.items() if name not in ("none", "plain"))
+def tags(job: Job) -> tuple[str, ...]:
+    """`dataset=arith`, `model=tiny`, ...: the components that the outputs depend on, in the words of the command line."""
+    config = job.config
+    names = {group: name_of(getattr(config, group)) for group in groups_of(config) if group != "grader"}
+    return tuple(f"{group}={job.choices.get(group, name)}" for group, name in names.items() if name not in ("none", "plain"))
 
 
-def _hydra() -> HydraConf | None:
-    """What Hydra knows of this job; None where the configuration was not composed by a command."""
-    from hydra.core.hydra_config import HydraConfig
-
-    return HydraConfig.get() if HydraConfig.initialized() else None
-
-
-def _distinguishing(config: Config, given: Sequence[str]) -> list[str]:
-    """Of the overrides those that the identity depends on and that the label does not tell, each field by its last name."""
+def _distinguishing(config: Config, overrides: Sequence[str]) -> list[str]:
+    """The overrides that the identity depends on and that the label does not contain, each field by its last name."""
     groups = groups_of(config)
     fields = {name for name, field, _, _ in walk(config) if spec_of(field).role == "identity"}
-    fields |= {f"{group}.path" for group in groups}  # what is there is part of the identity
-    pairs = [text.lstrip("+").partition("=")[::2] for text in given if not text.startswith("~")]
+    fields |= {f"{group}.path" for group in groups}  # the content of the path is part of the identity
+    pairs = [text.lstrip("+").partition("=")[::2] for text in overrides if not text.startswith("~")]
     pairs = [(name, value) for name, value in pairs
              if name in fields or (name in groups and not _in_label(config, name, value))]
     lasts = [name.rpartition(".")[2] for name, _ in pairs]
@@ -207,10 +197,10 @@ def _distinguishing(config: Config, given: Sequence[str]) -> list[str]:
 def _in_label(config: Config, group: str, option: str) -> bool:
     if config.condition.name:
         return group in ("probe", "blend", "sampler")
-    # An option can be one of several that name the same component: draft=tiny is a dflash.
+    # Several options can name the same component: draft=tiny is a dflash.
     return group in ("probe", "blend", "draft", "sampler", "decoder") and option == name_of(getattr(config, group))
 
 
 def _short(value: str) -> str:
-    """A long text by its end, which in a path is what differs."""
+    """The value, or the end of a long one: paths differ at their ends."""
     return value if len(value) <= _LONGEST_VALUE else f"…{value[1 - _LONGEST_VALUE:]}"

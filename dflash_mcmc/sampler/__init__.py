@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.ops import Chain
     from dflash_mcmc.rng import Key
-    from dflash_mcmc.run.estimate import ExpectedCost
+    from dflash_mcmc.types import ExpectedCost
 
 
 class Sampler(Component):

@@ -16,13 +16,13 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
+from dflash_mcmc.kernel.cost import mh_cost
 from dflash_mcmc.kernel.metropolis import MetropolisStep, check_blocks, result, trace_entry
 from dflash_mcmc.ops import Chain, Draw, Floor, Operation, SamplingParams, Score
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run.estimate import ExpectedCost, mh_cost
 from dflash_mcmc.sampler import Sampler
-from dflash_mcmc.types import Trajectory, common_prefix
+from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config

@@ -11,9 +11,8 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run.estimate import ExpectedCost
 from dflash_mcmc.sampler import Sampler
-from dflash_mcmc.types import ChainResult, Trajectory
+from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config

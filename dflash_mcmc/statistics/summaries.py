@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN, VERDICTS
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.statistics.outcomes import score
 from dflash_mcmc.statistics.shares import accuracy
 
+if TYPE_CHECKING:
+    from dflash_mcmc.store.records import Record
+
 NAMES = {"majority": "majority", "log_p": "best by log p"}
 """Of what several chains of a problem come to."""
 
 
-def summarise(condition: str, records: list[dict]) -> dict[str, object]:
+def summarise(condition: str, records: list[Record]) -> dict[str, object]:
     """The summary of a run.
 
     `correct` is a whole number but where votes of several chains are tied, `same_string` the number of samples that the string
@@ -60,7 +65,7 @@ def summarise(condition: str, records: list[dict]) -> dict[str, object]:
     }
 
 
-def aggregate(condition: str, records: list[dict], by: str, num_chains: int) -> dict[str, object]:
+def aggregate(condition: str, records: list[Record], by: str, num_chains: int) -> dict[str, object]:
     """The summary of one answer a problem, of so many chains of it: `majority/accuracy`, ...
 
     Problems with fewer chains are left out; of more the mean over all ways to take so many counts.
@@ -75,7 +80,7 @@ def aggregate_of(summary: dict) -> dict[str, object] | None:
     return by and {name.removeprefix(f"{by}/"): value for name, value in summary.items() if name.startswith(f"{by}/")}
 
 
-def rates(records: list[dict]) -> dict[str, float | None]:
+def rates(records: list[Record]) -> dict[str, float | None]:
     """Ends of the 95 % intervals of rates and costs, bootstrapped over problems: `acceptance_low`, `acceptance_high`, ..."""
     of = Clusters([record["problem"] for record in records])
     proposals, ones = ([record["proposals"] for record in records], [1] * len(records))
@@ -85,16 +90,16 @@ def rates(records: list[dict]) -> dict[str, float | None]:
     return {f"{name}_{end}": getattr(estimate, end) for name, estimate in found.items() for end in ("low", "high")}
 
 
-def _same_string(records: list[dict]) -> int | None:
+def _same_string(records: list[Record]) -> int | None:
     said = [record["same_string"] for record in records if record.get("same_string") is not None]
     return sum(said) if said else None
 
 
-def _accepted_length(records: list[dict]) -> float | None:
+def _accepted_length(records: list[Record]) -> float | None:
     """Tokens that a drafted block gives on average, the one behind the kept ones included; null where nothing was drafted."""
     blocks = _total(records, "tokens_drafted") and _total(records, "blocks_drafted")
     return _total(records, "tokens_drawn") / blocks if blocks else None
 
 
-def _total(records: list[dict], name: str) -> float:
+def _total(records: list[Record], name: str) -> float:
     return sum(record[name] for record in records)

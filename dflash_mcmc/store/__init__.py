@@ -1,1 +1,1 @@
-"""The run folder: append-only records, locks, attempts. Store failure always stops a run."""
+"""The run folder: append-only records, locks, attempts. A failure to write always stops a run."""

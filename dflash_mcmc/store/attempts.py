@@ -1,9 +1,9 @@
-"""Samples that were under way when a process died: the one that kills it is found, and passed over.
+"""Attempts at tasks: finds a task that kills its process, and stops retrying it.
 
-A process that is killed (out of memory, say) takes all of its samples with it, and one of them may be why. Each that was
-there twice is drawn by itself from then on; if the process dies over it again and again, it is recorded as an error. What is
-given up in good order, at Ctrl-C or a time limit, does not count. A process that is killed for other reasons costs its samples
-only some company: nothing tells such a death from one that is the sample's doing, but it seldom meets one sample each time.
+A process that is killed, for example because memory runs out, takes all of its tasks in progress with it, and one of them may
+be the cause. A task that was in progress at two deaths is a suspect and is done alone. After `hardware.max_attempts` deaths
+alone it is recorded as failed. A task that is given up gracefully, at Ctrl-C or a time limit, has no death counted. Deaths
+for other reasons cannot be distinguished, but they seldom hit one task repeatedly, and cost its tasks only their company.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from dflash_mcmc.store.files import append_line
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import SampleKey
 
-_DEATHS_IN_COMPANY = 2
-"""From which on a sample is drawn by itself."""
+_DEATHS_OF_A_SUSPECT = 2
+"""Number of deaths from which a task is done alone."""
 
 
 class Attempts:
-    """The attempts at a run's samples, in a file for each process that draws (`attempts*.jsonl`) until the run is complete.
+    """The attempts at a run's tasks. Each process has a file of them (`attempts*.jsonl`) until the run is complete.
 
     Args:
-        most: deaths of a process over a sample with nothing else under way that make it an error.
+        most: number of deaths with no other task in progress after which a task is not retried.
+        in_progress: what a message says of the task at the time of a death.
     """
 
-    def __init__(self, store: RunStore, most: int):
-        self._store, self._most = store, most
+    def __init__(self, store: RunStore, most: int, in_progress: str = "this sample was being drawn"):
+        self._store, self._most, self._in_progress = store, most, in_progress
         self._file: IO | None = None
         self._deaths: Counter[SampleKey] = Counter()
         self._alone: Counter[SampleKey] = Counter()
-        """Those with nothing else under way."""
+        """Deaths with no other task in progress."""
         self.reread()
 
     def reread(self) -> None:
-        """Takes in what other processes have written. Of a sample that one of them draws now it says one death too many."""
+        """Reads the files of all processes. A task that another process is doing now counts one death too many."""
         self._deaths.clear()
         self._alone.clear()
         for path in self._store.folder.glob("attempts*.jsonl"):
@@ -46,8 +47,8 @@ class Attempts:
                 content = path.read_bytes()
             except FileNotFoundError:  # another process has just completed the run
                 continue
-            last: dict[SampleKey, bool] = {}  # who gives a sample up has begun it in the same file
-            for line in content.split(b"\n")[:-1]:  # the last one is torn, or empty
+            last: dict[SampleKey, bool] = {}  # a process gives up only tasks that it has begun, in the same file
+            for line in content.split(b"\n")[:-1]:  # the part after the last line feed is torn or empty
                 problem, chain, begun, alone = json.loads(line)
                 key, count = (problem, chain), 1 if begun else -1
                 if begun:
@@ -56,28 +57,28 @@ class Attempts:
                 self._alone[key] += count * last.get(key, False)
 
     def suspects(self, keys: Iterable[SampleKey]) -> list[SampleKey]:
-        """Those that are to be drawn by themselves, first the one that has been longest."""
+        """The keys of tasks that must be done alone. Those with most deaths alone come first."""
         return sorted(filter(self.is_suspect, keys), key=lambda key: -self._alone[key])
 
     def is_suspect(self, key: SampleKey) -> bool:
-        """Whether it is to be drawn by itself."""
-        return self._deaths[key] >= _DEATHS_IN_COMPANY
+        """Whether the task must be done alone."""
+        return self._deaths[key] >= _DEATHS_OF_A_SUSPECT
 
     def failure(self, key: SampleKey) -> str | None:
-        """Why a claimed sample is not to be drawn again, if so."""
+        """Why a claimed task must not be retried; None if it may be."""
         if self._alone[key] >= self._most:
-            self.reread()  # of one that another process drew at the last look and gave up since, that said too much
+            self.reread()  # another process may have given the task up since the last reading
         if self._alone[key] < self._most:
             return None
-        return (f"the process died {self._deaths[key]} times while this sample was being drawn, {self._alone[key]} times with "
-                "no other under way")
+        return (f"the process died {self._deaths[key]} times while {self._in_progress}, {self._alone[key]} times with no "
+                "other under way")
 
     def begin(self, key: SampleKey, alone: bool) -> None:
-        """Notes that a claimed sample is begun."""
+        """Writes that a claimed task is begun."""
         self._write([*key, True, alone])
 
     def give_up(self, key: SampleKey) -> None:
-        """Notes that it was left in good order."""
+        """Writes that a begun task was given up gracefully."""
         self._write([*key, False, False])
 
     def _write(self, line: list) -> None:
@@ -86,14 +87,18 @@ class Attempts:
             if self._file is None:
                 self._file = path.open("ab", buffering=0)
                 content = path.read_bytes()
-                if not content.endswith(b"\n"):  # what a death left of a line
+                if not content.endswith(b"\n"):  # the last line is torn
                     self._file.truncate(content.rfind(b"\n") + 1)
         append_line(path, self._file, json.dumps(line).encode() + b"\n")
 
     def close(self, complete: bool) -> None:
-        """With `complete` the files go: nothing is left to be drawn."""
+        """Removes the files if the run is complete, or if all attempts were given up and none can be a death.
+
+        The files stay while another process has the run open: it may have more to do than this one.
+        """
         if self._file is not None:
             self._file.close()
-        if complete and self._store.is_alone():  # others may draw more of the run than this one was asked for
-            for path in self._store.folder.glob("attempts*.jsonl"):
-                path.unlink(missing_ok=True)
+        if not complete:
+            self.reread()
+        if complete or not any(self._deaths.values()):
+            self._store.remove_if_alone("attempts*.jsonl")

@@ -1,4 +1,4 @@
-"""Writing files so that no end of the process, and no full disk, leaves a part of what was meant."""
+"""Writing files so that neither the end of the process nor a full disk leaves a partial file."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from dflash_mcmc.errors import writing
 
 
 def append_line(path: Path, file: IO, line: bytes) -> None:
-    """Adds all of a line to an unbuffered file to which nobody else writes, or nothing. Raises UserError."""
+    """Appends the whole line or nothing. The file is unbuffered and has no other writer. Raises UserError."""
     with writing(path):
         size = os.fstat(file.fileno()).st_size
         try:
             if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, "a line was written in part: is the disk full?")
         except OSError:
-            file.truncate(size)  # no later line may join a part of this one
+            file.truncate(size)  # a partial line would join the next one
             raise
 
 
 def write_atomically(path: Path, text: str, durable: bool = True) -> None:
-    """The file is the old one or the new one, never a part. `durable`: also when the machine fails just then.
+    """Replaces the file: readers see the old or the new content, never a part. Raises UserError.
 
-    Raises UserError where it cannot be written.
+    Args:
+        durable: whether this also holds if the machine fails at that moment.
     """
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     with writing(path):
@@ -39,7 +40,7 @@ def write_atomically(path: Path, text: str, durable: bool = True) -> None:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cuts off a torn last line."""
+    """Removes a last line without a line feed."""
     content = path.read_bytes()
     if not content.endswith(b"\n"):
         with path.open("rb+") as file:

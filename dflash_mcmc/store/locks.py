@@ -1,12 +1,12 @@
-"""Locks that the processes of one machine, or of many that share a folder, take on parts of one file.
+"""Locks on parts of one file, for the processes of one machine, or of many machines that share a folder.
 
-They are POSIX record locks (fcntl): the kernel or the file server lets go of them when a process ends, however it ends, so
-there is no clock, no lease and no file of a dead process to clean up. They work on local file systems, NFS 4 (and 3 with its
-lock daemon), Lustre mounted with `flock`, CephFS, GPFS, and BeeGFS with `tuneUseGlobalFileLocks`. On Lustre mounted with
-`localflock` each node has locks of its own, and two nodes would draw the same sample.
+They are POSIX record locks (fcntl). The kernel or the file server releases them when a process ends, for whatever reason, so
+there are no clocks, no leases and no stale lock files. They work on local file systems, NFS 4 (and NFS 3 with its lock
+daemon), Lustre mounted with `flock`, CephFS, GPFS, and BeeGFS with `tuneUseGlobalFileLocks`. On Lustre mounted with
+`localflock` each node has its own locks, and two nodes would draw the same sample.
 
-A lock belongs to the process, not to the object: within a process nothing is ever locked against itself, and closing the file
-anywhere in the process lets go of all. So a file is opened once in a process; `Locks` sees to it.
+A lock belongs to the process, not to the object. Within a process nothing is locked against itself, and closing the file
+anywhere in the process releases all locks. `Locks` therefore opens a file only once in a process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _open: set[Path] = set()
 
 
 class Locks:
-    """The locks of a file, by byte numbers, which need not exist in the file. Raises RunBusy where this process has it."""
+    """The locks of a file, by byte offsets, which may lie after its end. Raises RunBusy if this process has it open."""
 
     def __init__(self, path: Path):
         self._path = path.resolve()
@@ -33,19 +33,23 @@ class Locks:
         _open.add(self._path)
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases all locks."""
         _open.discard(self._path)
         os.close(self._file)
 
     def is_there(self) -> bool:
-        """Whether the path still leads to this file: another process can have removed it."""
+        """Whether the path still leads to this file. Another process can have removed it."""
         try:
             return os.path.samestat(os.fstat(self._file), self._path.stat())
-        except OSError:  # it is not there, or of a folder that a file server has removed
+        except OSError:  # it does not exist, or a file server has removed its folder
             return False
 
     def take(self, first: int, length: int = 1, wait: bool = False) -> bool:
-        """Locks bytes that no other process has locked. With `wait` it comes back when it has them. Raises UserError."""
+        """Locks bytes. Returns False if another process has locked any of them. Raises UserError.
+
+        Args:
+            wait: whether to wait until no other process has them locked.
+        """
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), length, first)
             return True
@@ -56,14 +60,14 @@ class Locks:
                             "record locks, such as a local one, NFS 4, or Lustre mounted with flock") from error
 
     def free(self, first: int, length: int = 1) -> None:
-        """Lets go of bytes, whether or not they are locked."""
-        if length:  # fcntl takes 0 for all that follow
+        """Releases bytes, whether or not they are locked."""
+        if length:  # for fcntl 0 means all bytes that follow
             fcntl.lockf(self._file, fcntl.LOCK_UN, length, first)
 
     def number(self) -> int:
-        """The number in the file, 0 at first. Behind a lock that was just taken it is the server's, not a client's cache's.
+        """The number in the file; 0 in a new file. Right after a lock was taken it comes from the server, not from a cache.
 
-        Raises UserError where it is none.
+        Raises UserError if the content is no number.
         """
         content = os.pread(self._file, _DIGITS, 0)
         if content and not content.isdigit():
@@ -71,7 +75,7 @@ class Locks:
         return int(content or 0)
 
     def set_number(self, number: int) -> None:
-        """Replaces the number, in one call, so that nobody ever reads a part. With a lock that all writers take.
+        """Replaces the number in one call, so that nobody reads a part. All writers must hold the same lock.
 
         Raises UserError.
         """

@@ -1,23 +1,130 @@
-"""Files of records: a record is one line of JSON, and a line counts only with its line feed.
+"""Records: what one is, and the files that hold them.
 
-`records.jsonl`, and `records.1.jsonl`, ... by processes that draw at the same time.
+A record is one line of JSON, and a line counts only if it ends with a line feed. A process writes to `records.jsonl`, or to
+`records.1.jsonl`, ... if other processes write at the same time.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.types import ChainResult, Trajectory
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dflash_mcmc.engine.interface import Finished
+    from dflash_mcmc.types import Grade, Problem
 
 SampleKey = tuple[str, int]
-"""Problem id and chain."""
+"""The key of a sample: problem id and number of the chain. A unit of a probe has a key of the same form."""
 RECORDS = "records.jsonl"
+FAILURE = "failure"
+"""The field of a probe's record that says why the unit was never measured. Such a record has no other field but its key."""
+
+
+class Record(TypedDict):
+    """The record of a sample. The records of a probe have `problem`, `chain`, and fields of the probe's own."""
+
+    problem: str
+    """Id of the problem."""
+    chain: int
+    """Number of the chain among those of the problem."""
+    level: int | None
+    """Level of difficulty, if the dataset has one."""
+    subject: str | None
+    """Subject of the problem, if the dataset has one."""
+    verdict: str
+    """One of `grading.verdicts.VERDICTS`."""
+    answer: str | None
+    """The extracted final answer."""
+    rule: str
+    """The grading rule that decided."""
+    reason: str
+    """What the rule does not say: an exception, a signal, or why the sample was not drawn."""
+    same_string: bool | None
+    """Verdict of the string rule, for comparison; None if it was not applied."""
+    walls: Sequence[str]
+    """The sandbox layers around a program that the grader ran."""
+    gold: str
+    """The correct answer as the dataset writes it."""
+    text: str
+    """The decoded answer."""
+    num_tokens: int
+    """Tokens of the answer."""
+    ended: bool
+    """Whether the answer ends with a stop token."""
+    log_p: float | None
+    """Log probability of the answer under the target at temperature 1, in nats; None for a vote of several chains."""
+    log_q: float
+    """Log probability of the answer under the laws that its tokens were drawn from, in nats."""
+    proposals: int
+    """Metropolis-Hastings proposals."""
+    accepted: int
+    """Accepted proposals."""
+    moved: int
+    """Accepted proposals that differ from the state."""
+    abandoned: int
+    """Proposals that early rejection has ended."""
+    law_error: float
+    """Bound on the total variation distance between the sample's law and the sampler's law; 0 if exact."""
+    tokens_drawn: int
+    """Tokens drawn, including those of rejected proposals."""
+    target_forwards: int
+    """Forward passes of the target that the chain took part in."""
+    token_forwards: int
+    """Positions at which the target was evaluated."""
+    tokens_skipped: int
+    """Tokens of proposals that were taken from the current sequence without the target."""
+    blocks_drafted: int
+    """Blocks that a draft proposed."""
+    tokens_drafted: int
+    """Tokens of these blocks."""
+    tokens_kept: int
+    """Drafted tokens that were kept."""
+    seconds: float
+    """Seconds from the chain's start in a slot to its end."""
+    share_seconds: float
+    """The chain's share of the engine's time."""
+    tokens: NotRequired[list[int]]
+    """Token ids of the answer. This field, `trace` and `walk` are in the files only; a run does not keep them in memory."""
+    trace: NotRequired[list[dict[str, float | int | str]]]
+    """One entry per proposal, or per candidate."""
+    walk: NotRequired[list[dict[str, object]]]
+    """One entry per drafted block, if the decoder keeps a trace."""
+    grader: NotRequired[str]
+    """The grader and its version. Older records lack it."""
+
+
+def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, done: Finished,
+              decode: Callable[[np.ndarray], str], grader: str) -> Record:
+    """The record of a sample. `done.result` is None for a sample that could not be drawn."""
+    result = done.result or ChainResult(Trajectory.start(prompt))
+    path = result.trajectory
+    return {
+        "problem": problem.id, "chain": chain, "level": problem.level, "subject": problem.subject,
+        **grade._asdict(), "gold": problem.answer,
+        "text": decode(path.tokens), "num_tokens": path.length, "ended": path.ended,
+        "log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()),
+        "proposals": result.proposals, "accepted": result.accepted,
+        "moved": result.moved, "abandoned": result.abandoned, "law_error": result.law_error, **done.cost._asdict(),
+        "seconds": round(done.seconds, 6), "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(),
+        "trace": list(result.trace), **({"walk": list(done.walk)} if done.walk else {}), "grader": grader,
+    }
+
+
+def key_of(record: Mapping[str, object]) -> SampleKey:
+    """The key of a record, of a sample or a unit."""
+    return record["problem"], record["chain"]
 
 
 def records_file(number: int, stem: str = "records") -> str:
-    """Name of a process's file of records, by its number."""
+    """The name of a process's file of records, by its number."""
     return f"{stem}.{number}.jsonl" if number else f"{stem}.jsonl"
 
 
@@ -27,14 +134,14 @@ def record_files(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1] or 0), path) for match, path in named if match))
 
 
-def read_records(folder: Path) -> list[dict]:
-    """The records of a run, also of one that is being written. Raises UserError for a corrupt file."""
+def read_records(folder: Path) -> list[Record]:
+    """The records of a run, which may be in progress. Raises UserError for a corrupt file."""
     records, places = [], {}
     for path in record_files(folder).values():
         for number, record in enumerate(parse(path, path.read_bytes())[0], start=1):
-            place, key = f"{path}: line {number}", (record["problem"], record["chain"])
+            place, key = f"{path}: line {number}", key_of(record)
             if key in places:
-                tell_repeated(key, place, places[key])
+                note_repeated(key, place, places[key])
                 continue
             places[key] = place
             records.append(record)
@@ -42,12 +149,16 @@ def read_records(folder: Path) -> list[dict]:
 
 
 def parse(path: Path, content: bytes, before: int = 0) -> tuple[list[dict], int]:
-    """(records, number of bytes up to the last line feed) of what follows so many lines of the file."""
+    """(records, number of bytes up to the last line feed) of a part of a file.
+
+    Args:
+        before: number of lines of the file before this part.
+    """
     good, records = content.rfind(b"\n") + 1, []
     for number, line in enumerate(content[:good].splitlines(), start=before + 1):
         try:
             record = json.loads(line)
-            _ = record["problem"], record["chain"]
+            key_of(record)
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: line {number} is no record ({type(error).__name__}); move the file away to begin anew, "
                             "or delete that line to have its sample drawn again") from error
@@ -55,6 +166,9 @@ def parse(path: Path, content: bytes, before: int = 0) -> tuple[list[dict], int]
     return records, good
 
 
-def tell_repeated(key: SampleKey, place: str, first: str) -> None:
-    """A file server that takes a live process for dead lets two draw one sample, with the same randomness: one counts."""
+def note_repeated(key: SampleKey, place: str, first: str) -> None:
+    """Prints that a second record of a sample is ignored.
+
+    A file server that takes a live process for dead lets another process draw the same sample, with the same randomness.
+    """
     note(f"{place} repeats problem {key[0]}, chain {key[1]} of {first}, which counts")

@@ -15,7 +15,7 @@ from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.identity import identity_hash, identity_of, run_folder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.run.samples import RunResult
+from dflash_mcmc.run.loop import RunResult
 from tests.refusals import command_is_refused
 
 
@@ -86,7 +86,8 @@ class Executed:
     def __init__(self):
         self.configs, self.fails, self.complete = [], {}, set()
 
-    def __call__(self, config):
+    def __call__(self, job):
+        config = job.config
         self.configs.append(config)
         folder = run_folder(config, identity_hash(config))
         error = self.fails.get((name_of(config.sampler), getattr(config.sampler, "alpha", None)))
@@ -100,7 +101,7 @@ class Executed:
 
 @pytest.fixture
 def executed(monkeypatch):
-    monkeypatch.setattr("dflash_mcmc.run.samples.execute", stand_in := Executed())
+    monkeypatch.setattr("dflash_mcmc.run.loop.execute", stand_in := Executed())
     monkeypatch.setattr("dflash_mcmc.__main__._print_tables", lambda folders: None)
     return stand_in
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.run.samples import execute
+from tests.runs import execute
 
 
 def records(folder) -> dict:

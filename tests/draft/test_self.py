@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dflash_mcmc.run.samples import execute
+from tests.runs import execute
 
 
 def test_drafts_of_the_same_law_are_kept(make_config):

@@ -10,10 +10,10 @@ import pytest
 from dflash_mcmc.dataset.arith import Arith
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing.answers import Answer, answers, check_source
-from dflash_mcmc.run.probing import Unit, Work
-from dflash_mcmc.run.samples import execute
+from dflash_mcmc.probe import Unit, Work
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.types import Problem
+from tests.runs import execute
 
 
 @pytest.fixture

@@ -136,9 +136,9 @@ def test_all_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool):
 def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_the_usual_one(make_config, tmp_path):
     from math import comb
 
-    from dflash_mcmc.run.samples import execute
     from dflash_mcmc.statistics.chains import pass_curve
     from dflash_mcmc.store.records import read_records
+    from tests.runs import execute
 
     rows = [{"task_id": f"T/{number}", "canonical_solution": "", **ADD._asdict(), "test": test} for number, test in enumerate(
         (ADD.test, "def check(candidate):\n    assert candidate(1, 2) is None\n"))]
@@ -164,7 +164,7 @@ def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_the_usual_one(mak
 @pytest.mark.parametrize(("grader", "said"), [(PREPARED, "grader=code: given the gold answer"),
                                               (("grader=choice",), "grader=choice: given the gold answer")])
 def test_gold_answers_of_another_kind_are_refused_before_anything_is_loaded(make_config, tmp_path, monkeypatch, grader, said):
-    from dflash_mcmc.run.samples import execute
+    from tests.runs import execute
 
     config = make_config(*grader, "tracker=none", f"paths.outputs={tmp_path}")
     monkeypatch.setattr(type(config.model), "load", lambda self, device: pytest.fail("a model was loaded"))

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dflash_mcmc.run.samples import execute
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer
 from tests.launchers.test_sweep_agent import BIN, make_sweep
+from tests.runs import execute
 
 FILES = ROOT / "launchers"
 SLOW = ("condition=ps", "sampler.num_blocks=2", "hardware.num_slots=2", "hardware.device=cpu")

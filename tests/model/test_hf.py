@@ -32,8 +32,8 @@ from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.model.tiny import build_config
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run.samples import execute
 from dflash_mcmc.sampler.greedy import Greedy
+from tests.runs import execute
 
 TINY = PACKAGE / "assets" / "tiny"
 SMALL = dict(vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,

@@ -9,7 +9,7 @@ import torch
 
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.model import tiny
-from dflash_mcmc.run.samples import execute
+from tests.runs import execute
 
 FOLDER = PACKAGE / "assets" / "tiny"
 

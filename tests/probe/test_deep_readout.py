@@ -9,13 +9,14 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.deep_readout import DeepReadout
 from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, read_out
 from dflash_mcmc.probe.deep_readout.tables import MODES, READERS
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run.probing import Work, execute
 from dflash_mcmc.store.records import RECORDS
 from tests.refusals import command_is_refused
+from tests.runs import execute
 
 PROBE = ("probe=deep_readout", "draft=tiny")
 BLOCK = 8

@@ -15,14 +15,14 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.probe import difficulty
+from dflash_mcmc.probe import Unit, Work, difficulty
 from dflash_mcmc.probe.difficulty import Difficulty, signals, steps, tables
-from dflash_mcmc.run import build, samples
-from dflash_mcmc.run.probing import Unit, Work, execute
+from dflash_mcmc.run import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.types import Grade
 from tests.refusals import command_is_refused
+from tests.runs import execute
 
 GREEDY = ("probe=difficulty", "draft=tiny", "sampler=greedy")
 WARM = ("probe=difficulty", "draft=tiny", "sampler=temperature", "sampler.temperature=1.0", "num_chains=2")
@@ -57,7 +57,7 @@ def result(fifteen):
 def test_answers_are_those_of_a_run_and_signals_those_of_the_answer_alone(make_config):
     config = make_config(*WARM, "dataset.limit=3")
     found = measured(config)
-    drawn = records(samples.execute(make_config(*WARM[2:], "dataset.limit=3")).folder)
+    drawn = records(execute(make_config(*WARM[2:], "dataset.limit=3")).folder)
     assert [record["verdict"] for record in found] == [record["verdict"] for record in drawn]
     model = config.model.load("cpu")
     drafter = config.draft.load(model)

@@ -15,9 +15,9 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import layer_rank
 from dflash_mcmc.report.probed import overall
-from dflash_mcmc.run.probing import execute
 from tests.probes import changed, composed, killed, measured, records, without_times
 from tests.refusals import command_is_refused
+from tests.runs import execute
 
 RUN = ("probe=layer_rank", "dataset.limit=4", "probe.hard_below=0.3")
 DRAFT = ("draft=tiny",)

@@ -14,9 +14,9 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.probe import logit_blend
 from dflash_mcmc.probe.logit_blend.gains import SUMS
 from dflash_mcmc.report.probed import overall
-from dflash_mcmc.run.probing import execute
 from tests.probes import changed, composed, killed, measured, records, without_times
 from tests.refusals import command_is_refused
+from tests.runs import execute
 
 RUN = ("probe=logit_blend", "dataset.limit=4", "probe.hard_below=0.3", "probe.layers=[0,-3,-1]", "probe.betas=[0,0.05,0.5]")
 DRAFT = ("draft=tiny",)

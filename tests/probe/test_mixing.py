@@ -13,14 +13,15 @@ from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.engine.interface import Finished
+from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.mixing.chains import compact
 from dflash_mcmc.report import figure
-from dflash_mcmc.run import build, samples
-from dflash_mcmc.run.probing import Work, execute
+from dflash_mcmc.run import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.types import Cost
 from tests.refusals import command_is_refused
+from tests.runs import execute
 
 SMALL = ("dataset.limit=2", "num_chains=2", "dataset.max_new_tokens=32", "sampler.num_blocks=2", "sampler.num_steps=4",
          "tracker=none")
@@ -74,7 +75,7 @@ def settings_of(cells: list[dict]) -> list[tuple]:
 
 
 def test_the_chains_are_those_of_a_run_without_a_probe(make, grid):
-    drawn = records(samples.execute(make("sampler.alpha=4")).folder)
+    drawn = records(execute(make("sampler.alpha=4")).folder)
     cells = by_unit(records(grid.folder))
     assert len(drawn) == len(cells) == 4
     for sample in drawn:

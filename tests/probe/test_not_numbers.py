@@ -11,8 +11,8 @@ from dflash_mcmc.engine.interface import NOT_NUMBERS
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.report import figure
-from dflash_mcmc.run.probing import execute
 from tests.probes import records
+from tests.runs import execute
 
 PROBES = {
     "layer_rank": (),

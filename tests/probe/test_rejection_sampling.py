@@ -17,12 +17,13 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.rejection_sampling import samplers_by_name, verdict
-from dflash_mcmc.run.probing import Work, execute
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.testing import EnumeratedKey, Enumerator
 from tests import processes
 from tests.refusals import command_is_refused
+from tests.runs import execute
 
 SAMPLERS = list(samplers_by_name())
 RIGHT = ("speculative_rejection", "speculative_match")

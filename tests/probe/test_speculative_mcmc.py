@@ -17,11 +17,12 @@ from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.speculative.drafter import Anchors
+from dflash_mcmc.probe import Summary, Work
 from dflash_mcmc.probe.speculative_mcmc import independence, tables
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run.probing import Summary, Work, execute
 from dflash_mcmc.store.records import RECORDS
 from tests.refusals import refused
+from tests.runs import execute
 from tests.training.drafts import block_alone
 
 SHORT = ("probe=speculative_mcmc", "draft=tiny", "dataset.limit=4", "probe.num_samples=12", "probe.timed_rows=0")

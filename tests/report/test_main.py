@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash
-from dflash_mcmc.run.samples import execute
 from tests.report.folders import record, write
+from tests.runs import execute
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run import build, estimate
-from dflash_mcmc.run.samples import execute
+from dflash_mcmc.run import build, cost
+from tests.runs import execute
 from tests.targets import random_model
 
 PS = ("condition=ps", "sampler.early_reject=off", "hardware.skip_identical=false")
@@ -29,9 +29,9 @@ FULL = ("assumed.answer_length=1", "assumed.prompt_length=100")
 def test_full_length_answers_cost_what_the_closed_form_says(make_config, blocks, block, steps, decoded, read_anew):
     setting = (*PS, *FULL, f"sampler.num_blocks={blocks}", f"sampler.num_steps={steps}",
                f"dataset.max_new_tokens={blocks * block}")
-    assert estimate.token_forwards(make_config(*setting)) == pytest.approx(99 + decoded)
+    assert cost.token_forwards(make_config(*setting)) == pytest.approx(99 + decoded)
     draws = blocks * (1 + steps)
-    anew = estimate.token_forwards(make_config(*setting, "hardware.reuse_prefix=false"))
+    anew = cost.token_forwards(make_config(*setting, "hardware.reuse_prefix=false"))
     assert anew == pytest.approx(read_anew - draws)
 
 
@@ -70,7 +70,7 @@ def test_without_stop_ids_the_engine_counts_exactly_this(make_config):
                              f"assumed.prompt_length={len(prompt)}")
         engine = BatchedEngine(model, NoBlend(), 32, len(prompt) + horizon, Options(skip_identical=False))
         done = list(engine.run((n, config.sampler.chain(prompt, horizon, Key(3).fold_in(n))) for n in range(count)))
-        measured[name] = (estimate.token_forwards(config), done)
+        measured[name] = (cost.token_forwards(config), done)
     for name in ("greedy", "temperature", "no steps"):
         expected, done = measured[name]
         assert {chain.cost.token_forwards for chain in done} == {len(prompt) - 1 + horizon} == {expected}
@@ -101,7 +101,7 @@ def run_of(make_config, *overrides):
       for other in ("sampler.cut=horizon", "sampler.after_eos=return", "hardware.reuse_prefix=false"))])
 def test_runs_of_the_embedded_model_cost_what_is_estimated_from_their_mean_length(make_config, overrides):
     config, _, measured = run_of(make_config, *overrides)
-    assert estimate.token_forwards(config) == pytest.approx(measured, rel=0.15)
+    assert cost.token_forwards(config) == pytest.approx(measured, rel=0.15)
 
 
 def test_savings_are_estimated_from_their_measured_shares(make_config):
@@ -117,10 +117,10 @@ def test_savings_are_estimated_from_their_measured_shares(make_config):
     config.assumed.identical = sum(record["tokens_skipped"] for record in records) / proposed
     assert 0 < config.assumed.identical < 1
     assert config.assumed.abandoned_at < 0.9
-    assert estimate.token_forwards(config) == pytest.approx(measured, rel=0.25)
+    assert cost.token_forwards(config) == pytest.approx(measured, rel=0.25)
     config.assumed.acceptance = config.assumed.abandoned_at = 1.0
     config.assumed.identical = 0.0
-    assert estimate.token_forwards(config) > 1.4 * measured
+    assert cost.token_forwards(config) > 1.4 * measured
 
 
 def told(capsys, *arguments: str) -> str:
@@ -142,7 +142,7 @@ def cells(text: str) -> dict[str, list[str]]:
 
 
 def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
-    for place in ("model.hf.HFModel.load", "store.folder.RunStore.open", "run.samples.execute", "run.probing.execute"):
+    for place in ("model.hf.HFModel.load", "store.folder.RunStore.open", "run.loop.execute"):
         monkeypatch.setattr(f"dflash_mcmc.{place}", lambda *_, **__: pytest.fail("a dry run"))
     text = told(capsys, "experiment=demo", "condition=temp", "num_chains=3", "hardware.tokens_per_second=1000")
     assert cells(text) == {"temp": ["300", "176", "52740", "0.01"]}  # 300 * (99 + 0.6 * 128)

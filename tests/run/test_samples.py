@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.run import sampling
-from dflash_mcmc.run.samples import execute
+from dflash_mcmc.run import loop
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS
 from tests import processes
 from tests.conftest import ROOT
+from tests.runs import execute
 from tests.targets import rows_do_not_depend_on_the_batch
 
 TIMES = ("seconds", "share_seconds")
@@ -308,7 +308,7 @@ def test_what_others_leave_at_the_end_is_drawn(make_config, monkeypatch):
         others.clear()
 
     monkeypatch.setattr(RunStore, "claim", lambda self, key: key[0] not in others and claim(self, key))
-    monkeypatch.setattr(sampling.Sampling, "_look", look)
+    monkeypatch.setattr(loop._Loop, "_look", look)
     result = execute(config)
     assert (result.num_new, result.num_left, result.summary["num_samples"]) == (4, 0, 4)
     assert looks == [2]
@@ -433,15 +433,13 @@ def test_a_run_that_a_later_process_of_a_launch_drew_alone_is_described(make_con
 
 def test_of_two_shards_that_end_together_one_summarises(make_config, monkeypatch):
     """The other's last record comes behind this one's last look at it, and ahead of its own end."""
-    from dflash_mcmc.run.sampling import Sampling
-
     config = make_config(*QUICK, "dataset.limit=3")
     whole = execute(config)
     (whole.folder / "summary.json").unlink()
     lines = (whole.folder / RECORDS).read_bytes().splitlines(keepends=True)
     (whole.folder / RECORDS).write_bytes(lines[0])
     monkeypatch.setenv("DFLASH_MCMC_SHARD", "0/2")
-    monkeypatch.setattr(Sampling, "run", lambda self: (whole.folder / RECORDS).open("ab").write(b"".join(lines[1:])))
+    monkeypatch.setattr(loop._Loop, "run", lambda self: (whole.folder / RECORDS).open("ab").write(b"".join(lines[1:])))
     result = execute(config)
     assert (result.num_left, result.summary) == (0, whole.summary)
     assert (whole.folder / "summary.json").exists()

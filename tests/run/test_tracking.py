@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
 from statsmodels.stats.proportion import proportion_confint
 
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.checks import to_config
-from dflash_mcmc.run.samples import execute
+from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.run.tracking import RunningAccuracy, readable_name, tags
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.tracker.jsonl import JsonlWriter
 from tests import processes
 from tests.conftest import ROOT
 from tests.run.test_samples import QUICK
+from tests.runs import execute
 
 GREEDY = ("experiment=demo", "condition=greedy", "dataset.limit=3")
 KILLED = """
@@ -139,7 +139,7 @@ def test_the_end_of_another_process_that_leads_is_not_waited_for(make_config, mo
         other.stdin.close()
     assert json.loads((folder / "summary.json").read_text()) == result.summary
     assert not (folder / "metrics.jsonl").exists()
-    assert "another process draws more of this run and tells the tracker of it" in capsys.readouterr().err
+    assert "another process does more of this run and logs it to the tracker" in capsys.readouterr().err
     execute(make_config(*GREEDY, "tracker=jsonl"))
     assert summaries(folder) == [result.summary]
 
@@ -185,19 +185,17 @@ def test_running_accuracy_counts_problems():
 
 @pytest.fixture
 def named():
-    """(name, tags) of the job that a command line comes to."""
+    """(name, tags) of the job of a command line."""
     cli.prepare()
-    before = HydraConfig.instance().cfg
 
     def of(*overrides: str) -> tuple[str, tuple[str, ...]]:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             composed = compose("config", list(overrides), return_hydra_config=True)
             config = to_config(cli.compose_checked("config", list(overrides)))
-        HydraConfig.instance().set_config(composed)
-        return readable_name(config), tags(config)
+        job = Job(config, overrides, composed.hydra.runtime.choices)
+        return readable_name(job), tags(job)
 
-    yield of
-    HydraConfig.instance().cfg = before
+    return of
 
 
 @pytest.mark.parametrize(("overrides", "name"), [
@@ -223,7 +221,7 @@ def test_tags_are_the_words_of_the_command_line(named, make_config):
 
 def test_without_a_command_line_the_name_is_the_label(make_config):
     config = make_config("condition=ps", "sampler.alpha=2")
-    assert readable_name(config) == config.label() == "ps"
+    assert readable_name(Job(config)) == config.label() == "ps"
 
 
 def test_a_run_of_a_sweep_of_the_tracker_is_told_all_of_what_another_was_told(make_config, monkeypatch, no_model):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dflash_mcmc.engine.interface import Finished
-from dflash_mcmc.run.sampling import Pending, record_of
 from dflash_mcmc.statistics.interaction import two_by_two
 from dflash_mcmc.statistics.outcomes import outcomes, restricted
 from dflash_mcmc.statistics.paired import compare
 from dflash_mcmc.statistics.power import power_of, problems_needed
 from dflash_mcmc.statistics.summaries import summarise
+from dflash_mcmc.store.records import record_of
 from dflash_mcmc.types import ChainResult, Cost, Grade, Problem, Trajectory
 from tests import published
 
@@ -95,7 +94,6 @@ def test_records_are_as_real_ones(name):
 def test_records_have_the_fields_of_real_ones():
     """As `run` makes them, in their order."""
     path = Trajectory.start(np.array([1])).extended(np.array([2]), np.zeros(1), np.zeros(1), np.zeros((1, 2)), True)
-    entry = Pending(Problem("a", "question", "1"), 0, np.array([1]))
     done = Finished(0, ChainResult(path), Cost(), 1.0, 1.0)
-    real = record_of(entry, Grade("correct", "1"), done, SimpleNamespace(decode=str))
-    assert list(published.records("ps")[0]) == list(real)
+    real = record_of(Problem("a", "question", "1"), 0, np.array([1]), Grade("correct", "1"), done, str, "math 2")
+    assert [*published.records("ps")[0], "grader"] == list(real)

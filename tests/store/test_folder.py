@@ -13,8 +13,9 @@ import pytest
 
 from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.store.files import write_atomically
-from dflash_mcmc.store.folder import RunStore, closed
+from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS, read_records
+from dflash_mcmc.store.sharing import closed
 from tests.conftest import ROOT
 
 

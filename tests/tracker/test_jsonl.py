@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from dflash_mcmc.run.samples import execute
 from dflash_mcmc.tracker import Guarded
+from tests.runs import execute
 
 
 def test_lines_of_a_run(make_config):

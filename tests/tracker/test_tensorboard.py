@@ -10,9 +10,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.run.samples import execute
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.tensorboard import TensorBoardTracker
+from tests.runs import execute
 
 
 def read(folder) -> EventAccumulator:

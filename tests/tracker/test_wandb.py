@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from statsmodels.stats.proportion import proportion_confint
 
-from dflash_mcmc.run.samples import execute
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import TABLE_COLUMNS, WandbTracker, artifact_name
 from tests import processes
+from tests.runs import execute
 
 
 def inspect(folder: Path, *flags: str) -> str:

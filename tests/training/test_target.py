@@ -10,8 +10,8 @@ import torch
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.run.samples import execute
 from dflash_mcmc.training import loop, target
+from tests.runs import execute
 
 SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "problems_per_level=1", "warmup_steps=2", "num_threads=1")
 

@@ -15,10 +15,9 @@ from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
-from dflash_mcmc.probe import Probe
+from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.run import build
-from dflash_mcmc.run.probing import Summary, Unit, Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

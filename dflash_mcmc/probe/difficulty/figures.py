@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.difficulty.detection import DRAFT, OTHER, TARGET
-from dflash_mcmc.run.probing import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

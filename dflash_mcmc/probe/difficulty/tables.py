@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_mcmc.grading.verdicts import NO_ANSWER
+from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.difficulty import calibration, signals
 from dflash_mcmc.probe.difficulty.detection import DRAFT, OTHER, TARGET, Cases, Signal, roc
-from dflash_mcmc.run.probing import Summary
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 _NO_ESTIMATE = IntervalEstimate(None, None, None, 0)

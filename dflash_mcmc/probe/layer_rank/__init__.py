@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
-from dflash_mcmc.probe import Probe
+from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.probe.layer_rank import ranks
 from dflash_mcmc.registry import register
-from dflash_mcmc.run.probing import Summary, Unit, Work
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, spec_of
-from dflash_mcmc.probe import Probe
+from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.run import build
-from dflash_mcmc.run.probing import Summary, Unit, Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

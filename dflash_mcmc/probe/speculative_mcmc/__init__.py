@@ -16,10 +16,9 @@ from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
-from dflash_mcmc.probe import Probe
+from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run.probing import Summary, Unit, Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dflash_mcmc.probe import Summary
 from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
-from dflash_mcmc.run.probing import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

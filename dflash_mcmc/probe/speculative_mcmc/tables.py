@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.speculative_mcmc.columns import Columns, Proposal, Speed
 from dflash_mcmc.probe.speculative_mcmc.independence import acceptance_floor, chance_of_moves
-from dflash_mcmc.run.probing import Summary
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95)

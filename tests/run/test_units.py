@@ -13,10 +13,11 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.probe import Summary, Unit
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.probed import csv_of, overall
-from dflash_mcmc.run.probing import Summary, Unit, execute
 from dflash_mcmc.store.records import RECORDS
+from tests.runs import execute
 
 PROBES = [component.cls for component in components("probe").values() if component.name != "none"]
 

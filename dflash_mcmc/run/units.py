@@ -1,0 +1,127 @@
+"""The units of a probe as the tasks of a run: measured, recorded, and summarised in tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.registry import name_of
+from dflash_mcmc.run.cost import CostEstimate
+from dflash_mcmc.run.tasks import Results, Tasks, Worker
+from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.store.records import FAILURE
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+
+
+class Units(Tasks[dict]):
+    """The units of the configured probe."""
+
+    def __init__(self, config: Config):
+        self._config, self._probe = config, config.probe
+        self.unit = self._probe.unit
+        self.in_progress = f"this {self.unit} was being measured"
+
+    def keys(self) -> list[Unit]:
+        return self._probe.units(self._config)
+
+    def prepare(self, pending: Sequence[Unit], device: str) -> UnitWorker:
+        """The probe itself loads what it needs, when it measures."""
+        return UnitWorker(self._config, device)
+
+    def metrics(self, record: dict) -> dict[str, float]:
+        return _numbers({name: value for name, value in record.items() if name not in Unit._fields})
+
+    def summarise(self, records: Sequence[dict]) -> Results:
+        """The probe summarises the units that were measured. Units without a measurement are only counted."""
+        measured = [record for record in records if FAILURE not in record]
+        found = self._probe.summarise(self._config, measured) if measured else Summary({}, {}, {})
+        failed = len(records) - len(measured)
+        summary = {"condition": self._config.label(), "probe": name_of(self._probe), "num_units": len(records),
+                   **({"num_units_failed": failed} if failed else {}), **found.values, "tables": found.tables}
+        return UnitResults(summary, found.values, found.tables, self._config, measured, found)
+
+    @staticmethod
+    def table(folders: Sequence[Path]) -> str:
+        from dflash_mcmc.report import probed
+
+        return probed.overall(folders)
+
+    def estimate(self) -> CostEstimate:
+        return CostEstimate(len(self.keys()), None, None)
+
+    def assumptions(self) -> list[str]:
+        return [f"probe={name_of(self._probe)}: counted in {self.unit}s, token-forwards are not known before"]
+
+    def warning(self, records: Sequence[dict]) -> str | None:
+        failed = [record for record in records if FAILURE in record]
+        if not failed:
+            return None
+        return (f"{len(failed)} of {len(records)} {self.unit}s could not be measured and are left out: "
+                f"{failed[0]['problem']}: {failed[0][FAILURE]}")
+
+
+class UnitWorker(Worker[dict]):
+    """Lets the probe measure units."""
+
+    def __init__(self, config: Config, device: str):
+        self._config, self._device = config, device
+
+    def do(self, keys: Sequence[Unit], claimed: Iterable[Unit]) -> Iterator[dict]:
+        """Raises RuntimeError if the probe does not yield a record for each unit that it has taken."""
+        probe: Probe = self._config.probe
+        taken, recorded = 0, 0
+
+        def counted() -> Iterator[Unit]:
+            nonlocal taken
+            for unit in claimed:
+                taken += 1
+                yield unit
+
+        for unit, record in probe.measure(self._config, Work(keys, self._device, counted())):
+            recorded += 1
+            yield {**unit._asdict(), **record}
+        if recorded != taken:
+            raise RuntimeError(f"probe={name_of(probe)} has taken {taken} units and recorded {recorded}")
+
+    def failed(self, key: Unit, reason: str) -> dict:
+        return {**Unit(*key)._asdict(), FAILURE: reason}
+
+
+@dataclass(frozen=True, slots=True)
+class UnitResults(Results):
+    """The results of a probe, with what its figures are drawn from."""
+
+    config: Config
+    records: list[dict]
+    found: Summary
+
+    def write(self, folder: Path) -> list[Path]:
+        """Writes a CSV file for each table, and each figure as PNG and SVG."""
+        from dflash_mcmc.report import figure
+        from dflash_mcmc.report.probed import csv_of
+
+        for name, rows in {**self.found.tables, **self.found.data}.items():
+            write_atomically(folder / f"{name}.csv", csv_of(rows))
+        if not self.records:
+            return []
+        with figure.style():
+            figures = self.config.probe.figures(self.config, self.records, self.found)
+            for name, drawn in figures.items():
+                figure.save(drawn, folder, name)
+        return [folder / f"{name}.png" for name in figures]
+
+
+def _numbers(values: dict, prefix: str = "unit") -> dict[str, float]:
+    """The numbers among the values and in nested dictionaries, named by their path."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found.update(_numbers(value, f"{prefix}/{name}"))
+        elif isinstance(value, (int, float)):
+            found[f"{prefix}/{name}"] = float(value)
+    return found
