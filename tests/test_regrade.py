@@ -269,7 +269,7 @@ def test_runs_without_texts_are_refused(run, pool):
     with pytest.raises(NoTexts, match="it has no records"):
         regrade(run, grader_config([]), pool)
     (run / "run.json").write_text("{")
-    with pytest.raises(UserError, match=r"run\.json: is not what a run writes"):
+    with pytest.raises(UserError, match=r"run\.json: cannot be parsed"):
         regrade(run, grader_config([]), pool)
 
 

@@ -98,7 +98,7 @@ def test_walls_that_are_required_and_missing_are_refused(monkeypatch, make_confi
     from dflash_mcmc.grading.code import pool
 
     monkeypatch.setattr(pool, "find_sandbox", lambda: (None, ("user", "limits")))
-    with pytest.raises(UserError, match="has not the walls network, processes"):
+    with pytest.raises(UserError, match="does not support the walls network, processes"):
         make_config("grader=code", "grader.allow_execution=true").grader.start()
     pool = make_config(*PREPARED).grader.start()
     assert pool.walls == ("user", "limits")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dflash_mcmc.grading.extraction import behind_thinking, last_box
+from dflash_mcmc.grading.extraction import after_thinking, last_box
 
 
 @pytest.mark.parametrize(("text", "answer"), [
@@ -44,6 +44,6 @@ def test_the_time_grows_with_the_text_and_no_faster():
 
 
 def test_thinking():
-    assert behind_thinking("a</think>b</think>c") == "c"
-    assert behind_thinking("plain") == "plain"
-    assert behind_thinking("<think>a") is None
+    assert after_thinking("a</think>b</think>c") == "c"
+    assert after_thinking("plain") == "plain"
+    assert after_thinking("<think>a") is None

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Limits, Sandbox, find_sandbox, standing
+from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Limits, Sandbox, find_sandbox, working_walls
 from tests.conftest import ROOT
 
 LIMITS = Limits(seconds=20, memory_gib=0.5)
@@ -145,7 +145,7 @@ def test_calls_that_a_kernel_does_not_refuse_are_found(found, monkeypatch, tmp_p
     (tmp_path / "launch.py").write_text(source.replace("    _refuse_calls()\n", ""))
     (tmp_path / "runner.py").write_text((folder / "runner.py").read_text())
     monkeypatch.setattr("dflash_mcmc.grading.code.sandbox._INSIDE", tmp_path)
-    assert set(standing(found[0])) == set(found[1]) - {"user", "limits"}
+    assert set(working_walls(found[0])) == set(found[1]) - {"user", "limits"}
 
 
 def test_nothing_can_be_reached_over_a_network(found, run):
@@ -219,7 +219,7 @@ def test_walls_that_do_not_stand_are_not_claimed(found):
     """Measured, not assumed: around the same interpreter without namespaces, network and processes are open."""
     weak = Sandbox("/usr/bin/python3", "/usr", ("user", "limits"))
     try:
-        walls = standing(weak)
+        walls = working_walls(weak)
     except CannotRun:
         pytest.skip("there is no interpreter of the system's")
     assert "limits" in walls

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from dflash_mcmc.grading.__main__ import ask, main, read_pairs, table
+from dflash_mcmc.grading.__main__ import run_grader, main, read_pairs, table
 from dflash_mcmc.grading.math.deciding import decide
 from tests.conftest import ROOT
 
@@ -41,7 +41,7 @@ def test_each_answer_equals_itself():
 def test_the_others_are_wrong_where_they_are_known_to_be():
     """The table is only worth something if the graders in it are the ones that it names."""
     pairs = [pair for pair in PAIRS if pair.family in ("bases", "tiny and huge")]
-    dollars = ask("math-verify, $...$", pairs, 8.0, 1)
+    dollars = run_grader("math-verify, $...$", pairs, 8.0, 1)
     accepted = {(pair.gold, pair.answer) for pair, grade in zip(pairs, dollars.grades, strict=True)
                 if grade.verdict == "correct" and not pair.equal}
     assert ("17_8", "17_9") in accepted  # it drops indices

@@ -141,7 +141,7 @@ def test_the_start_holds_nothing_up_and_a_failed_self_test_decides_nothing():
         assert held < (time.perf_counter() - started) / 2
         pool._checked = pool._pool.schedule(broken_check)
         pool.submit(1, r"\boxed{2/4}", r"\frac12")
-        with pytest.raises(UserError, match="their self-test says 1/2 = 2/4"):
+        with pytest.raises(UserError, match="their self-test reports 1/2 = 2/4"):
             list(pool.finished(wait=True))
         assert list(pool.finished()) == list(pool.finished(wait=True)) == []  # it is told once
         pool.submit(2, r"\boxed{2/4}", r"\frac12")  # and other processes can be tried
