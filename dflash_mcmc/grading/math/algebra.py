@@ -1,9 +1,9 @@
 """The last step of a comparison: whether two formulas are equal, by their values and by math-verify.
 
-math-verify has parsing rules that lose information: it drops indices and primes, ignores the case of letters and reads `x^T` as
-x. To avoid them, our own parse tree is written out as LaTeX again, with one plain letter for each symbol, before math-verify
-gets it. Two further checks come first. Formulas whose values differ at some point are not equal, without asking math-verify.
-Numbers are compared by their values only, because math-verify accepts any two numbers that differ by less than 1e-15.
+math-verify has parsing rules that lose information: it drops indices and primes, ignores the case of letters and reads `x^T`
+as x. To avoid them, our own parse tree is written out as LaTeX again, with one plain letter for each symbol, before
+math-verify gets it. Two checks come first, without math-verify: formulas whose values differ at some point are not equal, and
+numbers are compared by their values only, because math-verify accepts any two numbers that differ by less than 1e-15.
 
 This runs in grading processes only, because it can take long.
 """
@@ -76,7 +76,7 @@ def to_latex(node: Node, letters: dict[str, str]) -> str:
         return _call(node.value, parts)
     if node.kind == "root":
         return rf"({parts[0]})^{{\frac{{1}}{{{node.value}}}}}"
-    if node.kind in _CHAINS and node.parts[0].kind == node.kind:  # without parentheses, so that a long sum does not nest deeply
+    if node.kind in _CHAINS and node.parts[0].kind == node.kind:  # without parentheses: a long sum does not nest deeply
         return f"{parts[0]}{_CHAINS[node.kind]}({parts[1]})"
     return _FORMS[node.kind].format(*parts)
 

@@ -52,7 +52,7 @@ class Several(NamedTuple):
     kind: str
     items: tuple[Answer, ...]
     sure: bool = False
-    """Whether it cannot be a point: a `list` of solutions (`1 or 2`, `x = 1, x = 2`), or `()` for an interval (`1 < x < 2`)."""
+    """Whether it cannot be a point: a `list` of solutions (`1 or 2`, `x = 1, x = 2`) or an open interval (`1 < x < 2`)."""
 
 
 class Matrix(NamedTuple):

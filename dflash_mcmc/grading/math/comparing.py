@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dflash_mcmc.grading.math import algebra, seen, values
+from dflash_mcmc.grading.math import algebra, values, views
 from dflash_mcmc.grading.math.answers import (
     ORDERED,
     Answer,
@@ -60,16 +60,16 @@ class AnswerComparison:
         if isinstance(other, ChoiceAnswer):
             both = choice.meaning is not None and other.meaning is not None
             return choice.letter == other.letter and (not both or self.equal(choice.meaning, other.meaning))
-        letter = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", seen.as_words(other))
+        letter = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", views.as_words(other))
         if letter:
             return choice.letter == letter.group(1).upper()
         return choice.meaning is not None and self.equal(choice.meaning, other)
 
     def _words(self, words: Words, other: Answer) -> bool:
         self._set_rule("text")
-        text, other_text = seen.plain(words.text), seen.plain(seen.as_words(other))
+        text, other_text = views.plain(words.text), views.plain(views.as_words(other))
         if text in _REALS:
-            return other_text in _REALS or seen.is_reals(other)
+            return other_text in _REALS or views.is_reals(other)
         return text != "" and text == other_text
 
     def _based(self, based: Based, other: Answer) -> bool:
@@ -78,15 +78,15 @@ class AnswerComparison:
 
     def _named(self, named: Named, other: Answer) -> bool:
         if isinstance(other, Named):
-            if seen.said(named.name) == seen.said(other.name):
+            if views.token_values(named.name) == views.token_values(other.name):
                 self._set_rule("named")
                 return self.equal(named.value, other.value)
-            return self._related(seen.as_relation(named), seen.as_relation(other))
+            return self._related(views.as_relation(named), views.as_relation(other))
         if isinstance(other, Related):
-            return self._related(seen.as_relation(named), other)
+            return self._related(views.as_relation(named), other)
         self._set_rule("named")
-        in_parts = isinstance(other, Several) and (other.kind == "()" or seen.names(other.items))
-        return self.equal(seen.one_by_one(named) if in_parts else named.value, other)
+        in_parts = isinstance(other, Several) and (other.kind == "()" or views.names(other.items))
+        return self.equal(views.one_by_one(named) if in_parts else named.value, other)
 
     def _related(self, related: Related | None, other: Answer | None) -> bool:
         """Compares two equations or inequalities: they are equal if their differences `left - right` are proportional.
@@ -97,9 +97,10 @@ class AnswerComparison:
         if not isinstance(related, Related) or not isinstance(other, Related) or related.sign != other.sign:
             return False
         try:
-            difference, other_difference = seen.difference(related), seen.difference(other)
+            difference, other_difference = views.difference(related), views.difference(other)
         except NotParsed:
-            return [seen.said(side.tokens) for side in related[1:]] == [seen.said(side.tokens) for side in other[1:]]
+            sides, other_sides = ([views.token_values(side.tokens) for side in relation[1:]] for relation in (related, other))
+            return sides == other_sides
         factor = values.ratio(difference, other_difference)
         if factor is None or (related.sign not in ("=", r"\neq") and factor < 0):
             return False
@@ -109,16 +110,16 @@ class AnswerComparison:
         self._set_rule("matrix")
         if not isinstance(other, Matrix) or list(map(len, matrix.rows)) != list(map(len, other.rows)):
             return False
-        entries, other_entries = seen.entries(matrix), seen.entries(other)
+        entries, other_entries = views.entries(matrix), views.entries(other)
         return all(self.equal(entry, other_entry) for entry, other_entry in zip(entries, other_entries, strict=True))
 
     def _several(self, several: Several, other: Answer) -> bool:
         self._set_rule(_RULE_OF.get(several.kind, several.kind))
         if not isinstance(other, Several):
             alone = several.kind == "set" and len(several.items) == 1 and not isinstance(other, Matrix)
-            return self.equal(several.items[0], other) if alone else seen.is_reals(several) and seen.is_reals(other)
+            return self.equal(several.items[0], other) if alone else views.is_reals(several) and views.is_reals(other)
         kinds = {several.kind, other.kind}
-        if kinds == {"list", "()"} and seen.infinite(several if several.kind == "list" else other):
+        if kinds == {"list", "()"} and views.infinite(several if several.kind == "list" else other):
             return False  # `1, \infty` is not an interval
         if kinds in ({"list", "()"}, {"ordered", "()"}) and (several.sure or other.sure):
             return False  # two solutions are not an open interval
@@ -126,14 +127,14 @@ class AnswerComparison:
             return self._in_order(several.items, other.items)
         if len(kinds) == 1 and kinds <= set(ORDERED):
             return self._in_order(several.items, other.items)
-        if kinds == {"list"} and (seen.names(several.items) is None) != (seen.names(other.items) is None):
+        if kinds == {"list"} and (views.names(several.items) is None) != (views.names(other.items) is None):
             return self._in_order(several.items, other.items)  # `x = 1, y = 2` and `1, 2`
         if kinds <= {"list", "set"} or kinds <= {"list", "union"} or kinds == {"intersection"}:
             return self._in_any_order(several.items, other.items, once=kinds != {"list"})
         return False
 
     def _in_order(self, golds: Sequence[Answer], answers: Sequence[Answer]) -> bool:
-        golds, answers = seen.by_name(golds), seen.by_name(answers)
+        golds, answers = views.by_name(golds), views.by_name(answers)
         return len(golds) == len(answers) and all(map(self.equal, golds, answers))
 
     def _in_any_order(self, golds: Sequence[Answer], answers: Sequence[Answer], once: bool) -> bool:
@@ -145,7 +146,7 @@ class AnswerComparison:
             return False
         for gold in golds:
             match = next((place for place, answer in enumerate(left)
-                          if seen.is_set(gold) == seen.is_set(answer) and self.equal(gold, answer)), None)
+                          if views.is_set(gold) == views.is_set(answer) and self.equal(gold, answer)), None)
             if match is None:
                 return False
             del left[match]
@@ -162,14 +163,14 @@ class AnswerComparison:
         if not gold.unit.fits(answer.unit):
             self._set_rule("unit")
             return False
-        if seen.said(gold.tokens) == seen.said(answer.tokens) and gold.multiplier == answer.multiplier:
+        if views.token_values(gold.tokens) == views.token_values(answer.tokens) and gold.multiplier == answer.multiplier:
             self._set_rule("unit" if gold.unit != answer.unit else "same tokens")
             return True
         if all(token.value.isupper() and token.kind == "letter" for side in (gold, answer) for token in side.tokens):
             self._set_rule("text")  # ABC is an order or a triangle, not the product of A, B and C
             return False
         try:
-            nodes = [seen.multiplied(parse(side.tokens), side.multiplier) for side in (gold, answer)]
+            nodes = [views.multiplied(parse(side.tokens), side.multiplier) for side in (gold, answer)]
             rational = None not in [values.exact(node) for node in nodes]
         except (NotParsed, values.NoValue) as error:
             self._set_rule("not parsed" if isinstance(error, NotParsed) else "no value")
@@ -178,7 +179,7 @@ class AnswerComparison:
         return self._with_units(nodes, [side.unit.name for side in (gold, answer)])
 
     def _with_units(self, nodes: Sequence[Node], units: Sequence[str]) -> bool:
-        """Whether two formulas are equal. A percentage may equal a plain number by its digits (50% = 50) or value (50% = 0.5)."""
+        """Whether two formulas are equal. 50 % equals both 50 and 0.5."""
         for place in (0, 1):
             if units[place] == DEGREE and values.has(nodes[1 - place], "degrees"):  # `270^\circ / 7` and `270/7 degrees`
                 nodes = [Node("degrees", (node,)) if number == place else node for number, node in enumerate(nodes)]

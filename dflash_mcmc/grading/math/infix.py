@@ -25,7 +25,7 @@ def prefixed(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _edge(tokens: Sequence[Token], place: int, step: int) -> int | None:
-    """Position of the bracket that opens (`step` -1) or closes (`step` 1) the group around a place; None if it is not a brace."""
+    """Position of the brace that opens (`step` -1) or closes (`step` 1) the group around a place; None for other brackets."""
     opening, closing = (OPENING, CLOSING) if step > 0 else (CLOSING, OPENING)
     depth, place = 0, place + step
     while 0 <= place < len(tokens):

@@ -132,9 +132,9 @@ class MathPool:
         if wrong:
             self.close()
             self._futures.clear()  # the error covers all submitted answers and is raised once
-            raise UserError(f"grader: grading processes cannot run: their self-test reports {_first_few(wrong)}; check that "
-                            f"this machine allows grader.memory_gib={self._memory:g}, that this is enough, and that math-verify, "
-                            "sympy and latex2sympy2_extended have the versions in pyproject.toml")
+            raise UserError(f"grader: grading processes cannot run: their self-test reports {_first_few(wrong)}; check "
+                            f"that this machine allows grader.memory_gib={self._memory:g}, that this is enough, and that "
+                            "math-verify, sympy and latex2sympy2_extended have the versions in pyproject.toml")
 
     def _settle(self, future: Future) -> None:
         submitted = self._futures.pop(future)

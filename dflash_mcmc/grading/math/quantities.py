@@ -8,11 +8,11 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dflash_mcmc.grading.math.formulas import Node, NotParsed
-from dflash_mcmc.grading.math.seen import multiplied
 from dflash_mcmc.grading.math.syntax import parse
 from dflash_mcmc.grading.math.tokens import Token
 from dflash_mcmc.grading.math.units import PERCENT, MeasureUnit, measured
 from dflash_mcmc.grading.math.values import NoValue, exact, within
+from dflash_mcmc.grading.math.views import multiplied
 
 _SIZES = (
     {"mm": 1, "cm": 10, "m": 10**3, "km": 10**6}, {"in": 1, "ft": 12, "yd": 36, "mi": 63_360},
@@ -20,7 +20,7 @@ _SIZES = (
     {"s": 1, "min": 60, "h": 3_600, "day": 86_400, "week": 604_800}, {"ml": 1, "l": 10**3},
     {"cup": 1, "pint": 2, "quart": 4, "gal": 16}, {"cent": 1, "dollar": 100},
 )
-"""Convertible units: each dictionary has one kind of units, as multiples of a common one."""
+"""Convertible units: each dictionary has one kind of units, as multiples of its smallest."""
 _DECIMAL = re.compile(r"-?\d*\.(\d+)")
 
 

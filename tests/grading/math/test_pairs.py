@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from dflash_mcmc.grading.__main__ import run_grader, main, read_pairs, table
+from dflash_mcmc.grading.__main__ import main, read_pairs, run_grader, table
 from dflash_mcmc.grading.math.deciding import decide
 from tests.conftest import ROOT
 
