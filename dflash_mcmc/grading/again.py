@@ -1,7 +1,7 @@
 """Regrading: grades the recorded texts of a run with another grader and writes them as a new run next to it.
 
-No text is sampled again. The new run has the identity that a run with the new grader has, so that starting such a run finds
-the folder and resumes it. The old run is not changed; each new record has the old grade in `before`.
+No text is sampled again. The new run has the identity of a run with the new grader: if such a run is started
+later, it finds this folder and resumes it. The old run is not changed; each new record has the old grade in `before`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the target is asked: training questions of `dataset=arith`, or the questions of a file."""
+"""The prompts of a draft's training: training questions of `dataset=arith`, or the questions of a file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dflash_mcmc.training.recipe import DraftPlan
 
 
 class Questions(NamedTuple):
-    """Texts, in the order of which everything else is keyed."""
+    """The questions. Their order matters: random numbers depend on a question's index."""
 
     training: list[str]
     held_out: list[str]
 
 
 def questions(plan: DraftPlan) -> Questions:
-    """The plan's questions. Raises ConfigError where a file has fewer, or a batch takes more."""
+    """The questions of a plan. Raises ConfigError if a file is invalid or has too few, or if a batch needs more."""
     found = _of_file(plan) if plan.prompts.path is not None else _made(plan)
     if plan.batch_size > len(found.training):
         raise ConfigError("batch_size", plan.batch_size, f"at most {len(found.training)}, the number of training prompts")
@@ -28,7 +28,7 @@ def questions(plan: DraftPlan) -> Questions:
 
 
 def _made(plan: DraftPlan) -> Questions:
-    """Levels in turn. The held-out ones are neither training questions nor problems of `dataset=arith`."""
+    """Questions of alternating levels. The held-out ones are neither training questions nor problems of `dataset=arith`."""
     def make(split: str, use: str, count: int) -> list[str]:
         key = Key(plan.seed).fold_in("draft", use)
         return [make_problem(key.fold_in(index), LEVELS[index % len(LEVELS)], split).question for index in range(count)]

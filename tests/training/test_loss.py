@@ -1,4 +1,4 @@
-"""All blocks in one pass are the blocks one by one; what a slot weighs; what the laws' loss is smallest at."""
+"""The loss: all blocks in one pass equal single blocks, the weights of slots, and the minimum of the KL divergence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def some_blocks() -> TrainingBlocks:
 
 
 def one_by_one(draft, target, blocks: TrainingBlocks, objective: Objective) -> torch.Tensor:
-    """The loss, block for block and slot for slot."""
+    """The loss, computed for each block and slot separately."""
     total = torch.zeros(())
     for row, anchors in enumerate(ANCHORS):
         tokens = blocks.tokens[row, : blocks.lengths[row]]
@@ -55,7 +55,7 @@ def one_by_one(draft, target, blocks: TrainingBlocks, objective: Objective) -> t
 
 
 @pytest.mark.parametrize("name", ["tokens", "p", "p_alpha"])
-def test_one_pass_is_the_blocks_one_by_one(target, draft, name):
+def test_one_pass_equals_the_blocks_one_by_one(target, draft, name):
     blocks, objective = some_blocks(), Objective(name, 3.0, GAMMA)
     ours, theirs = loss_sum(draft, target, blocks, objective, autocast=False), one_by_one(draft, target, blocks, objective)
     assert ours.item() == pytest.approx(theirs.item(), rel=2e-5)
@@ -82,7 +82,7 @@ def test_target_is_not_trained(target, draft):
     assert all(torch.isfinite(parameter.grad).all() for parameter in draft.parameters())
 
 
-def test_weights_fall_by_e_every_gamma_slots_and_are_zero_where_nothing_follows():
+def test_weights_fall_by_e_every_gamma_slots_and_are_zero_after_the_end():
     blocks = gather(random_responses((10, 8)), [np.array([4, 7]), np.array([6])])
     weights = slot_weights(blocks, BLOCK_SIZE, GAMMA)
     full = [math.exp(-k / GAMMA) for k in range(4)]
@@ -93,7 +93,7 @@ def test_weights_fall_by_e_every_gamma_slots_and_are_zero_where_nothing_follows(
 
 
 @pytest.mark.parametrize("alpha", [1.0, 3.0])
-def test_law_loss_is_smallest_at_p_alpha(alpha):
+def test_kl_divergence_is_smallest_at_p_alpha(alpha):
     target = torch.tensor([[0.3, -1.2, 2.0, -torch.inf, 0.7], [0.0, 0.1, 0.2, -torch.inf, -2.0]]).double()
     best = (alpha * target).requires_grad_()
     value = law_losses(best, target, alpha)

@@ -120,7 +120,7 @@ def _unwrapped(tokens: Sequence[Token]) -> list[Token]:
 def _expand_signs(tokens: list[Token]) -> Iterable[list[Token]]:
     r"""Expands plus-or-minus into several answers: `\pm` takes both signs, and `\mp` the opposite sign.
 
-    Not expanded are sets, whose items `_bracketed` expands, too many signs, and several `\pm` together with `\mp`.
+    Sets (whose items `_bracketed` expands), more than `_MAX_SIGNS` signs, and several `\pm` with a `\mp` are not expanded.
     """
     pair = enclosed(_unwrapped(tokens))
     if not any(token.value == r"\pm" for token in tokens):

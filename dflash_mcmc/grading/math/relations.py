@@ -99,7 +99,8 @@ def _result(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer])
 def _approximate(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer]) -> Answer:
     """Parses `exact \\approx approximate`, possibly after a name.
 
-    Either side is accepted if they differ by at most 1 %. Otherwise only the exact side is, if it rounds to the other.
+    If the sides differ by at most 1 %, either is accepted. Otherwise the exact side alone is, provided that it rounds to the
+    other.
     """
     name: tuple[Token, ...] = ()
     if is_name(sides[0]):

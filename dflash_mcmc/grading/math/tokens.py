@@ -1,7 +1,7 @@
 r"""Tokens of LaTeX, without what changes only the appearance of an answer.
 
 `\dfrac`, `\left`, `\,`, `$`, `\mathrm`, Unicode signs, and words instead of commands (`sqrt`, `pi`) get one form.
-So answers that differ only in appearance have the same tokens.
+Answers that differ only in appearance then have the same tokens.
 """
 
 from __future__ import annotations

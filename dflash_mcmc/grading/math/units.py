@@ -103,7 +103,7 @@ def _phrase_start(core: list[Token]) -> int:
 
 
 def _meaningful(phrase: list[Token]) -> bool:
-    """Whether words change the number beside them: by their meaning, because they contain a number, or as variables."""
+    """Whether words change the number beside them: by their meaning, by containing a number, or by being variables."""
     phrase_text = " ".join(token.value for token in phrase if token.kind == "word")
     words = re.findall(r"\w+", re.sub(r"\b(non)-(?=negative)", r"\1", phrase_text, flags=re.IGNORECASE))
     while words and singular(words[0].lower()) in MULTIPLIERS:
