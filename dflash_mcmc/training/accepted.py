@@ -74,5 +74,5 @@ def _accepted(proposed: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
     """Number of accepted tokens, int64 (rows, blocks), of the proposed ones, (rows, blocks, block_size - 1)."""
     positions = blocks.anchors[..., None] + 1 + torch.arange(proposed.shape[-1], device=proposed.device)
     inside = positions < blocks.lengths[:, None, None]
-    there = blocks.tokens.gather(1, positions.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view_as(proposed)
-    return ((proposed == there) & inside).long().cumprod(dim=-1).sum(dim=-1)
+    expected = blocks.tokens.gather(1, positions.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view_as(proposed)
+    return ((proposed == expected) & inside).long().cumprod(dim=-1).sum(dim=-1)

@@ -42,7 +42,7 @@ def first_anchor(response: Response, prompt_end: bool) -> int:
 
 
 def possible_anchors(response: Response, prompt_end: bool) -> range:
-    """All possible anchors: positions up to the last token but one."""
+    """All possible anchors: the positions from `first_anchor` to the last token but one."""
     return range(first_anchor(response, prompt_end), response.length - 1)
 
 

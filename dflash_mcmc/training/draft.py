@@ -1,4 +1,4 @@
-"""Trains a DFlash draft for a target: `python -m dflash_mcmc.train draft=tiny`. A stopped run is resumed.
+"""Trains a DFlash draft for a target: `python -m dflash_mcmc.train draft=tiny`. Starting a stopped run again resumes it.
 
 First the target answers the prompts. Each step then takes a batch of its responses, computes the target's features for them in
 one forward, drafts blocks from random anchors in another, and fits the drafted tokens to the target's. Only the draft's own
@@ -44,15 +44,15 @@ def train(plan: DraftPlan) -> Path:
     """Trains to the end of the plan, from the last checkpoint if there is one. Returns the folder of the draft."""
     from accelerate import Accelerator
 
-    asked = questions(plan)
+    prompts = questions(plan)
     device = plan.hardware.resolve()
     accelerator = Accelerator(cpu=device == "cpu")
     model = plan.model.load(device)
     shape = shape_of(plan, model)
     folder = run_folder(plan)
     folder.mkdir(parents=True, exist_ok=True)
-    requests = [Request("training", asked.training, plan.responses.temperatures),
-                *(Request(f"held-out-{t:g}", asked.held_out, (t,)) for t in plan.responses.held_out)]
+    requests = [Request("training", prompts.training, plan.responses.temperatures),
+                *(Request(f"held-out-{t:g}", prompts.held_out, (t,)) for t in plan.responses.held_out)]
     training, *held_out = (responses(plan, model, folder, request) for request in requests)
     draft = new_draft(shape, model, plan.seed).to(device)
     if accelerator.is_main_process:

@@ -61,8 +61,8 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     labels, weights = blocks.tokens[rows, positions], weights[rows, anchors, slots]
 
     def piece(part: slice) -> torch.Tensor:
-        laws = None if teacher is None else teacher[part]
-        return _piece(model, objective, autocast, hidden[part], labels[part], weights[part], laws)
+        targets = None if teacher is None else teacher[part]
+        return _piece(model, objective, autocast, hidden[part], labels[part], weights[part], targets)
 
     parts = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(labels), _SLOTS_AT_ONCE)]
     if len(parts) == 1:
@@ -79,10 +79,10 @@ def _piece(model: LanguageModel, objective: Objective, autocast: bool, hidden: t
         return (weights * torch.nn.functional.cross_entropy(logits, labels, reduction="none")).sum()
     with torch.no_grad():
         target = model.logits(teacher)
-    return (weights * law_losses(logits, target, objective.alpha if objective.target == "p_alpha" else 1.0)).sum()
+    return (weights * kl_divergences(logits, target, objective.alpha if objective.target == "p_alpha" else 1.0)).sum()
 
 
-def law_losses(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> torch.Tensor:
+def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> torch.Tensor:
     """KL(p_alpha | q) in nats, shape (n,), with q = softmax(logits) and p_alpha = softmax(alpha · target).
 
     `logits` and `target` have the shape (n, ids). p_alpha is the target's distribution of a token to the power alpha,

@@ -121,7 +121,7 @@ class DraftPlan:
         if self.prompts.path is not None and not Path(self.prompts.path).expanduser().is_file():
             raise ConfigError("prompts.path", self.prompts.path, "a JSON Lines file that exists, or null")
         if self.prompts.path is None and self.prompts.num is None:
-            raise ConfigError("prompts.num", None, "a whole number >= 1 where prompts.path is null")
+            raise ConfigError("prompts.num", None, "a whole number >= 1 if prompts.path is null")
 
 
 def _check_shape(shape: Shape, num_target_layers: int | None) -> None:
@@ -130,7 +130,7 @@ def _check_shape(shape: Shape, num_target_layers: int | None) -> None:
         raise ConfigError("shape.head_dim", shape.head_dim, "an even number")
     if num_target_layers is None:
         return
-    # The last layer is excluded, because published drafts read its output after the final norm and engines before it.
+    # The last layer is excluded: published drafts read its output after the final norm, but engines before it.
     last = num_target_layers - 2
     if shape.num_features > last + 1:
         raise ConfigError("shape.num_features", shape.num_features, f"at most {last + 1}, for a target of {last + 2} layers")

@@ -73,9 +73,9 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
     key = Key(plan.seed).fold_in("response", request.name)
 
     def chain(index: int) -> Chain:
-        law = SamplingParams(temperature=request.temperatures[index % len(request.temperatures)])
-        path = yield Draw(Trajectory.start(prompts[index]), plan.responses.max_new_tokens, law, key.fold_in(index))
-        return ChainResult(path)
+        sampling = SamplingParams(temperature=request.temperatures[index % len(request.temperatures)])
+        trajectory = yield Draw(Trajectory.start(prompts[index]), plan.responses.max_new_tokens, sampling, key.fold_in(index))
+        return ChainResult(trajectory)
 
     with tqdm(total=len(prompts), unit="response", desc=request.name, mininterval=0.5, dynamic_ncols=True,
               disable=bool(ranks.rank())) as bar:

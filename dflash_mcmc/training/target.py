@@ -1,4 +1,4 @@
-"""Trains the embedded target: `python -m dflash_mcmc.train model=tiny`. A stopped run is resumed.
+"""Trains the embedded target: `python -m dflash_mcmc.train model=tiny`. Starting a stopped run again resumes it.
 
 The result is deterministic: the texts of step n are a function of the seed and n.
 """

@@ -109,7 +109,7 @@ def test_questions_of_a_file(tmp_path):
     assert questions(compose("tiny", [*given, "prompts.num=4"])).held_out == ["question 7", "question 8"]
     for override, message in (("prompts.num=8", "prompts.num: given 8; allowed: at most 7"),
                               ("prompts.held_out=9", "prompts.held_out: given 9; allowed: at most 8"),
-                              ("prompts.field=question", "JSON objects with 'question'; line 1 is none"),
+                              ("prompts.field=question", "JSON objects with 'question'; line 1 is not one"),
                               ("batch_size=8", "batch_size: given 8; allowed: at most 7")):
         with pytest.raises(UserError) as caught:
             questions(compose("tiny", [*given, override]))

@@ -1,8 +1,8 @@
 r"""Multiple choice: extraction of the letter that a text finally chooses.
 
-The first of these places that exists decides: the last box, the last statement such as `answer is X` or `option X is correct`,
-the last line. If that place names no letter or several, there is no answer. The time must be linear in the length of the text,
-because this runs in the process of the run itself.
+The first of these places that exists decides: the last box, the last statement that names a letter (`answer is X` or `option X
+is correct`), the last line. If that place names no letter or several, there is no answer. The time must be linear in the
+length of the text, because this runs in the process of the run itself.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ _MAX_SIGNS = 2
 
 def readings(text: str) -> list[Answer]:
     """The possible meanings of a string. There are two if `1,234` may be one number or two numbers in this order."""
-    tokens, apart = (facing(prefixed(tokenise(text, grouping))) for grouping in (True, False))
-    if tokens == apart:
+    tokens, ungrouped = (facing(prefixed(tokenise(text, grouping))) for grouping in (True, False))
+    if tokens == ungrouped:
         return [read(tokens)]
-    answer = read(apart)
+    answer = read(ungrouped)
     return [read(tokens), answer._replace(kind="ordered") if isinstance(answer, Several) and answer.kind == "list" else answer]
 
 

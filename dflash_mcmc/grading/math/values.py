@@ -133,7 +133,7 @@ def ratio(a: Node, b: Node) -> Fraction | None:
 
 
 def _points(names: set[str]) -> Iterator[dict[str, mpc]]:
-    """Irrational points at several scales. Some are near 0, because far from 0 a high power would hide all other terms."""
+    """Irrational points at several scales. Some are near 0, because far from 0 a high power can hide the other terms."""
     from mpmath import mpf, sqrt
 
     for scale in _SCALES if names else (1,):
