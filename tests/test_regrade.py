@@ -113,7 +113,7 @@ def test_a_start_with_the_new_grader_resumes_the_new_run(make_config, tmp_path, 
         regrade(old.folder, grader_config([]), pool)
 
 
-def written(folder, verdict: str, *keys: tuple[str, int], **rest) -> None:
+def append_records(folder, verdict: str, *keys: tuple[str, int], **rest) -> None:
     """Appends records to those of a run."""
     records = [folders.record(problem, verdict, chain, text=r"\boxed{7}", gold="7", same_string=None, **rest)
                for problem, chain in keys]
@@ -125,7 +125,7 @@ def test_a_source_with_fewer_samples_removes_none_from_the_target(run, pool):
     """Two runs that differ only in the grader have the same target, and one of them has more samples."""
     config = grader_config(["grader.timeout_seconds=2"])
     larger = regrade(run, grader_config(["grader.timeout_seconds=4"]), pool).target
-    written(larger, "wrong", ("d", 0), ("d", 1), grader="math 1")
+    append_records(larger, "wrong", ("d", 0), ("d", 1), grader="math 1")
     target = regrade(larger, config, pool).target
     before = {(record["problem"], record["chain"]): record for record in read_records(target)}
     assert regrade(run, config, pool).target == target
@@ -153,7 +153,7 @@ def test_a_target_with_other_texts_is_an_error_of_one_line(run, pool):
     assert digests(target) == before
 
 
-class DrawsMeanwhile:
+class SamplesDuringGrading:
     """A pool that, during grading, writes a sample into the target, as a run could."""
 
     def __init__(self, pool: MathPool, target):
@@ -161,7 +161,7 @@ class DrawsMeanwhile:
 
     def finished(self, wait: bool):
         self._target.mkdir(exist_ok=True)
-        written(self._target, "correct", ("z", 0))
+        append_records(self._target, "correct", ("z", 0))
         return self._pool.finished(wait)
 
 
@@ -171,7 +171,7 @@ def test_samples_drawn_during_grading_are_not_lost(run, pool):
         path.unlink()
     target.rmdir()
     with pytest.raises(UserError, match="has 1 samples that were drawn there"):
-        regrade(run, grader_config([]), DrawsMeanwhile(pool, target))
+        regrade(run, grader_config([]), SamplesDuringGrading(pool, target))
     assert [record["problem"] for record in read_records(target)] == ["z"]
 
 

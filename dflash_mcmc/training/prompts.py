@@ -45,7 +45,7 @@ def _from_file(plan: DraftPlan) -> Questions:
             allowed = f"JSON objects with {prompts.field!r}; line {number} is not one"
             raise ConfigError("prompts.path", prompts.path, allowed) from error
         if not isinstance(question, str):
-            raise ConfigError("prompts.field", prompts.field, f"a field that contains a text; line {number} has {question!r:.60}")
+            raise ConfigError("prompts.field", prompts.field, f"a field with a text; line {number} has {question!r:.60}")
         found.append(question)
     left = len(found) - prompts.held_out
     if left < 1:

@@ -40,7 +40,7 @@ def node_of(text: str):
 
 
 def test_the_grammar_agrees_with_another_parser():
-    """math-verify's own grammar gives the same formulas for LaTeX that it reads correctly."""
+    """For LaTeX that math-verify parses correctly, its grammar gives the same formulas."""
     for text in (r"\frac{x+1}{2}", "x^2-3x+2", r"\sin(x)\cos(y)", r"\sqrt{x+y}", r"2\pi x", r"\frac{\sqrt{3}}{3}",
     "(a+5)(b+2)",
                  r"\ln(x)+e^{x}", r"x^{y}", r"-\frac{x}{y}", r"|x-1|"):

@@ -71,7 +71,7 @@ def surroundings() -> tuple:
 
 
 @pytest.fixture
-def light(monkeypatch):
+def light_workers(monkeypatch):
     """Makes workers load no library, so that they start quickly."""
     monkeypatch.setattr(worker, "start", nothing)
     monkeypatch.setattr(worker, "check", nothing)
@@ -81,9 +81,9 @@ def nothing(*ignored: object) -> None:
     """Replaces the start and the self-test of a worker."""
 
 
-@pytest.mark.usefixtures("light")
+@pytest.mark.usefixtures("light_workers")
 def test_an_answer_that_takes_all_memory_is_an_error_and_the_pool_continues():
-    pool = MathPool(timeout_seconds=20, memory_gib=2, num_workers=1, judge=glutton)
+    pool = MathPool(timeout_seconds=20, memory_gib=2, num_workers=1, judge=takes_all_memory)
     try:
         first, second = graded(pool, [("1", "everything"), ("1", "1")])
     finally:
@@ -92,13 +92,13 @@ def test_an_answer_that_takes_all_memory_is_an_error_and_the_pool_continues():
     assert second.verdict == "correct"
 
 
-def glutton(gold: str, answer: str, cpu_seconds: float):
+def takes_all_memory(gold: str, answer: str, cpu_seconds: float):
     """A judge that allocates too much memory for one of the answers, as an algebra library may."""
     rule = (lambda *pair: bytearray(1 << 50)) if answer == "everything" else (lambda *pair: worker.Decision("correct", "x"))
     return worker.within(cpu_seconds, rule, gold, answer), False
 
 
-@pytest.mark.usefixtures("light")
+@pytest.mark.usefixtures("light_workers")
 def test_a_worker_that_dies_is_replaced_and_the_answer_tried_again(tmp_path):
     pool = MathPool(timeout_seconds=20, memory_gib=4, num_workers=1, judge=dies_once)
     try:
