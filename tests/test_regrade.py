@@ -1,4 +1,4 @@
-"""`python -m dflash_mcmc.regrade`: new grades from recorded texts, as a run beside the old one, which stays."""
+"""`python -m dflash_mcmc.regrade`: new grades for recorded texts, written as a new run; the old run is not changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pool():
 
 @pytest.fixture
 def run(tmp_path):
-    """The folder of a run with an older grader."""
+    """The folder of a run with an older version of the grader."""
     records = [folders.record(problem, verdict, chain, text=text, gold=gold, answer=answer, same_string=None,
                               grader="math 1") for (problem, chain), (text, gold, verdict, answer, _) in TEXTS.items()]
     made = {**folders.identity("ps"), "grader.timeout_seconds": 8.0, "grader.version": 1}
@@ -53,7 +53,7 @@ def digests(folder) -> dict[str, str]:
             for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
-def test_grades_are_given_again_and_the_old_run_stays(run, pool):
+def test_a_run_is_regraded_and_the_old_run_is_unchanged(run, pool):
     before = digests(run)
     found = regrade(run, grader_config([]), pool)
     assert digests(run) == before
@@ -72,7 +72,7 @@ def test_grades_are_given_again_and_the_old_run_stays(run, pool):
     assert new[0]["grader"] == f"math {VERSION}"
 
 
-def test_the_new_run_has_the_identity_and_numbers_of_its_grader(run, pool):
+def test_the_new_run_has_the_identity_and_summary_of_its_grader(run, pool):
     target = regrade(run, grader_config(["grader.timeout_seconds=4"]), pool).target
     old, new = (json.loads((folder / "run.json").read_text()) for folder in (run, target))
     assert new["identity"] == {**old["identity"], "grader.timeout_seconds": 4.0, "grader.version": VERSION}
@@ -85,20 +85,20 @@ def test_the_new_run_has_the_identity_and_numbers_of_its_grader(run, pool):
     assert "timeout_seconds: 4.0" in (target / "config.yaml").read_text()
 
 
-def test_the_same_grader_builds_the_same_run_and_another_one_another(run, pool):
+def test_the_target_depends_on_the_grader_only(run, pool):
     first = regrade(run, grader_config([]), pool).target
     content = (first / "records.jsonl").read_bytes()
     assert regrade(run, grader_config([]), pool).target == first
     assert (first / "records.jsonl").read_bytes() == content
     assert regrade(run, grader_config(["grader.timeout_seconds=4"]), pool).target != first
     again = regrade(first, grader_config([]), pool)
-    assert again.target == first  # its grader already
+    assert again.target == first  # the run has this grader already
     assert (first / "records.jsonl").read_bytes() == content
     assert report(again).endswith("nothing was written")
 
 
-def test_a_start_with_the_new_grader_goes_on_from_it(make_config, tmp_path, pool):
-    """Under an older version of the rules three samples are drawn; after regrading them, only the fourth is."""
+def test_a_start_with_the_new_grader_resumes_the_new_run(make_config, tmp_path, pool):
+    """Three samples are drawn with an older version of the rules. After regrading, a run of four draws only the fourth."""
     arguments = ("sampler=greedy", f"paths.outputs={tmp_path}", "dataset.max_new_tokens=8", "tracker=none")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MathGrader, "version", VERSION - 1)
@@ -113,19 +113,19 @@ def test_a_start_with_the_new_grader_goes_on_from_it(make_config, tmp_path, pool
         regrade(old.folder, grader_config([]), pool)
 
 
-def written(folder, verdict: str, *keys: tuple[str, int], **rest) -> None:
-    """Puts records behind those that a run has."""
+def append_records(folder, verdict: str, *keys: tuple[str, int], **rest) -> None:
+    """Appends records to those of a run."""
     records = [folders.record(problem, verdict, chain, text=r"\boxed{7}", gold="7", same_string=None, **rest)
                for problem, chain in keys]
     with (folder / "records.jsonl").open("a") as file:
         file.write("".join(json.dumps(record) + "\n" for record in records))
 
 
-def test_a_source_with_fewer_samples_takes_none_from_the_target(run, pool):
-    """Two runs that differ in the grader alone, of which one was drawn further, go to the same target."""
+def test_a_source_with_fewer_samples_removes_none_from_the_target(run, pool):
+    """Two runs that differ only in the grader have the same target, and one of them has more samples."""
     config = grader_config(["grader.timeout_seconds=2"])
     larger = regrade(run, grader_config(["grader.timeout_seconds=4"]), pool).target
-    written(larger, "wrong", ("d", 0), ("d", 1), grader="math 1")
+    append_records(larger, "wrong", ("d", 0), ("d", 1), grader="math 1")
     target = regrade(larger, config, pool).target
     before = {(record["problem"], record["chain"]): record for record in read_records(target)}
     assert regrade(run, config, pool).target == target
@@ -139,7 +139,7 @@ def test_a_source_with_fewer_samples_takes_none_from_the_target(run, pool):
     assert json.loads((target / "summary.json").read_text())["correct"] == 4
 
 
-def test_a_target_with_other_texts_is_refused_in_one_line(run, pool):
+def test_a_target_with_other_texts_is_an_error_of_one_line(run, pool):
     target = regrade(run, grader_config([]), pool).target
     changed = [{**record, "text": "another one"} if number == 0 else record
                for number, record in enumerate(read_records(target))]
@@ -153,29 +153,29 @@ def test_a_target_with_other_texts_is_refused_in_one_line(run, pool):
     assert digests(target) == before
 
 
-class DrawsMeanwhile:
-    """A pool during whose long grading a run draws a sample into the target."""
+class SamplesDuringGrading:
+    """A pool that, during grading, writes a sample into the target, as a run could."""
 
     def __init__(self, pool: MathPool, target):
         self.submit, self._pool, self._target = pool.submit, pool, target
 
     def finished(self, wait: bool):
         self._target.mkdir(exist_ok=True)
-        written(self._target, "correct", ("z", 0))
+        append_records(self._target, "correct", ("z", 0))
         return self._pool.finished(wait)
 
 
-def test_what_is_drawn_while_texts_are_graded_is_not_lost(run, pool):
+def test_samples_drawn_during_grading_are_not_lost(run, pool):
     target = regrade(run, grader_config([]), pool).target
     for path in target.iterdir():
         path.unlink()
     target.rmdir()
     with pytest.raises(UserError, match="has 1 samples that were drawn there"):
-        regrade(run, grader_config([]), DrawsMeanwhile(pool, target))
+        regrade(run, grader_config([]), SamplesDuringGrading(pool, target))
     assert [record["problem"] for record in read_records(target)] == ["z"]
 
 
-def test_a_run_that_is_being_written_is_refused(run, pool):
+def test_a_run_that_is_being_written_is_an_error(run, pool):
     holder = subprocess.Popen([sys.executable, "-c", "import sys; from pathlib import Path\n"
                                "from dflash_mcmc.store.folder import RunStore\n"
                                f"with RunStore.open(Path({str(run)!r})):\n    print('open', flush=True); sys.stdin.read()"],
@@ -190,7 +190,7 @@ def test_a_run_that_is_being_written_is_refused(run, pool):
     regrade(run, grader_config([]), pool)
 
 
-def test_killed_while_it_writes_it_leaves_all_records_or_none(run, pool, monkeypatch):
+def test_an_interrupted_write_leaves_all_records_or_none(run, pool, monkeypatch):
     replaced = []
 
     def stops(source, target):
@@ -207,7 +207,7 @@ def test_killed_while_it_writes_it_leaves_all_records_or_none(run, pool, monkeyp
     target, = (folder for folder in run.parent.iterdir() if folder != run)
     assert "records.jsonl" in replaced
     assert read_records(target) == []
-    with RunStore.open(target):  # which tidies up
+    with RunStore.open(target):  # opening the folder removes temporary files
         pass
     assert len(read_records(regrade(run, grader_config([]), pool).target)) == len(TEXTS)
 
@@ -227,13 +227,13 @@ def test_the_report_has_accuracy_verdicts_and_changes(run, pool):
 
 @pytest.fixture
 def shared_pool(pool, monkeypatch):
-    """Commands start no pool of their own: its processes take seconds."""
+    """Makes commands use the pool of the module, because starting its processes takes seconds."""
     monkeypatch.setattr(MathGrader, "start", lambda self: pool)
     monkeypatch.setattr(MathPool, "close", lambda self: None)
 
 
 @pytest.mark.usefixtures("shared_pool")
-def test_command_takes_runs_and_overrides_and_leaves_out_what_has_no_texts(run, monkeypatch, capsys):
+def test_command_takes_runs_and_overrides_and_skips_runs_without_texts(run, monkeypatch, capsys):
     monkeypatch.chdir(run.parents[2])
     probe = folders.write(run.parent, "greedy", [{"problem": "a", "chain": 0, "layer": 3}], finished=False)
     with pytest.raises(SystemExit) as ended:
@@ -245,23 +245,23 @@ def test_command_takes_runs_and_overrides_and_leaves_out_what_has_no_texts(run, 
 
 
 @pytest.mark.usefixtures("shared_pool")
-@pytest.mark.parametrize(("arguments", "said"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (["grader=choice"], "gold answer"), (["grader=code"], "grader.allow_execution: given False"),
     (["sampler=greedy"], "sampler: given 'greedy'; allowed: grader=..."), (["grader=nothing"], "unknown option 'nothing'"),
     (["grader.timeout_seconds=0"], "grader.timeout_seconds: given 0"),
 ])
-def test_a_mistake_is_one_line_and_writes_nothing(run, arguments, said, capsys):
+def test_a_mistake_is_an_error_of_one_line_and_writes_nothing(run, arguments, message, capsys):
     before = digests(run.parent)
     with pytest.raises(SystemExit) as ended:
         main([str(run), *arguments])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert len(error.strip().splitlines()) == 1
     assert digests(run.parent) == before
 
 
-def test_runs_without_texts_are_refused(run, pool):
+def test_runs_without_texts_are_an_error(run, pool):
     (run / "records.jsonl").write_text(json.dumps({"problem": "a", "chain": 0, "layer": 3}) + "\n")
     with pytest.raises(NoTexts, match="cannot be graded again: it has no answer, gold, text, verdict"):
         regrade(run, grader_config([]), pool)
@@ -269,11 +269,11 @@ def test_runs_without_texts_are_refused(run, pool):
     with pytest.raises(NoTexts, match="it has no records"):
         regrade(run, grader_config([]), pool)
     (run / "run.json").write_text("{")
-    with pytest.raises(UserError, match=r"run\.json: is not what a run writes"):
+    with pytest.raises(UserError, match=r"run\.json: cannot be parsed"):
         regrade(run, grader_config([]), pool)
 
 
-def test_code_is_run_again_where_that_is_allowed(tmp_path):
+def test_programs_are_run_again_if_that_is_allowed(tmp_path):
     gold = json.dumps({"prompt": "def f():\n", "test": "def check(f):\n    assert f() == 1\n", "entry_point": "f"})
     records = [folders.record("a", "wrong", chain, text=text, gold=gold)
                for chain, text in enumerate(("    return 1\n", "    return 2\n"))]

@@ -1,7 +1,7 @@
-"""Grading: rules that decide whether an answer is right, and walls around what has to be run to find out.
+"""Grading: the rules that decide whether an answer is correct, and the isolation of untrusted code that grading runs.
 
-The components of `grader/` are their settings. `comparing` has the rules of mathematics, `pool` the processes they run in;
-`programs` and `sandbox` run code; `letters` reads choices.
+The components in `grader/` hold the settings. `math/comparing` has the rules for mathematical answers and `math/pool` the
+processes that apply them; `code/programs` and `code/sandbox` run programs; `choice/letters` reads multiple-choice answers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from dflash_mcmc.types import Problem
 
 VERSION = 4
-"""Raised when a rule changes, so that records of another grader are not continued, and each record says which one it is of."""
+"""Version of the rules. Increase it with every change of a rule: a run with grades of another version is not continued, and
+each record states the version of its grade."""
 
 
 def label(grader: object) -> str:
-    """Name and version of a grader's component, `math 2`, as records have it; the name alone where it states no version."""
+    """Name and version of a grader component as records store them, e.g. `math 2`; only the name if it has no version."""
     from dflash_mcmc.registry import name_of
 
     return " ".join([name_of(grader), *(str(version) for version in [getattr(grader, "version", None)] if version)])
 
 
 def check_golds(grader: object, problems: Iterable[Problem]) -> None:
-    """Raises UserError for a gold answer that this grader cannot hold a text against: before anything is drawn."""
+    """Checks the gold answers before sampling starts. Raises UserError for one that this grader cannot compare with."""
     if hasattr(grader, "check_gold"):
         for problem in problems:
             grader.check_gold(problem.answer)

@@ -1,9 +1,8 @@
-"""`python -m dflash_mcmc.grading PAIRS.jsonl`: how often this grader and others are wrong on labelled pairs, and how fast they
-are, as a table.
+"""`python -m dflash_mcmc.grading PAIRS.jsonl` prints the error rates and speed of several graders on labelled pairs.
 
-A pair is a line of JSON: `gold`, `answer`, `equal` (true or false), and `family` where errors are to be told by family. A line
-of a dataset that has `answer` and `solution`, as MATH-500's, is three pairs: the gold answer and itself, as it is and in
-braces, and the last box of its solution where that has one.
+A pair is one line of JSON with `gold`, `answer`, `equal` (true or false) and, optionally, `family`, by which errors are also
+counted. A line with `answer` and `solution`, as in MATH-500, gives up to three equal pairs: the gold answer with itself, with
+itself in braces, and with the last box of its solution if there is one.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ class Pair(NamedTuple):
     family: str
 
 
-class Asked(NamedTuple):
-    """What a grader said of the pairs, in their order."""
+class GraderResult(NamedTuple):
+    """The grades of one grader, in the order of the pairs, and the time they took."""
 
     grades: list[Grade]
     seconds: float
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """The pairs of a file. Raises UserError, of one line."""
+    """Reads the pairs of a file. Raises UserError if the file cannot be read, has an invalid line, or is empty."""
     pairs = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -52,14 +51,14 @@ def read_pairs(path: Path) -> list[Pair]:
         try:
             found = _pairs_of(json.loads(line))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: line {number} is no pair; allowed: JSON with gold, answer and equal, or with answer and "
-                            "solution") from error
+            raise UserError(f"{path}: line {number} is not a pair; allowed: JSON with gold, answer and equal, or with "
+                            "answer and solution") from error
         for pair in found:
             if not (isinstance(pair.gold, str) and isinstance(pair.answer, str) and isinstance(pair.equal, bool)):
-                raise UserError(f"{path}: line {number}: gold and answer are texts, equal is true or false")
+                raise UserError(f"{path}: line {number}: gold and answer must be strings, equal must be true or false")
         pairs += found
     if not pairs:
-        raise UserError(f"{path}: holds no pair")
+        raise UserError(f"{path}: contains no pairs")
     return pairs
 
 
@@ -71,8 +70,11 @@ def _pairs_of(row: dict) -> list[Pair]:
     return pairs if box is None else [*pairs, Pair(gold, box, True, "its solution's box")]
 
 
-def ask(name: str, pairs: list[Pair], timeout_seconds: float, num_workers: int) -> Asked:
-    """What a grader says of the pairs. The time is without the start of the processes. Raises UserError."""
+def run_grader(name: str, pairs: list[Pair], timeout_seconds: float, num_workers: int) -> GraderResult:
+    """Grades the pairs with the grader called `name` in RIVALS. The time excludes the start of the processes.
+
+    Raises UserError if the grading processes do not work.
+    """
     pool = MathPool(timeout_seconds, 4.0, num_workers, RIVALS[name])
     try:
         pool.submit_answer(-1, "1", "1")
@@ -81,34 +83,34 @@ def ask(name: str, pairs: list[Pair], timeout_seconds: float, num_workers: int) 
         for number, pair in enumerate(pairs):
             pool.submit_answer(number, pair.answer, pair.gold)
         found = dict(pool.finished(wait=True))
-        return Asked([found[number] for number in range(len(pairs))], time.perf_counter() - started)
+        return GraderResult([found[number] for number in range(len(pairs))], time.perf_counter() - started)
     finally:
         pool.close()
 
 
-def table(pairs: list[Pair], asked: dict[str, Asked]) -> str:
-    """A row a grader: accuracy, wrong acceptances and rejections, what was not decided, answers a second."""
+def table(pairs: list[Pair], results: dict[str, GraderResult]) -> str:
+    """One row per grader: accuracy, numbers of false accepts, false rejects and undecided pairs, answers per second."""
     rows = []
-    for name, (grades, seconds) in asked.items():
+    for name, (grades, seconds) in results.items():
         accepted = [(grade.verdict == CORRECT, pair.equal) for grade, pair in zip(grades, pairs, strict=True)]
         undecided = sum(grade.verdict not in (CORRECT, WRONG) for grade in grades)
-        rows.append([name, f"{100 * sum(said == is_so for said, is_so in accepted) / len(pairs):.1f} %",
+        rows.append([name, f"{100 * sum(accept == equal for accept, equal in accepted) / len(pairs):.1f} %",
                      accepted.count((True, False)), accepted.count((False, True)), undecided, f"{len(pairs) / seconds:,.0f}"])
-    headers = ["grader", "right", "false accepts", "false rejects", "not decided", "answers/s"]
+    headers = ["grader", "accuracy", "false accepts", "false rejects", "undecided", "answers/s"]
     return tabulate(rows, headers=headers, tablefmt="github", colalign=("left", *["right"] * 5), disable_numparse=True)
 
 
-def families(pairs: list[Pair], asked: dict[str, Asked]) -> str:
-    """False accepts / false rejects of each grader in each family."""
+def families(pairs: list[Pair], results: dict[str, GraderResult]) -> str:
+    """Table of the false accepts / false rejects: one row per family, one column per grader."""
     sizes = Counter(pair.family for pair in pairs)
     cells = Counter()
-    for name, said in asked.items():
-        for grade, pair in zip(said.grades, pairs, strict=True):
+    for name, result in results.items():
+        for grade, pair in zip(result.grades, pairs, strict=True):
             cells[name, pair.family, grade.verdict == CORRECT] += (grade.verdict == CORRECT) != pair.equal
-    rows = [[f"{family} ({size})", *(f"{cells[name, family, True]}/{cells[name, family, False]}" for name in asked)]
+    rows = [[f"{family} ({size})", *(f"{cells[name, family, True]}/{cells[name, family, False]}" for name in results)]
             for family, size in sizes.items()]
-    return tabulate(rows, headers=["family (pairs)", *asked], tablefmt="github", disable_numparse=True,
-                    colalign=("left", *["right"] * len(asked)))
+    return tabulate(rows, headers=["family (pairs)", *results], tablefmt="github", disable_numparse=True,
+                    colalign=("left", *["right"] * len(results)))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -118,17 +120,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _main(arguments: list[str]) -> None:
     parser = program.OneLineParser("python -m dflash_mcmc.grading",
-                            description="This grader and others on labelled pairs of answers.")
-    parser.add_argument("pairs", type=Path, metavar="PAIRS.jsonl", help="lines of JSON: gold, answer, equal and family, or "
-                        "answer and solution")
-    parser.add_argument("--timeout", type=float, default=8.0, metavar="SECONDS", help="of processor time for a pair")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="grading processes")
+                                    description="Compares this grader with others on labelled pairs of answers.")
+    parser.add_argument("pairs", type=Path, metavar="PAIRS.jsonl", help="lines of JSON with gold, answer, equal and family, "
+                        "or with answer and solution")
+    parser.add_argument("--timeout", type=float, default=8.0, metavar="SECONDS", help="limit on processor time per pair")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of grading processes")
     given = parser.parse_args(arguments)
     pairs = read_pairs(given.pairs)
-    asked = {name: ask(name, pairs, given.timeout, given.workers) for name in RIVALS}
-    print(f"{len(pairs)} pairs, {sum(pair.equal for pair in pairs)} of them equal\n\n{table(pairs, asked)}")
-    print(f"\nfalse accepts / false rejects\n\n{families(pairs, asked)}")
-    for grade, pair in zip(asked["grader=math"].grades, pairs, strict=True):
+    results = {name: run_grader(name, pairs, given.timeout, given.workers) for name in RIVALS}
+    print(f"{len(pairs)} pairs, {sum(pair.equal for pair in pairs)} of them equal\n\n{table(pairs, results)}")
+    print(f"\nfalse accepts / false rejects\n\n{families(pairs, results)}")
+    for grade, pair in zip(results["grader=math"].grades, pairs, strict=True):
         if (grade.verdict == CORRECT) != pair.equal:
             sign = "=" if pair.equal else "!="
             print(f"\ngrader=math is wrong: {pair.gold} {sign} {pair.answer}: {grade.verdict}, {grade.rule}")

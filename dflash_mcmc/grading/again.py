@@ -1,7 +1,7 @@
-"""Grading a run again: its texts by another grader, as a run of its own beside it. Nothing is drawn.
+"""Regrading: grades the recorded texts of a run with another grader and writes them as a new run next to it.
 
-The new run has the identity that the same samples have under the new grader, so that it lies where a start with that grader
-looks for it, and goes on from there. The old run stays as it is; each new record has the old grade in `before`.
+No text is sampled again. The new run has the identity of a run with the new grader: if such a run is started
+later, it finds this folder and resumes it. The old run is not changed; each new record has the old grade in `before`.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ _PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")
 
 
 class NoTexts(UserError):
-    """A run has nothing that a grader reads: it is a probe's, or has not begun."""
+    """A run has no texts to grade: it is a run of a probe, or has no records yet."""
 
 
 class Regraded(NamedTuple):
-    """A run with its grades given again."""
+    """Result of regrading one run."""
 
     folder: Path
-    """Of the run that was graded again."""
+    """Folder of the run that was regraded."""
     target: Path
-    """Of the run with the new grades; `folder` where the grader is the same one, and nothing is written."""
+    """Folder of the run with the new grades; equal to `folder` if the grader is the same, and then nothing is written."""
     records: list[dict]
-    """With the new grades, and the old ones in `before`. The target can have others too, that were graded from another run."""
+    """The records of `folder` with the new grades, and the old ones in `before`. The target may contain further records that
+    were regraded from another run."""
 
 
 def regrade(folder: Path, config: Config, pool: Pool) -> Regraded:
-    """Grades the records of a run with the configuration's grader, whose pool is running, and writes the new run.
+    """Grades the records of a run with the grader of `config`, whose started pool is `pool`, and writes the new run.
 
-    Raises UserError, RunBusy for a run that is being written. What is killed midway leaves no record behind.
+    The records are written in one step: a process killed before it leaves none. Raises NoTexts for a run without texts,
+    RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has other samples.
     """
     from dflash_mcmc.store.records import read_records
     from dflash_mcmc.store.sharing import closed
@@ -62,7 +64,7 @@ def regrade(folder: Path, config: Config, pool: Pool) -> Regraded:
         raise NoTexts(f"{folder}: cannot be graded again: it has no {', '.join(lacking)}; allowed: a run of samples")
     identity = {name: value for name, value in described["identity"].items() if not _of_grader(name)} | settings(config)
     target = _target(folder, identity)
-    _refuse_samples_of_its_own(target, folder)
+    _refuse_own_samples(target, folder)
     found = Regraded(folder, target, _graded(records, pool, label(config.grader)))
     if target != folder:
         _write(found, identity, described["sessions"], configured, config)
@@ -70,7 +72,7 @@ def regrade(folder: Path, config: Config, pool: Pool) -> Regraded:
 
 
 def settings(config: Config) -> dict[str, object]:
-    """The part of an identity that is the grader's."""
+    """The settings of the grader among those that make up a run's identity."""
     from dflash_mcmc.config.identity import settings_of
 
     return {name: value for name, value in settings_of(config).items() if _of_grader(name)}
@@ -88,48 +90,49 @@ def _read(path: Path) -> dict:
         return json.loads(text) if path.suffix == ".json" else OmegaConf.to_container(OmegaConf.create(text))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; allowed: the folder of a run") from error
-    except Exception as error:  # json, yaml and OmegaConf each have errors of their own
-        raise UserError(f"{path}: is not what a run writes: {type(error).__name__}") from error
+    except Exception as error:  # json, yaml and OmegaConf each have their own exceptions
+        raise UserError(f"{path}: cannot be parsed: {type(error).__name__}; allowed: the folder of a run") from error
 
 
 def _target(folder: Path, identity: dict[str, object]) -> Path:
-    """Where a run of this identity lies, beside the other one."""
+    """The folder of the run with this identity: next to `folder`, with another hash at the end of the name."""
     from dflash_mcmc.config.identity import hash_of
 
     return folder.parent / "-".join([*folder.name.split("-")[:-1], hash_of(identity)])
 
 
-def _refuse_samples_of_its_own(target: Path, folder: Path) -> None:
+def _refuse_own_samples(target: Path, folder: Path) -> None:
     if target == folder or not target.is_dir():
         return
-    own = sum("before" not in record for record in _recorded(target).values())
+    own = sum("before" not in record for record in _records_by_key(target).values())
     if own:
         raise UserError(f"{target}: has {own} samples that were drawn there, with this grader; move it away to build it from "
                         f"{folder}")
 
 
-def _recorded(folder: Path) -> dict[SampleKey, dict]:
+def _records_by_key(folder: Path) -> dict[SampleKey, dict]:
     from dflash_mcmc.store.records import read_records
 
     return {(record["problem"], record["chain"]): record for record in read_records(folder)}
 
 
-def _left_there(found: Regraded) -> list[dict]:
-    """The target's records of samples that the source has not, which stay. Raises UserError for those that would be lost.
+def _kept_records(found: Regraded) -> list[dict]:
+    """The target's records of samples that the source does not have; they are kept.
 
-    With the target locked: while the texts were graded, a run can have drawn into it, or another source been graded into it.
+    Call it with the target locked: during grading, a run may have sampled into the target, or another source may have been
+    regraded into it. Raises UserError if writing would lose samples of the target.
     """
-    _refuse_samples_of_its_own(found.target, found.folder)
-    there, new = _recorded(found.target), {(record["problem"], record["chain"]): record for record in found.records}
-    others = sum(key in new and record["text"] != new[key]["text"] for key, record in there.items())
+    _refuse_own_samples(found.target, found.folder)
+    present, new = _records_by_key(found.target), {(record["problem"], record["chain"]): record for record in found.records}
+    others = sum(key in new and record["text"] != new[key]["text"] for key, record in present.items())
     if others:
         raise UserError(f"{found.target}: has {others} samples with other texts than those of {found.folder}; move it away to "
                         "build it from there")
-    return [record for key, record in there.items() if key not in new]
+    return [record for key, record in present.items() if key not in new]
 
 
 def _graded(records: Sequence[dict], pool: Pool, name: str) -> list[dict]:
-    """The records with new grades; what could not be drawn stays as it is."""
+    """The records with new grades. Records without a text (`not_drawn`) keep their verdict."""
     for number, record in enumerate(records):
         if record["verdict"] != NOT_DRAWN:
             pool.submit(number, record["text"], record["gold"])
@@ -140,7 +143,11 @@ def _graded(records: Sequence[dict], pool: Pool, name: str) -> list[dict]:
 
 
 def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:
-    """The files of the new run. It has all records or none, and without them is a run that has not begun. None is lost."""
+    """Writes the files of the new run.
+
+    Each file is replaced atomically, so that the target has either all records or the ones it had before. Records of the
+    target that the source does not have are kept.
+    """
     from omegaconf import OmegaConf
 
     from dflash_mcmc.config.identity import plain
@@ -155,9 +162,9 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
     sessions = [*sessions[:-1], {**sessions[-1], "regraded": about}]
     target.mkdir(exist_ok=True)
     with closed(target):
-        left = _left_there(found)
-        records = [*records, *left]
-        if left:
+        kept = _kept_records(found)
+        records = [*records, *kept]
+        if kept:
             sessions = [*_read(target / "run.json")["sessions"], *sessions]
         files = {
             "config.yaml": OmegaConf.to_yaml(OmegaConf.create({**configured, "grader": plain(config)["grader"]})),
@@ -166,6 +173,7 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
         }
         summarised = [run / "summary.json" for run in (folder, target) if (run / "summary.json").is_file()]
         if summarised:
-            files["summary.json"] = json.dumps(summaries.summarise(_read(summarised[0])["condition"], records), indent=1) + "\n"
+            summary = summaries.summarise(_read(summarised[0])["condition"], records)
+            files["summary.json"] = json.dumps(summary, indent=1) + "\n"
         for name, text in files.items():
             write_atomically(target / name, text)

@@ -1,4 +1,4 @@
-"""Where a text's final answer stands: behind the thinking, in the last box."""
+"""Extraction of a text's final answer: the last box after the thinking."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _BOX = re.compile(r"\\(?:f?boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
-def behind_thinking(text: str) -> str | None:
-    """What follows the last `</think>`; the whole text where nobody thinks; None where the thinking does not end."""
+def after_thinking(text: str) -> str | None:
+    """The text after the last `</think>`; the whole text if it has none; None if a `<think>` is not closed."""
     tail = text.rpartition(_CLOSE)[2]
     return None if _OPEN in tail else tail
 
 
 def last_box(text: str) -> str | None:
-    r"""Content of the last balanced `\boxed{...}` or `\fbox{...}` behind the thinking; None where there is none.
+    r"""Content of the last balanced `\boxed{...}` or `\fbox{...}` after the thinking; None if there is none.
 
-    One pass over the braces, so that a text of nothing but open boxes takes no longer than another one.
+    The braces are matched in one pass, so that the time is linear in the length even for a text of many unclosed boxes.
     """
-    answer = behind_thinking(text)
+    answer = after_thinking(text)
     if answer is None:
         return None
     ends = _matching(answer)
@@ -33,7 +33,7 @@ def last_box(text: str) -> str | None:
 
 
 def _matching(text: str) -> dict[int, int]:
-    """Place of each closed brace's open one -> place of its end. An escaped brace is a character."""
+    """Positions of matching braces, opening -> closing. Escaped braces do not count."""
     opened, ends = [], {}
     for match in _BRACE.finditer(text):
         if match.group() == "{":

@@ -1,29 +1,32 @@
-"""What is refused before anything reads it: no parser or algebra sees an answer that could take it for ever."""
+"""Limits on answers, so that no parser or algebra system gets an answer that it cannot handle in bounded time."""
 
 from __future__ import annotations
 
 import re
 
 MAX_LENGTH = 400
+"""Characters of an answer."""
 MAX_DIGITS = 60
+"""Consecutive digits."""
 MAX_NESTING = 25
+"""Depth of nested brackets."""
 MAX_EXPONENT = 9_999
-"""Of a power of a number, and of ten in scientific notation."""
+"""Largest absolute exponent of a number, also in scientific notation."""
 MAX_FACTORIAL = 999
-"""Of a factorial, and of both numbers of a binomial coefficient."""
+"""Largest argument of a factorial and of a binomial coefficient."""
 MAX_BITS = 250_000
-"""Of the numerator or denominator of an exact number."""
+"""Bits of the numerator or denominator of an exact number."""
 
 _DIGITS = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
 _BRACKET = re.compile(r"(\\?[{(\[]|\\left(?![a-zA-Z])|\\begin)|(\\?[})\]]|\\right(?![a-zA-Z])|\\end)")
 
 
 class Unsupported(Exception):
-    """An answer is beyond a limit. The message is the limit's name."""
+    """An answer exceeds a limit. The message is the name of the limit."""
 
 
 def check_size(answer: str) -> None:
-    """Raises Unsupported for an answer that is too long, or has too many digits in a row or brackets in brackets."""
+    """Raises Unsupported for an answer that is too long, has too many consecutive digits, or nests brackets too deeply."""
     if len(answer) > MAX_LENGTH:
         raise Unsupported("length")
     if _DIGITS.search(answer):

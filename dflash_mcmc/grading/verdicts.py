@@ -1,4 +1,4 @@
-"""What there is to say of a sample."""
+"""The verdicts on a sample."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ CORRECT, WRONG, NO_ANSWER = "correct", "wrong", "no_answer"
 UNSUPPORTED, TIMEOUT, ERROR = "unsupported", "timeout", "error"
 NOT_DRAWN = "not_drawn"
 GIVEN = (CORRECT, WRONG, NO_ANSWER, UNSUPPORTED, TIMEOUT, ERROR)
-"""What a grader says. The last three: beyond a limit, out of time, and failed; the answer was not compared to its end."""
+"""The verdicts of a grader. With the last three the comparison was not completed: the answer exceeded a limit, the time ran
+out, or the grading failed."""
 VERDICTS = (*GIVEN, NOT_DRAWN)
-"""All that a record can have: the last where there is no text to grade."""
+"""All verdicts of records. NOT_DRAWN means that there is no text to grade."""
 
 
 class Decision(NamedTuple):
-    """What was found of an answer, and the rule that found it."""
+    """The verdict on an answer and the rule that led to it."""
 
     verdict: str
     """One of GIVEN."""
     rule: str
-    """The rule that decided; for `unsupported` the limit that was met."""
+    """The rule that decided; for `unsupported`, the limit that was exceeded."""
     reason: str = ""
-    """Why, where the rule's name does not tell: the name of an exception, a signal."""
+    """Further detail that the rule's name does not give: the name of an exception or of a signal."""

@@ -1,4 +1,4 @@
-"""Walls around a process that works on an answer: memory, network, environment, and a life that ends with the run's."""
+"""Restrictions ("walls") of a grading process: limited memory, no network, no environment, and an end with the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 
 
 def limit_memory(gib: float) -> None:
-    """Limits the address space of this process, to less where less is allowed already."""
+    """Limits the address space of this process to `gib` GiB, or to the hard limit if that is lower."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = int(gib * GIBIBYTE)
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -22,7 +22,10 @@ def limit_memory(gib: float) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Linux: the kernel kills this process when its parent is gone, however it went, also in the midst of a long C call."""
+    """On Linux, makes the kernel kill this process when its parent ends for any reason, even during a long C call.
+
+    `parent` is the parent's process id; if it has already ended, this process exits.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -30,7 +33,7 @@ def die_with(parent: int) -> None:
 
 
 def leave_network() -> bool:
-    """Linux: takes this process off the network, where the kernel allows it. Returns whether it did."""
+    """On Linux, moves this process to a network namespace without connections. Returns whether the kernel allowed it."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -38,7 +41,10 @@ def leave_network() -> bool:
 
 
 def leave_session() -> None:
-    """A session of its own, without an environment: no terminal's signals, no tokens."""
+    """Moves this process to a new session, away from the terminal's signals, and clears its environment.
+
+    The environment may contain access tokens.
+    """
     if os.getpid() != os.getsid(0):
         os.setsid()
     os.environ.clear()

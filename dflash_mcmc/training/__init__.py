@@ -1,1 +1,4 @@
-"""Training: of the embedded target, and of DFlash drafts for any target. Runs stop anywhere and end in the same weights."""
+"""Training of the embedded target model, and of DFlash drafts for any target.
+
+A run that is stopped and started again ends with the same weights as an uninterrupted one.
+"""

@@ -1,8 +1,9 @@
-"""How good a draft is: tokens of a response for each forward of the target, if blocks were drafted along it.
+"""Quality of a draft: the number of tokens per forward of the target if recorded responses were generated speculatively.
 
-Where the target's token is known at every position, so is what speculation would have accepted: from an anchor, the
-drafted tokens up to the first that is not the response's, which stands there instead. For greedy responses that is greedy
-speculation; for sampled ones it is sample-and-match with the draft's most likely tokens, draw for draw.
+The target's token is known at every position of a response. The tokens that speculation would accept from an anchor are thus
+known too: the drafted tokens up to the first one that differs from the response, which then replaces it. For greedy responses
+this is exactly greedy speculation. For sampled ones it is exactly sample-and-match (verification by comparing the draft's
+tokens with a sample of the target), where the draft proposes its most likely tokens.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from dflash_mcmc.training.responses import Response
 
 def count(draft: DFlash, model: LanguageModel, responses: Sequence[Response], rows_at_once: int,
           anchors_at_once: int) -> tuple[int, int]:
-    """(tokens, forwards) of all responses: their tokens, and the blocks from each prompt's last token on.
+    """(number of tokens, number of forwards of the target) over all responses.
 
-    The ratio is the accepted length tau: the accepted tokens of a forward, and the one that follows them.
+    Drafting starts at the last token of each prompt. The ratio is the accepted length tau: the mean number of tokens per
+    forward, that is, the accepted ones and the target's token after them.
     """
     tokens = forwards = 0
     responses = sorted(responses, key=lambda response: response.length)
@@ -37,10 +39,10 @@ def count(draft: DFlash, model: LanguageModel, responses: Sequence[Response], ro
 
 
 def walk(accepted: np.ndarray, first: int, length: int) -> int:
-    """Blocks, that is forwards of the target, from the anchor `first` to the end of a sequence of `length` tokens.
+    """Number of blocks, and so of forwards of the target, from the anchor `first` to the end of a sequence of `length` tokens.
 
     Args:
-        accepted: int64 (at least length,), tokens that a block accepts, by the position of its anchor.
+        accepted: int64, at least `length` entries: accepted tokens of the block at each anchor position.
     """
     anchor, forwards = first, 0
     while anchor < length - 1:
@@ -51,9 +53,10 @@ def walk(accepted: np.ndarray, first: int, length: int) -> int:
 
 @torch.no_grad()
 def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Response], anchors_at_once: int) -> np.ndarray:
-    """int64 (responses, longest): drafted tokens that are the response's, up to the first that is not, by anchor.
+    """Accepted tokens of the block at each anchor position: int64 (responses, length of the longest).
 
-    0 where no block can begin: before the prompt's last token, and at the sequence's last.
+    The value is the number of leading drafted tokens that equal the response's. It is 0 where no block can start: before the
+    last token of the prompt, and at the last token of the sequence.
     """
     anchors = [np.array(possible_anchors(response, prompt_end=True)) for response in responses]
     every = gather(responses, anchors).to(model.device)
@@ -63,13 +66,13 @@ def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Re
     for start in range(0, every.anchors.shape[1], anchors_at_once):
         blocks = every._replace(anchors=every.anchors[:, start : start + anchors_at_once])
         found = _accepted(model.logits(sequences.drafted(draft, model, features, *blocks)).argmax(dim=-1), blocks)
-        accepted.scatter_(1, blocks.anchors % accepted.shape[1], found)  # -1, no anchor, falls on the column behind the last
+        accepted.scatter_(1, blocks.anchors % accepted.shape[1], found)  # -1, no anchor, is written to the extra last column
     return accepted[:, :-1].cpu().numpy()
 
 
 def _accepted(proposed: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
-    """int64 (rows, blocks) of proposed tokens (rows, blocks, block_size - 1)."""
+    """Number of accepted tokens, int64 (rows, blocks), of the proposed ones, (rows, blocks, block_size - 1)."""
     positions = blocks.anchors[..., None] + 1 + torch.arange(proposed.shape[-1], device=proposed.device)
     inside = positions < blocks.lengths[:, None, None]
-    there = blocks.tokens.gather(1, positions.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view_as(proposed)
-    return ((proposed == there) & inside).long().cumprod(dim=-1).sum(dim=-1)
+    expected = blocks.tokens.gather(1, positions.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view_as(proposed)
+    return ((proposed == expected) & inside).long().cumprod(dim=-1).sum(dim=-1)

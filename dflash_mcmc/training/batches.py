@@ -1,4 +1,4 @@
-"""Batches of sequences of like length, so that little of a batch is padding."""
+"""Batches of sequences of similar length, which need little padding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from dflash_mcmc.rng import Key
 
 POOL_BATCHES = 8
-"""Batches are cut from a pool of so many, sorted by length."""
+"""Number of batches in a pool. The sequences of a pool are sorted by length and then divided into batches."""
 T = TypeVar("T")
 
 
 def cut_by_length(items: Sequence[T], lengths: Sequence[int], size: int, key: Key) -> list[list[T]]:
-    """Batches of `size` items of like length, in an order drawn from the key. What does not fill a batch is left out."""
+    """Batches of `size` items of similar length, in random order by `key`. An incomplete last batch is dropped."""
     ordered = [items[i] for i in np.argsort(np.asarray(lengths), kind="stable")]
     batches = [ordered[i : i + size] for i in range(0, len(ordered) - size + 1, size)]
     return [batches[i] for i in key.uniforms(0, len(batches)).argsort()]

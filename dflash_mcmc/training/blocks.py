@@ -1,4 +1,4 @@
-"""Which blocks a step learns from: sequences in an order of the epoch's, anchors drawn anew for every epoch."""
+"""The blocks of each training step. Every epoch has its own random order of the sequences and its own random anchors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TrainingBlocks(NamedTuple):
     Attributes:
         tokens: int64 (rows, length), padded on the right.
         lengths: int64 (rows,).
-        anchors: int64 (rows, blocks), positions; -1 for none.
+        anchors: int64 (rows, blocks), positions of the anchors; padded with -1.
     """
 
     tokens: torch.Tensor
@@ -27,34 +27,34 @@ class TrainingBlocks(NamedTuple):
     anchors: torch.Tensor
 
     def rows(self, rows: list[int]) -> TrainingBlocks:
-        """Some of the sequences, without the padding that only the others need."""
+        """A selection of the sequences, with the padding reduced to the longest of them."""
         length = int(self.lengths[rows].max())
         return TrainingBlocks(self.tokens[rows, :length], self.lengths[rows], self.anchors[rows])
 
     def to(self, device: torch.device) -> TrainingBlocks:
-        """On a device."""
+        """The same blocks on another device."""
         return TrainingBlocks(*(part.to(device) for part in self))
 
 
 def first_anchor(response: Response, prompt_end: bool) -> int:
-    """Position of the first token from which a block may be drafted: the first drawn one, or the prompt's last."""
+    """Position of the first possible anchor: the first token of the answer, or with `prompt_end` the prompt's last token."""
     return response.prompt_length - prompt_end
 
 
 def possible_anchors(response: Response, prompt_end: bool) -> range:
-    """Positions after which a token of the response follows."""
+    """All possible anchors: the positions from `first_anchor` to the last token but one."""
     return range(first_anchor(response, prompt_end), response.length - 1)
 
 
 def draw_anchors(response: Response, count: int, prompt_end: bool, key: Key) -> np.ndarray:
-    """`count` different anchors, uniformly and in order of position; all of them where there are fewer."""
+    """`count` different anchors, uniformly random and sorted by position; all possible anchors if there are fewer."""
     possible = possible_anchors(response, prompt_end)
     chosen = key.uniforms(0, len(possible)).argsort(kind="stable")[:count]
     return possible.start + np.sort(chosen)
 
 
 def gather(responses: Sequence[Response], anchors: Sequence[np.ndarray]) -> TrainingBlocks:
-    """The sequences and their anchors, padded to the longest."""
+    """The sequences and their anchors as tensors, padded to the longest."""
     lengths = [response.length for response in responses]
     tokens = np.zeros((len(responses), max(lengths)), np.int64)
     padded = np.full((len(responses), max(map(len, anchors))), -1)
@@ -65,12 +65,13 @@ def gather(responses: Sequence[Response], anchors: Sequence[np.ndarray]) -> Trai
 
 
 class Epochs:
-    """Batch n of a run, a function of (seed, n).
+    """The training batches. Batch n is a function of the seed and n only, so that a resumed run gets the same batches.
 
     Args:
-        responses: those without an anchor are left out.
-        batch_size: sequences in a batch.
-        anchors: blocks of a sequence, at most.
+        responses: responses; those without a possible anchor are ignored.
+        batch_size: sequences per batch.
+        anchors: maximal number of blocks per sequence.
+        prompt_end: whether the last token of the prompt is a possible anchor.
     """
 
     def __init__(self, responses: Sequence[Response], batch_size: int, anchors: int, prompt_end: bool, seed: int):

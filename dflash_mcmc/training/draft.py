@@ -1,8 +1,9 @@
-"""Trains a DFlash draft for a target: `python -m dflash_mcmc.train draft=tiny`. Resumes where it was stopped.
+"""Trains a DFlash draft for a target: `python -m dflash_mcmc.train draft=tiny`. Starting a stopped run again resumes it.
 
-The target answers prompts; each step takes some of its responses, reads them with the target, drafts blocks from random
-anchors in one forward, and fits them to what the target said there. Only the draft is trained: embedding and head are the
-target's. The processes of a launch have the same weights, and each takes its part of every batch.
+First the target answers the prompts. Each step then takes a batch of its responses, computes the target's features for them in
+one forward, drafts blocks from random anchors in another, and fits the drafted tokens to the target's. Only the draft's own
+weights are trained; the embedding and the head are the target's. All processes of a launch have the same weights, and each
+computes its share of every batch.
 
 Source: DFlash (arXiv 2602.06036).
 """
@@ -40,18 +41,18 @@ _TRACK_EVERY = 10
 
 
 def train(plan: DraftPlan) -> Path:
-    """Trains to the end of the plan, from the last checkpoint where there is one. Returns the folder of the draft."""
+    """Trains to the end of the plan, from the last checkpoint if there is one. Returns the folder of the draft."""
     from accelerate import Accelerator
 
-    asked = questions(plan)
+    prompts = questions(plan)
     device = plan.hardware.resolve()
     accelerator = Accelerator(cpu=device == "cpu")
     model = plan.model.load(device)
     shape = shape_of(plan, model)
     folder = run_folder(plan)
     folder.mkdir(parents=True, exist_ok=True)
-    requests = [Request("training", asked.training, plan.responses.temperatures),
-                *(Request(f"held-out-{t:g}", asked.held_out, (t,)) for t in plan.responses.held_out)]
+    requests = [Request("training", prompts.training, plan.responses.temperatures),
+                *(Request(f"held-out-{t:g}", prompts.held_out, (t,)) for t in plan.responses.held_out)]
     training, *held_out = (responses(plan, model, folder, request) for request in requests)
     draft = new_draft(shape, model, plan.seed).to(device)
     if accelerator.is_main_process:
@@ -66,7 +67,7 @@ def train(plan: DraftPlan) -> Path:
 
 
 def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
-    """The draft's shape: what the plan leaves open is the target's. Raises UserError for what does not fit the target."""
+    """The draft's shape, with the target's values where the plan has none. Raises UserError if it does not fit the target."""
     given, config, num_layers = plan.shape, model.config, len(model.layers)
     layers = given.target_layers or checkpoint.default_target_layers(num_layers, given.num_features)
     heads = given.num_heads or config.num_attention_heads
@@ -83,7 +84,7 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
         intermediate_size=given.intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         block_size=given.block_size, mask_token_id=_mask_token(plan, model), target_layers=tuple(layers),
         num_target_layers=num_layers, norm_eps=getattr(config, "rms_norm_eps", 1e-6),
-        # What stretches a target's rotation to long contexts is for a model trained on short ones first.
+        # Default frequencies: extensions of the target's RoPE to long contexts assume training on short ones first.
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         max_positions=config.max_position_embeddings, sliding=(None,) * given.num_layers,
     )
@@ -93,21 +94,22 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
 
 
 def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
-    """An id that is never drawn, if there is one: then no drafted slot looks like a token."""
+    """The id of the mask token: an id that is never sampled if there is one, so that masks differ from all tokens."""
     if plan.shape.mask_token_id is not None:
         return plan.shape.mask_token_id
     unused = model.forbidden.nonzero().flatten().tolist()
     spare = unused[0] if unused else getattr(model.tokenizer, "pad_token_id", None)
     if spare is None:
-        raise ConfigError("shape.mask_token_id", None, "an id; the target has none without a token, and no padding token")
+        raise ConfigError("shape.mask_token_id", None, "an id; the target has neither an unused id nor a padding token")
     return spare
 
 
 def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
-    """A freshly initialised draft, float32: matrices keep the size of what they are given, the last norm is the target's.
+    """A freshly initialised draft in float32.
 
-    (At a width of 2,560 that is a standard deviation of 0.02, Qwen3's. With 0.02 at any width the layers of a small draft
-    hardly change an embedding, and it takes hundreds of steps to unlearn that every mask stands for itself.)
+    The standard deviation of a matrix is 1 / sqrt(input width), so that outputs have the size of inputs. At a width of 2,560
+    this is 0.02, the value of Qwen3. With 0.02 at every width, the layers of a small draft would hardly change an embedding,
+    and it would take hundreds of steps to unlearn predicting the mask token itself. The final norm is a copy of the target's.
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(Key(seed).fold_in("draft", "weights").integer(2**31))
@@ -115,20 +117,20 @@ def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
         for parameter in draft.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-        draft.norm.weight.data.copy_(model.final_norm.weight)  # so that the head finds the scale that it was trained on
+        draft.norm.weight.data.copy_(model.final_norm.weight)  # the scale that the target's head was trained with
     return draft
 
 
 class _Session:
-    """What a step and an evaluation need."""
+    """The state of a training run: models, batches and held-out responses."""
 
     def __init__(self, plan: DraftPlan, accelerator: Accelerator, model: LanguageModel, draft: DFlash,
                  training: list[Response], held_out: dict[float, list[Response]]):
         self.plan, self.accelerator, self.model, self.draft, self.held_out = plan, accelerator, model, draft, held_out
         self.batches = Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
         if not self.batches.num_batches:
-            raise ConfigError("batch_size", plan.batch_size, "fewer: most responses are a single token, from which nothing is "
-                              "learnt")
+            raise ConfigError("batch_size", plan.batch_size, "fewer: most responses have a single token, from which a draft "
+                              "learns nothing")
         self.objective = Objective(plan.target, plan.alpha, plan.gamma)
 
     def run(self, folder: Path) -> None:
@@ -155,9 +157,9 @@ class _Session:
                 tracker.finish(exit_code)
 
     def gradients(self, step: int) -> float:
-        """Leaves the gradients of the whole batch's loss, the same in every process. Returns that loss, in nats."""
+        """Stores the gradients of the whole batch's loss, the same in every process, and returns that loss in nats."""
         batch = self.batches(step)
-        # Known without the other processes, so that the parts need only be added.
+        # Every process computes the total weight of the batch, so that the parts only need to be added.
         total = slot_weights(batch, self.draft.shape.block_size, self.plan.gamma).sum().item()
         loss = torch.zeros(1, device=self.model.device)
         for part in self._share(batch):
@@ -168,13 +170,13 @@ class _Session:
         return self._add_up(loss)
 
     def _share(self, batch: TrainingBlocks) -> list[TrainingBlocks]:
-        """This process's sequences of a batch, in parts that are computed one after another."""
+        """This process's sequences of a batch, in parts of `rows_at_once` that are computed one after another."""
         rows = range(self.accelerator.process_index, len(batch.lengths), self.accelerator.num_processes)
         at_once = self.plan.rows_at_once or max(1, len(rows))
         return [batch.rows(list(rows[start : start + at_once])) for start in range(0, len(rows), at_once)]
 
     def _add_up(self, loss: torch.Tensor) -> float:
-        """Adds loss and gradients of all processes, in one message."""
+        """Sums the loss and the gradients over all processes, in one communication. Returns the loss."""
         if self.accelerator.num_processes > 1:
             parameters = list(self.draft.parameters())
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -185,7 +187,7 @@ class _Session:
         return loss.item()
 
     def evaluate(self) -> dict[str, object]:
-        """The accepted length on held-out responses, `tau_T` for each of their temperatures T."""
+        """The accepted length on the held-out responses: `tau_T` for each of their temperatures T."""
         figures, at_once = {}, self.plan.rows_at_once or self.plan.batch_size
         for temperature, held_out in self.held_out.items():
             mine = held_out[self.accelerator.process_index :: self.accelerator.num_processes]
@@ -201,6 +203,6 @@ def _describe(figures: dict[str, object]) -> str:
 
 
 def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path) -> None:
-    """Writes a checkpoint in the published layout: weights rounded to bfloat16, and how they came to be."""
+    """Writes a checkpoint in the published layout: weights rounded to bfloat16, and the training's configuration."""
     stored = copy.deepcopy(draft).to(torch.bfloat16)
     checkpoint.save(stored, folder, {"vocab_size": model.vocab_size, "training": identity_of(plan)})

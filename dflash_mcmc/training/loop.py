@@ -1,7 +1,7 @@
-"""The loop of optimiser steps, and its checkpoint: a run stopped anywhere and started again ends in the same weights.
+"""The loop of optimiser steps, with checkpoints: a run that is stopped and started again ends with the same weights.
 
-Everything that decides step n must be a function of n: texts, anchors, learning rate. A checkpoint holds weights, the
-optimiser's state and the number of steps, and is written at every evaluation.
+For this, everything that determines step n (texts, anchors, learning rate) must be a function of n. A checkpoint holds the
+weights, the optimiser's state and the number of steps. It is written at every evaluation.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ _CHECKPOINT = "checkpoint.pt"
 
 
 class TrainingLoop(NamedTuple):
-    """A training run, as the loop sees it."""
+    """The parts of a training run that the loop needs."""
 
     name: str
-    """For the progress bar."""
+    """Label of the progress bar."""
     folder: Path
     steps: int
     evaluate_every: int
-    """Steps between evaluations; each leaves a checkpoint and a line of `metrics.jsonl`."""
+    """Steps between evaluations. Each evaluation writes a checkpoint and a line of `metrics.jsonl`."""
     max_norm: float
-    """Longest gradient; longer ones are scaled to it."""
+    """Largest norm of the gradient; larger gradients are scaled down to it."""
     rate: Callable[[int], float]
-    """Learning rate of a step."""
+    """Learning rate as a function of the step."""
     gradients: Callable[[int], float]
-    """Leaves the gradients of a step's loss in the parameters, and returns the loss in nats."""
+    """Stores the gradients of a step's loss in the parameters and returns the loss in nats."""
     evaluate: Callable[[], dict[str, object]]
-    """Figures of the weights as they are, for `metrics.jsonl`."""
+    """Computes figures of the current weights, for `metrics.jsonl`."""
     describe: Callable[[dict[str, object]], str]
-    """The figures in words."""
+    """Formats the figures as text for the terminal."""
     track: Callable[[dict[str, float], int], None] = lambda metrics, step: None
-    """Is told of every step, with loss and learning rate, and of every evaluation."""
+    """Receives (metrics, step) after every step (loss and learning rate) and every evaluation."""
     first: bool = True
-    """Whether this process is the one that writes and tells; all processes of a launch have the same weights."""
+    """Whether this process writes files and output. Only one process of a launch does; all have the same weights."""
 
 
 def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Trains to the end, from the last checkpoint where there is one."""
+    """Trains to the end, from the last checkpoint if there is one."""
     from tqdm import tqdm
 
     start, losses = restore(loop.folder, module, optimizer), []
@@ -56,7 +56,7 @@ def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opti
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
             bar.update()
             if (step + 1) % loop.evaluate_every == 0 or step + 1 == loop.steps:
-                # What is evaluated belongs to the checkpoint, so that a run stopped between the two evaluates again.
+                # The evaluation comes before the checkpoint, so that a run stopped between the two repeats it.
                 figures = {"step": step + 1, "loss": sum(losses) / len(losses), **loop.evaluate()}
                 losses = []
                 if loop.first:
@@ -67,7 +67,7 @@ def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opti
 
 
 def optimise(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
-    """One step. Returns its loss in nats."""
+    """Takes one optimiser step. Returns its loss in nats."""
     import torch
 
     rate = loop.rate(step)
@@ -82,7 +82,7 @@ def optimise(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim
 
 
 def restore(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The step to go on with; 0 without a checkpoint."""
+    """Restores the last checkpoint. Returns the next step, 0 if there is no checkpoint."""
     import torch
 
     if not (folder / _CHECKPOINT).is_file():
@@ -94,7 +94,7 @@ def restore(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimi
 
 
 def save(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer, figures: dict[str, object]) -> None:
-    """Writes the checkpoint, the old one or the new one and never a part, and the line of its evaluation."""
+    """Replaces the checkpoint atomically and appends the figures to `metrics.jsonl`."""
     import torch
 
     temporary = folder / f".{_CHECKPOINT}.{os.getpid()}.tmp"

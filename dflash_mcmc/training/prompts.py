@@ -1,4 +1,4 @@
-"""What the target is asked: training questions of `dataset=arith`, or the questions of a file."""
+"""The prompts of a draft's training: training questions of `dataset=arith`, or the questions of a file."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dflash_mcmc.training.recipe import DraftPlan
 
 
 class Questions(NamedTuple):
-    """Texts, in the order of which everything else is keyed."""
+    """The questions. Their order matters: random numbers depend on a question's index."""
 
     training: list[str]
     held_out: list[str]
 
 
 def questions(plan: DraftPlan) -> Questions:
-    """The plan's questions. Raises ConfigError where a file has fewer, or a batch takes more."""
-    found = _of_file(plan) if plan.prompts.path is not None else _made(plan)
+    """The questions of a plan. Raises ConfigError if a file is invalid or has too few, or if a batch needs more."""
+    found = _from_file(plan) if plan.prompts.path is not None else _generated(plan)
     if plan.batch_size > len(found.training):
         raise ConfigError("batch_size", plan.batch_size, f"at most {len(found.training)}, the number of training prompts")
     return found
 
 
-def _made(plan: DraftPlan) -> Questions:
-    """Levels in turn. The held-out ones are neither training questions nor problems of `dataset=arith`."""
+def _generated(plan: DraftPlan) -> Questions:
+    """Questions of alternating levels. The held-out ones are neither training questions nor problems of `dataset=arith`."""
     def make(split: str, use: str, count: int) -> list[str]:
         key = Key(plan.seed).fold_in("draft", use)
         return [make_problem(key.fold_in(index), LEVELS[index % len(LEVELS)], split).question for index in range(count)]
@@ -36,16 +36,16 @@ def _made(plan: DraftPlan) -> Questions:
     return Questions(make("train", "prompt", plan.prompts.num), make("test", "held out", plan.prompts.held_out))
 
 
-def _of_file(plan: DraftPlan) -> Questions:
+def _from_file(plan: DraftPlan) -> Questions:
     prompts, found = plan.prompts, []
     for number, line in enumerate(Path(prompts.path).expanduser().read_text(encoding="utf-8").splitlines(), start=1):
         try:
             question = json.loads(line)[prompts.field]
         except (ValueError, KeyError, TypeError) as error:
-            allowed = f"JSON objects with {prompts.field!r}; line {number} is none"
+            allowed = f"JSON objects with {prompts.field!r}; line {number} is not one"
             raise ConfigError("prompts.path", prompts.path, allowed) from error
         if not isinstance(question, str):
-            raise ConfigError("prompts.field", prompts.field, f"a field that is a text; line {number} has {question!r:.60}")
+            raise ConfigError("prompts.field", prompts.field, f"a field with a text; line {number} has {question!r:.60}")
         found.append(question)
     left = len(found) - prompts.held_out
     if left < 1:

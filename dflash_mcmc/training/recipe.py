@@ -1,7 +1,7 @@
-"""The typed configuration of a draft's training, its checks and its identity. Nothing here touches a model.
+"""The typed configuration of a draft's training, its checks and its identity. No model is loaded here.
 
-`python -m dflash_mcmc.train draft=tiny` is `conf/train_draft_tiny.yaml`; `draft=dflash` is `conf/train_draft.yaml`, the
-published recipe for any target.
+`python -m dflash_mcmc.train draft=tiny` uses `conf/train_draft_tiny.yaml`. `draft=dflash` uses `conf/train_draft.yaml`, the
+published recipe, which works for any target.
 """
 
 from __future__ import annotations
@@ -23,47 +23,48 @@ from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, runtime, spec_of, walk
 
 RECIPES = {"tiny": "train_draft_tiny", "dflash": "train_draft"}
-"""What `draft=` can name, and its root configuration."""
+"""The values of `draft=` and their root configurations."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
+"""Published values of gamma by block size."""
 _IDENTITY_VERSION = 1
-"""Raised when the meaning of a field, or what is drawn, changes."""
+"""Increase it if the meaning of a field changes, or the random numbers."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Shape:
-    """The draft network."""
+    """Shape of the draft network."""
 
-    num_layers: int = identity("layers", ge=1)
-    block_size: int = identity("positions of a block: the anchor and the drafted tokens", ge=2)
-    num_features: int = identity("layers of the target whose outputs are read, evenly from its second on", ge=1)
+    num_layers: int = identity("number of layers", ge=1)
+    block_size: int = identity("positions in a block: the anchor and the drafted tokens", ge=2)
+    num_features: int = identity("number of target layers whose outputs the draft reads, evenly spaced from the second one",
+                                 ge=1)
     target_layers: list[int] | None = identity(  # noqa: RUF009
-        "these layers of the target instead, the first being 0; null takes num_features")
-    intermediate_size: int | None = identity("width of the feed-forward part; null takes the target's", ge=1)
-    num_heads: int | None = identity("heads of attention; null takes the target's", ge=1)
-    num_key_heads: int | None = identity("heads of keys and values; null takes the target's", ge=1)
-    head_dim: int | None = identity("of a head, even; null takes the target's", ge=2)
-    mask_token_id: int | None = identity("id that stands where a token is drafted; null takes the first one that no token has",
-                                         ge=0)
+        "indices of the target layers to read, counted from 0; null chooses num_features layers")
+    intermediate_size: int | None = identity("width of the feed-forward layers; null uses the target's", ge=1)
+    num_heads: int | None = identity("number of attention heads; null uses the target's", ge=1)
+    num_key_heads: int | None = identity("number of key and value heads; null uses the target's", ge=1)
+    head_dim: int | None = identity("dimension of a head, an even number; null uses the target's", ge=2)
+    mask_token_id: int | None = identity("id of the mask at positions to draft; null uses the first id without a token", ge=0)
 
 
 @dataclass(slots=True, kw_only=True)
 class Prompts:
-    """What the target is asked."""
+    """The prompts for the target."""
 
-    num: int | None = identity("training prompts; null takes all of the file that are not held out", ge=1)
-    held_out: int = identity("prompts that are evaluated on instead: for a file its last ones", ge=1)
-    path: str | None = identity("JSON Lines file of questions; null takes training questions of dataset=arith")
-    field: str = identity("of a line of the file: its question")
-    template: str = identity("what is asked; {question} stands for the question")
+    num: int | None = identity("number of training prompts; null uses all lines of the file that are not held out", ge=1)
+    held_out: int = identity("number of prompts for evaluation only; of a file, the last ones", ge=1)
+    path: str | None = identity("JSON Lines file of questions; null uses training questions of dataset=arith")
+    field: str = identity("field of the file's lines that contains the question")
+    template: str = identity("template of the prompt; {question} is replaced by the question")
 
 
 @dataclass(slots=True, kw_only=True)
 class Responses:
-    """How the target answers."""
+    """Sampling of the target's responses."""
 
-    temperatures: list[float] = identity("of the training responses, the prompts taking them in turn; 0 is greedy")  # noqa: RUF009
-    held_out: list[float] = identity("of the held-out responses: the accepted length is told for each")  # noqa: RUF009
-    max_new_tokens: int = identity("longest response in tokens", ge=2)
+    temperatures: list[float] = identity("temperatures of the training responses, used in turn; 0 is greedy")  # noqa: RUF009
+    held_out: list[float] = identity("temperatures of the held-out responses; the accepted length is reported for each")  # noqa: RUF009
+    max_new_tokens: int = identity("maximal length of a response in tokens", ge=2)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,26 +74,28 @@ class DraftPlan:
     shape: Shape = dataclasses.field(default_factory=Shape)
     prompts: Prompts = dataclasses.field(default_factory=Prompts)
     responses: Responses = dataclasses.field(default_factory=Responses)
-    target: str = identity("what the draft learns: tokens = the responses' tokens (cross-entropy); p = the target's law of "
-                           "each token; p_alpha = that law to the power alpha, normalised (both by KL divergence)",
+    target: str = identity("what the draft learns: tokens = the responses' tokens (cross-entropy); p = the target's "
+                           "distribution of each token (KL divergence); p_alpha = p to the power alpha, normalised (KL "
+                           "divergence)",
                            choices=("tokens", "p", "p_alpha"))
-    alpha: float = identity("the power of target=p_alpha", gt=0)
-    anchors: int = identity("blocks of a sequence in a step, drawn anew every epoch", ge=1)
-    prompt_end: bool = identity("the prompt's last token may be an anchor too: with it this package's engine begins")
-    loss_gamma: float | None = identity("slot k weighs exp(-(k - 1) / gamma); null takes 7 for blocks of 16, 5 of 10, 4 of 8",
-                                        gt=0)
-    steps: int = identity("optimiser steps", ge=1)
-    batch_size: int = identity("sequences in a step, of all processes together", ge=1)
-    learning_rate: float = identity("the highest; it falls to zero along a cosine", gt=0)
-    warmup_fraction: float = identity("first part of the run, in which the rate rises", ge=0, lt=1)
-    weight_decay: float = identity("of AdamW", ge=0)
-    max_norm: float = identity("longer gradients are scaled to this length", gt=0)
-    precision: str = identity("of the forward pass; the weights are kept in float32", choices=("float32", "bfloat16"))
-    seed: int = identity("of initial weights, prompts, responses, order and anchors")
-    rows_at_once: int | None = runtime("sequences in one forward, to save memory; null takes all", ge=1)
+    alpha: float = identity("exponent for target=p_alpha", gt=0)
+    anchors: int = identity("blocks per sequence in a step, chosen at random in every epoch", ge=1)
+    prompt_end: bool = identity("whether the prompt's last token, where engines start drafting, may be an anchor too")
+    loss_gamma: float | None = identity("gamma in the weight exp(-(k - 1) / gamma) of slot k; null uses 7 for blocks of 16, "
+                                        "5 for 10 and 4 for 8", gt=0)
+    steps: int = identity("number of optimiser steps", ge=1)
+    batch_size: int = identity("sequences per step, over all processes", ge=1)
+    learning_rate: float = identity("peak learning rate, which then decays to zero along a cosine", gt=0)
+    warmup_fraction: float = identity("fraction of the steps in which the learning rate rises", ge=0, lt=1)
+    weight_decay: float = identity("weight decay of AdamW", ge=0)
+    max_norm: float = identity("maximal norm of the gradient; larger gradients are scaled down", gt=0)
+    precision: str = identity("number format of the forward pass; the weights are kept in float32",
+                              choices=("float32", "bfloat16"))
+    seed: int = identity("seed of the initial weights, prompts, responses, order and anchors")
+    rows_at_once: int | None = runtime("sequences in one forward, to limit memory; null uses all", ge=1)
     evaluate_every: int = runtime("steps between evaluations and checkpoints", ge=1)
-    num_threads: int | None = runtime("threads of the CPU's arithmetic; null takes what hardware does", ge=1)
-    export: str | None = runtime("folder to write the finished draft to, as a checkpoint; null takes the run folder")
+    num_threads: int | None = runtime("number of CPU threads; null uses the hardware setting", ge=1)
+    export: str | None = runtime("folder for the checkpoint of the finished draft; null uses the run folder")
     model: Any = MISSING
     hardware: Any = MISSING
     tracker: Any = MISSING
@@ -100,16 +103,16 @@ class DraftPlan:
 
     @property
     def gamma(self) -> float:
-        """Slots, over which a weight falls by e."""
+        """Number of slots after which the weight of a slot falls by a factor e."""
         return self.loss_gamma if self.loss_gamma is not None else _DEFAULT_GAMMA[self.shape.block_size]
 
     def check(self) -> None:
-        """Raises ConfigError, UserError."""
+        """Checks the plan without loading a model. Raises ConfigError or UserError."""
         self.model.check(self)
         self.hardware.check(self)
         _check_shape(self.shape, self.model.num_layers())
         if self.loss_gamma is None and self.shape.block_size not in _DEFAULT_GAMMA:
-            raise ConfigError("loss_gamma", None, "a number > 0; only for blocks of 16, 10 and 8 there is a published one")
+            raise ConfigError("loss_gamma", None, "a number > 0; published values exist only for blocks of 16, 10 and 8")
         for field in ("temperatures", "held_out"):
             values = getattr(self.responses, field)
             if not values or not all(math.isfinite(value) and value >= 0 for value in values):
@@ -119,16 +122,16 @@ class DraftPlan:
         if self.prompts.path is not None and not Path(self.prompts.path).expanduser().is_file():
             raise ConfigError("prompts.path", self.prompts.path, "a JSON Lines file that exists, or null")
         if self.prompts.path is None and self.prompts.num is None:
-            raise ConfigError("prompts.num", None, "a whole number >= 1 where prompts.path is null")
+            raise ConfigError("prompts.num", None, "a whole number >= 1 if prompts.path is null")
 
 
 def _check_shape(shape: Shape, num_target_layers: int | None) -> None:
-    """`num_target_layers` is None where the checkpoint is not here yet; then the layers are checked once it is loaded."""
+    """Checks the shape. `num_target_layers` is None if there is no checkpoint yet; layers are then checked after loading."""
     if shape.head_dim is not None and shape.head_dim % 2:
         raise ConfigError("shape.head_dim", shape.head_dim, "an even number")
     if num_target_layers is None:
         return
-    # The last layer's output is not a feature: published drafts read it behind the final norm, engines before it.
+    # The last layer is excluded: published drafts read its output after the final norm, but engines before it.
     last = num_target_layers - 2
     if shape.num_features > last + 1:
         raise ConfigError("shape.num_features", shape.num_features, f"at most {last + 1}, for a target of {last + 2} layers")
@@ -138,7 +141,7 @@ def _check_shape(shape: Shape, num_target_layers: int | None) -> None:
 
 
 def compose(name: str, overrides: list[str]) -> DraftPlan:
-    """The checked plan of `draft=name` and further overrides. Raises UserError, of one line."""
+    """The checked plan for `draft=name` and further overrides. Raises UserError with a message of one line."""
     if name not in RECIPES:
         raise UserError(f"draft: given {name!r}{did_you_mean(name, RECIPES)}; allowed: {', '.join(map(repr, RECIPES))}")
     command.prepare()
@@ -149,7 +152,7 @@ def compose(name: str, overrides: list[str]) -> DraftPlan:
 
 
 def identity_of(plan: DraftPlan) -> dict[str, object]:
-    """What decides the weights: every identity field, and the content of the target and of the prompts' file."""
+    """All that determines the weights: the identity fields, and the content of the target and of the prompt file."""
     values: dict[str, object] = {"version": _IDENTITY_VERSION}
     values.update({name: value for name, field, _, value in walk(plan) if spec_of(field).role == "identity"})
     values.update({f"model.{name}": value for name, value in plan.model.canonical(plan).items()})

@@ -1,7 +1,7 @@
-"""The target's own responses: drawn once by the batched engine, and kept on disk beside the run.
+"""The target's responses to the prompts: sampled once by the batched engine and stored in the run folder.
 
-They lie in pieces of 256 prompts, each written whole or not at all. The processes of a launch take the next piece when they
-are free; a run that is stopped draws again only the pieces that were under way.
+They are stored in files ("pieces") of 256 prompts, which are written atomically. Each process of a launch claims the next
+missing piece when it is free. A resumed run samples only the pieces that were not finished.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _POLL_SECONDS = 0.1
 
 
 class Response(NamedTuple):
-    """A prompt with what the target said."""
+    """A prompt with the target's answer."""
 
     tokens: np.ndarray
-    """int32 (length,), the prompt's first; a stop id is the last where the response has one."""
+    """int32 (length,): the prompt, then the answer, including its stop id if it has one."""
     prompt_length: int
 
     @property
@@ -46,17 +46,17 @@ class Response(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A set of responses that is to be had."""
+    """A set of responses to sample."""
 
     name: str
-    """Of its folder, and of its random numbers."""
+    """Name of the folder, and part of the random key."""
     questions: Sequence[str]
     temperatures: Sequence[float]
-    """The questions take them in turn."""
+    """Sampling temperatures, which the questions use in turn."""
 
 
 def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Request) -> list[Response]:
-    """The set, drawn as far as the folder lacks it. Raises UserError for prompts that are too long and laws that are none."""
+    """The responses of a request; missing ones are sampled. Raises UserError if a prompt is too long or sampling fails."""
     here = folder / "responses" / request.name
     here.mkdir(parents=True, exist_ok=True)
     pieces = [here / f"{number:05d}.npz" for number in range(-(-len(request.questions) // _PIECE))]
@@ -73,9 +73,9 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
     key = Key(plan.seed).fold_in("response", request.name)
 
     def chain(index: int) -> Chain:
-        law = SamplingParams(temperature=request.temperatures[index % len(request.temperatures)])
-        path = yield Draw(Trajectory.start(prompts[index]), plan.responses.max_new_tokens, law, key.fold_in(index))
-        return ChainResult(path)
+        sampling = SamplingParams(temperature=request.temperatures[index % len(request.temperatures)])
+        trajectory = yield Draw(Trajectory.start(prompts[index]), plan.responses.max_new_tokens, sampling, key.fold_in(index))
+        return ChainResult(trajectory)
 
     with tqdm(total=len(prompts), unit="response", desc=request.name, mininterval=0.5, dynamic_ncols=True,
               disable=bool(ranks.rank())) as bar:
@@ -92,7 +92,7 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
 
 
 def _claimed(pieces: list[Path], bar: tqdm) -> Iterator[int]:
-    """Numbers of the pieces that are missing and that no other process draws. Ends when all are there."""
+    """Yields the numbers of missing pieces that no other process samples. Ends when all pieces exist."""
     locks = Locks(pieces[0].parent / "lock")
     try:
         while missing := [number for number, piece in enumerate(pieces) if not piece.is_file()]:
@@ -112,7 +112,7 @@ def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
 
 
 def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
-    """The engine, once its memory is known to be there. Raises ConfigError."""
+    """The engine. Raises ConfigError if the responses do not fit the model's positions or the memory."""
     from dflash_mcmc.engine.batched import BatchedEngine
     from dflash_mcmc.engine.interface import Options
     from dflash_mcmc.engine.plan import plan as plan_memory

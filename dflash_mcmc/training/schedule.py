@@ -1,4 +1,4 @@
-"""Learning rates by step. All warm up linearly."""
+"""Schedules of the learning rate, as functions of the step. All begin with a linear warm-up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def stable_then_linear(step: int, steps: int, peak: float, warmup_steps: int, decay_fraction: float) -> float:
-    """Warm-up, constant, linear decay to zero over the last part of the run.
+    """Warm-up, a constant rate, and a linear decay to zero over the last part of the run.
 
     Source: Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed training durations".
     """
@@ -19,7 +19,7 @@ def stable_then_linear(step: int, steps: int, peak: float, warmup_steps: int, de
 
 
 def cosine(step: int, steps: int, peak: float, warmup_fraction: float) -> float:
-    """Warm-up over a part of the run, then half a cosine down to zero (Loshchilov & Hutter 2017)."""
+    """Warm-up over the first part of the run, then half a cosine down to zero (Loshchilov & Hutter 2017)."""
     warmup_steps = math.ceil(steps * warmup_fraction)
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps

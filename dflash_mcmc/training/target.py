@@ -1,6 +1,6 @@
-"""Trains the embedded target: `python -m dflash_mcmc.train model=tiny`. Deterministic; resumes where it was stopped.
+"""Trains the embedded target: `python -m dflash_mcmc.train model=tiny`. Starting a stopped run again resumes it.
 
-The texts of step n are a function of (seed, n).
+The result is deterministic: the texts of step n are a function of the seed and n.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ _VALIDATION_SEED = 1
 class TrainingPlan:
     """A training run: `conf/train.yaml`."""
 
-    steps: int = identity("optimiser steps", ge=1)
-    batch_size: int = identity("solutions in a batch", ge=1)
-    learning_rate: float = identity("of the constant part", gt=0)
-    warmup_steps: int = identity("steps of linear warm-up", ge=1)
-    decay_fraction: float = identity("last part of the run, in which the rate falls to zero", gt=0, lt=1)
-    weight_decay: float = identity("of AdamW", ge=0)
-    seed: int = identity("of initial weights and texts")
+    steps: int = identity("number of optimiser steps", ge=1)
+    batch_size: int = identity("solutions per batch", ge=1)
+    learning_rate: float = identity("learning rate of the constant part", gt=0)
+    warmup_steps: int = identity("number of steps of linear warm-up", ge=1)
+    decay_fraction: float = identity("fraction of the steps at the end in which the learning rate falls to zero", gt=0, lt=1)
+    weight_decay: float = identity("weight decay of AdamW", ge=0)
+    seed: int = identity("seed of the initial weights and texts")
     evaluate_every: int = runtime("steps between evaluations and checkpoints", ge=1)
-    problems_per_level: int = runtime("validation problems of each level", ge=1)
-    num_threads: int | None = runtime("threads of the CPU's arithmetic; null takes what PyTorch finds", ge=1)
-    export: str | None = runtime("folder to write the finished model to, as a checkpoint; null takes the run folder")
+    problems_per_level: int = runtime("validation problems per level", ge=1)
+    num_threads: int | None = runtime("number of CPU threads; null uses PyTorch's default", ge=1)
+    export: str | None = runtime("folder for the checkpoint of the finished model; null uses the run folder")
     model: Any = MISSING
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def check(self, chosen_model: str) -> None:
-        """Only the embedded model can be trained. Raises ConfigError."""
+        """Raises ConfigError for any other model than the embedded one, which is the only one that can be trained."""
         if chosen_model != "tiny":
             raise ConfigError("model", chosen_model, "'tiny'; other models are loaded, not trained (drafts are: draft=...)")
 
 
 def learning_rate(plan: TrainingPlan, step: int) -> float:
-    """Warm-up, constant, linear decay to zero."""
+    """Learning rate of a step: warm-up, constant, then linear decay to zero."""
     return schedule.stable_then_linear(step, plan.steps, plan.learning_rate, plan.warmup_steps, plan.decay_fraction)
 
 
 def training_pairs(seed: int, start: int, stop: int) -> list[tuple[str, str]]:
-    """(question, solution) number `start` to `stop - 1` of the training split; levels in turn."""
+    """(question, solution) pairs number `start` to `stop - 1` of the training split, of alternating levels."""
     pairs = []
     for index in range(start, stop):
         key = Key(seed).fold_in("train", index)
@@ -72,14 +72,14 @@ def training_pairs(seed: int, start: int, stop: int) -> list[tuple[str, str]]:
 
 
 def render_prompt(tokenizer, question: str) -> str:
-    """The question in the chat template, thinking off: what the target will be asked with."""
+    """The prompt for a question: the chat template without thinking, as runs use it."""
     return tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True, enable_thinking=False
     )
 
 
 class Batches:
-    """Batch n of the run: (tokens, labels), each (batch_size, length) int64; labels cover the solution and its end."""
+    """Batch n of the run: (tokens, labels), each int64 (batch_size, length). Only the solution and its stop id have labels."""
 
     def __init__(self, tokenizer, plan: TrainingPlan):
         self.tokenizer, self.plan = tokenizer, plan
@@ -122,7 +122,7 @@ def loss_of(model, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def greedy_accuracy(model, tokenizer, stop_ids: list[int], seed: int, per_level: int) -> dict[int, float]:
-    """Share of held-out problems whose greedy answer is right, by level. These are not the problems of `dataset=arith`."""
+    """Fraction of held-out problems with a correct greedy answer, by level. They are not problems of `dataset=arith`."""
     import torch
 
     problems = [
@@ -144,7 +144,7 @@ def greedy_accuracy(model, tokenizer, stop_ids: list[int], seed: int, per_level:
 
 
 def train(plan: TrainingPlan) -> Path:
-    """Trains to the end of the plan, from the last checkpoint where there is one. Returns the folder of the model."""
+    """Trains to the end of the plan, from the last checkpoint if there is one. Returns the folder of the model."""
     import torch
 
     from dflash_mcmc.model import tiny
@@ -173,7 +173,7 @@ def train(plan: TrainingPlan) -> Path:
 
 
 def run_folder(plan: TrainingPlan, tokenizer) -> Path:
-    """`outputs/train/tiny-<hash of all that decides the weights>`: plan, architecture, tokenizer and texts."""
+    """`outputs/train/tiny-<hash>`, with a hash of all that determines the weights: plan, architecture, tokenizer and texts."""
     from dflash_mcmc.model import tiny
 
     values = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)
@@ -184,7 +184,7 @@ def run_folder(plan: TrainingPlan, tokenizer) -> Path:
 
 
 def export(model, tokenizer, stop_ids: list[int], folder: Path) -> None:
-    """Writes a checkpoint that `model.path=` loads: weights rounded to bfloat16 to halve the file, to be run in float32."""
+    """Writes a checkpoint for `model.path=`. The weights are rounded to bfloat16 to halve the file, but loaded as float32."""
     import copy
 
     import torch

@@ -1,4 +1,4 @@
-"""`grader=choice`: the letter that a text settles on, and no answer where it settles on none or several."""
+"""`grader=choice`: the letter that a text chooses, and no answer if it chooses none or several."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("text", "letter"), TEXTS.items(), ids=range(len(TEXTS)))
-def test_the_letter_that_a_text_settles_on(text, letter):
+def test_the_chosen_letter(text, letter):
     assert final_letter(text, "ABCDEFGHIJ")[0] == letter
 
 
@@ -58,8 +58,8 @@ LOOPS = {
 
 
 @pytest.mark.parametrize(("loop", "letter"), LOOPS.items(), ids=range(len(LOOPS)))
-def test_a_megabyte_of_looping_text_is_graded_at_once(loop, letter):
-    """It is read in the run's own process. It takes less than a second; with quadratic time it would take hours."""
+def test_a_megabyte_of_looping_text_is_graded_in_seconds(loop, letter):
+    """The run itself grades it. It takes less than a second; with quadratic time it would take hours."""
     text = loop * (1_000_000 // len(loop))
     started = time.process_time()
     assert final_letter(text, "ABCD")[0] == letter
@@ -67,7 +67,7 @@ def test_a_megabyte_of_looping_text_is_graded_at_once(loop, letter):
     assert time.process_time() - started < 5
 
 
-def test_a_box_that_is_too_long_is_unsupported_as_with_other_graders(make_config):
+def test_a_too_long_box_is_unsupported_as_with_other_graders(make_config):
     pool = make_config("grader=choice", "grader.letters=ABCDE").grader.start()
     for tag, length in enumerate((400, 401)):
         pool.submit(tag, rf"\boxed{{{'A'.ljust(length, '?')}}}", "A")
@@ -75,14 +75,14 @@ def test_a_box_that_is_too_long_is_unsupported_as_with_other_graders(make_config
     assert (found[0].verdict, found[1].verdict, found[1].rule) == ("correct", "unsupported", "length")
 
 
-def test_a_gold_answer_that_is_no_letter_is_refused(make_config):
+def test_a_gold_answer_that_is_not_a_letter_is_rejected(make_config):
     pool = make_config("grader=choice").grader.start()
     with pytest.raises(UserError, match="gold answer '42'; allowed: one of the letters"):
         pool.submit(0, "A", "42")
 
 
 @pytest.mark.parametrize("letters", ["A", "abc", "AAB", "A B"])
-def test_letters_are_capital_and_each_once(letters):
+def test_letters_must_be_capital_and_unique(letters):
     command.prepare()
     with pytest.raises(UserError, match=r"grader\.letters"):
         command.check_command(["grader=choice", f"grader.letters={letters}"])

@@ -1,4 +1,4 @@
-"""`grader=code`: HumanEval's programs pass or fail, and what a program does to the machine stays behind the walls."""
+"""`grader=code`: programs for HumanEval pass or fail, and leave nothing behind on the machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_verdicts_and_rules(pool):
     assert found[3].answer.endswith("return a - b\n")
 
 
-def test_a_missing_definition_is_apart(pool):
+def test_a_missing_definition_has_its_own_rule(pool):
     task = Task("if True:\n", "def check(candidate):\n    assert candidate(4) == 2\n", "root")
     missing, other = grades(pool, [("    square = 2\n", task), ("    print(nothing)\n", task)])
     assert (missing.rule, other.rule) == ("missing_definition", "raised")
@@ -67,12 +67,12 @@ def test_no_process_is_left(pool):
     if "processes" in pool.walls:
         left = []
         for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may end during the loop
                 left.append(child.cmdline())
         assert not [command for command in left if any("launch.py" in part or "descriptor" in part for part in command)]
 
 
-def test_a_program_takes_no_processes_from_its_neighbour():
+def test_a_program_cannot_use_up_the_process_limit_of_another():
     from dflash_mcmc.grading.code.pool import ProgramPool
 
     patient = ProgramPool(timeout_seconds=30, memory_gib=1, num_workers=2, all_walls=False)
@@ -83,22 +83,22 @@ def test_a_program_takes_no_processes_from_its_neighbour():
     patient.close()
 
 
-def test_it_is_opt_in():
+def test_execution_must_be_allowed():
     cli.prepare()
     with pytest.raises(UserError, match=r"grader\.allow_execution: given False; allowed: true"):
         cli.check_command(["grader=code"])
 
 
-def test_a_gold_answer_without_tests_is_refused(pool):
+def test_a_gold_answer_without_tests_is_rejected(pool):
     with pytest.raises(UserError, match="grader=code: given the gold answer '42'"):
         pool.submit(0, "x", "42")
 
 
-def test_walls_that_are_required_and_missing_are_refused(monkeypatch, make_config):
+def test_missing_walls_are_an_error_if_they_are_required(monkeypatch, make_config):
     from dflash_mcmc.grading.code import pool
 
     monkeypatch.setattr(pool, "find_sandbox", lambda: (None, ("user", "limits")))
-    with pytest.raises(UserError, match="has not the walls network, processes"):
+    with pytest.raises(UserError, match="does not support the walls network, processes"):
         make_config("grader=code", "grader.allow_execution=true").grader.start()
     pool = make_config(*PREPARED).grader.start()
     assert pool.walls == ("user", "limits")
@@ -111,7 +111,7 @@ def human_eval(shared_data) -> list[tuple[str, Task]]:
 
 
 def mutated(body: str) -> str:
-    """The body of a function that always gives back something else than it did."""
+    """The body of a function, changed so that it always returns a wrong value."""
     return re.sub(r"\breturn\b[^\n]*", "return object()", body) + "    return object()\n"
 
 
@@ -133,7 +133,7 @@ def test_all_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool):
             if grade.verdict != "wrong"] == []
 
 
-def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_the_usual_one(make_config, tmp_path):
+def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_unbiased(make_config, tmp_path):
     from math import comb
 
     from dflash_mcmc.statistics.chains import pass_curve
@@ -161,13 +161,13 @@ def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_the_usual_one(mak
     assert curve == pytest.approx({k: sum(1 - comb(3 - right, k) / comb(3, k) for right in (1, 2)) / 2 for k in (1, 2, 3)})
 
 
-@pytest.mark.parametrize(("grader", "said"), [(PREPARED, "grader=code: given the gold answer"),
-                                              (("grader=choice",), "grader=choice: given the gold answer")])
-def test_gold_answers_of_another_kind_are_refused_before_anything_is_loaded(make_config, tmp_path, monkeypatch, grader, said):
+@pytest.mark.parametrize(("grader", "message"), [(PREPARED, "grader=code: given the gold answer"),
+                                                 (("grader=choice",), "grader=choice: given the gold answer")])
+def test_gold_answers_of_another_kind_are_rejected_before_loading(make_config, tmp_path, monkeypatch, grader, message):
     from tests.runs import execute
 
     config = make_config(*grader, "tracker=none", f"paths.outputs={tmp_path}")
     monkeypatch.setattr(type(config.model), "load", lambda self, device: pytest.fail("a model was loaded"))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         execute(config)
     assert not list(tmp_path.rglob("run.json"))

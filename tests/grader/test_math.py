@@ -1,4 +1,4 @@
-"""`grader=math`: verdicts apart, nothing that hangs or kills, and processes that end with the run."""
+"""`grader=math`: the verdicts, slow or broken workers, and processes that end with the run."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_verdicts(pool):
     assert [g.rule for g in found] == ["integer", "integer", "no_box", "number", "number", "text", "empty", "tuple",
                                       "interval", "unfinished_thinking", "sum", "length"]
     assert found[0] == Grade("correct", "042", "integer", same_string=True)
-    assert found[3] == Grade("correct", r"\frac{2}{4}", "number", same_string=False)  # it rejects what is not reduced
+    assert found[3] == Grade("correct", r"\frac{2}{4}", "number", same_string=False)  # it is not reduced
 
 
-def test_an_answer_that_takes_too_long_is_apart_and_the_pool_goes_on(make_config):
-    """In a busy machine's wall clock it may take any time: what counts is the processor's."""
+def test_a_too_slow_answer_is_a_timeout_and_the_pool_continues(make_config):
+    """The limit is on processor time, because wall-clock time depends on the load of the machine."""
     slow = r"\boxed{(1+x+y+xy)^{40}(1+z)^{40}(1+u+v+uv)^{30}}"
     pool = make_config("grader.timeout_seconds=0.3").grader.start()
     try:
@@ -58,7 +58,7 @@ def test_an_answer_that_takes_too_long_is_apart_and_the_pool_goes_on(make_config
 
 
 def test_workers_that_cannot_run_decide_nothing(make_config):
-    """They would otherwise mark right answers wrong, for good."""
+    """Otherwise, correct answers would be recorded as wrong."""
     before = set(multiprocessing.active_children())
     pool = make_config("grader.memory_gib=1").grader.start()
     pool._memory = 0.05
@@ -71,7 +71,7 @@ def test_workers_that_cannot_run_decide_nothing(make_config):
 
 
 def test_a_busy_worker_ends_with_a_killed_run(tmp_path):
-    """The worker is in one long C call: neither an alarm nor a request to stop would reach it."""
+    """The worker is in one long C call, in which it handles neither an alarm nor a request to stop."""
     script = tmp_path / "killed.py"
     script.write_text(r"""
 import os, signal, time

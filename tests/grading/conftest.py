@@ -1,4 +1,4 @@
-"""One pool for all tests that only ask it: its processes take seconds to start."""
+"""One pool for all tests that do not change it, because its processes take seconds to start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_mcmc.grading.math.pool import MathPool
 
 @pytest.fixture(scope="session")
 def math_pool() -> Iterator[MathPool]:
-    """A pool of one process with 4 GiB, 8 s for an answer."""
+    """A pool of one process with 4 GiB and a limit of 8 s per answer."""
     started = MathPool(timeout_seconds=8, memory_gib=4, num_workers=1)
     yield started
     started.close()

@@ -1,4 +1,4 @@
-"""Answers that try to hang, crash, fill or take over what grades them."""
+"""Answers that try to hang, crash or take over the grading process, or to fill its memory."""
 
 from __future__ import annotations
 
@@ -58,8 +58,10 @@ _SHORT = [text for text in ANSWERS if 0 < len(text) <= 120] + [
 
 
 def random_answers(count: int, seed: int) -> list[str]:
-    """Half are pieces of LaTeX, code and noise, most short, some long, one in fifty made of a few pieces over and over; half
-    are formulas and hostile answers that are joined, with a piece put in.
+    """Random hostile answers, each of one of two kinds with equal probability.
+
+    The first kind is a sequence of pieces of LaTeX, code and noise. Most are short, and one in fifty repeats a few pieces. The
+    second kind joins formulas and hostile answers by operators; half of them have a random piece inserted.
     """
     generator = np.random.default_rng(seed)
     return [_noise(generator) if generator.random() < 0.5 else _joined(generator) for _ in range(count)]

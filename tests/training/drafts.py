@@ -14,14 +14,17 @@ BLOCK_SIZE = 5
 
 
 def random_target() -> LanguageModel:
-    """61 ids, of which the last three have no token."""
+    """A small random target with 61 ids. The last three have no token."""
     model = LanguageModel(random_model())
     model.forbid([58, 59, 60])
     return model
 
 
 def random_draft(model: LanguageModel) -> DFlash:
-    """Two layers that read two of the target's three; norms are random too, so that none can be left out."""
+    """A random draft of two layers that reads two of the target's three layers.
+
+    The weights of its norms are random too, so that a missing norm changes the result.
+    """
     shape = DFlashShape(
         hidden_size=32, num_layers=2, num_heads=4, num_key_heads=2, head_dim=8, intermediate_size=24, block_size=BLOCK_SIZE,
         mask_token_id=60, target_layers=(0, 1), num_target_layers=3, rope={"rope_type": "default", "rope_theta": 10_000.0},
@@ -37,13 +40,13 @@ def random_draft(model: LanguageModel) -> DFlash:
 
 
 def random_responses(lengths: tuple[int, ...], prompt_length: int = 4) -> list[Response]:
-    """Tokens of no meaning."""
+    """Responses of random tokens with the given lengths, which include the prompt."""
     numbers = np.random.default_rng(0)
     return [Response(numbers.integers(0, 58, length).astype(np.int32), prompt_length) for length in lengths]
 
 
 def block_alone(draft: DFlash, model: LanguageModel, tokens: torch.Tensor, anchor: int) -> torch.Tensor:
-    """Logits (block_size - 1, ids) of one block, from a forward of the target over nothing but what is before its anchor."""
+    """Logits (block_size - 1, ids) of one block, with a forward of the target over only the tokens before its anchor."""
     with model.tapped(draft.shape.target_layers) as outputs:
         model.decoder(input_ids=tokens[None, :anchor], use_cache=False)
     keys, values = draft.keys_values(draft.context(torch.cat(outputs, dim=-1).detach()), torch.arange(anchor)[None])

@@ -1,4 +1,4 @@
-"""The accepted length from all anchors at once is that of a loop that drafts one block after another."""
+"""The accepted length, computed from all anchors at once, equals that of a loop that drafts one block after another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pair():
 
 @torch.no_grad()
 def agreeing(pair, agreements: tuple[int, ...]) -> Response:
-    """A sequence along which the blocks from the prompt's end accept so many tokens, one after another."""
+    """A sequence whose blocks, starting at the end of the prompt, accept the given numbers of tokens."""
     tokens = list(PROMPT)
     for agreed in agreements:
         proposed = block_alone(*pair, torch.tensor(tokens), len(tokens) - 1).argmax(dim=-1).tolist()
@@ -32,7 +32,7 @@ def agreeing(pair, agreements: tuple[int, ...]) -> Response:
 
 @torch.no_grad()
 def speculate(pair, response: Response) -> int:
-    """Forwards of the target, drafting a block at a time."""
+    """Number of forwards of the target when blocks are drafted one at a time."""
     tokens, anchor, forwards = torch.from_numpy(response.tokens).long(), response.prompt_length - 1, 0
     while anchor < response.length - 1:
         for proposed in block_alone(*pair, tokens[: anchor + 1], anchor).argmax(dim=-1).tolist():
@@ -47,7 +47,7 @@ def speculate(pair, response: Response) -> int:
 AGREEMENTS = ((2, 0, 4, 1), (0, 0), (4, 4, 3), (1,))
 
 
-def test_count_is_that_of_a_loop(pair):
+def test_count_equals_a_loop_over_blocks(pair):
     responses = [agreeing(pair, agreements) for agreements in AGREEMENTS]
     forwards = sum(speculate(pair, response) for response in responses)
     assert forwards == sum(map(len, AGREEMENTS))
@@ -56,7 +56,7 @@ def test_count_is_that_of_a_loop(pair):
         assert count(*pair, responses, rows_at_once, anchors_at_once) == (tokens, forwards)
 
 
-def test_what_is_accepted_at_every_anchor(pair):
+def test_accepted_length_at_every_anchor(pair):
     responses = [agreeing(pair, agreements) for agreements in AGREEMENTS]
     found = accepted_lengths(*pair, responses, 3)
     for response, row in zip(responses, found, strict=True):

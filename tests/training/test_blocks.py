@@ -1,4 +1,4 @@
-"""Anchors stand only where a token follows, are drawn anew every epoch, and are a function of seed and step."""
+"""Anchors are before another token, differ between epochs, and are a function of seed and step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dflash_mcmc.training.responses import Response
 from tests.training.drafts import random_responses
 
 
-def test_an_anchor_is_a_token_of_the_response_that_another_follows():
+def test_an_anchor_is_before_another_token_of_the_response():
     response = Response(np.arange(10, dtype=np.int32), prompt_length=4)
     assert list(possible_anchors(response, prompt_end=False)) == [4, 5, 6, 7, 8]
     assert list(possible_anchors(response, prompt_end=True)) == [3, 4, 5, 6, 7, 8]
@@ -30,7 +30,7 @@ def test_anchors_are_different_and_uniform(prompt_end):
     assert list(draw_anchors(response, 99, prompt_end, Key(0))) == list(possible)
 
 
-def test_padding_is_on_the_right_and_no_anchor():
+def test_padding_is_on_the_right_and_has_no_anchors():
     blocks = gather(random_responses((6, 9)), [np.array([4]), np.array([4, 7])])
     assert blocks.tokens.shape == (2, 9)
     assert blocks.anchors.tolist() == [[4, -1], [4, 7]]
@@ -52,9 +52,9 @@ def test_a_batch_is_a_function_of_seed_and_step():
     assert batches_of(Epochs(responses, 2, 3, False, seed=1), range(25)) != first
 
 
-def test_an_epoch_has_every_sequence_once_and_anchors_of_its_own():
+def test_an_epoch_has_every_sequence_once_and_its_own_anchors():
     responses = random_responses(tuple(range(8, 28)))
-    epochs = Epochs([*responses, *random_responses((5,))], 2, 3, False, seed=0)  # the last has nothing to learn from
+    epochs = Epochs([*responses, *random_responses((5,))], 2, 3, False, seed=0)  # the last one has no possible anchor
     assert epochs.num_batches == 10
     of_epoch = []
     for start in (0, 10):

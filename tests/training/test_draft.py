@@ -1,4 +1,4 @@
-"""Training a draft: stopped anywhere it ends in the same weights; it learns; what it writes is a draft like any other."""
+"""Training a draft: a resumed run ends with the same weights, the loss falls, and the result is loaded like any draft."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def evaluations(folder) -> list[dict]:
     return [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_stopped_and_continued_ends_in_the_same_weights(plan, tmp_path, monkeypatch):
+def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     whole = draft.train(plan(f"paths.outputs={tmp_path / 'whole'}"))
     stopped = plan(f"paths.outputs={tmp_path / 'stopped'}")
     optimise, write, calls = loop.optimise, responses._write, []
@@ -69,14 +69,14 @@ def test_stopped_and_continued_ends_in_the_same_weights(plan, tmp_path, monkeypa
         draft.train(stopped)
     monkeypatch.setattr(responses, "_draw", refuse)
     continued = draft.train(stopped)
-    assert len(calls) == 8  # three, the one that was stopped, the one behind the checkpoint and it again, the last two
+    assert len(calls) == 8  # first run: 3 and the stopped one; second run, from the checkpoint at 2: 4
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (whole, continued))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert evaluations(whole) == evaluations(continued)
 
 
-def test_learns_and_is_loaded_as_any_draft(plan, tmp_path):
+def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
     made = plan("steps=40", "evaluate_every=20", "learning_rate=0.01", f"export={tmp_path / 'there'}", "tracker=jsonl")
     folder = draft.train(made)
     assert folder == tmp_path / "there"
@@ -96,14 +96,14 @@ def test_learns_and_is_loaded_as_any_draft(plan, tmp_path):
 
 
 @pytest.mark.parametrize("overrides", [("target=p_alpha", "alpha=2", "precision=float32"), ("target=p", "rows_at_once=3")])
-def test_learns_laws(plan, overrides):
+def test_the_loss_falls_for_distributions(plan, overrides):
     folder = draft.train(plan("steps=20", "evaluate_every=10", "learning_rate=0.01", *overrides))
     first, second = evaluations(folder)
     assert second["loss"] < first["loss"] - 0.3
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_weights_of_one(plan, tmp_path):
+def test_two_processes_end_with_the_weights_of_one(plan, tmp_path):
     small = ("steps=2", "precision=float32", "evaluate_every=2")
     alone = load_file(draft.train(plan(*small)) / "model.safetensors")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
@@ -115,7 +115,7 @@ def test_two_processes_make_the_weights_of_one(plan, tmp_path):
     assert all(torch.allclose(alone[name].float(), both[name].float(), rtol=0.02, atol=2e-4) for name in alone)
 
 
-def test_shipped_draft_is_that_of_the_recipe_and_good(tmp_path):
+def test_shipped_draft_has_the_recipe_and_a_high_accepted_length(tmp_path):
     plan = compose("tiny", ["prompts.num=8", "prompts.held_out=15"])
     folder, target = PACKAGE / "assets/tiny_draft", plan.model.load("cpu")
     shipped = checkpoint.load(folder, torch.float32, "cpu")
@@ -129,7 +129,7 @@ def test_shipped_draft_is_that_of_the_recipe_and_good(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shape_is_that_of_the_target_where_it_is_left_open(plan, family):
+def test_open_fields_of_the_shape_are_the_targets(plan, family):
     model = LanguageModel(random_model(family))
     shape = draft.shape_of(plan("shape.mask_token_id=9", "shape.target_layers=[0,1]", "shape.intermediate_size=null"), model)
     key_heads = 4 if family == "gpt2" else 2
@@ -144,13 +144,13 @@ def test_shape_is_that_of_the_target_where_it_is_left_open(plan, family):
     (["shape.target_layers=[0]"], "shape.mask_token_id: given None; allowed: an id"),
     (["shape.target_layers=[0]", "shape.mask_token_id=9", "shape.num_heads=3"], "shape.num_heads: given 3; allowed: a mult"),
 ])
-def test_what_does_not_fit_the_target_is_one_line(plan, overrides, message):
+def test_a_shape_that_does_not_fit_the_target_is_an_error_of_one_line(plan, overrides, message):
     with pytest.raises(UserError) as caught:
         draft.shape_of(plan(*overrides), LanguageModel(random_model()))
     assert message in str(caught.value)
 
 
-def test_a_response_that_finds_no_room_is_told_before_it_is_drawn(plan):
+def test_too_long_responses_are_an_error_before_sampling(plan):
     with pytest.raises(UserError) as caught:
         draft.train(plan("responses.max_new_tokens=1024"))
     assert "responses.max_new_tokens: given 1024; allowed: at most" in str(caught.value)

@@ -1,4 +1,4 @@
-"""All blocks in one pass are the blocks one by one; what a slot weighs; what the laws' loss is smallest at."""
+"""The loss: all blocks in one pass equal single blocks, the weights of slots, and the minimum of the KL divergence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from dflash_mcmc.training import loss as losses
 from dflash_mcmc.training.blocks import TrainingBlocks, gather
-from dflash_mcmc.training.loss import Objective, law_losses, loss_sum, slot_weights
+from dflash_mcmc.training.loss import Objective, kl_divergences, loss_sum, slot_weights
 from tests.training.drafts import BLOCK_SIZE, block_alone, random_draft, random_responses, random_target
 
 GAMMA = 2.0
@@ -33,11 +33,11 @@ def some_blocks() -> TrainingBlocks:
 
 
 def one_by_one(draft, target, blocks: TrainingBlocks, objective: Objective) -> torch.Tensor:
-    """The loss, block for block and slot for slot."""
+    """The loss, computed for each block and slot separately."""
     total = torch.zeros(())
     for row, anchors in enumerate(ANCHORS):
         tokens = blocks.tokens[row, : blocks.lengths[row]]
-        laws = target.logits(target.decoder(input_ids=tokens[None], use_cache=False).last_hidden_state[0]).detach()
+        targets = target.logits(target.decoder(input_ids=tokens[None], use_cache=False).last_hidden_state[0]).detach()
         for anchor in anchors:
             logits = block_alone(draft, target, tokens, anchor)
             for slot in range(1, BLOCK_SIZE):
@@ -48,14 +48,14 @@ def one_by_one(draft, target, blocks: TrainingBlocks, objective: Objective) -> t
                     value = cross_entropy(logits[slot - 1], tokens[anchor + slot])
                 else:
                     power = objective.alpha if objective.target == "p_alpha" else 1.0
-                    p = torch.softmax(power * laws[anchor + slot - 1, :58], dim=-1)
+                    p = torch.softmax(power * targets[anchor + slot - 1, :58], dim=-1)
                     value = (p * (p.log() - torch.log_softmax(logits[slot - 1, :58], dim=-1))).sum()
                 total = total + weight * value
     return total
 
 
 @pytest.mark.parametrize("name", ["tokens", "p", "p_alpha"])
-def test_one_pass_is_the_blocks_one_by_one(target, draft, name):
+def test_one_pass_equals_the_blocks_one_by_one(target, draft, name):
     blocks, objective = some_blocks(), Objective(name, 3.0, GAMMA)
     ours, theirs = loss_sum(draft, target, blocks, objective, autocast=False), one_by_one(draft, target, blocks, objective)
     assert ours.item() == pytest.approx(theirs.item(), rel=2e-5)
@@ -82,7 +82,7 @@ def test_target_is_not_trained(target, draft):
     assert all(torch.isfinite(parameter.grad).all() for parameter in draft.parameters())
 
 
-def test_weights_fall_by_e_every_gamma_slots_and_are_zero_where_nothing_follows():
+def test_weights_fall_by_e_every_gamma_slots_and_are_zero_after_the_end():
     blocks = gather(random_responses((10, 8)), [np.array([4, 7]), np.array([6])])
     weights = slot_weights(blocks, BLOCK_SIZE, GAMMA)
     full = [math.exp(-k / GAMMA) for k in range(4)]
@@ -93,16 +93,16 @@ def test_weights_fall_by_e_every_gamma_slots_and_are_zero_where_nothing_follows(
 
 
 @pytest.mark.parametrize("alpha", [1.0, 3.0])
-def test_law_loss_is_smallest_at_p_alpha(alpha):
+def test_kl_divergence_is_smallest_at_p_alpha(alpha):
     target = torch.tensor([[0.3, -1.2, 2.0, -torch.inf, 0.7], [0.0, 0.1, 0.2, -torch.inf, -2.0]]).double()
     best = (alpha * target).requires_grad_()
-    value = law_losses(best, target, alpha)
+    value = kl_divergences(best, target, alpha)
     (gradient,) = torch.autograd.grad(value.sum(), best)
     assert value.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
     assert gradient.abs().max() < 1e-12
     for shift in torch.eye(5).double()[[0, 1, 2, 4]]:
-        assert (law_losses(alpha * target + 0.3 * shift, target, alpha) > 1e-7).all()
+        assert (kl_divergences(alpha * target + 0.3 * shift, target, alpha) > 1e-7).all()
     flat = torch.zeros(2, 5).double().masked_fill(torch.isneginf(target), -torch.inf).requires_grad_()
-    (gradient,) = torch.autograd.grad(law_losses(flat, target, alpha).sum(), flat)
+    (gradient,) = torch.autograd.grad(kl_divergences(flat, target, alpha).sum(), flat)
     p = torch.softmax(alpha * target, dim=-1)
     assert torch.allclose(gradient, torch.softmax(flat.detach(), dim=-1) - p, atol=1e-6)

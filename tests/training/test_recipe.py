@@ -1,4 +1,4 @@
-"""The configuration of a draft's training: every mistake is one line, said before a model is loaded."""
+"""The configuration of a draft's training: every mistake is an error of one line before a model is loaded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.refusals import refused
     (["model=tyni"], "model: unknown option 'tyni'; allowed: "),
     (["hardware.device=tpu"], "hardware.device: given 'tpu'"),
 ])
-def test_mistakes_are_one_line(overrides, message):
+def test_mistakes_are_errors_of_one_line(overrides, message):
     with refused(message):
         compose("tiny", overrides)
 
@@ -74,7 +74,7 @@ def changed(plan: DraftPlan, name: str, value: object) -> DraftPlan:
     return plan
 
 
-def test_identity_is_what_decides_the_weights(tmp_path):
+def test_identity_has_all_that_determines_the_weights(tmp_path):
     plan = compose("tiny", ["shape.block_size=16"])
     base = identity_of(plan)
     for name, value in (("seed", 1), ("shape.num_layers", 7), ("prompts.num", 9), ("responses.temperatures", [0.5]),
@@ -93,7 +93,7 @@ def test_identity_is_what_decides_the_weights(tmp_path):
     assert identities[0] != identities[1]
 
 
-def test_questions_are_made_and_held_out_ones_are_others():
+def test_generated_questions_differ_from_held_out_ones():
     plan = compose("tiny", ["prompts.num=40", "prompts.held_out=10"])
     made = questions(plan)
     assert (len(made.training), len(made.held_out)) == (40, 10)
@@ -109,7 +109,7 @@ def test_questions_of_a_file(tmp_path):
     assert questions(compose("tiny", [*given, "prompts.num=4"])).held_out == ["question 7", "question 8"]
     for override, message in (("prompts.num=8", "prompts.num: given 8; allowed: at most 7"),
                               ("prompts.held_out=9", "prompts.held_out: given 9; allowed: at most 8"),
-                              ("prompts.field=question", "JSON objects with 'question'; line 1 is none"),
+                              ("prompts.field=question", "JSON objects with 'question'; line 1 is not one"),
                               ("batch_size=8", "batch_size: given 8; allowed: at most 7")):
         with pytest.raises(UserError) as caught:
             questions(compose("tiny", [*given, override]))

@@ -1,4 +1,4 @@
-"""The cosine; the other schedule is tested with the target that it trains."""
+"""The cosine schedule. `test_target.py` tests the other schedule."""
 
 from __future__ import annotations
 

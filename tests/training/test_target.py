@@ -1,4 +1,4 @@
-"""Training the embedded target: stopped anywhere it ends in the same weights, and it writes a checkpoint like any other."""
+"""Training the embedded target: a resumed run ends with the same weights, and the checkpoint is loaded like any model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def weights(folder) -> dict:
     return load_file(folder / "model.safetensors")
 
 
-def test_stopped_and_continued_ends_in_the_same_weights(plan, tmp_path, monkeypatch):
+def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     whole = weights(target.train(plan("evaluate_every=4", f"paths.outputs={tmp_path / 'whole'}")))
     stopped = plan("evaluate_every=4", f"paths.outputs={tmp_path / 'stopped'}")
     optimise, calls = loop.optimise, []
@@ -54,13 +54,13 @@ def test_stopped_and_continued_ends_in_the_same_weights(plan, tmp_path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         target.train(stopped)
     continued = weights(target.train(stopped))
-    assert len(calls) == 7  # four, the one that was stopped and its repetition, the last
+    assert len(calls) == 7  # first run: 4 and the stopped one; second run, from the checkpoint at 4: 2
     assert whole.keys() == continued.keys()
     assert all(torch.equal(whole[name], continued[name]) for name in whole)
 
 
 @pytest.mark.slow
-def test_model_learns_and_what_is_written_is_loaded_by_model_path(plan, make_config):
+def test_the_loss_falls_and_model_path_loads_the_result(plan, make_config):
     folder = target.train(plan("steps=30", "batch_size=16"))
     lines = [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(2, 31, 2))
@@ -68,12 +68,12 @@ def test_model_learns_and_what_is_written_is_loaded_by_model_path(plan, make_con
     assert execute(make_config(f"model.path={folder}", "sampler=greedy", "dataset.limit=2")).summary["num_samples"] == 2
 
 
-def test_export_goes_where_it_is_told(plan, tmp_path):
+def test_export_writes_to_the_given_folder(plan, tmp_path):
     assert target.train(plan(f"export={tmp_path / 'there'}", "steps=2")) == tmp_path / "there"
     assert (tmp_path / "there" / "model.safetensors").is_file()
 
 
-def test_learning_rate_warms_up_stays_and_falls_to_zero(plan):
+def test_learning_rate_warms_up_is_constant_and_falls_to_zero(plan):
     made = plan("steps=100", "warmup_steps=10", "decay_fraction=0.3", "learning_rate=2.0")
     rates = [target.learning_rate(made, step) for step in range(101)]
     assert rates[0] == pytest.approx(0.2)
@@ -83,7 +83,7 @@ def test_learning_rate_warms_up_stays_and_falls_to_zero(plan):
     assert sorted(rates[70:], reverse=True) == rates[70:]
 
 
-def test_recipe_of_the_shipped_tokenizer_gives_the_shipped_tokenizer():
+def test_the_recipe_reproduces_the_shipped_tokenizer():
     pairs = target.training_pairs(0, 0, 10_000)
     built = train_tokenizer(pairs)
     shipped = json.loads((PACKAGE / "assets/tiny/tokenizer.json").read_text())
@@ -102,7 +102,7 @@ def train_tokenizer(pairs) -> str:
     ("stpes=3", "did you mean 'steps'"),
     ("learning_rate=fast", "learning_rate: given 'fast'; allowed: a number > 0"),
 ])
-def test_mistakes_are_one_line(plan, override, message):
+def test_mistakes_are_errors_of_one_line(plan, override, message):
     with pytest.raises(UserError) as caught:
         plan(override)
     assert message in str(caught.value)

@@ -1,8 +1,8 @@
-r"""Choices: the letter that a text settles on.
+r"""Multiple choice: extraction of the letter that a text finally chooses.
 
-A box decides, then the last `answer is X` or `option X is correct`, then a last line that is a letter. Where the place that
-decides names several letters, or none, there is no answer. All of it takes time that grows as the text does, and no faster:
-this runs in the run's own process.
+The first of these places that exists decides: the last box, the last statement that names a letter (`answer is X` or `option X
+is correct`), the last line. If that place names no letter or several, there is no answer. The time must be linear in the
+length of the text, because this runs in the process of the run itself.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.extraction import behind_thinking, last_box
+from dflash_mcmc.grading.extraction import after_thinking, last_box
 from dflash_mcmc.grading.limits import MAX_LENGTH
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")
-_SAID = re.compile(r"(?:answer|choice|option)[*_]*(?:\s+(?:choice|option))?(?:\s+(?:is|would\s+be|must\s+be|:)|\s*[:=])\s*:?"
+_STATED = re.compile(r"(?:answer|choice|option)[*_]*(?:\s+(?:choice|option))?(?:\s+(?:is|would\s+be|must\s+be|:)|\s*[:=])\s*:?"
                    r"(?:\s*(?:the\s+)?(?:option|choice|letter)\b)?", re.IGNORECASE)
 _CONFIRMED = r"(?i:option|choice|answer)\s+[*_(]*([{letters}])[*_)]*\s+(?i:is\s+(?:the\s+)?(?:correct|right|true|best))\b"
 _DENIED = re.compile(r"(?P<denial>(?:\bnot|n['’]t|\bcannot|\bnever)\s+(?:be|think|believe|mean|say|true|the\s+case)\b)"
                      r"|[.,;!?\n]+", re.IGNORECASE)
-"""A denial, or what ends one."""
+"""A denial, or punctuation, which ends the scope of a denial."""
 _NEXT = r"(?:\s*[,/&]\s*(?:or\s+|and\s+)?|\s+(?:or|and)\s+)"
 _LETTER = r"(?<![A-Za-z0-9])([{letters}])(?![A-Za-z0-9'’])"
 _ARTICLE = re.compile(r"\b[AI](?=\s+(?!(?:because|since|as|which|with|but|or|and|is|so)\b)[a-z])")
@@ -29,8 +29,8 @@ _MARKS = "*_`\"'()[]{}$. \t"
 
 
 def final_letter(text: str, letters: str) -> tuple[str | None, str]:
-    """(letter, rule): the choice that a text settles on, None with the reason where it settles on none or on several."""
-    answer = behind_thinking(text)
+    """(letter, rule): the choice of a text and the place that decided, or None and why there is no single choice."""
+    answer = after_thinking(text)
     if answer is None:
         return None, "unfinished_thinking"
     box = last_box(text)
@@ -48,7 +48,7 @@ def final_letter(text: str, letters: str) -> tuple[str | None, str]:
 
 
 def gold_letter(gold: str, letters: str) -> str:
-    """The letter of a gold answer. Raises UserError for one that names none, or several."""
+    """The letter of a gold answer. Raises UserError if it names no letter or several."""
     letter = final_letter(rf"\boxed{{{gold}}}", letters)[0]
     if letter is None:
         raise UserError(f"grader=choice: given the gold answer {gold[:60]!r}; allowed: one of the letters {letters}")
@@ -56,11 +56,11 @@ def gold_letter(gold: str, letters: str) -> str:
 
 
 def _statements(answer: str, letters: str) -> Iterator[set[str]]:
-    """The letters of each statement of what the answer is, the last one first."""
-    said = [*re.finditer(_CONFIRMED.format(letters=letters), answer), *_SAID.finditer(answer)]
+    """The letters that each statement of the answer names, from the last statement to the first. Denied ones are skipped."""
+    statements = [*re.finditer(_CONFIRMED.format(letters=letters), answer), *_STATED.finditer(answer)]
     marks = list(_DENIED.finditer(answer))
     ends = [mark.end() for mark in marks]
-    for place in sorted(said, key=re.Match.start, reverse=True):
+    for place in sorted(statements, key=re.Match.start, reverse=True):
         before = bisect_right(ends, place.start())
         if before and marks[before - 1]["denial"]:
             continue
@@ -69,7 +69,7 @@ def _statements(answer: str, letters: str) -> Iterator[set[str]]:
 
 
 def _at_start(text: str, letters: str) -> set[str]:
-    """The letters that a statement begins with: `B`, `(b) 12`, `A or B`. A reason or `not C` behind them is not read."""
+    """The letters at the start of a statement: `B`, `(b) 12`, `A or B`. A reason or `not C` after them is ignored."""
     text = _WRAPPED.sub(r"\1", text).lstrip(_MARKS.replace("(", "") + "\\")
     if _ARTICLE.match(text):
         return set()
@@ -91,13 +91,13 @@ def _last_line(lines: list[str], letters: str) -> tuple[str | None, str]:
 
 
 def _sentence(text: str) -> str:
-    """What follows, to the end of its line or sentence."""
+    """The text up to the end of its first line or sentence."""
     line = text.lstrip().partition("\n")[0]
     return re.split(r"(?<=[A-Za-z)*])\.(?:\s|$)", line)[0]
 
 
 def _named(text: str, letters: str) -> set[str]:
-    """The letters that a text names as choices; small ones alone or in brackets alone."""
+    """The letters that a text names as choices. A lower-case letter counts only on its own or in parentheses."""
     stripped = text.strip(_MARKS)
     if len(stripped) == 1 and stripped.upper() in letters:
         return {stripped.upper()}

@@ -1,4 +1,4 @@
-"""Grading of choices: there is nothing to run, so that every text is decided when it is handed over."""
+"""The pool for multiple-choice answers. It has the interface of the other pools but no processes: `submit` grades at once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dflash_mcmc.types import Grade
 
 
 class LetterPool:
-    """Grades texts by the letter that they settle on. `submit`, then `finished`, as the other pools."""
+    """Grades texts by the letter that they choose. Call `submit`, then `finished`, as with the other pools."""
 
     def __init__(self, letters: str):
         self._letters = letters
         self._decided: list[tuple[Hashable, Grade]] = []
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
-        """Grades a text. Raises UserError for a gold answer that names no letter, or several."""
+        """Grades a text. Raises UserError if the gold answer names no letter or several."""
         right = gold_letter(gold, self._letters)
         letter, rule = final_letter(text, self._letters)
         missing = UNSUPPORTED if rule == "length" else NO_ANSWER
@@ -25,9 +25,9 @@ class LetterPool:
         self._decided.append((tag, Grade(outcome, letter, rule)))
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
-        """Yields (tag, grade) of all that was submitted."""
+        """Yields (tag, grade) for every submitted text that was not yielded yet."""
         while self._decided:
             yield self._decided.pop(0)
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """Does nothing: there are no processes to stop."""

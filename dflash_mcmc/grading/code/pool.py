@@ -1,4 +1,4 @@
-"""The pool that runs programs: texts go in, grades come out, each program in a sandbox of its own beside the run."""
+"""The pool that grades programs: each one runs in its own sandbox, in parallel with the run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.code.programs import program_of, task_of, with_tests
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sandbox, find_sandbox
-from dflash_mcmc.grading.extraction import behind_thinking
+from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNSUPPORTED, WRONG
 from dflash_mcmc.types import Grade
 
 _MAX_LENGTH = 100_000
-"""Characters of a program; no function is that long."""
+"""Characters of a program. No real solution is that long."""
 _MAX_TEXT = 1_000_000
-"""Characters of a text behind its thinking. It is searched for the program in the run's own process."""
+"""Characters of a text after the thinking. The search for the program takes place in the process of the run itself."""
 _NEEDED = ("user", "limits", "network", "processes")
 _OUTCOMES = {"tests": CORRECT, "timeout": TIMEOUT, "killed": ERROR}
 
@@ -27,10 +27,10 @@ class _SubmittedProgram(NamedTuple):
 
 
 class ProgramPool:
-    """Grades programs by their tests. `submit`, then `finished` yields what has been decided.
+    """Grades programs by their tests. Call `submit`; `finished` then yields the grades that are ready.
 
-    Raises UserError at once where programs cannot be run here, or not behind walls of network and processes while
-    `all_walls` asks for them.
+    Limits per program are `timeout_seconds` of wall clock and `memory_gib` GiB per process. The constructor raises UserError
+    if this machine cannot run programs in a sandbox, or if `all_walls` is true and a wall in `_NEEDED` does not work.
     """
 
     def __init__(self, timeout_seconds: float, memory_gib: float, num_workers: int, all_walls: bool):
@@ -41,8 +41,8 @@ class ProgramPool:
         self._decided: list[tuple[Hashable, Grade]] = []
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
-        """Hands over a text; `gold` is JSON (`grading.programs`). Raises UserError for another gold answer."""
-        task, answer = task_of(gold), behind_thinking(text)
+        """Submits a text; `gold` is a JSON object (see `grading.code.programs`), otherwise UserError is raised."""
+        task, answer = task_of(gold), after_thinking(text)
         too_long = answer is not None and len(answer) > _MAX_TEXT
         program = None if too_long else program_of(text, task)
         if program is None and not too_long:
@@ -55,7 +55,10 @@ class ProgramPool:
             self._futures[future] = _SubmittedProgram(tag, program)
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
-        """Yields (tag, grade) of all that has been decided; with `wait`, of all that was submitted. Raises UserError."""
+        """Yields (tag, grade) for the texts that are decided; with `wait`, waits for all that were submitted.
+
+        Raises UserError if the sandbox has stopped working.
+        """
         for future in [future for future in self._futures if wait or future.done()]:
             self._settle(future)
             yield self._decided.pop()
@@ -63,7 +66,7 @@ class ProgramPool:
             yield self._decided.pop()
 
     def close(self) -> None:
-        """Waits for the programs that run, within their time; gives up the others."""
+        """Waits for the running programs, which have a time limit, and cancels the others."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _settle(self, future: Future) -> None:
@@ -71,7 +74,7 @@ class ProgramPool:
         try:
             ended = future.result()
         except CannotRun as error:
-            raise UserError(f"grader: programs cannot be run any more: {error}; start the run again") from error
+            raise UserError(f"grader: programs can no longer be run: {error}; start the run again") from error
         outcome = _OUTCOMES.get(ended.word, WRONG)
         self._decided.append((submitted.tag, Grade(outcome, submitted.program, ended.word, ended.detail, walls=self.walls)))
 
@@ -79,7 +82,7 @@ class ProgramPool:
 def _run(sandbox: Sandbox, program: str, entry_point: str, limits: Limits) -> Ended:
     try:
         return sandbox.run(program, entry_point, limits)
-    except CannotRun:  # the machine was out of processes or namespaces for a moment
+    except CannotRun:  # the machine may have been out of processes or namespaces for a moment
         return sandbox.run(program, entry_point, limits)
 
 
@@ -90,9 +93,9 @@ def _sandbox(all_walls: bool) -> tuple[Sandbox, tuple[str, ...]]:
         raise UserError(f"grader=code: programs cannot be run on this machine: {error or type(error).__name__}") from error
     missing = [wall for wall in _NEEDED if wall not in walls]
     if missing and all_walls:
-        raise UserError(f"grader.walls: given 'required', but this machine has not the walls {', '.join(missing)}; allowed "
-                        "here: 'available', which runs what the model has written without them")
+        raise UserError(f"grader.walls: given 'required', but this machine does not support the walls {', '.join(missing)}; "
+                        "allowed here: 'available', which runs the model's programs without them")
     without = [wall for wall in WALLS if wall not in walls]
-    note(f"grader=code runs what the model has written, behind the walls {', '.join(walls) or 'none'}"
-         + (f"; without {', '.join(without)}" if without else ""))
+    note(f"grader=code runs programs that the model has written, inside the walls {', '.join(walls) or 'none'}"
+         + (f"; not available here: {', '.join(without)}" if without else ""))
     return sandbox, walls

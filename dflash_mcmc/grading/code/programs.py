@@ -1,11 +1,12 @@
-"""Programs of code problems: the gold answer as tests, and a model's text as the program that they are run on.
+"""Code problems: the tests in a gold answer, and the program in a model's text.
 
-The gold answer of a problem for `grader=code` is a JSON object in `Problem.answer`:
+For `grader=code`, `Problem.answer` is a JSON object:
 
     {"prompt": "...", "test": "...", "entry_point": "..."}
 
-`prompt` is what a completion goes on from (imports, signature, docstring), `test` defines `check(candidate)`, and
-`entry_point` names the function that is handed to it: the fields of HumanEval (Chen et al. 2021, arXiv 2107.03374).
+`prompt` is the code that a completion continues (imports, signature, docstring), `test` defines `check(candidate)`, and
+`entry_point` is the name of the function that is passed to `check`. These are the fields of HumanEval (Chen et al. 2021,
+arXiv 2107.03374).
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import re
 from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.extraction import behind_thinking
+from dflash_mcmc.grading.extraction import after_thinking
 
 _OPENING = r"```[ \t]*(?:[\w+-]+[ \t]*)?\n"
 _FENCE = re.compile(rf"^[ \t]*{_OPENING}(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _OPENED = re.compile(rf"\s*{_OPENING}")
 _STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint", "\n```")
-"""Where a completion of HumanEval ends: the stop sequences of Chen et al. 2021, section 2.1, and the end of a block."""
+"""Ends of a completion: the stop sequences of HumanEval (Chen et al. 2021, section 2.1), and the end of a fenced block."""
 _INDENT = "    "
 _FIELDS = ("prompt", "test", "entry_point")
 
 
 class Task(NamedTuple):
-    """What a program is tested with."""
+    """A code problem with its tests; the module's docstring describes the fields."""
 
     prompt: str
     test: str
@@ -35,7 +36,7 @@ class Task(NamedTuple):
 
 
 def task_of(gold: str) -> Task:
-    """The task of a gold answer. Raises UserError for one that is none."""
+    """Parses a gold answer. Raises UserError if it is not a JSON object with the three fields."""
     try:
         fields = json.loads(gold)
         values = [fields[name] for name in _FIELDS]
@@ -48,17 +49,18 @@ def task_of(gold: str) -> Task:
 
 
 def gold_of(task: Task) -> str:
-    """The gold answer of a task: what a dataset puts into `Problem.answer`."""
+    """The gold answer of a task, for `Problem.answer`; the inverse of `task_of`."""
     return json.dumps(task._asdict(), ensure_ascii=False)
 
 
 def program_of(text: str, task: Task) -> str | None:
-    """The program that a text stands for; None where it holds none.
+    """The program in a text; None if the text is empty or its thinking does not end.
 
-    That is the last fenced block that defines the entry point, or a text without fences that does, behind the imports of the
-    prompt; else the text as what the prompt goes on with, up to where a completion ends.
+    If a fenced block defines the entry point, the program is the last such block, after the prompt's imports and helpers. The
+    same holds for a text without fences that defines it. Any other text is a completion of the prompt, cut at the first stop
+    sequence.
     """
-    answer = behind_thinking(text)
+    answer = after_thinking(text)
     if answer is None or not answer.strip():
         return None
     defines = re.compile(rf"^(?:async\s+)?def\s+{re.escape(task.entry_point)}\b", re.MULTILINE)
@@ -71,20 +73,20 @@ def program_of(text: str, task: Task) -> str | None:
 
 
 def with_tests(program: str, task: Task) -> str:
-    """The program with its tests behind it, as HumanEval runs them."""
+    """The program followed by its tests and their call, as HumanEval runs them."""
     return f"{program}\n{task.test}\ncheck({task.entry_point})"
 
 
 def _preamble(task: Task, defines: re.Pattern) -> str:
-    """What the prompt has before the entry point: imports and helper functions."""
+    """The part of the prompt before the entry point: imports and helper functions."""
     found = defines.search(task.prompt)
     return task.prompt[:found.start()] if found else ""
 
 
 def _completion(text: str) -> str:
-    """The text up to the first stop sequence that something stands before; its first line as far to the right as a body is.
+    """The text up to the first stop sequence (one at the very start is ignored), with the first line indented as a body.
 
-    Decoding and stripping take spaces off the first line alone, which no program can mean.
+    The first line may have lost spaces when the text was decoded or stripped.
     """
     ends = [place for stop in _STOPS if (place := text.find(stop)) > 0]
     body = text[:min(ends)] if ends else text

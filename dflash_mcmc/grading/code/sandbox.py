@@ -1,6 +1,6 @@
-"""Running a program that a model has written: in a fresh interpreter, behind the walls that this machine allows.
+"""The sandbox: runs a model's program in a fresh interpreter, isolated by the walls that this machine supports.
 
-What stands is measured, not assumed: each wall is tried by a program of our own before the first program of a model is run.
+Whether a wall works is tested, not assumed: programs of our own try to get through each wall before a model's program runs.
 """
 
 from __future__ import annotations
@@ -17,26 +17,33 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 WALLS = ("user", "limits", "network", "processes", "files")
-"""user: not root, and can never be, in a namespace of its own either; limits: of memory, time, files and processes; network:
-none; processes: none but its own are seen, and none outlives it; files: none but the system's libraries and the interpreter
-are there, and an empty folder."""
+"""What each wall guarantees:
+
+- user: the program is not root and cannot become root, not even in a new namespace;
+- limits: memory, time, file sizes and the number of processes are limited;
+- network: there is no network;
+- processes: the program sees only its own processes, and none of them outlives it;
+- files: the only files are the system's libraries, the interpreter and an empty writable folder.
+"""
 _ATTEMPTS = (WALLS, ("user", "limits", "network", "processes"), ("user", "limits"))
 _INSIDE = Path(__file__).parent / "inside"
-_MOST_SAID = 256
-_MIBIBYTE = 1 << 20
+_MAX_REPORT = 256
+"""Bytes of a report that are read."""
+_MEBIBYTE = 1 << 20
 _START_SECONDS = 30
-_MOST_PROCESSES = 8
-"""Of a program: each of them may take the memory that is allowed."""
+_MAX_PROCESSES = 8
+"""Processes of one program. Each may use the full memory limit."""
 
 
 class CannotRun(Exception):
-    """The walls could not be put up, and nothing was run. The message says why."""
+    """The walls could not be set up, and the program was not run. The message is the reason."""
 
 
 class Limits(NamedTuple):
-    """What a program may use. `seconds` of wall clock, `memory_gib` of address space, of each of its processes.
+    """Limits of a program: `seconds` of wall clock, and `memory_gib` GiB of address space for each of its processes.
 
-    `programs` run at a time: where they cannot be different users, the processes that each is allowed are theirs together.
+    `programs` is the number of programs that run at the same time. Where they cannot have different users, the kernel counts
+    their processes together, and the limit on processes is multiplied by it.
     """
 
     seconds: float
@@ -49,20 +56,20 @@ class Ended(NamedTuple):
 
     passed: bool
     word: str
-    """timeout, syntax_error, missing_definition, failed_test, raised, exited (by itself, before its end) or killed."""
+    """tests (passed), timeout, syntax_error, missing_definition, failed_test, raised, exited (called exit early) or killed."""
     detail: str = ""
-    """The exception, or the signal."""
+    """Name of the exception or signal, or the exit code."""
 
 
 class Sandbox(NamedTuple):
-    """An interpreter and the walls that are put up around it."""
+    """An interpreter, the folder `base` that contains it, and the walls to set up around it."""
 
     python: str
     base: str
     attempted: tuple[str, ...]
 
     def run(self, program: str, entry_point: str, limits: Limits) -> Ended:
-        """Runs a program to its end. Raises CannotRun."""
+        """Runs a program until it ends or exceeds a limit. Raises CannotRun if the walls cannot be set up."""
         nonce, launcher = secrets.token_hex(16), secrets.token_hex(16)
         reading, writing = os.pipe()
         try:
@@ -77,19 +84,19 @@ class Sandbox(NamedTuple):
             os.close(writing)
         with open(reading, "rb", buffering=0) as verdict:
             timed_out = _finish(process, limits.seconds)
-            said = _read(verdict)
-        if said.startswith(launcher):
-            raise CannotRun(said.removeprefix(launcher).strip())
-        return _ended(process.returncode, said, nonce, timed_out)
+            report = _read_report(verdict)
+        if report.startswith(launcher):
+            raise CannotRun(report.removeprefix(launcher).strip())
+        return _ended(process.returncode, report, nonce, timed_out)
 
     def _start(self, given: IO, verdict: int, launcher: str, entry_point: str, limits: Limits) -> subprocess.Popen:
         seconds = int(limits.seconds) + 2
         settings = {
             "walls": self.attempted, "python": self.python, "base": self.base, "verdict": verdict, "name": launcher,
             "runner": (_INSIDE / "runner.py").read_text(), "arguments": [str(verdict), entry_point],
-            "scratch_bytes": 16 * _MIBIBYTE,
-            "limits": {"AS": int(limits.memory_gib * 1024) * _MIBIBYTE, "CPU": seconds, "FSIZE": _MIBIBYTE, "NOFILE": 64,
-                       "NPROC": _MOST_PROCESSES, "CORE": 0},
+            "scratch_bytes": 16 * _MEBIBYTE,
+            "limits": {"AS": int(limits.memory_gib * 1024) * _MEBIBYTE, "CPU": seconds, "FSIZE": _MEBIBYTE, "NOFILE": 64,
+                       "NPROC": _MAX_PROCESSES, "CORE": 0},
             "programs": limits.programs,
         }
         command = [sys.executable, "-I", "-S", "-B", str(_INSIDE / "launch.py"), json.dumps(settings)]
@@ -98,21 +105,21 @@ class Sandbox(NamedTuple):
 
 
 def find_sandbox() -> tuple[Sandbox, tuple[str, ...]]:
-    """The strongest sandbox that works here, and the walls that stand around it. Raises CannotRun where none works."""
+    """The strongest sandbox that this machine supports, and its working walls. Raises CannotRun if none can run a program."""
     reasons = []
     for attempted in _ATTEMPTS:
         for python, base in _interpreters():
             sandbox = Sandbox(python, base, attempted)
             try:
                 if sandbox.run("", "", Limits(_START_SECONDS, 1)).passed:
-                    return sandbox, standing(sandbox)
+                    return sandbox, working_walls(sandbox)
             except CannotRun as error:
                 reasons.append(str(error))
     raise CannotRun("; ".join(dict.fromkeys(reasons)))
 
 
-def standing(sandbox: Sandbox) -> tuple[str, ...]:
-    """The walls that a program of our own could not get through."""
+def working_walls(sandbox: Sandbox) -> tuple[str, ...]:
+    """The walls of a sandbox that work: those that a test program could not get through."""
     import tempfile
 
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -134,13 +141,13 @@ def standing(sandbox: Sandbox) -> tuple[str, ...]:
 
 
 def _interpreters() -> list[tuple[str, str]]:
-    """(interpreter, folder that it lies in): the one that runs this, without its virtual environment, and the system's."""
+    """(interpreter, its folder) to try: the one that runs this code, outside its virtual environment, and the system's."""
     own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     return [(own, os.path.realpath(sys.base_prefix)), ("/usr/bin/python3", "/usr")]
 
 
 def _finish(process: subprocess.Popen, seconds: float) -> bool:
-    """Waits for the program's end; returns whether the time was up. Nothing of its session is left."""
+    """Waits for the program's end and returns whether it timed out. Kills all processes of its session."""
     end = os.pidfd_open(process.pid)
     try:
         return not select.select([end], [], [], seconds)[0]
@@ -151,20 +158,20 @@ def _finish(process: subprocess.Popen, seconds: float) -> bool:
         process.wait()
 
 
-def _read(verdict: IO) -> str:
-    """What was said. A process that is left could hold the pipe open: what is there is all that counts."""
+def _read_report(verdict: IO) -> str:
+    """Reads the report without waiting for more: a process that escaped could hold the pipe open."""
     os.set_blocking(verdict.fileno(), False)
-    return (verdict.read(_MOST_SAID) or b"").decode("utf-8", "replace")
+    return (verdict.read(_MAX_REPORT) or b"").decode("utf-8", "replace")
 
 
-def _ended(code: int, said: str, nonce: str, timed_out: bool) -> Ended:
+def _ended(code: int, report: str, nonce: str, timed_out: bool) -> Ended:
     if timed_out or code == 128 + signal.SIGXCPU:
         return Ended(False, "timeout")
-    if code == 0 and secrets.compare_digest(said.encode(), nonce.encode()):
+    if code == 0 and secrets.compare_digest(report.encode(), nonce.encode()):
         return Ended(True, "tests")
     if code - 128 in set(signal.Signals) or code < 0:
         return Ended(False, "killed", signal.Signals(code - 128 if code > 0 else -code).name)
-    word, _, detail = said.removeprefix("!").partition("!")[0].partition(" ")
-    if said.startswith("!") and word in ("syntax_error", "missing_definition", "failed_test", "raised"):
+    word, _, detail = report.removeprefix("!").partition("!")[0].partition(" ")
+    if report.startswith("!") and word in ("syntax_error", "missing_definition", "failed_test", "raised"):
         return Ended(False, word, detail)
     return Ended(False, "exited", f"code {code}")

@@ -1,9 +1,11 @@
-"""The last step: whether two formulas are equal, by math-verify, in a grading process alone.
+"""The last step of a comparison: whether two formulas are equal, by their values and by math-verify.
 
-math-verify reads LaTeX in ways of its own: it drops indices and primes, folds the case of letters and takes `x^T` for x. It is
-given formulas that were parsed already, written anew with one plain letter for each symbol, so that none of these can matter.
-Formulas whose values differ are not equal, whatever it says; and numbers, of which it takes any two closer than 1e-15 for one,
-are compared by their values alone.
+math-verify has parsing rules that lose information: it drops indices and primes, ignores the case of letters and reads `x^T`
+as x. To avoid them, our own parse tree is written out as LaTeX again, with one plain letter for each symbol, before
+math-verify gets it. Two checks come first, without math-verify: formulas whose values differ at some point are not equal, and
+numbers are compared by their values only, because math-verify accepts any two numbers that differ by less than 1e-15.
+
+This runs in grading processes only, because it can take long.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from dflash_mcmc.grading.math.formulas import Node
 from dflash_mcmc.grading.math.values import differ, exact, has, same_constant, symbols
 
 _LETTERS = "xyzabcklmnpqrstuvwgh"
-"""Letters that math-verify takes for variables wherever they stand."""
+"""Letters that math-verify reads as variables in every context."""
 
 
 def equal(gold: Node, answer: Node) -> bool:
-    """Whether two formulas are equal. Raises Unsupported for more symbols than there are letters, and for limits."""
+    """Whether two formulas are equal. Raises Unsupported for a number beyond the limits and for too many symbols."""
     if gold == answer:
         return True
     if has(gold, "constant", "oo") or has(answer, "constant", "oo"):
@@ -33,7 +35,7 @@ def equal(gold: Node, answer: Node) -> bool:
 
 
 def verified(gold: Node, answer: Node) -> bool:
-    """Whether math-verify takes two formulas for equal. The settings had the fewest wrong acceptances on labelled pairs."""
+    """Whether math-verify finds two formulas equal. Its settings are those with the fewest false accepts on labelled pairs."""
     from math_verify import verify
 
     names = sorted(symbols(gold) | symbols(answer))
@@ -41,24 +43,27 @@ def verified(gold: Node, answer: Node) -> bool:
         raise Unsupported("number of symbols")
     letters = dict(zip(names, _LETTERS, strict=False))
     parsed = [parsed_latex(to_latex(node, letters)) for node in (gold, answer)]
-    # Without time limits of its own: those would make a slow answer a plain "not equal". The pool has the one limit.
+    # No time limit here: math-verify would return "not equal" for a slow answer. The pool limits the time.
     return bool(verify(*parsed, float_rounding=15, numeric_precision=30, strict=True, allow_set_relation_comp=False,
                        timeout_seconds=None))
 
 
 def parsed_latex(latex: str) -> list:
-    """What math-verify makes of LaTeX, which is canonical already: nothing is normalised. Empty where it cannot be parsed."""
+    """math-verify's parse of LaTeX from `to_latex`, without its normalisation. Empty if it cannot parse the LaTeX."""
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    as_it_stands = NormalizationConfig(basic_latex=False, units=False, malformed_operators=False, nits=False, boxed="none",
+    no_normalisation = NormalizationConfig(basic_latex=False, units=False, malformed_operators=False, nits=False, boxed="none",
                                        equations=False)
-    config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=as_it_stands)]
+    config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=no_normalisation)]
     return parse(f"${latex}$", extraction_config=config, fallback_mode="no_fallback", parsing_timeout=None)
 
 
 def to_latex(node: Node, letters: dict[str, str]) -> str:
-    """LaTeX of a formula: products with their sign, arguments in brackets, numbers as fractions of whole ones."""
+    """Unambiguous LaTeX of a formula: explicit products, arguments in parentheses, numbers as fractions of integers.
+
+    `letters` maps the name of each symbol to the letter to write.
+    """
     if node.kind == "number":
         value = node.value
         return str(value.numerator) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
@@ -71,7 +76,7 @@ def to_latex(node: Node, letters: dict[str, str]) -> str:
         return _call(node.value, parts)
     if node.kind == "root":
         return rf"({parts[0]})^{{\frac{{1}}{{{node.value}}}}}"
-    if node.kind in _CHAINS and node.parts[0].kind == node.kind:  # a + b + c is no deeper than a + b
+    if node.kind in _CHAINS and node.parts[0].kind == node.kind:  # without parentheses: a long sum does not nest deeply
         return f"{parts[0]}{_CHAINS[node.kind]}({parts[1]})"
     return _FORMS[node.kind].format(*parts)
 

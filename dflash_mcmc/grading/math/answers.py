@@ -1,4 +1,4 @@
-"""The kinds of answer that there are."""
+"""The kinds of answers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dflash_mcmc.grading.math.tokens import Token
 from dflash_mcmc.grading.math.units import MeasureUnit
 
 ORDERED = ("()", "[]", "(]", "[)", "<>")
-"""Brackets that give what they hold an order."""
+"""Brackets whose items are ordered: tuples and intervals."""
 
 
 class Words(NamedTuple):
-    """An answer in words. They are compared as words, never as the product of their letters."""
+    """An answer in words, which is compared as words and never as a product of letters."""
 
     text: str
 
 
 class ChoiceAnswer(NamedTuple):
-    """A letter of several choices, `(C)`, with what it stands for where that is written too."""
+    """A letter of a multiple-choice question, `(C)`, and the text of the choice if that follows."""
 
     letter: str
     meaning: Answer | None
@@ -32,7 +32,7 @@ class Based(NamedTuple):
 
 
 class Formula(NamedTuple):
-    """Mathematics without commas and relations outside of brackets, and the unit behind it."""
+    """Mathematics without commas or relations outside brackets, its unit, and its factor (1000 for `5 thousand`)."""
 
     tokens: tuple[Token, ...]
     unit: MeasureUnit
@@ -40,20 +40,23 @@ class Formula(NamedTuple):
 
 
 class Several(NamedTuple):
-    """Answers side by side: `kind` is `list`, `set`, `union`, or `ordered` or a pair of brackets, `()`, `[)`, `<>`, with an
-    order.
+    """Several answers. `kind` is one of:
 
-    An interval is a pair in brackets, since `(1,2)` may be one or a point.
+    - `list`, `set`, `union`: the order of the items does not matter;
+    - `intersection`: conditions that all hold, which no list, set or union equals;
+    - `ordered`, or a pair of brackets such as `()`, `[)` or `<>`: the order matters.
+
+    Intervals have no kind of their own, because `(1,2)` may be an interval or a point.
     """
 
     kind: str
     items: tuple[Answer, ...]
     sure: bool = False
-    """Surely no point: a list is one of solutions (`1 or 2`, `x = 1, x = 2`), and `()` an interval (`1 < x < 2`)."""
+    """Whether it cannot be a point: a `list` of solutions (`1 or 2`, `x = 1, x = 2`) or an open interval (`1 < x < 2`)."""
 
 
 class Matrix(NamedTuple):
-    """Rows of entries, and the tokens of a factor before it."""
+    """Rows of entries, and the tokens of a factor before the matrix."""
 
     rows: tuple[tuple[Answer, ...], ...]
     factor: tuple[Token, ...]
@@ -67,7 +70,7 @@ class Named(NamedTuple):
 
 
 class Related(NamedTuple):
-    r"""Two formulas and what is between them: `=`, `<`, `\leq` or `\neq`. Greater is written as less."""
+    r"""Two formulas and the relation between them: `=`, `<`, `\leq` or `\neq`. `a > b` is stored as `b < a`."""
 
     sign: str
     left: Formula
@@ -75,7 +78,7 @@ class Related(NamedTuple):
 
 
 class Either(NamedTuple):
-    r"""Two ways to write one answer, `\sqrt{2} \approx 1.41`: either will do."""
+    r"""Two forms of one answer, `\sqrt{2} \approx 1.41`; it is enough if one of them is equal."""
 
     answers: tuple[Answer, ...]
 

@@ -1,4 +1,4 @@
-"""Brackets of a token list: where they end, and what stands outside of them."""
+"""Brackets in a list of tokens: nesting depth, splitting outside brackets, and what a pair encloses."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ CLOSING = {")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"}
 
 
 FACING = "facing"
-"""Kind of a bracket that was turned: what it bounds is an interval, and no point."""
+"""Token kind of a bracket that `facing` has turned around. It bounds an interval, never a point."""
 _BEFORE = ("", r"\in", r"\cup", r"\cap", "=", ",", "or", "and")
-_BEHIND = ("", r"\cup", r"\cap", ",", ".", "or", "and")
+_AFTER = ("", r"\cup", r"\cap", ",", ".", "or", "and")
 
 
 def facing(tokens: Sequence[Token]) -> list[Token]:
-    """The intervals `]0,1[` and `[0,1[` as `(0,1)` and `[0,1)`: brackets that face away from what they hold."""
+    """The tokens with the intervals `]0,1[` and `[0,1[` rewritten as `(0,1)` and `[0,1)`."""
     values = ["", *(token.value for token in tokens), ""]
     turned = []
-    for token, before, behind in zip(tokens, values, values[2:], strict=False):
-        opens, closes = token.value == "]" and before in _BEFORE, token.value == "[" and behind in _BEHIND
+    for token, before, after in zip(tokens, values, values[2:], strict=False):
+        opens, closes = token.value == "]" and before in _BEFORE, token.value == "[" and after in _AFTER
         turned.append(Token(FACING, "(" if opens else ")", token.spaced) if opens or closes else token)
     return turned
 
 
 def depths(tokens: Sequence[Token]) -> list[int]:
-    """How deep in brackets and environments each token stands; a bracket stands in itself. Unbalanced ones end at 0."""
+    """Nesting depth of each token in brackets and environments. A bracket has the depth of its content.
+
+    Unmatched closing brackets do not make the depth negative.
+    """
     found, depth = [], 0
     for token in tokens:
         opens = token.value in OPENING or token.kind == "begin"
@@ -39,7 +42,7 @@ def depths(tokens: Sequence[Token]) -> list[int]:
 
 
 def split(tokens: Sequence[Token], separates: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
-    """(parts, separators): the tokens cut at each separator that stands outside of brackets."""
+    """(parts, separators): the tokens split at each separator outside brackets."""
     parts, separators = [[]], []
     for token, depth in zip(tokens, depths(tokens), strict=True):
         if depth == 0 and separates(token):
@@ -51,7 +54,7 @@ def split(tokens: Sequence[Token], separates: Callable[[Token], bool]) -> tuple[
 
 
 def enclosed(tokens: Sequence[Token]) -> tuple[str, list[Token]] | None:
-    """(brackets, content) where one pair of brackets holds all of the tokens; `[0,1)` is a pair as well."""
+    """(brackets, content) if one pair of brackets encloses all tokens, otherwise None. `[0,1)` is also a pair."""
     if len(tokens) < 2:
         return None
     first, last = tokens[0].value, tokens[-1].value

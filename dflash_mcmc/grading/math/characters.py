@@ -1,4 +1,4 @@
-"""Signs of other alphabets than LaTeX's own, as LaTeX: what models write for `-`, `\\pi`, `\\sqrt`, `^2`."""
+"""Unicode characters rewritten as LaTeX: the signs that models write for `-`, `\\pi`, `\\sqrt` or `^2`."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])")
 
 
 _BLANK_END = re.compile(r"(?:\s|(?<=\s)\\(?=(?:\\\\)*(?!\\)))*")
-r"""Of a text from its end: white space, and a backslash before it that no other one makes a line break of."""
+r"""Trailing blanks, matched on the reversed text: white space, and a backslash before it that is not part of a `\\`."""
 
 
 def trimmed(text: str) -> str:
-    r"""Without white space around it. Behind it that may be LaTeX's `\ `, of which nothing is left."""
+    r"""The text without surrounding white space. A trailing `\ `, which is a space in LaTeX, is removed with its backslash."""
     return text[:len(text) - _BLANK_END.match(text[::-1]).end()].lstrip()
 
 
 def to_latex(text: str) -> str:
-    """The text with Unicode's signs as LaTeX commands, its raised and lowered digits as exponents and indices."""
+    """The text with Unicode signs as LaTeX commands, and superscript and subscript digits as exponents and indices."""
     if text.isascii() and not any(sign in text for sign in "\t\r\n"):
         return text
     text = _ROOT.sub(r"\\sqrt{\1}", text)

@@ -1,7 +1,7 @@
-"""The rules: whether an answer is the gold answer, and which rule says so.
+"""The rules of comparison: whether an answer equals the gold answer, and which rule decided.
 
-Each kind of answer has one rule, tried before any algebra; what none of them knows is compared as formulas, and formulas that
-cannot be parsed as tokens. No rule accepts because another one failed.
+Each kind of answer has one rule, which is chosen before any algebra. All other answers are compared as formulas; formulas that
+cannot be parsed are compared token by token. A pair that its rule rejects is not tried with another rule.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dflash_mcmc.grading.math import algebra, seen, values
+from dflash_mcmc.grading.math import algebra, values, views
 from dflash_mcmc.grading.math.answers import (
     ORDERED,
     Answer,
@@ -34,13 +34,13 @@ _HUNDRED = Node("number", value=Fraction(100))
 
 
 class AnswerComparison:
-    """One comparison of two answers. `rule` is the outermost rule that was used."""
+    """One comparison of two answers. Afterwards, `rule` is the outermost rule that was applied."""
 
     def __init__(self):
         self.rule = ""
 
     def equal(self, gold: Answer, answer: Answer) -> bool:
-        """Whether two answers are one. Raises Unsupported where values or algebra are needed and a limit is met."""
+        """Whether two answers are equal. Raises Unsupported if the comparison needs values or algebra beyond a limit."""
         for kind, compare in _RULES:
             if isinstance(gold, kind):
                 return compare(self, gold, answer)
@@ -48,93 +48,97 @@ class AnswerComparison:
                 return compare(self, answer, gold)
         return self._formulas(gold, answer)
 
-    def _by(self, rule: str) -> None:
+    def _set_rule(self, rule: str) -> None:
         self.rule = self.rule or rule
 
     def _either(self, either: Either, other: Answer) -> bool:
-        self._by("approximation")
+        self._set_rule("approximation")
         return any(self.equal(answer, other) for answer in either.answers)
 
     def _choice(self, choice: ChoiceAnswer, other: Answer) -> bool:
-        self._by("choice")
+        self._set_rule("choice")
         if isinstance(other, ChoiceAnswer):
             both = choice.meaning is not None and other.meaning is not None
             return choice.letter == other.letter and (not both or self.equal(choice.meaning, other.meaning))
-        letter = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", seen.as_words(other))
+        letter = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", views.as_words(other))
         if letter:
             return choice.letter == letter.group(1).upper()
         return choice.meaning is not None and self.equal(choice.meaning, other)
 
     def _words(self, words: Words, other: Answer) -> bool:
-        self._by("text")
-        text, other_text = seen.plain(words.text), seen.plain(seen.as_words(other))
+        self._set_rule("text")
+        text, other_text = views.plain(words.text), views.plain(views.as_words(other))
         if text in _REALS:
-            return other_text in _REALS or seen.is_reals(other)
+            return other_text in _REALS or views.is_reals(other)
         return text != "" and text == other_text
 
     def _based(self, based: Based, other: Answer) -> bool:
-        self._by("base")
+        self._set_rule("base")
         return based == other
 
     def _named(self, named: Named, other: Answer) -> bool:
         if isinstance(other, Named):
-            if seen.said(named.name) == seen.said(other.name):
-                self._by("named")
+            if views.token_values(named.name) == views.token_values(other.name):
+                self._set_rule("named")
                 return self.equal(named.value, other.value)
-            return self._related(seen.as_relation(named), seen.as_relation(other))
+            return self._related(views.as_relation(named), views.as_relation(other))
         if isinstance(other, Related):
-            return self._related(seen.as_relation(named), other)
-        self._by("named")
-        in_parts = isinstance(other, Several) and (other.kind == "()" or seen.names(other.items))
-        return self.equal(seen.one_by_one(named) if in_parts else named.value, other)
+            return self._related(views.as_relation(named), other)
+        self._set_rule("named")
+        in_parts = isinstance(other, Several) and (other.kind == "()" or views.names(other.items))
+        return self.equal(views.one_by_one(named) if in_parts else named.value, other)
 
     def _related(self, related: Related | None, other: Answer | None) -> bool:
-        """Two equations or inequalities are one if what their sides differ by is the same but for a factor."""
-        self._by("relation")
+        """Compares two equations or inequalities: they are equal if their differences `left - right` are proportional.
+
+        The factor of two inequalities must be positive.
+        """
+        self._set_rule("relation")
         if not isinstance(related, Related) or not isinstance(other, Related) or related.sign != other.sign:
             return False
         try:
-            difference, other_difference = seen.difference(related), seen.difference(other)
+            difference, other_difference = views.difference(related), views.difference(other)
         except NotParsed:
-            return [seen.said(side.tokens) for side in related[1:]] == [seen.said(side.tokens) for side in other[1:]]
+            sides, other_sides = ([views.token_values(side.tokens) for side in relation[1:]] for relation in (related, other))
+            return sides == other_sides
         factor = values.ratio(difference, other_difference)
         if factor is None or (related.sign not in ("=", r"\neq") and factor < 0):
             return False
         return algebra.equal(difference, Node("multiply", (Node("number", value=factor), other_difference)))
 
     def _matrix(self, matrix: Matrix, other: Answer) -> bool:
-        self._by("matrix")
+        self._set_rule("matrix")
         if not isinstance(other, Matrix) or list(map(len, matrix.rows)) != list(map(len, other.rows)):
             return False
-        entries, other_entries = seen.entries(matrix), seen.entries(other)
+        entries, other_entries = views.entries(matrix), views.entries(other)
         return all(self.equal(entry, other_entry) for entry, other_entry in zip(entries, other_entries, strict=True))
 
     def _several(self, several: Several, other: Answer) -> bool:
-        self._by(_RULE_OF.get(several.kind, several.kind))
+        self._set_rule(_RULE_OF.get(several.kind, several.kind))
         if not isinstance(other, Several):
             alone = several.kind == "set" and len(several.items) == 1 and not isinstance(other, Matrix)
-            return self.equal(several.items[0], other) if alone else seen.is_reals(several) and seen.is_reals(other)
+            return self.equal(several.items[0], other) if alone else views.is_reals(several) and views.is_reals(other)
         kinds = {several.kind, other.kind}
-        if kinds == {"list", "()"} and seen.infinite(several if several.kind == "list" else other):
-            return False  # `1, \infty` is no interval
+        if kinds == {"list", "()"} and views.infinite(several if several.kind == "list" else other):
+            return False  # `1, \infty` is not an interval
         if kinds in ({"list", "()"}, {"ordered", "()"}) and (several.sure or other.sure):
-            return False  # two solutions are no open interval
+            return False  # two solutions are not an open interval
         if kinds in ({"list", "()"}, {"ordered"}, {"ordered", "list"}, {"ordered", "()"}):
             return self._in_order(several.items, other.items)
         if len(kinds) == 1 and kinds <= set(ORDERED):
             return self._in_order(several.items, other.items)
-        if kinds == {"list"} and (seen.names(several.items) is None) != (seen.names(other.items) is None):
-            return self._in_order(several.items, other.items)  # x = 1, y = 2 and 1, 2
+        if kinds == {"list"} and (views.names(several.items) is None) != (views.names(other.items) is None):
+            return self._in_order(several.items, other.items)  # `x = 1, y = 2` and `1, 2`
         if kinds <= {"list", "set"} or kinds <= {"list", "union"} or kinds == {"intersection"}:
             return self._in_any_order(several.items, other.items, once=kinds != {"list"})
         return False
 
     def _in_order(self, golds: Sequence[Answer], answers: Sequence[Answer]) -> bool:
-        golds, answers = seen.by_name(golds), seen.by_name(answers)
+        golds, answers = views.by_name(golds), views.by_name(answers)
         return len(golds) == len(answers) and all(map(self.equal, golds, answers))
 
     def _in_any_order(self, golds: Sequence[Answer], answers: Sequence[Answer], once: bool) -> bool:
-        """Whether each gold item is one answer of its own. With `once` what stands twice counts once, as in a set."""
+        """Whether the items match one to one in some order. With `once`, repeated items count once, as in a set."""
         if once:
             golds, answers = self._distinct(golds), self._distinct(answers)
         left = list(answers)
@@ -142,7 +146,7 @@ class AnswerComparison:
             return False
         for gold in golds:
             match = next((place for place, answer in enumerate(left)
-                          if seen.is_set(gold) == seen.is_set(answer) and self.equal(gold, answer)), None)
+                          if views.is_set(gold) == views.is_set(answer) and self.equal(gold, answer)), None)
             if match is None:
                 return False
             del left[match]
@@ -157,27 +161,27 @@ class AnswerComparison:
 
     def _formulas(self, gold: Formula, answer: Formula) -> bool:
         if not gold.unit.fits(answer.unit):
-            self._by("unit")
+            self._set_rule("unit")
             return False
-        if seen.said(gold.tokens) == seen.said(answer.tokens) and gold.multiplier == answer.multiplier:
-            self._by("unit" if gold.unit != answer.unit else "same tokens")
+        if views.token_values(gold.tokens) == views.token_values(answer.tokens) and gold.multiplier == answer.multiplier:
+            self._set_rule("unit" if gold.unit != answer.unit else "same tokens")
             return True
         if all(token.value.isupper() and token.kind == "letter" for side in (gold, answer) for token in side.tokens):
-            self._by("text")  # ABC is an order or a triangle, not A times B times C
+            self._set_rule("text")  # ABC is an order or a triangle, not the product of A, B and C
             return False
         try:
-            nodes = [seen.multiplied(parse(side.tokens), side.multiplier) for side in (gold, answer)]
+            nodes = [views.multiplied(parse(side.tokens), side.multiplier) for side in (gold, answer)]
             rational = None not in [values.exact(node) for node in nodes]
         except (NotParsed, values.NoValue) as error:
-            self._by("not parsed" if isinstance(error, NotParsed) else "no value")
+            self._set_rule("not parsed" if isinstance(error, NotParsed) else "no value")
             return False
-        self._by("number" if rational else "algebra" if any(map(values.symbols, nodes)) else "value")
+        self._set_rule("number" if rational else "algebra" if any(map(values.symbols, nodes)) else "value")
         return self._with_units(nodes, [side.unit.name for side in (gold, answer)])
 
     def _with_units(self, nodes: Sequence[Node], units: Sequence[str]) -> bool:
-        """Two formulas; of a percentage and a plain number either the digits or the values are equal."""
+        """Whether two formulas are equal. 50 % equals both 50 and 0.5."""
         for place in (0, 1):
-            if units[place] == DEGREE and values.has(nodes[1 - place], "degrees"):  # 270^\circ / 7 and 270/7 degrees
+            if units[place] == DEGREE and values.has(nodes[1 - place], "degrees"):  # `270^\circ / 7` and `270/7 degrees`
                 nodes = [Node("degrees", (node,)) if number == place else node for number, node in enumerate(nodes)]
         if algebra.equal(*nodes):
             return True
@@ -188,6 +192,8 @@ class AnswerComparison:
 
 
 _RULES = (
-    (Either, AnswerComparison._either), (Named, AnswerComparison._named), (ChoiceAnswer, AnswerComparison._choice), (Words, AnswerComparison._words),
-    (Based, AnswerComparison._based), (Related, AnswerComparison._related), (Matrix, AnswerComparison._matrix), (Several, AnswerComparison._several),
+    (Either, AnswerComparison._either), (Named, AnswerComparison._named), (ChoiceAnswer, AnswerComparison._choice),
+    (Words, AnswerComparison._words), (Based, AnswerComparison._based), (Related, AnswerComparison._related),
+    (Matrix, AnswerComparison._matrix), (Several, AnswerComparison._several),
 )
+"""The first kind that one of the two answers has decides the rule."""

@@ -1,4 +1,4 @@
-"""The verdict on one answer: all of its readings against all of the gold answer's."""
+"""The verdict on one answer: compares its readings with the readings of the gold answer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dflash_mcmc.grading.verdicts import CORRECT, UNSUPPORTED, WRONG, Decision
 
 
 def decide(gold: str, answer: str) -> Decision:
-    """Whether an answer is the gold answer, by which rule.
+    """Decides whether an answer equals the gold answer.
 
-    Runs in a grading process: it may take long, and raises what the library under it raises.
+    Call it in a grading process only: it may take long, and exceptions of the algebra library are not caught.
     """
     if answer.strip() == gold.strip():
         return Decision(CORRECT, "same")
@@ -29,9 +29,10 @@ def decide(gold: str, answer: str) -> Decision:
 
 
 def _of_all(golds: Sequence[Answer], answers: Sequence[Answer]) -> Decision:
-    """The first equality of two readings, else a limit that was met, else the first inequality.
+    """The first decision that two readings are equal, else one that met a limit, else the first that they are not equal.
 
-    The comma of `1,234` is not a separator on both sides: what is equal then is so too if it is none.
+    The second readings of both sides are not compared with each other. They read the comma of `1,234` as a separator, and
+    answers that are equal with both commas as separators are also equal with both as digit grouping.
     """
     decisions = [_of_two(gold, answer) for number, gold in enumerate(golds) for other, answer in enumerate(answers)
                  if not (number and other)]

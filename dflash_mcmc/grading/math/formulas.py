@@ -1,4 +1,4 @@
-"""A formula as a tree, and the numbers in it."""
+"""The tree of a formula, and exact values of numbers."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dflash_mcmc.grading.limits import MAX_EXPONENT, Unsupported
 
 
 class NotParsed(Exception):
-    """Tokens that are no expression of this grammar. The message says what is in the way."""
+    """The tokens are not an expression of the grammar. The message names the token that is unexpected or missing."""
 
 
 class Node(NamedTuple):
-    """A formula. `kind`: number, symbol, constant, add, multiply, divide, power, root, negate, call, absolute, factorial,
+    """A formula. `kind` is number, symbol, constant, add, multiply, divide, power, root, negate, call, absolute, factorial,
     binomial, degrees, floor, ceil.
     """
 
     kind: str
     parts: tuple[Node, ...] = ()
     value: Fraction | str | None = None
-    """The number; the index of the root; the name of the symbol, constant (pi, e, i, oo) or function."""
+    """The value of a number, the index of a root, or the name of a symbol, constant (pi, e, i, oo) or function."""
 
 
 def decimal(text: str) -> Fraction:
-    """Exact value of a number's token. Raises Unsupported for an exponent beyond the limit."""
+    """Exact value of a `number` token. Raises Unsupported for an exponent beyond the limit."""
     mantissa, _, exponent = text.partition("e")
     if abs(int(exponent or 0)) > MAX_EXPONENT:
         raise Unsupported("exponent")
@@ -32,7 +32,7 @@ def decimal(text: str) -> Fraction:
 
 
 def repeating(text: str) -> Fraction:
-    """Exact value of `whole.fixed(period)`."""
+    """Exact value of a `repeating` token, `whole.fixed(period)`."""
     whole, _, rest = text.partition(".")
     fixed, _, period = rest.rstrip(")").partition("(")
     return Fraction(f"{whole}.{fixed or 0}") + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))

@@ -1,4 +1,4 @@
-r"""TeX's infix commands, `{1 \over 3}` and `{n \choose 2}`, as the commands that stand before what they take."""
+r"""TeX's infix commands, `{1 \over 3}` and `{n \choose 2}`, rewritten as the prefix commands `\frac` and `\binom`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PREFIXED = {r"\over": r"\frac", r"\choose": r"\binom"}
 
 
 def prefixed(tokens: Sequence[Token]) -> list[Token]:
-    r"""The tokens with `\frac{1}{3}` in place of `{1 \over 3}`. One without a group of braces to itself stays as it is."""
+    r"""The tokens with `\frac{1}{3}` instead of `{1 \over 3}`. An infix command that is not alone in its braces is kept."""
     tokens = list(tokens)
     for place in [place for place, token in enumerate(tokens) if token.value in _PREFIXED]:
         start, end = _edge(tokens, place, -1), _edge(tokens, place, 1)
@@ -25,7 +25,7 @@ def prefixed(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _edge(tokens: Sequence[Token], place: int, step: int) -> int | None:
-    """Where the group around a place begins, with step -1, or ends; None where that is no brace."""
+    """Position of the brace that opens (`step` -1) or closes (`step` 1) the group around a place; None for other brackets."""
     opening, closing = (OPENING, CLOSING) if step > 0 else (CLOSING, OPENING)
     depth, place = 0, place + step
     while 0 <= place < len(tokens):

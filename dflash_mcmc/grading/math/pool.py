@@ -1,7 +1,7 @@
-"""The pool of grading processes: texts go in, grades come out, and no text can hold up or harm the run.
+"""The pool of processes that grade mathematical answers, so that no text can delay or harm the run.
 
-No model text is evaluated in the run's process. A worker has limited memory, no network and no environment; one that uses up
-an answer's time is killed and replaced.
+No model text is evaluated in the process of the run. A worker has limited memory, no network and no environment. A worker that
+exceeds the time limit for an answer is killed and replaced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.extraction import behind_thinking, last_box
+from dflash_mcmc.grading.extraction import after_thinking, last_box
 from dflash_mcmc.grading.limits import MAX_LENGTH
 from dflash_mcmc.grading.math import worker
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNSUPPORTED, WRONG
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 _INTEGER = re.compile(r"[+-]?\d{1,60}")
 _START_SECONDS = 120
 _WALL_PER_CPU = 10
-"""A worker's wall clock goes on while others run: it only ends what the processor's time does not."""
-_TOLD = 3
-"""Mistakes of the self-test that a message tells."""
-_KEPT = 1_000
-"""Characters of an answer that are recorded. The text has all of them."""
+"""Limit on wall-clock time as a multiple of the limit on processor time. It is large because a worker may wait for a busy
+processor; it only ends answers that wait without using processor time."""
+_MAX_LISTED = 3
+"""Number of mistakes of the self-test that an error message lists."""
+_MAX_RECORDED = 1_000
+"""Recorded characters of an answer that exceeds MAX_LENGTH. The record's text is complete."""
 
 
 class _SubmittedText(NamedTuple):
@@ -42,14 +43,15 @@ class _SubmittedText(NamedTuple):
 
 
 class MathPool:
-    """Grades texts beside the run. `submit`, then `finished` yields what has been decided.
+    """Grades texts in parallel with the run. Call `submit`; `finished` then yields the grades that are ready.
 
-    Only what an answer itself does counts against it. A worker that something else ends is replaced and the answer tried
-    again; if workers cannot run at all, or fail their self-test, UserError is raised and nothing is decided.
+    Limits are `timeout_seconds` of processor time per answer and `memory_gib` GiB per worker. A worker that dies for another
+    reason is replaced and the answer is tried once more. If the workers cannot run or fail their self-test, `finished` raises
+    UserError, and no answer is decided.
     """
 
     def __init__(self, timeout_seconds: float, memory_gib: float, num_workers: int, judge: Callable = worker.judge):
-        """`judge` is `worker.judge`, or another function of gold answer, answer and seconds that says the same things."""
+        """`judge` is `worker.judge` or a function with the same signature."""
         self._timeout, self._memory, self._workers = timeout_seconds, memory_gib, num_workers
         self._judge = judge
         self._pool: ProcessPool | None = None
@@ -58,7 +60,7 @@ class MathPool:
         self._decided: list[tuple[Hashable, Grade]] = []
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
-        """Hands over a text. What needs no process, whole numbers and texts without an answer, is decided at once."""
+        """Submits a text. Integers and texts without an answer need no process and are decided at once."""
         graded = at_once(text, gold)
         if graded is not None:
             self._decided.append((tag, graded))
@@ -66,11 +68,14 @@ class MathPool:
             self.submit_answer(tag, last_box(text), gold)
 
     def submit_answer(self, tag: Hashable, answer: str, gold: str) -> None:
-        """Hands over an answer by itself, for a process to decide whatever it is."""
+        """Submits an answer without its text. It is always decided by a grading process."""
         self._schedule(_SubmittedText(tag, answer, gold, attempt=1))
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
-        """Yields (tag, grade) of all that has been decided; with `wait`, of all that was submitted. Raises UserError."""
+        """Yields (tag, grade) for the answers that are decided; with `wait`, waits for all that were submitted.
+
+        Raises UserError if the grading processes do not work.
+        """
         while self._decided or (wait and self._futures):
             self._check(wait)
             for future in list(self._futures):
@@ -85,7 +90,7 @@ class MathPool:
             yield self._decided.pop()
 
     def close(self) -> None:
-        """Ends the processes. What was not finished is given up."""
+        """Stops the processes. Unfinished answers are dropped."""
         if self._pool is not None:
             self._pool.stop()
             self._pool.join()
@@ -99,9 +104,9 @@ class MathPool:
         self._futures[future] = submitted
 
     def _start(self) -> None:
-        """Starts the workers and their self-test, and waits for neither.
+        """Starts the workers and their self-test without waiting for them.
 
-        Ctrl-C is for the run, which ends its workers itself: they inherit a block.
+        The workers inherit a blocked SIGINT: Ctrl-C must reach only the run, which stops its workers itself.
         """
         import multiprocessing
 
@@ -116,20 +121,20 @@ class MathPool:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _check(self, wait: bool) -> None:
-        """Raises UserError where the self-test went wrong."""
+        """Raises UserError if the self-test has failed. With `wait`, waits for its result."""
         if self._checked is None or not (wait or self._checked.done()):
             return
         try:
             wrong = self._checked.result()
-        except Exception as error:  # whatever keeps workers from running, no answer can be judged
+        except Exception as error:  # no answer can be graded, whatever the cause
             wrong = [f"{type(error).__name__}: {error}"]
         self._checked = None
         if wrong:
             self.close()
-            self._futures.clear()  # what was handed over is told of by what is raised, once
-            raise UserError(f"grader: grading processes cannot run: their self-test says {_some(wrong)}; does this "
-                            f"machine allow grader.memory_gib={self._memory:g}, is it enough, and are math-verify, sympy and "
-                            "latex2sympy2_extended of the versions in pyproject.toml?")
+            self._futures.clear()  # the error covers all submitted answers and is raised once
+            raise UserError(f"grader: grading processes cannot run: their self-test reports {_first_few(wrong)}; check "
+                            f"that this machine allows grader.memory_gib={self._memory:g}, that this is enough, and that "
+                            "math-verify, sympy and latex2sympy2_extended have the versions in pyproject.toml")
 
     def _settle(self, future: Future) -> None:
         submitted = self._futures.pop(future)
@@ -140,7 +145,7 @@ class MathPool:
             self._decided.append((submitted.tag, graded))
 
     def _graded(self, future: Future, submitted: _SubmittedText) -> Grade | None:
-        """The grade of a finished answer; None where it is to be tried again."""
+        """The grade of a finished answer; None if the worker died and the answer must be tried again."""
         from concurrent.futures import TimeoutError as FutureTimeout
 
         from pebble import ProcessExpired
@@ -162,20 +167,20 @@ class MathPool:
                             ) from error
 
 
-def _some(wrong: list[str]) -> str:
-    more = f" and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
-    return "; ".join(wrong[:_TOLD]) + more
+def _first_few(wrong: list[str]) -> str:
+    more = f" and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""
+    return "; ".join(wrong[:_MAX_LISTED]) + more
 
 
 def at_once(text: str, gold: str) -> Grade | None:
-    """The grade of a text that no process is needed for; None where one is."""
+    """The grade of a text that needs no grading process; None if it needs one."""
     answer = last_box(text)
     if answer is None:
-        return Grade(NO_ANSWER, None, "no_box" if behind_thinking(text) is not None else "unfinished_thinking")
+        return Grade(NO_ANSWER, None, "no_box" if after_thinking(text) is not None else "unfinished_thinking")
     if not answer:
         return Grade(WRONG, "", "empty", same_string=False)
     if len(answer) > MAX_LENGTH:
-        return Grade(UNSUPPORTED, f"{answer[:_KEPT]}...", "length", same_string=False)
+        return Grade(UNSUPPORTED, f"{answer[:_MAX_RECORDED]}...", "length", same_string=False)
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
         equal = int(answer) == int(gold)
         return Grade(CORRECT if equal else WRONG, answer, "integer", same_string=equal)

@@ -1,4 +1,4 @@
-r"""Quantities: values with units, as sides of one equation: `\frac14 = 25\%`, `2 \text{ hours} = 120 \text{ minutes}`."""
+r"""Quantities: values with units, for checking equations: `\frac14 = 25\%`, `2 \text{ hours} = 120 \text{ minutes}`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dflash_mcmc.grading.math.formulas import Node, NotParsed
-from dflash_mcmc.grading.math.seen import multiplied
 from dflash_mcmc.grading.math.syntax import parse
 from dflash_mcmc.grading.math.tokens import Token
 from dflash_mcmc.grading.math.units import PERCENT, MeasureUnit, measured
 from dflash_mcmc.grading.math.values import NoValue, exact, within
+from dflash_mcmc.grading.math.views import multiplied
 
 _SIZES = (
     {"mm": 1, "cm": 10, "m": 10**3, "km": 10**6}, {"in": 1, "ft": 12, "yd": 36, "mi": 63_360},
@@ -20,19 +20,19 @@ _SIZES = (
     {"s": 1, "min": 60, "h": 3_600, "day": 86_400, "week": 604_800}, {"ml": 1, "l": 10**3},
     {"cup": 1, "pint": 2, "quart": 4, "gal": 16}, {"cent": 1, "dollar": 100},
 )
-"""Units of one kind, as multiples of the smallest."""
+"""Convertible units: each dictionary has one kind of units, as multiples of its smallest."""
 _DECIMAL = re.compile(r"-?\d*\.(\d+)")
 
 
 class Quantity(NamedTuple):
-    """A rational value and what it is of."""
+    """A rational value and its unit."""
 
     value: Fraction
     unit: MeasureUnit
 
 
 def quantity_of(tokens: Sequence[Token]) -> Quantity | None:
-    """The quantity that tokens are; None for what is not rational or no formula."""
+    """The quantity that tokens express; None if they are not a formula with a rational value."""
     found = measured(tokens)
     try:
         value = exact(multiplied(parse(found.tokens), found.multiplier))
@@ -42,15 +42,15 @@ def quantity_of(tokens: Sequence[Token]) -> Quantity | None:
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool:
-    """Whether two quantities are one. Where the units are not of one kind that is known, the numbers decide."""
+    """Whether two quantities are equal. Units that cannot be converted are ignored: then the numbers decide."""
     for sizes in _SIZES:
         if a.unit.name in sizes and b.unit.name in sizes and a.unit.exponent == b.unit.exponent:
             return a.value * sizes[a.unit.name] ** a.unit.exponent == b.value * sizes[b.unit.name] ** b.unit.exponent
-    return a.value == b.value or _share(a) == _share(b)
+    return a.value == b.value or _as_fraction(a) == _as_fraction(b)
 
 
 def is_rounded(tokens: Sequence[Token], other: Sequence[Token]) -> bool:
-    """Whether tokens are a decimal, or a percentage, that the value of others is rounded to."""
+    """Whether `tokens` are a decimal or percentage that the value of `other` rounds to."""
     found, exactly = measured(tokens), measured(other)
     decimal = _DECIMAL.fullmatch("".join(token.value for token in found.tokens))
     if decimal is None or found.multiplier != 1 or not found.unit.fits(exactly.unit):
@@ -64,5 +64,5 @@ def is_rounded(tokens: Sequence[Token], other: Sequence[Token]) -> bool:
     return within(value, Node("number", value=rounded), half)
 
 
-def _share(quantity: Quantity) -> Fraction:
+def _as_fraction(quantity: Quantity) -> Fraction:
     return quantity.value / 100 if quantity.unit.name == PERCENT else quantity.value

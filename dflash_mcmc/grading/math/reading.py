@@ -1,4 +1,4 @@
-"""What kind of answer a string is: words, a number in a base, a list, a tuple or interval, a matrix, a relation, a formula."""
+"""Parses a string as one of the kinds of answers: words, a number in a base, a list, a tuple or interval, a matrix, etc."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from dflash_mcmc.grading.math import seen
+from dflash_mcmc.grading.math import views
 from dflash_mcmc.grading.math.answers import Answer, Based, ChoiceAnswer, Formula, Matrix, Named, Several, Words
 from dflash_mcmc.grading.math.brackets import FACING, depths, enclosed, facing, split
 from dflash_mcmc.grading.math.formulas import NotParsed
@@ -26,29 +26,29 @@ _BASED = re.compile(rf"{_DIGITS} ?(?:_ ?(?:{_BASE})?|{_BASE})(\d{{1,2}}|{'|'.joi
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array")
 _PUNCTUATION = set(".,:;!?'\"()-&#")
 _STOPS = (".", ",", ";", ":", r"\\")
-_MOST_SIGNS = 2
-"""Of independent plus-or-minus signs in one answer."""
+_MAX_SIGNS = 2
+"""Independent plus-or-minus signs in one answer. Each doubles the number of answers."""
 
 
 def readings(text: str) -> list[Answer]:
-    """The answer that a string is; two where `1,234` may be one number, or two in this order."""
-    tokens, apart = (facing(prefixed(tokenise(text, grouping))) for grouping in (True, False))
-    if tokens == apart:
+    """The possible meanings of a string. There are two if `1,234` may be one number or two numbers in this order."""
+    tokens, ungrouped = (facing(prefixed(tokenise(text, grouping))) for grouping in (True, False))
+    if tokens == ungrouped:
         return [read(tokens)]
-    answer = read(apart)
+    answer = read(ungrouped)
     return [read(tokens), answer._replace(kind="ordered") if isinstance(answer, Several) and answer.kind == "list" else answer]
 
 
 def read(tokens: Sequence[Token]) -> Answer:
-    """The answer that tokens are."""
+    """Parses tokens, which may be a list, as an answer."""
     tokens = _unwrapped(tokens)
     if len(tokens) > 1 and all(token.kind == "word" for token in tokens):
         return Words(" ".join(token.value for token in tokens))
-    parts, separators = split(tokens, _separates)
-    if {token.value.lower() for token in separators} == {"and"} and all(_ordered(part) for part in parts):
+    parts, separators = split(tokens, _is_separator)
+    if {token.value.lower() for token in separators} == {"and"} and all(_is_inequality(part) for part in parts):
         return intersection([read_one(part) for part in parts])
     parts = [part for part in parts if part]
-    items = [item for part in parts for item in _signs(part)]
+    items = [item for part in parts for item in _expand_signs(part)]
     if len(items) > 1:
         joining = {token.value.lower() for token in separators if token.kind == "word"}
         return _list([read_one(item) for item in items], joining, signed=len(items) > len(parts))
@@ -56,14 +56,18 @@ def read(tokens: Sequence[Token]) -> Answer:
 
 
 def _list(items: Sequence[Answer], joining: set[str], signed: bool) -> Several:
-    """A list. It is one of solutions where a name stands twice, or words join what is not each of another name."""
-    each, some = seen.names(items), any(isinstance(item, Named) for item in items)
+    """A list of items. `signed`: whether it has both signs of a plus-or-minus.
+
+    It is surely a list of solutions, not a point, if it is signed; or if items have names or are joined by words, unless each
+    item has a different name and no word is `or`.
+    """
+    each, some = views.names(items), any(isinstance(item, Named) for item in items)
     point = len(each or ()) == len(items) and "or" not in joining
     return Several("list", tuple(items), sure=signed or (not point and (some or bool(joining))))
 
 
 def read_one(tokens: Sequence[Token]) -> Answer:
-    """The answer that tokens without commas outside of brackets are."""
+    """Parses tokens without commas outside brackets as an answer."""
     tokens = _unwrapped(tokens)
     for kind in (_choice, _words, _matrix):
         found = kind(tokens)
@@ -89,17 +93,17 @@ def _formula(tokens: Sequence[Token]) -> Answer:
     return Formula(number.tokens, number.unit, number.multiplier)
 
 
-def _ordered(part: Sequence[Token]) -> bool:
-    """Whether tokens are an inequality."""
+def _is_inequality(part: Sequence[Token]) -> bool:
+    """Whether the tokens are an inequality."""
     return any(depth == 0 and token.value in ORDERS for token, depth in zip(part, depths(part), strict=True))
 
 
-def _separates(token: Token) -> bool:
+def _is_separator(token: Token) -> bool:
     return token.value in (",", ";") or (token.kind == "word" and token.value.strip(" ,").lower() in SEPARATORS)
 
 
 def _unwrapped(tokens: Sequence[Token]) -> list[Token]:
-    """Without braces around all of them, without `=` or `\\approx` before them, and without a full stop behind them."""
+    """Removes braces around all tokens, a leading `=`, `:` or `\\approx`, and trailing punctuation."""
     tokens = list(tokens)
     while True:
         pair = enclosed(tokens)
@@ -113,20 +117,24 @@ def _unwrapped(tokens: Sequence[Token]) -> list[Token]:
             return tokens
 
 
-def _signs(tokens: list[Token]) -> Iterable[list[Token]]:
-    r"""The answers that plus-or-minus stands for: each `\pm` is both signs, a `\mp` the other one. A set expands its own."""
+def _expand_signs(tokens: list[Token]) -> Iterable[list[Token]]:
+    r"""Expands plus-or-minus into several answers: `\pm` takes both signs, and `\mp` the opposite sign.
+
+    Sets (whose items `_bracketed` expands), more than `_MAX_SIGNS` signs, and several `\pm` with a `\mp` are not expanded.
+    """
     pair = enclosed(_unwrapped(tokens))
     if not any(token.value == r"\pm" for token in tokens):
         tokens = [token._replace(value=r"\pm") if token.value == r"\mp" else token for token in tokens]
     places = [place for place, token in enumerate(tokens) if token.value == r"\pm"]
-    if not 0 < len(places) <= _MOST_SIGNS or (pair is not None and pair[0] == r"\{\}"):
+    if not 0 < len(places) <= _MAX_SIGNS or (pair is not None and pair[0] == r"\{\}"):
         return [tokens]
     if len(places) > 1 and any(token.value == r"\mp" for token in tokens):
         return [tokens]
-    return [_signed(tokens, dict(zip(places, signs, strict=True))) for signs in itertools.product("+-", repeat=len(places))]
+    choices = itertools.product("+-", repeat=len(places))
+    return [_with_signs(tokens, dict(zip(places, signs, strict=True))) for signs in choices]
 
 
-def _signed(tokens: list[Token], signs: dict[int, str]) -> list[Token]:
+def _with_signs(tokens: list[Token], signs: dict[int, str]) -> list[Token]:
     opposite = "-" if "+" in signs.values() else "+"
     return [Token("sign", signs[place]) if place in signs else Token("sign", opposite) if token.value == r"\mp" else token
             for place, token in enumerate(tokens)]
@@ -189,16 +197,16 @@ def _matrix(tokens: Sequence[Token]) -> Matrix | None:
     if before and after and (before[-1].value, after[0].value) in (("(", ")"), ("[", "]")):
         before, after = before[:-1], after[1:]
     factor = before[:-1] if len(before) > 1 and before[-1].value == r"\cdot" else before
-    if after or any(token.value in RELATIONS for token in before) or not _multiplies(factor):
+    if after or any(token.value in RELATIONS for token in before) or not _is_factor(factor):
         return None
     rows, _ = split(tokens[begins[0] + 1:ends[0]], lambda token: token.value == r"\\")
     cells = [split(row, lambda token: token.value == "&")[0] for row in rows if row]
     return Matrix(tuple(tuple(read(cell) for cell in row) for row in cells), tuple(factor))
 
 
-def _multiplies(tokens: Sequence[Token]) -> bool:
-    r"""Whether what stands before a matrix multiplies all of it: nothing, a sign or one term do; `1+2`, `\sqrt`, `2^` not."""
-    if not tokens or seen.said(tokens) in (("-",), ("+",)):
+def _is_factor(tokens: Sequence[Token]) -> bool:
+    r"""Whether the tokens before a matrix are a factor of it: nothing, a sign or one term, but not `1+2`, `\sqrt` or `2^`."""
+    if not tokens or views.token_values(tokens) in (("-",), ("+",)):
         return True
     if any(depth == 0 and token.value in ("+", "-") for token, depth in list(zip(tokens, depths(tokens), strict=True))[1:]):
         return False
@@ -209,16 +217,17 @@ def _multiplies(tokens: Sequence[Token]) -> bool:
     return True
 
 
-def _chosen(tokens: Sequence[Token]) -> bool:
-    r"""Whether tokens stand before the bar of a set: a name, or `x \in \mathbb{R}`."""
-    return is_name(tokens[:1]) and seen.said(tokens[1:]) in ((), (r"\in", r"\mathbb", "R"))
+def _is_set_variable(tokens: Sequence[Token]) -> bool:
+    r"""Whether tokens can be the left part of a set `{x | ...}`: a name, or `x \in \mathbb{R}`."""
+    return is_name(tokens[:1]) and views.token_values(tokens[1:]) in ((), (r"\in", r"\mathbb", "R"))
 
 
 def _bracketed(kind: str, content: list[Token], tokens: Sequence[Token]) -> Answer:
-    items = [item for part in split(content, _separates)[0] for item in (_signs(part) if kind == r"\{\}" else [part])]
+    parts = split(content, _is_separator)[0]
+    items = [item for part in parts for item in (_expand_signs(part) if kind == r"\{\}" else [part])]
     if kind == r"\{\}":
         builder, bars = split(content, lambda token: token.value in ("|", ":"))
-        if len(bars) == 1 and len(items) == 1 and _chosen(builder[0]):
+        if len(bars) == 1 and len(items) == 1 and _is_set_variable(builder[0]):
             return read(builder[1])
         return Several("set", tuple(read(item) for item in items if item))
     if len(items) == 1 and kind in ("()", "[]"):

@@ -1,4 +1,4 @@
-"""Equations and inequalities as answers: what names a value, what is an interval, and what is left a relation."""
+"""Answers written as equations or inequalities: named values (`x = 5`), intervals (`1 < x < 2`) and other relations."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _REVERSED = {">": "<", r"\geq": r"\leq"}
 _OPERATORS = {"+", "-", "/", r"\cdot", "^", r"\frac", r"\sqrt", "!", ",", r"\pm", r"\binom"}
 _NOT_NAMES = {"e", "i", r"\pi", r"\infty", r"\degree"}
 _NEGATIONS = {r"\not", r"\neg", r"\lnot", "not"}
-_MOST_NAME_TOKENS = 16
+_MAX_NAME_TOKENS = 16
 _APPROXIMATION = 0.01
 _INFINITY = (Token("command", r"\infty"),)
 
 
 def related(tokens: Sequence[Token], read: Callable[[Sequence[Token]], Answer]) -> Answer:
-    """The answer that tokens with relations outside of brackets are. `read` reads their sides."""
+    """Parses tokens with relations outside brackets as an answer. `read` parses one side."""
     sides, between = split(tokens, lambda token: token.value in RELATIONS)
     signs = [token.value for token in between]
-    if not all(sides) or any(side[-1].value == "/" for side in sides):  # `x /= 5` and `x =/= 5` are not equal
+    if not all(sides) or any(side[-1].value == "/" for side in sides):  # `x /= 5` and `x =/= 5` mean "not equal"
         return Formula(tuple(tokens), MeasureUnit())
     if r"\approx" in signs:
         return _approximate(sides, read)
@@ -48,12 +48,12 @@ def related(tokens: Sequence[Token], read: Callable[[Sequence[Token]], Answer]) 
 
 
 def is_name(tokens: Sequence[Token]) -> bool:
-    """Whether tokens name a value: letters with indices, `f(x)`, `AB`, words, `(x,y)`; no number and no operation."""
-    if not tokens or len(tokens) > _MOST_NAME_TOKENS:
+    """Whether tokens name a value: letters with indices, `f(x)`, `AB`, words or `(x,y)`; not numbers or operations."""
+    if not tokens or len(tokens) > _MAX_NAME_TOKENS:
         return False
     if any(token.value.lower().split()[-1:] in ([word] for word in _NEGATIONS) for token in tokens):
         return False  # `\text{not } x = 5`
-    if any(token.value in (r"\frac", "/") for token in tokens):  # a ratio of lengths, AB/CD
+    if any(token.value in (r"\frac", "/") for token in tokens):  # a ratio of lengths such as AB/CD is a name too
         tokens = [token for token in tokens if token.value not in (r"\frac", "/", "{", "}")]
         if any(token.kind == "number" for token in tokens):
             return False
@@ -70,18 +70,18 @@ def is_name(tokens: Sequence[Token]) -> bool:
     return named
 
 
-def _sum(side: Sequence[Token]) -> bool:
-    """Whether a side is a sum such as `m + n`, which problems ask for; `x + y = 3` is a line."""
+def _is_sum(side: Sequence[Token]) -> bool:
+    """Whether a side is a sum such as `m + n`, which problems ask for. A sum of x, y or z is not: `x + y = 3` is a line."""
     letters = all(token.kind == "letter" and token.value not in (*_NOT_NAMES, "x", "y", "z") for token in side[::2])
     return letters and len(side) % 2 == 1 and all(token.value == "+" for token in side[1::2])
 
 
 def _equation(tokens: Sequence[Token], sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer]) -> Answer:
-    if is_name(sides[0]) or (_sum(sides[0]) and not _variable(sides[-1])):
+    if is_name(sides[0]) or (_is_sum(sides[0]) and not _has_variable(sides[-1])):
         return Named(tuple(sides[0]), _result(sides[1:], read))
     if len(sides) == 2 and is_name(sides[1]):
         return Named(tuple(sides[1]), read(sides[0]))
-    if not any(_variable(side) for side in sides):
+    if not any(_has_variable(side) for side in sides):
         return _result(sides, read)
     if len(sides) > 2:
         return Formula(tuple(tokens), MeasureUnit())
@@ -89,7 +89,7 @@ def _equation(tokens: Sequence[Token], sides: list[list[Token]], read: Callable[
 
 
 def _result(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer]) -> Answer:
-    """The last side of `3 + 4 = 7`, if the work before it comes to it wherever both are rational."""
+    """The answer in a chain such as `3 + 4 = 7`: its last side, if all sides with rational values are equal."""
     known = [quantity for quantity in map(quantity_of, sides) if quantity is not None]
     if not all(same_quantity(*pair) for pair in combinations(known, 2)):
         return Words("an equation that does not hold")
@@ -97,13 +97,17 @@ def _result(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer])
 
 
 def _approximate(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer]) -> Answer:
-    """The exact answer and its approximation, if they are within a hundredth of each other; the exact one if it is rounded."""
+    """Parses `exact \\approx approximate`, possibly after a name.
+
+    If the sides differ by at most 1 %, either is accepted. Otherwise the exact side alone is, provided that it rounds to the
+    other.
+    """
     name: tuple[Token, ...] = ()
     if is_name(sides[0]):
         name, sides = tuple(sides[0]), sides[1:]
     if len(sides) == 1:
         answer = read(sides[0])
-    elif _near(sides[0], sides[-1]):
+    elif _is_near(sides[0], sides[-1]):
         answer = Either((read(sides[0]), read(sides[-1])))
     elif is_rounded(sides[-1], sides[0]):
         answer = read(sides[0])
@@ -112,7 +116,7 @@ def _approximate(sides: list[list[Token]], read: Callable[[Sequence[Token]], Ans
     return Named(name, answer) if name else answer
 
 
-def _near(side: Sequence[Token], other: Sequence[Token]) -> bool:
+def _is_near(side: Sequence[Token], other: Sequence[Token]) -> bool:
     try:
         return close(parse(measured(side).tokens), parse(measured(other).tokens), _APPROXIMATION)
     except NotParsed:
@@ -120,15 +124,15 @@ def _near(side: Sequence[Token], other: Sequence[Token]) -> bool:
 
 
 def _inequality(tokens: Sequence[Token], sides: list[list[Token]], signs: list[str]) -> Answer:
-    """An interval for a name between numbers; else the relation itself. All signs are less, or less or equal."""
+    """An interval if a name is bounded by numbers, otherwise the relation itself. All signs are `<` or `\\leq`."""
     low, high = (list(_INFINITY), list(_INFINITY))
     low.insert(0, Token("sign", "-"))
     opened, closed = ["[" if sign == r"\leq" else "(" for sign in signs], ["]" if sign == r"\leq" else ")" for sign in signs]
-    if len(sides) == 3 and is_name(sides[1]) and not (_variable(sides[0]) or _variable(sides[2])):
+    if len(sides) == 3 and is_name(sides[1]) and not (_has_variable(sides[0]) or _has_variable(sides[2])):
         return _interval(sides[1], opened[0] + closed[1], sides[0], sides[2])
-    if len(sides) == 2 and is_name(sides[0]) and not _variable(sides[1]):
+    if len(sides) == 2 and is_name(sides[0]) and not _has_variable(sides[1]):
         return _interval(sides[0], "(" + closed[0], low, sides[1])
-    if len(sides) == 2 and is_name(sides[1]) and not _variable(sides[0]):
+    if len(sides) == 2 and is_name(sides[1]) and not _has_variable(sides[0]):
         return _interval(sides[1], opened[0] + ")", sides[0], high)
     if len(sides) == 2:
         return Related(signs[0], _formula(sides[0]), _formula(sides[1]))
@@ -136,7 +140,11 @@ def _inequality(tokens: Sequence[Token], sides: list[list[Token]], signs: list[s
 
 
 def intersection(inequalities: Sequence[Answer]) -> Answer:
-    """One interval for `x > 1` and `x < 2`; conditions on several names side by side; else what no list or union equals."""
+    """The meaning of inequalities joined by `and`.
+
+    That is one interval for `x > 1 and x < 2`, and a list if each inequality is for another name. All others are
+    `intersection`, which no list or union equals.
+    """
     intervals = [item for item in inequalities if isinstance(item, Named) and isinstance(item.value, Several)]
     names = {tuple(token.value for token in item.name) for item in intervals}
     if len(intervals) == len(inequalities) == len(names):
@@ -145,12 +153,12 @@ def intersection(inequalities: Sequence[Answer]) -> Answer:
         lower, upper = sorted(intervals, key=lambda item: item.value.items[1].tokens != _INFINITY)
         (low, top), (bottom, high) = lower.value.items, upper.value.items
         unbounded = top.tokens == _INFINITY and bottom.tokens[-1:] == _INFINITY
-        if unbounded and _below(low, high):
+        if unbounded and _is_below(low, high):
             return Named(lower.name, Several(lower.value.kind[0] + upper.value.kind[1], (low, high), sure=True))
     return Several("intersection", tuple(inequalities))
 
 
-def _below(low: Formula, high: Formula) -> bool:
+def _is_below(low: Formula, high: Formula) -> bool:
     try:
         ends = [exact(parse(side.tokens)) for side in (low, high)]
     except (NotParsed, NoValue):
@@ -158,7 +166,7 @@ def _below(low: Formula, high: Formula) -> bool:
     return None in ends or ends[0] < ends[1]
 
 
-def _variable(side: Sequence[Token]) -> bool:
+def _has_variable(side: Sequence[Token]) -> bool:
     return any(token.kind == "letter" and token.value not in _NOT_NAMES for token in side)
 
 

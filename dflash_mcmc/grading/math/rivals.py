@@ -1,4 +1,7 @@
-"""Other graders, for comparison alone. They run in grading processes like `grader=math`, and decide no run's grades."""
+"""Other graders, for the comparison by `python -m dflash_mcmc.grading` only; no run uses them.
+
+They run in grading processes like `grader=math` and have the signature of `worker.judge`.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,23 @@ from dflash_mcmc.grading.verdicts import CORRECT, WRONG, Decision
 
 
 def exact_string(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
-    """The same characters."""
+    """Accepts only the same characters."""
     return _decision(gold == answer, "exact"), same_string(gold, answer)
 
 
 def string_rule(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
-    """PRM800K's normalisation, without its algebra."""
+    """The string rule: PRM800K's normalisation without its algebra."""
     same = same_string(gold, answer)
     return _decision(same, "string"), same
 
 
 def math_verify_bare(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
-    """math-verify as its front page shows it, on the answers as they are."""
+    """math-verify as its documentation shows it, on the unchanged answers."""
     return within(cpu_seconds, lambda *pair: _math_verify(*pair, mark=""), gold, answer), same_string(gold, answer)
 
 
 def math_verify_dollars(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
-    """math-verify with `$` around both answers, so that it sees LaTeX."""
+    """math-verify with `$` around both answers, so that it reads them as LaTeX."""
     return within(cpu_seconds, lambda *pair: _math_verify(*pair, mark="$"), gold, answer), same_string(gold, answer)
 
 

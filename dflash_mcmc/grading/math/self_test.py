@@ -1,7 +1,7 @@
-"""What a grading process is asked before it grades: that the library under it still decides these as it should.
+"""Self-test of a grading process at its start: checks that known pairs are decided correctly with the installed libraries.
 
-`golds.txt` has the gold answers of MATH-500 (Hendrycks et al. 2021, arXiv 2103.03874, as split by Lightman et al. 2023; MIT,
-(c) 2021 Dan Hendrycks, (c) 2023 OpenAI), one a line.
+`golds.txt` contains the gold answers of MATH-500, one per line (Hendrycks et al. 2021, arXiv 2103.03874, as split by Lightman
+et al. 2023; MIT, (c) 2021 Dan Hendrycks, (c) 2023 OpenAI).
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def golds() -> list[str]:
 
 
 def self_test() -> list[str]:
-    """What is decided wrongly; empty where all is well. It also makes the library load all that it loads late.
+    """The pairs that are decided wrongly; empty if there are none.
 
-    Each gold answer is compared with itself in braces, so that it is read and not taken for the same string.
+    Each gold answer is compared with itself in braces, so that the strings differ and the answers are parsed. The test also
+    triggers all lazy imports of the libraries, before the time of an answer is measured.
     """
     wrong = [f"{gold} = {gold}" for gold in golds() if decide(gold, f"{{ {gold} }}").verdict != "correct"]
     wrong += [f"{gold} = {answer}" for gold, answer in EQUAL if decide(gold, answer).verdict != "correct"]

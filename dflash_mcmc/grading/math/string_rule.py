@@ -1,9 +1,11 @@
-r"""The string rule of published numbers: two answers are equal if they are once both are normalised as strings.
+r"""The string rule that published results use: two answers are equal if their normalised strings are equal.
 
-Normalisation is that of the PRM800K grader (Lightman et al. 2023, arXiv 2305.20050), which evaluations of power sampling use:
-that of Hendrycks et al. (2021, arXiv 2103.03874), or a second one that knows units and digit groups, element by element in a
-tuple. What it does not hold is PRM800K's last step, SymPy's `parse_expr` on the answer, since that executes it; its verdicts
-are therefore at most as lenient. They stand beside a grade for comparison, and never change it.
+The rule is that of the PRM800K grader (Lightman et al. 2023, arXiv 2305.20050), which evaluations of power sampling use. It
+accepts answers that are equal after the normalisation of Hendrycks et al. (2021, arXiv 2103.03874), or after a second one,
+which handles units and digit groups; tuples are compared element by element. PRM800K's last step, SymPy's `parse_expr`, is
+left out because it executes the answer. The rule here is therefore at most as lenient as PRM800K's.
+
+Records store its verdict next to the grade, for comparison with published results. It never changes a grade.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _BRACKETS = "()[]"
 
 
 def same_string(gold: str, answer: str) -> bool:
-    """Whether the string rule takes an answer for the gold answer."""
+    """Whether an answer equals the gold answer by the string rule."""
     if _hendrycks(gold) == _hendrycks(answer):
         return True
     a, b = _prm800k(gold), _prm800k(answer)
@@ -34,10 +36,10 @@ def same_string(gold: str, answer: str) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def normal_form(text: str) -> str:
-    """What an answer is as a string, whatever the gold answer: both normalisations, one after the other.
+    """The normalised string of an answer: both normalisations, one after the other. It does not depend on the gold answer.
 
-    Answers with equal forms are one vote: the usual vote of self-consistency (Wang et al. 2022, arXiv 2203.11171) on answers
-    that are no plain numbers.
+    Majority votes count answers with equal normal forms together, as self-consistency (Wang et al. 2022, arXiv 2203.11171)
+    usually does for answers that are not plain numbers.
     """
     return _prm800k(_hendrycks(text))
 
@@ -76,7 +78,7 @@ def _prm800k(text: str) -> str:
 
 
 def _elements(text: str) -> list[str]:
-    """The elements of a tuple or interval without brackets inside; else the text alone."""
+    """The elements of a tuple or interval that contains no further brackets; otherwise a list of only the text."""
     text = _ungrouped(text)
     if len(text) > 2 and text[0] in _BRACKETS and text[-1] in _BRACKETS and not any(sign in text[1:-1] for sign in _BRACKETS):
         return [_integer(element) for element in text[1:-1].split(",")]

@@ -1,7 +1,7 @@
-"""Formulas: tokens of an expression as a tree. A grammar of our own, so that no part of an answer is dropped unread.
+"""Parser of formulas, from tokens to a tree. It has its own grammar, so that no part of an answer is ignored.
 
-What it does not know, an answer in other words, an unknown command, an index where none belongs, is NotParsed: such answers
-are compared as tokens alone.
+It raises NotParsed for anything that the grammar does not have, e.g. words, an unknown command or a misplaced index. Such
+answers are compared token by token.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _ROUNDINGS = {r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 _OPERATORS = {"\\sum", "\\prod", "\\coprod", "\\int", "\\iint", "\\oint", "\\lim", "\\limsup", "\\liminf"}
 _APPLIED = frozenset("fghFGHP")
-"""Letters that stand for a function where brackets follow."""
+"""Letters that are read as functions if parentheses follow."""
 
 
 @lru_cache(maxsize=1024)
 def parse(tokens: tuple[Token, ...]) -> Node:
-    """The formula that all of the tokens make up. Raises NotParsed, and Unsupported for one beyond the limits."""
+    """Parses all tokens as one formula. Raises NotParsed if that is impossible, and Unsupported beyond the limits."""
     parser = _FormulaParser(tokens)
     try:
         node = parser.sum()
-    except RecursionError as error:  # signs and bars in a row are no brackets that `limits.check_size` counts
+    except RecursionError as error:  # `limits.check_size` does not count repeated signs and bars
         raise Unsupported("nesting") from error
     if parser.left:
         raise NotParsed(f"{parser.left[0].value} after the end")
@@ -41,7 +41,7 @@ def parse(tokens: tuple[Token, ...]) -> Node:
 
 
 class _FormulaParser(Cursor):
-    """Recursive descent; brackets are no deeper than `limits.check_size` lets them be."""
+    """Recursive descent. `limits.check_size` bounds the nesting of brackets."""
 
     def sum(self) -> Node:
         node = self._signed()
@@ -71,7 +71,7 @@ class _FormulaParser(Cursor):
                 return node
 
     def _mixed(self) -> Node | None:
-        r"""A mixed number, `1\frac{4}{5}` or `1 4/5`: a proper fraction right behind a whole number is added to it."""
+        r"""A mixed number, `1\frac{4}{5}` or `1 4/5`, that is, a whole number followed by a proper fraction; else None."""
         if len(self.left) < 3 or self.left[0].kind != "number" or not self.left[0].value.isdigit():
             return None
         whole, saved = Fraction(self.left[0].value), self.left
@@ -98,10 +98,10 @@ class _FormulaParser(Cursor):
             return after.kind not in ("number", "symbol", "constant")
         if token.kind in ("letter", "command"):
             return token.value not in (r"\cdot", r"\pm", r"\mp", *_ROUNDINGS.values())
-        return token.value in ("(", "[", "{") or (token.value == "|" and not self._closes)
+        return token.value in ("(", "[", "{") or (token.value == "|" and not self._open_bars)
 
-    _closes = 0
-    """How many `|` are open."""
+    _open_bars = 0
+    """Number of `|` that are open in the current brackets."""
 
     def _power(self) -> Node:
         node = self._base()
@@ -141,17 +141,17 @@ class _FormulaParser(Cursor):
         raise NotParsed(token.value)
 
     def _bracketed(self, closing: str) -> Node:
-        bars, self._closes = self._closes, 0
+        bars, self._open_bars = self._open_bars, 0
         node = self.sum()
         self.expect(closing)
-        self._closes = bars
+        self._open_bars = bars
         return node
 
     def _absolute(self) -> Node:
-        self._closes += 1
+        self._open_bars += 1
         node = self.sum()
         self.expect("|")
-        self._closes -= 1
+        self._open_bars -= 1
         return Node("absolute", (node,))
 
     def _symbol(self, name: str) -> Node:
@@ -161,12 +161,12 @@ class _FormulaParser(Cursor):
             name += f"_{self.raw()}"
         while self.next() == "'":
             name += self.take().value
-        if self.next() == "(" and (name[0] in _APPLIED or self._at_a_number()):
+        if self.next() == "(" and (name[0] in _APPLIED or self._number_in_parentheses_follows()):
             name += self.raw(brackets=True)
         return Node("symbol", value=name)
 
-    def _at_a_number(self) -> bool:
-        """Whether `(2)` follows: x(2) is the value of a function."""
+    def _number_in_parentheses_follows(self) -> bool:
+        """Whether a number in parentheses follows, as in `x(2)`, which is the value of a function."""
         return len(self.left) > 2 and self.left[1].kind == "number" and self.left[2].value == ")"
 
     def _command(self, name: str) -> Node:
@@ -191,7 +191,7 @@ class _FormulaParser(Cursor):
         raise NotParsed(name)
 
     def _root(self) -> Node:
-        """A root; an odd one of a negative number is real, as it is read, not the principal one."""
+        """A root. An odd root of a negative number is the real one, as people mean it, not the complex principal root."""
         index = Fraction(2)
         if self.skip("["):
             node = self._bracketed("]")
@@ -226,7 +226,7 @@ class _FormulaParser(Cursor):
         return Node("power", (node, exponent)) if exponent else node
 
     def _signed_argument(self) -> Node:
-        """What a function without brackets is of: `2x` of `\\sin 2x\\cos x`."""
+        """The argument of a function without brackets, e.g. `2x` in `\\sin 2x\\cos x`."""
         if self.skip("-"):
             return Node("negate", (self._signed_argument(),))
         node = self._mixed() or self._power()
@@ -235,7 +235,10 @@ class _FormulaParser(Cursor):
         return node
 
     def _argument(self, digits: bool = True) -> Node:
-        """What a command takes: a group, a command with its arguments, a letter, or with `digits` one digit of a number."""
+        """The argument of a command: a group, a letter, or a command with its own arguments.
+
+        With `digits`, only the first digit of a number is taken, as in TeX; otherwise the whole number.
+        """
         if not self.left:
             raise NotParsed("the end")
         token = self.left[0]

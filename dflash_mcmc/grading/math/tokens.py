@@ -1,7 +1,7 @@
-r"""LaTeX as tokens, freed of what changes the looks of an answer and not its meaning.
+r"""Tokens of LaTeX, without what changes only the appearance of an answer.
 
-`\dfrac`, `\left`, `\,`, `$`, `\mathrm`, Unicode's signs and words in place of commands (`sqrt`, `pi`) are written one way, so
-that answers that look alike are the same tokens.
+`\dfrac`, `\left`, `\,`, `$`, `\mathrm`, Unicode signs, and words instead of commands (`sqrt`, `pi`) get one form.
+Answers that differ only in appearance then have the same tokens.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from dflash_mcmc.grading.math.words import BARE, FUNCTIONS, LINKS, NAMED, NUMBER
 
 
 class Token(NamedTuple):
-    """`kind` is number, repeating, letter, word (text), command, sign, begin or end (of an environment).
+    """A token. `kind` is number, repeating, letter, word (text), command, sign, begin or end (of an environment).
 
-    A number's value is digits with at most a point and an exponent; a repeating decimal's is `whole.fixed(period)`.
+    The value of a `number` is digits, possibly with a point and an exponent. That of a `repeating` decimal is
+    `whole.fixed(period)`.
     """
 
     kind: str
     value: str
     spaced: bool = False
-    """White space stands before it."""
+    """Whether white space precedes it."""
 
 
 _THIN = r"(?:\{\s*,\s*\}|,\s*\\!\s*|\\[,;:! ]\s*|~|[ ])"
@@ -50,7 +51,7 @@ _SCANNER = re.compile(rf"""
   | (?P<sign>.)
 """, re.VERBOSE | re.DOTALL)
 _COUNTED = re.compile(r"(\\ ?)?(-?[\d.,/:]*\d)\s+([a-zA-Z][a-zA-Z. ]*)")
-_SAYS_ANSWER = re.compile(r"^\s*(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.IGNORECASE)
+_ANSWER_PREFIX = re.compile(r"^\s*(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.IGNORECASE)
 _ENVIRONMENT = re.compile(r"\\begin|\\end")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _ROW_GAP = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
@@ -76,20 +77,20 @@ _FUNCTION_OF_ONE = re.compile(rf"({'|'.join(FUNCTIONS)}|pi|sqrt)([a-zA-Z])")
 
 
 def tokenise(text: str, grouping: bool = True) -> list[Token]:
-    """Tokens of an answer. `grouping`: whether the comma of `1,234` separates digits of one number, or two numbers."""
+    """Tokens of an answer. With `grouping`, the comma of `1,234` groups digits of one number; otherwise it separates two."""
     text = trimmed(to_latex(text).replace("...", r"\ldots "))
-    text = _SAYS_ANSWER.sub("", text)
+    text = _ANSWER_PREFIX.sub("", text)
     text = _ABBREVIATED.sub(r"\1", _ROW_GAP.sub(r"\\\\", text))
     if len(text) > 4 and text.startswith("**") and text.endswith("**"):
         text = text[2:-2]
     if r"\\" in text and not _ENVIRONMENT.search(text):
-        text = _DOUBLED.sub(r"\\", text)  # `\\\\frac` of a model that writes JSON
+        text = _DOUBLED.sub(r"\\", text)  # `\\\\frac`, as models write it in JSON
     text = trimmed(_without_dollars(text))
     return _joined(_scan(text, grouping))
 
 
 def _without_dollars(text: str) -> str:
-    """Without the `$` around mathematics; a single one before a number is money."""
+    """Removes the `$` around mathematics. A single `$` means money and is escaped as `\\$`."""
     places = [place for place, sign in enumerate(text) if sign == "$" and text[place - 1:place] != "\\"]
     if len(places) == 1:
         return text[:places[0]] + "\\" + text[places[0]:]
@@ -108,7 +109,7 @@ def _scan(text: str, grouping: bool) -> list[Token]:
             spaced = True
             continue
         if kind == "text":
-            position, value = _text(text, position)
+            position, value = _braced_text(text, position)
             kind = "words"
         new = list(_tokens_of(kind, value, tokens[-1] if tokens else None, spaced))
         tokens += [token._replace(spaced=spaced and not number) for number, token in enumerate(new)]
@@ -117,12 +118,12 @@ def _scan(text: str, grouping: bool) -> list[Token]:
 
 
 def _alone_in_brackets(text: str, start: int, end: int) -> bool:
-    """Whether `1,234` is all there is in brackets: then it is a pair."""
+    """Whether `1,234` is the whole content of brackets; then it is a pair of numbers."""
     return text[:start].rstrip().endswith(("(", "[", r"\{")) and text[end:].lstrip().startswith((")", "]", r"\}"))
 
 
-def _text(text: str, start: int) -> tuple[int, str]:
-    """(end, content) of the group that starts here; without an end it goes to the end of the text."""
+def _braced_text(text: str, start: int) -> tuple[int, str]:
+    """(end, content) of the group that starts at `start`. An unclosed group extends to the end of the text."""
     depth = 0
     for place in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
@@ -148,7 +149,7 @@ def _tokens_of(kind: str, value: str, before: Token | None, spaced: bool):
         name = re.search(r"\{\s*([a-zA-Z]+)", value).group(1)
         yield Token("begin" if value.startswith(r"\begin") else "end", name)
     elif kind == "words":
-        yield from _words(value if before else _SAYS_ANSWER.sub("", value))
+        yield from _words(value if before else _ANSWER_PREFIX.sub("", value))
     elif kind == "word":
         yield from _letters(value, before, spaced)
     elif kind in ("command", "sign"):
@@ -157,13 +158,13 @@ def _tokens_of(kind: str, value: str, before: Token | None, spaced: bool):
 
 
 def _words(content: str):
-    r"""Tokens of a `\text{...}`: mathematics where it holds mathematics, else the words as they stand."""
+    r"""Tokens of the content of `\text{...}`: those of mathematics if it is mathematics, otherwise one token of words."""
     content = " ".join(re.sub(r"\\[,;:! ]|~|\$", " ", content).split())
     if not content:
         return
     if _ORDINAL.fullmatch(content):
         content = content[:-2]
-    if content == "\\":  # of `\$`
+    if content == "\\":  # left over from `\$`
         yield Token("sign", "$")
     elif content.lower() in NAMED:
         yield Token("command", NAMED[content.lower()])
@@ -179,7 +180,7 @@ def _words(content: str):
 
 
 def _letters(run: str, before: Token | None, spaced: bool):
-    """A run of letters is a function's or constant's name, a word, a unit behind a number or word, or variables."""
+    """Tokens of a run of letters: a name of a function or constant, a word, a unit after a number or word, or variables."""
     lowered = run.lower()
     after_number = before is not None and (before.kind in ("number", "repeating", "word") or before.value in (")", "}"))
     attached = _FUNCTION_OF_ONE.fullmatch(run)
@@ -189,7 +190,7 @@ def _letters(run: str, before: Token | None, spaced: bool):
         yield Token("command", NAMED[attached.group(1)])
         yield Token("letter", attached.group(2))
     elif (lowered in SEPARATORS or lowered in NUMBERS or lowered in SHORT_WORDS
-          or (len(run) > 3 and not run.isupper() and not _product(run) and (spaced or not after_number))
+          or (len(run) > 3 and not run.isupper() and not _is_product(run) and (spaced or not after_number))
           or (lowered in LINKS and spaced and before is not None and before.kind in ("word", "number"))
           or (before is not None and not spaced and _ORDINAL.fullmatch(before.value + run))
           or (singular(lowered) in (*BARE, "unit") and after_number and (spaced or lowered != "in"))):
@@ -199,14 +200,14 @@ def _letters(run: str, before: Token | None, spaced: bool):
             yield Token("letter", letter)
 
 
-def _product(run: str) -> bool:
-    """Whether letters are variables side by side, as in `abcd`: four or more neighbours in the alphabet, each once."""
+def _is_product(run: str) -> bool:
+    """Whether letters are a product of variables such as `abcd`: at least four, different, and consecutive in the alphabet."""
     places = sorted(map(ord, run))
     return len(run) > 3 and places == list(range(places[0], places[0] + len(run)))
 
 
 def _joined(tokens: list[Token]) -> list[Token]:
-    """Signs of two characters as one; words side by side as one text."""
+    """Joins signs of two characters into one token, and adjacent words into one token."""
     joined: list[Token] = []
     for token in tokens:
         last = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""What stands beside a number: money, percent, degrees, units, and words such as `million` that are part of the number."""
+"""Units beside a number: money, percent, degrees, other units, and words such as `million` that are part of the number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dflash_mcmc.grading.math.tokens import Token
-from dflash_mcmc.grading.math.words import MEANINGFUL, MULTIPLIERS, SEPARATORS, counts, is_symbol, singular, unit_of
+from dflash_mcmc.grading.math.words import MEANINGFUL, MULTIPLIERS, SEPARATORS, is_number_word, is_symbol, singular, unit_of
 
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "¢": "cent", r"\pounds": "pound sterling",
                r"\euro": "euro"}
@@ -16,13 +16,16 @@ PERCENT, DEGREE = "percent", "degree"
 
 
 class MeasureUnit(NamedTuple):
-    """`name` is empty where an answer has none."""
+    """A unit of measurement, to the power `exponent`. `name` is empty if an answer has no unit."""
 
     name: str = ""
     exponent: int = 1
 
     def fits(self, other: MeasureUnit) -> bool:
-        """Whether two answers with these units can be equal: the same unit, or one leaves it out."""
+        """Whether two answers with these units can be equal: the units are the same, or one answer leaves its unit out.
+
+        A plain `degree` also fits `degree c` and `degree f`.
+        """
         if not self.name or not other.name or self == other:
             return True
         degrees = {self.name, other.name}
@@ -30,20 +33,20 @@ class MeasureUnit(NamedTuple):
 
 
 class MeasuredNumber(NamedTuple):
-    """The tokens of a number, without what stands beside it."""
+    """The tokens of a number without its unit, the unit, and a factor."""
 
     tokens: tuple[Token, ...]
     unit: MeasureUnit
     multiplier: int
-    """1000 for `thousand`, else 1."""
+    """The factor of words such as `thousand`; 1 without such words."""
 
 
 def measured(tokens: Sequence[Token]) -> MeasuredNumber:
-    """Takes the unit off an answer. Without tokens left nothing is taken off."""
+    """Separates the unit from an answer. If no number would remain, the tokens are returned unchanged, without a unit."""
     core, unit, multiplier = list(tokens), MeasureUnit(), 1
     core, money = _without_currency(core)
     while core:
-        end = _phrase(core)
+        end = _phrase_start(core)
         if core[-1].value == "%" and unit.name != PERCENT:
             core, found = core[:-1], MeasureUnit(PERCENT)
         elif core[-1].value == r"\degree" and unit.name != DEGREE and not any(token.value in _TRIGONOMETRIC for token in core):
@@ -60,14 +63,14 @@ def measured(tokens: Sequence[Token]) -> MeasuredNumber:
             core, multiplier = core[:end], multiplier * factor
         else:
             break
-        unit = _both(found, unit)
+        unit = _combined(found, unit)
     if not core or (core[-1].kind == "command" and core[-1].value in ("\\frac", "\\sqrt")):
         return MeasuredNumber(tuple(tokens), MeasureUnit(), 1)
-    return MeasuredNumber(tuple(core), _both(money, unit), multiplier)
+    return MeasuredNumber(tuple(core), _combined(money, unit), multiplier)
 
 
-def _both(a: MeasureUnit, b: MeasureUnit) -> MeasureUnit:
-    """`degree` in front of `celsius`, `dollar` in front of nothing."""
+def _combined(a: MeasureUnit, b: MeasureUnit) -> MeasureUnit:
+    """The unit of `a` followed by `b`, e.g. `degree` and `celsius`. One of them may be empty."""
     if a.name == b.name or not b.name:
         return a
     return b if not a.name else MeasureUnit(f"{a.name} {b.name}", b.exponent)
@@ -82,8 +85,8 @@ def _without_currency(core: list[Token]) -> tuple[list[Token], MeasureUnit]:
     return core, MeasureUnit()
 
 
-def _phrase(core: list[Token]) -> int:
-    """Where the words at the end begin: words, their exponents, and `/` or `\\cdot` between them."""
+def _phrase_start(core: list[Token]) -> int:
+    """Start of the trailing phrase: words, their exponents, and `/` or `\\cdot` between them. Its end is that of `core`."""
     end = len(core)
     while end:
         if core[end - 1].kind == "word":
@@ -100,20 +103,21 @@ def _phrase(core: list[Token]) -> int:
 
 
 def _meaningful(phrase: list[Token]) -> bool:
-    """Whether words change the number beside them: by what they mean, or since they hold a number, or are letters."""
-    said = " ".join(token.value for token in phrase if token.kind == "word")
-    words = re.findall(r"\w+", re.sub(r"\b(non)-(?=negative)", r"\1", said, flags=re.IGNORECASE))
+    """Whether words change the number beside them: by their meaning, by containing a number, or by being variables."""
+    phrase_text = " ".join(token.value for token in phrase if token.kind == "word")
+    words = re.findall(r"\w+", re.sub(r"\b(non)-(?=negative)", r"\1", phrase_text, flags=re.IGNORECASE))
     while words and singular(words[0].lower()) in MULTIPLIERS:
         words = words[1:]
-    if words[1:] and words[0].lower() == "positive":  # `6 positive divisors`; but a sign where nothing follows
+    if words[1:] and words[0].lower() == "positive":  # `6 positive divisors`; without a noun, `positive` is a sign
         words = words[1:]
-    if len(words) == 1 and len(words[0]) < 3 and not is_symbol(words[0]):  # it may be a product of variables
+    if len(words) == 1 and len(words[0]) < 3 and not is_symbol(words[0]):  # possibly a product of variables
         return True
-    return any({word.lower(), singular(word.lower())} & MEANINGFUL or word[0].isdigit() or counts(word) for word in words)
+    return any({word.lower(), singular(word.lower())} & MEANINGFUL or word[0].isdigit() or is_number_word(word)
+               for word in words)
 
 
 def _modulus(core: list[Token]) -> list[str]:
-    r"""`7` or `{7}` and the `\pmod` before it, where all that stands before that is a whole number; else nothing."""
+    r"""The values of a trailing `\pmod 7` or `\pmod{7}`, if only an integer precedes it; otherwise an empty list."""
     values = [token.value for token in core]
     start = values.index(r"\pmod") if r"\pmod" in values else 0
     if not re.fullmatch(r"-?\d+", "".join(values[:start])) or not re.fullmatch(r"\d+|\{\d+\}", "".join(values[start + 1:])):
@@ -122,7 +126,7 @@ def _modulus(core: list[Token]) -> list[str]:
 
 
 def _exponent(core: list[Token]) -> int:
-    """How many tokens an exponent at the end takes: `^2` or `^{2}`; 0 where there is none."""
+    """Number of tokens in a trailing exponent, `^2` or `^{2}`; 0 if there is none."""
     values = [token.value for token in core[-4:]]
     if len(values) >= 2 and values[-2] == "^" and values[-1].isdigit():
         return 2

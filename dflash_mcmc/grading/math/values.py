@@ -1,4 +1,4 @@
-"""What a formula comes to: exactly where it is rational, else to 400 digits at points that are the same for every answer."""
+"""Values of formulas: exact if they are rational, otherwise to 400 digits at fixed points, the same for every answer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from dflash_mcmc.grading.math.formulas import Node
 
 DIGITS = 400
-_AGREEING = 150
-"""Leading digits that two values of one number have in common. The others are for what is lost to cancellation on the way."""
-_ZERO = 300
-"""A value below 10^-300 is nothing but rounding, where the other one is 0."""
+_AGREEING_DIGITS = 150
+"""Leading digits in which two values must agree to be equal. The remaining digits absorb rounding and cancellation."""
+_ZERO_DIGITS = 300
+"""A value below 10^-300 counts as rounding error if it is compared with 0."""
 _SCALES = (1, 9, 97, 1009)
 _ROOT_BITS = 4096
 
 
 class NoValue(Exception):
-    """A formula has no value there: a division by zero, a sign without a meaning."""
+    """A formula has no value at a point, e.g. because of a division by zero or infinity."""
 
 
 def exact(node: Node, points: Mapping[str, Fraction] | None = None) -> Fraction | None:
-    """The value where it is rational and no function is needed for it, with the symbols at `points`; else None.
+    """The exact value with the symbols at `points`; None if it is not rational or needs a function such as sin.
 
-    Raises Unsupported for numbers beyond the limits, NoValue for a division by zero.
+    Raises Unsupported for numbers beyond the limits and NoValue for a division by zero.
     """
     if node.kind == "number":
         return node.value
@@ -46,20 +46,21 @@ def exact(node: Node, points: Mapping[str, Fraction] | None = None) -> Fraction 
 
 
 def symbols(node: Node) -> set[str]:
-    """Names of the symbols of a formula."""
+    """The names of the symbols in a formula."""
     own = {node.value} if node.kind == "symbol" else set()
     return own.union(*(symbols(part) for part in node.parts))
 
 
 def has(node: Node, kind: str, value: str | None = None) -> bool:
-    """Whether a node of this kind, and with this value if one is given, is in a formula."""
+    """Whether a formula contains a node of this kind and, if given, this value."""
     return (node.kind == kind and value in (None, node.value)) or any(has(part, kind, value) for part in node.parts)
 
 
 def differ(a: Node, b: Node) -> bool:
-    """Whether two formulas have different values at one of some points. False proves nothing: they may have no value there.
+    """Whether two formulas have different values at one of a few fixed points.
 
-    Symbols are positive there, so that roots and logarithms of them are real. Raises Unsupported.
+    False proves nothing, because the formulas may have no values at these points. The symbols are positive there, so that
+    their roots and logarithms are real. Raises Unsupported for numbers beyond the limits.
     """
     import mpmath
 
@@ -77,25 +78,25 @@ def differ(a: Node, b: Node) -> bool:
 
 
 def same_constant(a: Node, b: Node) -> bool:
-    """Whether two formulas without symbols have values and agree in 150 digits: two ways to write one number."""
+    """Whether two formulas without symbols have values that agree in 150 digits, and so are forms of one number."""
     values = _constants(a, b)
     return values is not None and _agree(*values)
 
 
 def close(a: Node, b: Node, tolerance: float) -> bool:
-    """Whether two formulas without symbols have values, of which one is that near to the other, relative to the larger."""
+    """Whether two formulas have no symbols and their values differ by at most `tolerance` times the larger one."""
     values = None if symbols(a) | symbols(b) else _constants(a, b)
     return values is not None and abs(values[0] - values[1]) <= tolerance * max(map(abs, values))
 
 
 def within(a: Node, b: Node, distance: Fraction) -> bool:
-    """Whether two formulas without symbols have values that are no further from each other."""
+    """Whether two formulas have no symbols and their values differ by at most `distance`."""
     values = None if symbols(a) | symbols(b) else _constants(a, b)
     return values is not None and abs(values[0] - values[1]) * distance.denominator <= distance.numerator
 
 
 def _constants(a: Node, b: Node) -> list[mpc] | None:
-    """The values of two formulas without symbols; None where one has none."""
+    """The values of two formulas without symbols; None if one of them has no finite value."""
     import mpmath
 
     with mpmath.workdps(DIGITS):
@@ -111,12 +112,12 @@ def _agree(a: mpc, b: mpc) -> bool:
 
     with workdps(DIGITS):
         if a == 0 or b == 0:
-            return max(abs(a), abs(b)) < mpf(10) ** -_ZERO
-        return abs(a - b) <= mpf(10) ** -_AGREEING * max(abs(a), abs(b))
+            return max(abs(a), abs(b)) < mpf(10) ** -_ZERO_DIGITS
+        return abs(a - b) <= mpf(10) ** -_AGREEING_DIGITS * max(abs(a), abs(b))
 
 
 def ratio(a: Node, b: Node) -> Fraction | None:
-    """The rational number that `a` is times `b` at all of some points; None where there is none."""
+    """The rational factor r with a = r * b at all of a few fixed points; None if there is none."""
     names = sorted(symbols(a) | symbols(b))
     found = set()
     for shift in _SCALES:
@@ -132,7 +133,7 @@ def ratio(a: Node, b: Node) -> Fraction | None:
 
 
 def _points(names: set[str]) -> Iterator[dict[str, mpc]]:
-    """Irrational points. Near 0 as well: far from it a high power can be too large or small to be seen beside the rest."""
+    """Irrational points at several scales. Some are near 0, because far from 0 a high power can hide the other terms."""
     from mpmath import mpf, sqrt
 
     for scale in _SCALES if names else (1,):
@@ -179,7 +180,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def _root(radicand: Fraction, index: int | Fraction) -> Fraction | None:
-    """The root where it is rational: of a negative number an odd one."""
+    """The real root if it is rational, otherwise None."""
     from sympy import integer_nthroot
 
     if (radicand < 0 and index % 2 == 0) or _bits(radicand) > _ROOT_BITS:
@@ -230,7 +231,7 @@ _RATIONAL = {
 }
 
 
-def _gentle_power(mpmath):
+def _limited_power(mpmath):
     def power(base, exponent):
         if abs(exponent) > MAX_EXPONENT:
             raise Unsupported("exponent")
@@ -238,12 +239,12 @@ def _gentle_power(mpmath):
     return power
 
 
-def _unknown(mpmath):
+def _no_value(mpmath):
     raise NoValue("a factorial of a formula")
 
 
 _NUMERIC = {
-    "power": _gentle_power, "factorial": _unknown, "binomial": _unknown, "absolute": lambda mpmath: abs,
+    "power": _limited_power, "factorial": _no_value, "binomial": _no_value, "absolute": lambda mpmath: abs,
     "degrees": lambda mpmath: mpmath.radians, "floor": lambda mpmath: mpmath.floor, "ceil": lambda mpmath: mpmath.ceil,
 }
 _FUNCTIONS = {

@@ -1,4 +1,4 @@
-"""Words that answers are written with: units, names of functions, numbers, and what stands between two answers."""
+"""Words that occur in answers: units, names of functions, numbers, and separators of two answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FUNCTIONS = ("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos",
 NAMED = {**{name: f"\\{name}" for name in FUNCTIONS}, "sqrt": r"\sqrt", "pi": r"\pi", "infinity": r"\infty",
          "infty": r"\infty", "inf": r"\infty", "oo": r"\infty", "frac": r"\frac", "theta": r"\theta", "alpha": r"\alpha",
          "beta": r"\beta", "gamma": r"\gamma", "omega": r"\omega", "lambda": r"\lambda", "phi": r"\phi"}
-"""Words that models write for a command."""
+"""Words that models write instead of a LaTeX command."""
 
 SEPARATORS = ("and", "or")
 NUMBERS = {
@@ -41,7 +41,7 @@ _PHRASES = {
     ("degree", "c"): "degree c", ("a.m",): "am", ("p.m",): "pm",
 }
 WITHOUT_MEANING = ("unit", "th", "st", "nd", "rd", "total", "approximately", "about", "exactly", "only")
-"""Words that say nothing of a number beside them."""
+"""Words that add nothing to the number beside them."""
 
 MEANINGFUL = frozenset((
     "or", "and", "not", "no", "none", "more", "less", "than", "least", "most", "above", "below", "over", "under", "if", "when",
@@ -51,28 +51,29 @@ MEANINGFUL = frozenset((
     "octal", "hexadecimal", "hex", "tens", "bn", "mn", "mil", "rejected", "extraneous", "invalid", "excluded", "undefined",
     "inverse", "doubled", "tripled", "halved", "fewer", "fails",
 ))
-"""Words that change what a number beside them says: no unit has them. Numbers and fractions in words are found by `counts`."""
+"""Words that change the meaning of a number beside them, so that they are not part of a unit. Numbers and fractions in words
+are found by `is_number_word`."""
 _SYMBOLS = frozenset((
     *"mgshlLJNWVCF", "am", "pm", "AM", "PM", "st", "nd", "rd", "th", "cc", "dB", "Pa", "eV", "kW", "MW", "mW", "kV", "mV",
     "mA", "kJ", "MJ", "kN", "GB", "MB", "kB", "KB", "TB", "ha", "cl", "dl", "dm", "nm", "BC", "AD", "CE",
 ))
-"""One or two letters that are units by themselves. Others may stand for thousand, or for variables."""
+"""Words of one or two letters that are units. Other short words may be variables, or mean thousand."""
 _NOUNS = frozenset((
     "month", "tooth", "teeth", "length", "width", "depth", "breadth", "path", "bath", "booth", "cloth", "moth", "birth",
     "death", "youth", "earth", "north", "south", "math", "health", "wealth", "growth", "truth", "strength", "myth", "mouth",
     "breath", "with", "both", "worth",
 ))
-"""Words in -th that are no fractions."""
+"""Words in -th that are not fractions."""
 SHORT_WORDS = frozenset(("yes", "no", "odd", "all"))
-"""Answers that are words, though short enough to be a product of variables."""
+"""Short words that are answers, not products of variables."""
 LINKS = ("of", "per", "sq", "cu", "for")
-"""Words between or before units: short, though no variables."""
+"""Short words between or before units, which are not variables."""
 BARE = frozenset(word for word in _UNIT_OF if len(word) > 1)
-"""Units that need no `\\text` behind a number. One letter alone is a variable."""
+"""Units that are recognised after a number without `\\text`. A single letter is a variable instead."""
 
 
-def counts(word: str) -> bool:
-    """Whether a word is a number or a part of one: `thirteen`, `lakhs`, `quadrillion`, `elevenths`."""
+def is_number_word(word: str) -> bool:
+    """Whether a word is a number or part of one: `thirteen`, `lakhs`, `quadrillion` or `elevenths`."""
     word = word.lower()
     known = (*NUMBERS, *_TENS, *_LARGE, *MULTIPLIERS)
     if word in known or singular(word) in known or _ILLIONS.fullmatch(word):
@@ -81,7 +82,7 @@ def counts(word: str) -> bool:
 
 
 def unit_of(words: str) -> tuple[str, int]:
-    """(unit, exponent) of a phrase such as `square inches`: one name for all ways to write it; "" for one without meaning."""
+    """(unit, exponent) of a phrase such as `square inches`. All spellings give one name; words like `total` give ""."""
     parts = [part.strip(".") for part in words.lower().replace("-", " ").replace("/", " per ").split()]
     parts = [part for part in parts if part and part not in ("of", "the", "a", "an")]
     exponent = 1
@@ -95,12 +96,12 @@ def unit_of(words: str) -> tuple[str, int]:
 
 
 def is_symbol(word: str) -> bool:
-    """Whether one or two letters are a unit that is known."""
+    """Whether a word of one or two letters is a known unit."""
     return word in _SYMBOLS or (len(word) > 1 and singular(word.lower()) in _UNIT_OF)
 
 
 def singular(word: str) -> str:
-    """`meter` of `meters`."""
+    """The singular of a word: `meter` for `meters`."""
     if word in _PLURALS:
         return _PLURALS[word]
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

@@ -1,4 +1,4 @@
-"""What runs in a grading process of `grader=math`."""
+"""The functions that run in a grading process of `grader=math`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dflash_mcmc.grading.verdicts import ERROR, Decision
 from dflash_mcmc.grading.walls import die_with, leave_network, leave_session, limit_memory
 
 OUT_OF_MEMORY = 86
-"""Exit code of a worker that an answer took all memory of."""
+"""Exit code of a worker that ran out of memory."""
 
 
 def start(memory_gib: float, parent: int) -> None:
-    """Limits this process and loads the library before any answer's time runs."""
+    """Restricts this process, and imports the library in advance, so that the time of an answer does not include it."""
     import math_verify  # noqa: F401
 
     limit_memory(memory_gib)
@@ -29,22 +29,22 @@ def start(memory_gib: float, parent: int) -> None:
 
 
 def check() -> list[str]:
-    """What the self-test finds wrong."""
+    """The failures of the self-test."""
     return self_test()
 
 
 def judge(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
-    """(decision, what the string rule says).
-
-    The time is the processor's, so that a busy machine changes no verdict; the kernel ends the process when it is used up,
-    also in the midst of a long C call. What the library raises on an answer is that answer's fault. An answer that takes all
-    memory takes the process with it, since what is left of it could fail the next one.
-    """
+    """(decision, verdict of the string rule). `cpu_seconds` limits the decision; see `within`."""
     return within(cpu_seconds, decide, gold, answer), same_string(gold, answer)
 
 
 def within(cpu_seconds: float, rule: Callable[[str, str], Decision], gold: str, answer: str) -> Decision:
-    """What a rule decides in so much of the processor's time; see `judge`."""
+    """The decision of a rule within a limit on processor time.
+
+    Processor time, unlike wall-clock time, does not depend on the load of the machine. The kernel kills the process at the
+    limit, even during a long C call. An exception of the library gives the verdict `error`. If the memory is used up, the
+    process exits, because the memory that is left might not be enough for the next answer.
+    """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:

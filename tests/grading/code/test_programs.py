@@ -1,4 +1,4 @@
-"""The program that a text stands for: of a chat model's block, or what a base model goes on with."""
+"""The program in a text: a fenced block of a chat model, or the completion of a base model."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ def test_program_of(text, program):
 @pytest.mark.parametrize("text", [
     "```" + " " * 1_000_000 + "x", " " * 1_000_000 + "x", "```python\n    return 0\n```" + "\t" * 1_000_000 + "x",
     ("```" + " " * 500) * 2_000, (" " * 500 + "\n") * 2_000, "```python\n" + " " * 1_000_000 + "x"], ids=range(6))
-def test_a_megabyte_of_blanks_is_read_at_once(text):
-    """In the run's own process. It takes a tenth of a second; with quadratic time it would take hours."""
+def test_a_megabyte_of_blanks_is_read_in_seconds(text):
+    """The run itself reads it. It takes a tenth of a second; with quadratic time it would take hours."""
     started = time.process_time()
     program_of(text, TASK)
     assert time.process_time() - started < 5
 
 
-def test_tests_stand_behind_the_program():
+def test_tests_follow_the_program():
     assert with_tests("def f(x): return 0", TASK).endswith("def check(c):\n    assert c([]) == 0\n\ncheck(f)")
 
 
-def test_gold_answers_go_there_and_back():
+def test_gold_answers_round_trip():
     assert task_of(gold_of(TASK)) == TASK
 
 
 @pytest.mark.parametrize("gold", ["42", "", "[]", '{"prompt": "x"}', '{"prompt": 1, "test": "", "entry_point": "f"}',
                                   '{"prompt": "", "test": "", "entry_point": "f(); import os"}'])
-def test_other_gold_answers_are_refused(gold):
+def test_other_gold_answers_are_rejected(gold):
     with pytest.raises(UserError, match="allowed: JSON with the texts prompt, test, entry_point"):
         task_of(gold)

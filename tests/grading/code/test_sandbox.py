@@ -1,4 +1,4 @@
-"""Programs behind walls: what they try, what stands, and what is told where nothing can be put up."""
+"""The sandbox: what programs in it can do, detection of the walls that work, and the error if it cannot be set up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Limits, Sandbox, find_sandbox, standing
+from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Limits, Sandbox, find_sandbox, working_walls
 from tests.conftest import ROOT
 
 LIMITS = Limits(seconds=20, memory_gib=0.5)
@@ -31,14 +31,14 @@ def needs(found, *walls: str) -> None:
         pytest.skip(f"this machine does not allow the walls {missing}")
 
 
-def test_root_of_a_machine_with_namespaces_has_all_walls(found):
+def test_as_root_with_namespaces_all_walls_work(found):
     if os.geteuid() != 0:
         pytest.skip("not root")
     needs(found, "network")
     assert found[1] == WALLS
 
 
-def test_passing_takes_coming_to_the_end(run):
+def test_only_a_program_that_runs_to_its_end_passes(run):
     assert run("x = 1").passed
     assert run("print('passed')").passed
     for program, word in (
@@ -52,7 +52,7 @@ def test_passing_takes_coming_to_the_end(run):
         assert ended.word == word, (program, ended)
 
 
-def test_writing_to_every_descriptor_passes_nothing(run):
+def test_a_program_cannot_pass_by_writing_to_every_descriptor(run):
     spray = ("import os\nfor place in range(3, 64):\n    try:\n        os.write(place, b'{}')\n"
              "    except OSError:\n        pass\n")
     for word in ("passed", "!raised x", "a" * 32):
@@ -67,7 +67,7 @@ FAILING = "def f(x):\n    return 0\n{}\nassert f(1) == 2"
     "import os\nwrite = os.write\nos._exit = lambda code: None\n"
     "os.write = lambda place, word: 0 if word[:1] == b'!' else write(place, word)",
 ], ids=["__main__", "os"])
-def test_a_program_that_replaces_what_the_runner_uses_passes_nothing(run, patch):
+def test_a_program_cannot_pass_by_replacing_functions_of_the_runner(run, patch):
     assert not run(FAILING.format(patch)).passed
 
 
@@ -77,12 +77,12 @@ def test_the_main_block_of_a_program_is_not_run(run):
                "assert A(1) == A(1)").passed
 
 
-def test_a_program_has_few_processes(run):
+def test_the_number_of_processes_is_limited(run):
     ended = run("import os, time\nfor number in range(9):\n    if os.fork() == 0:\n        time.sleep(30)")
     assert (ended.word, ended.detail) == ("raised", "BlockingIOError")
 
 
-def test_time_ends_whatever_ignores_signals(run):
+def test_the_time_limit_ends_a_program_that_ignores_signals(run):
     stubborn = ("import signal\nfor number in range(1, 65):\n    try:\n        signal.signal(number, signal.SIG_IGN)\n"
                 "    except (OSError, ValueError):\n        pass\nwhile True:\n    pass")
     started = time.perf_counter()
@@ -108,20 +108,20 @@ for _ in range(5):
     ctypes.memset(place, 1, 90 << 20)
     c.shmdt(place)
 """
-"""450 MiB that no process has at the end."""
+"""Allocates 450 MiB of shared memory, which no process maps at the end."""
 CALL = "import ctypes\nassert ctypes.CDLL(None).{} < 0"
 REFUSED = ("shmget(0, 4096, 0o1600)", "semget(0, 1, 0o1600)", "msgget(0, 0o1600)")
 NAMESPACES = ("unshare(0x10000000)", "unshare(0x50000000)", "syscall(435, ctypes.create_string_buffer(88), 88)")
 
 
-def test_memory_that_no_limit_counts_is_refused(found, run):
+def test_shared_memory_is_refused(found, run):
     needs(found, "limits")
     assert (run(SHARED, limits=Limits(20, 0.25)).word, run(SHARED).detail) == ("raised", "PermissionError")
     for call in REFUSED:
         assert run(CALL.format(call)).passed, call
 
 
-def test_no_namespace_can_be_made_to_be_root_in(found, run):
+def test_no_user_namespace_can_be_created(found, run):
     needs(found, "user")
     for call in NAMESPACES:
         assert run(CALL.format(call)).passed, call
@@ -130,25 +130,25 @@ def test_no_namespace_can_be_made_to_be_root_in(found, run):
                "if child == 0:\n    os._exit(0)\nassert child < 0").passed
 
 
-def test_threads_and_processes_of_its_own_are_allowed(run):
+def test_threads_and_child_processes_are_allowed(run):
     assert run("import os, threading\ndone = []\nthread = threading.Thread(target=done.append, args=(1,))\nthread.start()\n"
                "thread.join()\nassert done == [1]\nchild = os.fork()\nif child == 0:\n    os._exit(3)\n"
                "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3").passed
 
 
-def test_calls_that_a_kernel_does_not_refuse_are_found(found, monkeypatch, tmp_path):
-    """The same sandbox where seccomp is not to be had: neither wall is claimed."""
+def test_without_seccomp_two_walls_are_reported_as_missing(found, monkeypatch, tmp_path):
+    """The same sandbox without seccomp, as on a kernel that lacks it: `user` and `limits` must not be reported."""
     needs(found, "user", "limits")
-    folder = ROOT / "dflash_mcmc/grading/inside"
+    folder = ROOT / "dflash_mcmc/grading/code/inside"
     source = (folder / "launch.py").read_text()
     assert source.count("    _refuse_calls()\n") == 1
     (tmp_path / "launch.py").write_text(source.replace("    _refuse_calls()\n", ""))
     (tmp_path / "runner.py").write_text((folder / "runner.py").read_text())
     monkeypatch.setattr("dflash_mcmc.grading.code.sandbox._INSIDE", tmp_path)
-    assert set(standing(found[0])) == set(found[1]) - {"user", "limits"}
+    assert set(working_walls(found[0])) == set(found[1]) - {"user", "limits"}
 
 
-def test_nothing_can_be_reached_over_a_network(found, run):
+def test_there_is_no_network(found, run):
     needs(found, "network")
     with socket.create_server(("127.0.0.1", 0)) as server:
         program = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)"
@@ -158,7 +158,7 @@ def test_nothing_can_be_reached_over_a_network(found, run):
             server.accept()
 
 
-def test_no_file_of_the_machine_can_be_read_or_written(found, run, tmp_path):
+def test_files_outside_the_sandbox_cannot_be_read_or_written(found, run, tmp_path):
     needs(found, "files")
     (tmp_path / "secret").write_text("token")
     tmp_path.chmod(0o777)
@@ -168,16 +168,16 @@ def test_no_file_of_the_machine_can_be_read_or_written(found, run, tmp_path):
         assert run(f"open({str(path)!r}, 'w')").word == "raised", path
     assert list(tmp_path.iterdir()) == [tmp_path / "secret"]
     assert run("open('own', 'w').write('x'); assert open('own').read() == 'x'").passed
-    assert not run("for n in range(100):\n    open(f'f{n}', 'wb').write(b'x' * (1 << 19))").passed  # the folder is small
+    assert not run("for n in range(100):\n    open(f'f{n}', 'wb').write(b'x' * (1 << 19))").passed  # too large
 
 
-def test_no_process_can_be_seen_and_none_outlives_the_program(found, run, tmp_path):
+def test_other_processes_are_invisible_and_own_ones_end_with_the_program(found, run, tmp_path):
     needs(found, "processes")
     assert run(f"import os\nos.kill({os.getpid()}, 0)").detail == "ProcessLookupError"
     assert run("import os\nassert os.getpid() == 1").passed
     assert not run("import os\nwhile True:\n    os.fork()", limits=Limits(1, 0.5)).passed
     stays = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(30)\n"
-    name = f"own_{os.getpid()}"  # other programs of the tests may be running
+    name = f"own_{os.getpid()}"  # unique, because other tests may run programs at the same time
     assert run(stays, name).passed
     assert not [place for place in os.listdir("/proc") if place.isdigit() and name.encode() in _command(place)]
 
@@ -190,16 +190,16 @@ def _command(process: str) -> bytes:
         return b""
 
 
-def test_a_program_is_nobody_and_stays_so(found, run):
+def test_a_program_is_not_root_and_cannot_become_root(found, run):
     needs(found, "user")
-    assert run("import os\nassert os.getuid() != 0 and set(os.environ) <= {'LC_CTYPE'}").passed  # Python's own
+    assert run("import os\nassert os.getuid() != 0 and set(os.environ) <= {'LC_CTYPE'}").passed  # Python itself sets LC_CTYPE
     assert run("import os\nos.setuid(0)").detail == "PermissionError"
 
 
-def test_who_is_not_root_gets_the_same_walls(found):
+def test_a_user_without_root_gets_the_same_walls(found):
     needs(found, "files")
     if os.geteuid() != 0:
-        pytest.skip("not root, who could become another user")
+        pytest.skip("only root can become another user")
     code = "from dflash_mcmc.grading.code.sandbox import find_sandbox; print(*find_sandbox()[1])"
     done = subprocess.run(["/usr/bin/python3", "-c", code], user=65534, group=65534, extra_groups=[], cwd="/", check=False,
                           capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
@@ -208,24 +208,24 @@ def test_who_is_not_root_gets_the_same_walls(found):
     assert tuple(done.stdout.split()) == WALLS, done.stderr
 
 
-def test_a_program_cannot_pretend_that_nothing_was_run(run):
-    """That would stop the whole run."""
+def test_a_program_cannot_fake_a_message_of_the_launcher(run):
+    """Such a message says that the sandbox does not work, and would stop the whole run."""
     spray = "import os\nfor place in range(3, 64):\n    try:\n        os.write(place, b'!launcher: no memory')\n"
     assert run(spray + "    except OSError:\n        pass\nos._exit(125)").word == "exited"
     assert run("import os; os._exit(200)").detail == "code 200"
 
 
-def test_walls_that_do_not_stand_are_not_claimed(found):
-    """Measured, not assumed: around the same interpreter without namespaces, network and processes are open."""
+def test_walls_that_do_not_work_are_not_reported(found):
+    """Without namespaces, the walls network, processes and files do not work, and the test programs must find that."""
     weak = Sandbox("/usr/bin/python3", "/usr", ("user", "limits"))
     try:
-        walls = standing(weak)
+        walls = working_walls(weak)
     except CannotRun:
-        pytest.skip("there is no interpreter of the system's")
+        pytest.skip("the system has no interpreter")
     assert "limits" in walls
     assert not {"network", "processes", "files"} & set(walls)
 
 
-def test_an_interpreter_that_is_not_there_runs_nothing(found):
+def test_a_missing_interpreter_is_an_error(found):
     with pytest.raises(CannotRun, match="No such file"):
         found[0]._replace(python="/no/such/python").run("x = 1", "f", LIMITS)

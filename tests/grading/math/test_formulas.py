@@ -1,4 +1,4 @@
-"""Formulas: read to the last sign, valued exactly, and refused where they would take for ever."""
+"""Formulas: complete parsing, exact values, and limits on costly ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def node_of(text: str):
 
 
 def test_the_grammar_agrees_with_another_parser():
-    """The same trees from math-verify's own grammar, where it reads LaTeX as it is written."""
+    """For LaTeX that math-verify parses correctly, its grammar gives the same formulas."""
     for text in (r"\frac{x+1}{2}", "x^2-3x+2", r"\sin(x)\cos(y)", r"\sqrt{x+y}", r"2\pi x", r"\frac{\sqrt{3}}{3}",
     "(a+5)(b+2)",
                  r"\ln(x)+e^{x}", r"x^{y}", r"-\frac{x}{y}", r"|x-1|"):
@@ -53,7 +53,7 @@ def test_the_grammar_agrees_with_another_parser():
 @pytest.mark.parametrize("text", ["x2", "2 3", "x +", r"\frac{1}", "(x", "x)", r"\foo", r"\text{word} x", r"\sqrt12", "",
 "+", "x_",
                                   r"1,2", "x=1", r"\overline{AB}", r"\sin", "|x", "x^"])
-def test_what_is_not_understood_is_not_guessed(text):
+def test_unknown_syntax_is_not_parsed(text):
     with pytest.raises(NotParsed):
         node_of(text)
 
@@ -64,7 +64,7 @@ def test_what_is_not_understood_is_not_guessed(text):
     "binomial"),
     (r"\sum n", "sum"), (r"\int x", "int"), ("-" * 3000 + "1", "nesting"), ("|" * 3000, "nesting"),
 ])
-def test_limits_are_met_before_anything_is_carried_out(text, limit):
+def test_limits_are_checked_before_the_computation(text, limit):
     with pytest.raises(Unsupported, match=limit):
         exact(node_of(text))
 
@@ -72,12 +72,12 @@ def test_limits_are_met_before_anything_is_carried_out(text, limit):
 @pytest.mark.parametrize(("answer", "limit"), [("1" * 401, "length"), ("1" * 61, "digits"), ("(" * 26 + "1" + ")" * 26,
 "nesting"),
                                                (r"\sum_{n=1}^{9} n", "sum"), ("10^{10^{10}}", "exponent")])
-def test_limits_are_an_outcome_of_their_own(answer, limit):
+def test_an_exceeded_limit_gives_the_verdict_unsupported(answer, limit):
     decision = decide("45", answer)
     assert (decision.verdict, decision.rule) == ("unsupported", limit)
 
 
-def test_constants_are_compared_in_many_digits():
+def test_constants_are_compared_in_150_digits():
     assert same_constant(node_of(r"\sqrt{4+2\sqrt{3}}"), node_of(r"1+\sqrt{3}"))
     assert same_constant(node_of(r"\cos\frac{\pi}{7}-\cos\frac{2\pi}{7}+\cos\frac{3\pi}{7}"), node_of(r"\frac{1}{2}"))
     assert same_constant(node_of(r"\sin \pi"), node_of("0"))
@@ -87,10 +87,10 @@ def test_constants_are_compared_in_many_digits():
     assert not same_constant(node_of(r"\pi \cdot 10^{-200}"), node_of("0"))
     assert not same_constant(node_of(r"\ln 0"), node_of(r"\ln 0"))  # it has no value
     with mpmath.workdps(40):
-        assert abs(mpmath.exp(mpmath.pi * mpmath.sqrt(163)) - 262537412640768744) < 1e-11  # so it is a near miss indeed
+        assert abs(mpmath.exp(mpmath.pi * mpmath.sqrt(163)) - 262537412640768744) < 1e-11  # the numbers are indeed that close
 
 
-def test_formulas_that_differ_somewhere_differ():
+def test_formulas_with_different_values_differ():
     assert differ(node_of("x+1"), node_of("x+2"))
     assert differ(node_of("x_1"), node_of("x_2"))
     assert differ(node_of(r"1 - \frac{1}{(1+\omega)^{1997}}"), node_of("1"))
@@ -105,6 +105,6 @@ def test_ratio_of_proportional_formulas():
     assert ratio(node_of(r"\sin x"), node_of("x")) is None
 
 
-def test_an_answer_with_more_letters_than_there_are_is_unsupported():
+def test_an_answer_with_too_many_letters_is_unsupported():
     letters = "+".join("abcdfghklmnopqrstuvwxyzABCD")
     assert decide(f"{letters}+1-1", letters).rule == "number of symbols"

@@ -1,4 +1,4 @@
-"""Real gold answers: each equals itself and its own solution's, is read to its last sign, and no other one passes for it."""
+"""Gold answers of datasets: each is parsed completely, equals itself and its solution's box, and equals no other one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def math500(shared_data) -> list[dict]:
     return rows
 
 
-def test_all_500_equal_themselves_and_their_own_solution(math500, math_pool):
-    """By the whole grader, and not because the strings are the same: a space and braces are added."""
+def test_all_500_equal_themselves_and_the_box_of_their_solution(math500, math_pool):
+    """Spaces and braces are added, so that the strings differ and the whole grader is tested."""
     for number, row in enumerate(math500):
         math_pool.submit_answer((number, "itself"), f"{{ {row['answer']} }}", row["answer"])
         math_pool.submit((number, "solution"), row["solution"], row["answer"])
@@ -35,20 +35,20 @@ def test_all_500_equal_themselves_and_their_own_solution(math500, math_pool):
     assert {tag: grade for tag, grade in found.items() if grade.verdict != "correct"} == {}
 
 
-def test_the_self_test_at_start_has_all_of_them(math500):
+def test_the_self_test_has_all_gold_answers(math500):
     assert self_test.golds() == [row["answer"] for row in math500]
 
 
-def test_nothing_of_a_gold_answer_stays_unread(math500):
-    """Whatever the grammar does not know would be compared as tokens alone."""
+def test_gold_formulas_are_parsed_completely(math500):
+    """Formulas that the grammar does not have would only be compared token by token."""
     for row in math500:
         for formula in formulas(readings(row["answer"])[0]):
             if not any(token.value == r"\mathbb" for token in formula.tokens):
                 parse(formula.tokens)
 
 
-def test_the_library_takes_gold_formulas_for_themselves(math500):
-    """Through math-verify, with none of the shortcuts."""
+def test_math_verify_finds_gold_formulas_equal_to_themselves(math500):
+    """The checks that come before math-verify are skipped."""
     nodes = {parse(formula.tokens) for row in math500 for formula in formulas(readings(row["answer"])[0])}
     with_symbols = [node for node in nodes if symbols(node)]
     assert len(with_symbols) > 15
@@ -68,14 +68,14 @@ EQUAL = [
     (r"2 \sqrt{5}", r"2\sqrt{5}"), ("30", r"30^\circ"), ("36", r"36^\circ"), ("36", r"\$36"), ("5", "x=5"),
     ("90", r"90^\circ"), (r"\frac14", r"\frac{1}{4}"),
 ]
-"""The gold answers of different problems that are equal, read by hand."""
+"""All pairs of different gold answers that are equal, verified by hand."""
 
 
 def equal_among(pairs: Iterator[tuple[str, str]]) -> set[tuple[str, str]]:
     return {tuple(sorted(pair)) for pair in pairs if decide(*pair).verdict == "correct"}
 
 
-def test_gold_answers_do_not_pass_for_others(math500):
+def test_random_pairs_of_gold_answers_are_equal_only_if_listed(math500):
     golds = sorted({row["answer"] for row in math500})
     generator = np.random.default_rng(0)
     chosen = {gold: generator.choice(golds, 15, replace=False) for gold in golds}
@@ -84,13 +84,13 @@ def test_gold_answers_do_not_pass_for_others(math500):
 
 
 @pytest.mark.slow
-def test_no_gold_answer_passes_for_another_one(math500):
-    """All 45,150 pairs."""
+def test_only_the_listed_pairs_of_gold_answers_are_equal(math500):
+    """All 45,150 pairs of different gold answers."""
     golds = sorted({row["answer"] for row in math500})
     assert equal_among(itertools.combinations(golds, 2)) == {tuple(sorted(pair)) for pair in EQUAL}
 
 
-def test_a_changed_digit_or_sign_is_seen(math500):
+def test_a_changed_digit_or_sign_is_not_correct(math500):
     generator = np.random.default_rng(1)
     for row in math500:
         gold = row["answer"]
@@ -104,7 +104,7 @@ def test_a_changed_digit_or_sign_is_seen(math500):
 
 
 def test_gsm8k_and_aime(shared_data, math_pool):
-    """1,319 and 60 integers, as the datasets write them and as models do."""
+    """All 1,319 and 60 integers, in the forms that the datasets and models write."""
     golds = []
     for line in (shared_data / "gsm8k/test.jsonl").read_text().splitlines():
         golds.append(json.loads(line)["answer"].rpartition("#### ")[2].strip().replace(",", ""))

@@ -1,4 +1,4 @@
-"""878 pairs of answers, written by hand: equal ones, and others that differ in a sign, an order, an end, a base."""
+"""878 hand-written pairs of answers: equal ones, and ones that differ in a sign, an order, an end point or a base."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from dflash_mcmc.grading.__main__ import ask, main, read_pairs, table
+from dflash_mcmc.grading.__main__ import main, read_pairs, run_grader, table
 from dflash_mcmc.grading.math.deciding import decide
 from tests.conftest import ROOT
 
@@ -14,7 +14,7 @@ FILE = ROOT / "tests/grading/pairs.jsonl"
 PAIRS = read_pairs(FILE)
 
 
-def test_the_file_has_what_it_should():
+def test_the_file_has_equal_and_different_pairs_of_each_family():
     assert len({(pair.gold, pair.answer) for pair in PAIRS}) == len(PAIRS) >= 200
     for family, count in Counter(pair.family for pair in PAIRS).items():
         kinds = {pair.equal for pair in PAIRS if pair.family == family}
@@ -22,7 +22,7 @@ def test_the_file_has_what_it_should():
         assert count >= 14, family
 
 
-def test_no_pair_is_judged_wrongly_in_either_direction():
+def test_all_pairs_are_decided_correctly_in_both_directions():
     wrong = []
     for pair in PAIRS:
         for gold, answer in ((pair.gold, pair.answer), (pair.answer, pair.gold)):
@@ -33,23 +33,23 @@ def test_no_pair_is_judged_wrongly_in_either_direction():
 
 
 def test_each_answer_equals_itself():
-    """Through its reading: a command that changes nothing keeps the strings from being the same."""
+    """A command without effect is added, so that the strings differ and the answers are parsed."""
     answers = {side for pair in PAIRS for side in (pair.gold, pair.answer)} - {r"\text{}", "**18**"}
     assert [side for side in answers if decide(rf"\displaystyle {side}", side).verdict != "correct"] == []
 
 
-def test_the_others_are_wrong_where_they_are_known_to_be():
-    """The table is only worth something if the graders in it are the ones that it names."""
+def test_math_verify_makes_its_known_mistakes():
+    """This shows that the table of graders really runs math-verify."""
     pairs = [pair for pair in PAIRS if pair.family in ("bases", "tiny and huge")]
-    dollars = ask("math-verify, $...$", pairs, 8.0, 1)
+    dollars = run_grader("math-verify, $...$", pairs, 8.0, 1)
     accepted = {(pair.gold, pair.answer) for pair, grade in zip(pairs, dollars.grades, strict=True)
                 if grade.verdict == "correct" and not pair.equal}
-    assert ("17_8", "17_9") in accepted  # it drops indices
-    assert ("10^{-30}", r"5 \cdot 10^{-30}") in accepted  # and takes numbers closer than 1e-15 for one
+    assert ("17_8", "17_9") in accepted  # math-verify drops indices
+    assert ("10^{-30}", r"5 \cdot 10^{-30}") in accepted  # and accepts numbers that differ by less than 1e-15
     assert "| math-verify, $...$ |" in table(pairs, {"math-verify, $...$": dollars})
 
 
-def test_command_tells_what_is_wrong_in_one_line(tmp_path, capsys):
+def test_command_reports_a_mistake_in_one_line(tmp_path, capsys):
     for text in ("", "[]\n", '{"gold": "1", "answer": "1"}\n', '{"gold": 1, "answer": "1", "equal": true}\n'):
         (tmp_path / "pairs.jsonl").write_text(text)
         with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""The pool: hostile answers are graded in bounded time and memory, without a trace, beside the run."""
+"""The pool: it grades hostile answers in bounded time and memory, without side effects, in parallel with the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def graded(pool: MathPool, pairs: list[tuple[str, str]]) -> list:
     return [found[tag] for tag in range(len(pairs))]
 
 
-def test_hostile_answers_are_graded_in_bounded_time_and_leave_nothing(math_pool, tmp_path, monkeypatch):
+def test_hostile_answers_are_graded_in_bounded_time_without_side_effects(math_pool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pool = math_pool
     graded(pool, [("1", "1")])
@@ -37,7 +37,7 @@ def test_hostile_answers_are_graded_in_bounded_time_and_leave_nothing(math_pool,
         for gold in GOLDS[:1] if len(text) > 1000 else GOLDS:
             started = time.process_time()
             pool.submit((text, gold), rf"so \boxed{{{text}}}", gold)
-            assert time.process_time() - started < 2  # handing over holds nothing up
+            assert time.process_time() - started < 2  # submitting does not block
     started = seconds_of_workers()
     found = dict(pool.finished(wait=True))
     assert seconds_of_workers() - started < 0.1 * len(found)
@@ -49,7 +49,7 @@ def test_hostile_answers_are_graded_in_bounded_time_and_leave_nothing(math_pool,
     assert graded(pool, [(r"\frac13", r"\frac{2}{6}")])[0].verdict == "correct"
 
 
-def test_a_real_answer_that_hangs_the_library_is_just_wrong(math_pool):
+def test_a_real_answer_that_hangs_the_library_is_decided_as_wrong(math_pool):
     found = graded(math_pool, [(gold, r"1 - \frac{1}{(1+\omega)^{1997}}") for gold in ("1", "0", r"\frac{1}{3}")])
     assert {(grade.verdict, grade.rule) for grade in found} == {("wrong", "algebra")}
 
@@ -59,31 +59,31 @@ def test_a_worker_has_its_own_session_no_network_no_environment_and_limited_memo
     session, left, interfaces = math_pool._pool.schedule(surroundings).result(timeout=60)
     assert session != os.getsid(0)
     assert left == {}
-    if os.geteuid() == 0:  # others may be refused a namespace
+    if os.geteuid() == 0:  # other users may not be allowed to create a namespace
         assert [name for _, name in interfaces] == ["lo"]
     with pytest.raises(MemoryError):
         math_pool._pool.schedule(bytearray, (5 << 30,)).result(timeout=60)
 
 
 def surroundings() -> tuple:
-    """Session, environment and network of the process that this runs in."""
+    """Session id, environment and network interfaces of the current process."""
     return os.getsid(0), dict(os.environ), socket.if_nameindex()
 
 
 @pytest.fixture
-def light(monkeypatch):
-    """Workers that load no library, so that they are replaced in no time."""
+def light_workers(monkeypatch):
+    """Makes workers load no library, so that they start quickly."""
     monkeypatch.setattr(worker, "start", nothing)
     monkeypatch.setattr(worker, "check", nothing)
 
 
 def nothing(*ignored: object) -> None:
-    """In place of what a worker does before it grades."""
+    """Replaces the start and the self-test of a worker."""
 
 
-@pytest.mark.usefixtures("light")
-def test_an_answer_that_takes_all_memory_is_an_error_and_the_pool_goes_on():
-    pool = MathPool(timeout_seconds=20, memory_gib=2, num_workers=1, judge=glutton)
+@pytest.mark.usefixtures("light_workers")
+def test_an_answer_that_takes_all_memory_is_an_error_and_the_pool_continues():
+    pool = MathPool(timeout_seconds=20, memory_gib=2, num_workers=1, judge=takes_all_memory)
     try:
         first, second = graded(pool, [("1", "everything"), ("1", "1")])
     finally:
@@ -92,14 +92,14 @@ def test_an_answer_that_takes_all_memory_is_an_error_and_the_pool_goes_on():
     assert second.verdict == "correct"
 
 
-def glutton(gold: str, answer: str, cpu_seconds: float):
-    """Stands for an algebra library that asks for more than there is."""
+def takes_all_memory(gold: str, answer: str, cpu_seconds: float):
+    """A judge that allocates too much memory for one of the answers, as an algebra library may."""
     rule = (lambda *pair: bytearray(1 << 50)) if answer == "everything" else (lambda *pair: worker.Decision("correct", "x"))
     return worker.within(cpu_seconds, rule, gold, answer), False
 
 
-@pytest.mark.usefixtures("light")
-def test_a_worker_that_dies_otherwise_is_replaced_and_the_answer_tried_again(tmp_path):
+@pytest.mark.usefixtures("light_workers")
+def test_a_worker_that_dies_is_replaced_and_the_answer_tried_again(tmp_path):
     pool = MathPool(timeout_seconds=20, memory_gib=4, num_workers=1, judge=dies_once)
     try:
         (tried,) = graded(pool, [("1", str(tmp_path / "died"))])
@@ -111,7 +111,7 @@ def test_a_worker_that_dies_otherwise_is_replaced_and_the_answer_tried_again(tmp
 
 
 def dies_once(gold: str, answer: str, cpu_seconds: float):
-    """Stands for a worker that the machine ends."""
+    """A judge whose process is killed: every time for `always`, otherwise only once, noted in the file named `answer`."""
     if answer == "always" or not os.path.exists(answer):
         if answer != "always":
             open(answer, "w").close()
@@ -119,7 +119,7 @@ def dies_once(gold: str, answer: str, cpu_seconds: float):
     return worker.Decision("correct", "x"), False
 
 
-def test_what_the_library_raises_is_the_answers_fault():
+def test_an_exception_of_the_library_gives_the_verdict_error():
     decision, _ = raises("1", "1", 1.0)
     assert (decision.verdict, decision.rule, decision.reason) == ("error", "exception", "ZeroDivisionError")
 
@@ -129,7 +129,7 @@ def raises(gold: str, answer: str, cpu_seconds: float):
     return worker.within(cpu_seconds, lambda *pair: 1 // 0, gold, answer), False
 
 
-def test_the_start_holds_nothing_up_and_a_failed_self_test_decides_nothing():
+def test_the_start_does_not_block_and_a_failed_self_test_decides_nothing():
     before = set(multiprocessing.active_children())
     pool = MathPool(timeout_seconds=4, memory_gib=4, num_workers=1)
     try:
@@ -141,10 +141,10 @@ def test_the_start_holds_nothing_up_and_a_failed_self_test_decides_nothing():
         assert held < (time.perf_counter() - started) / 2
         pool._checked = pool._pool.schedule(broken_check)
         pool.submit(1, r"\boxed{2/4}", r"\frac12")
-        with pytest.raises(UserError, match="their self-test says 1/2 = 2/4"):
+        with pytest.raises(UserError, match="their self-test reports 1/2 = 2/4"):
             list(pool.finished(wait=True))
-        assert list(pool.finished()) == list(pool.finished(wait=True)) == []  # it is told once
-        pool.submit(2, r"\boxed{2/4}", r"\frac12")  # and other processes can be tried
+        assert list(pool.finished()) == list(pool.finished(wait=True)) == []  # the error is raised once
+        pool.submit(2, r"\boxed{2/4}", r"\frac12")  # new processes are started
         assert [(tag, grade.verdict) for tag, grade in pool.finished(wait=True)] == [(2, "correct")]
     finally:
         pool.close()
@@ -152,11 +152,11 @@ def test_the_start_holds_nothing_up_and_a_failed_self_test_decides_nothing():
 
 
 def broken_check() -> list[str]:
-    """What a library of another version could come to."""
+    """The result of a self-test with an incompatible version of a library."""
     return ["1/2 = 2/4"]
 
 
-def test_the_self_test_sees_a_broken_rule(monkeypatch):
+def test_the_self_test_finds_a_broken_rule(monkeypatch):
     assert self_test.self_test() == []
     monkeypatch.setattr("dflash_mcmc.grading.math.algebra.verified", lambda gold, answer: True)
     assert r"\sqrt{x^2} != x" in self_test.self_test()
@@ -165,7 +165,7 @@ def test_the_self_test_sees_a_broken_rule(monkeypatch):
 
 
 def test_ordinary_answers_are_graded_fast(shared_data, math_pool):
-    """900 answers that need a process; the bar is 200 a second of a core, whatever else the machine does."""
+    """900 answers that need a process must take at most 1/200 s of processor time each, independent of the machine's load."""
 
     rows = [json.loads(line) for line in (shared_data / "math500/test.jsonl").read_text().splitlines()]
     golds = [row["answer"] for row in rows if not row["answer"].isdigit()][:180]
@@ -179,7 +179,7 @@ def test_ordinary_answers_are_graded_fast(shared_data, math_pool):
 
 
 def seconds_of_workers() -> float:
-    """Processor time of this process's children, those that have ended as well."""
+    """Processor time of all child processes of this process, including those that have ended."""
     ended = os.times()
     alive = sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children(recursive=True))
     return ended.children_user + ended.children_system + alive

@@ -1,4 +1,4 @@
-"""The string rule stands for published numbers: what it takes for equal, and what it does not, as its source has it."""
+"""The string rule of published results: pairs that it accepts and rejects, as in its source."""
 
 from __future__ import annotations
 

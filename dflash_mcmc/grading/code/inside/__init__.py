@@ -1,1 +1,1 @@
-"""Scripts that run in processes of their own, behind walls. They import nothing of this project, and nothing imports them."""
+"""Scripts that run in separate processes of the sandbox. They import nothing from this project, and nothing imports them."""

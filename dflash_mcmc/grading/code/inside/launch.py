@@ -1,11 +1,19 @@
-"""Puts up walls around one program: `python -I -S -B launch.py SETTINGS`, with the program on stdin for the interpreter
-inside.
+"""Launcher of the sandbox: sets up the walls around one program and runs it. `python -I -S -B launch.py SETTINGS`
 
-Settings are JSON: `walls` to put up, `limits` (of the `resource` module), `python` and `base` (the interpreter, and the folder
-that it is in), `runner` (source of what it runs), `arguments` for that, `scratch_bytes`, `verdict`, `name`, `programs` (how
-many run at a time). Two processes: this one puts up what takes rights, and waits; a fresh interpreter, process 1 of its own
-namespace, runs the program. What begins with the launcher's `name`, on the descriptor `verdict`, says why the walls could not
-be put up: then nothing was run.
+The program is on stdin, for the interpreter in the sandbox. SETTINGS is a JSON object:
+
+- `walls`: the walls to set up (names as in `sandbox.WALLS`);
+- `limits`: limits by the names of the `resource` module, without `RLIMIT_`;
+- `python`, `base`: the interpreter, and the folder that contains it;
+- `runner`, `arguments`: source code that the interpreter executes, and its arguments;
+- `scratch_bytes`: size of the writable folder;
+- `programs`: how many programs run at the same time;
+- `verdict`: descriptor to which the result is written;
+- `name`: a secret prefix of messages from the launcher itself.
+
+There are two processes. The first one creates the namespaces, which needs privileges, and waits. The second one is process 1
+of its namespace and becomes the interpreter. If the walls cannot be set up, the launcher writes the reason after `name` to
+`verdict`, and the program is not run.
 """
 
 import ctypes
@@ -19,7 +27,8 @@ import sys
 
 NOBODY = 65534
 _OWN_USER = 0x70000000 + os.getpid()
-"""No system gives a user such a number (https://systemd.io/UIDS-GIDS). Process 1 inside must not ask for its own."""
+"""A user id that no system assigns (https://systemd.io/UIDS-GIDS). It is computed here, from this process's id, because inside
+the namespace the process id is always 1."""
 CANNOT = 125
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
@@ -31,41 +40,41 @@ _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache", "/etc
 _SECCOMP, _FILTER, _ERROR, _ALLOW = 22, 2, 0x50000, 0x7FFF0000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _X32 = 0x40000000
-"""Where the numbers of x86_64's second set of calls begin."""
+"""First number of the x32 system calls, the second set of calls on x86_64."""
 _CLONE3 = 435
 _CALLS = {"x86_64": (0xC000003E, 56, (29, 64, 68, 272, 308)), "aarch64": (0xC00000B7, 220, (194, 190, 186, 97, 268))}
-"""(audit's name of it, clone, (shmget, semget, msgget, unshare, setns)) of a processor."""
+"""Per processor: (audit architecture, number of clone, numbers of (shmget, semget, msgget, unshare, setns))."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def launch(settings):
-    """Runs the program behind the walls and ends with its exit code, or 128 and the signal that ended it."""
+    """Runs the program in the sandbox. Exits with its exit code, or with 128 plus the number of the signal that ended it."""
     try:
         _end_with_parent()
         if "network" in settings["walls"]:
             _own_namespaces()
     except OSError as error:
-        _cannot(settings, error)
+        _report_failure(settings, error)
     inside = os.fork()
     if inside == 0:
         try:
             _end_with_parent()
-            _go_inside(settings)
+            _run_inside(settings)
         except BaseException as error:
-            _cannot(settings, error)
+            _report_failure(settings, error)
     status = os.waitpid(inside, 0)[1]
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 
 
-def _go_inside(settings):
+def _run_inside(settings):
     walls = settings["walls"]
     if "files" in walls:
         _own_root(settings["base"], settings["scratch_bytes"])
     if "user" in walls and os.geteuid() == 0:
         _drop_rights()
-    _end_with_parent()  # the kernel forgets it where the user changes
+    _end_with_parent()  # the kernel resets this setting when the user changes
     limits = dict(settings["limits"])
-    if os.geteuid() != _OWN_USER:  # what programs that run at a time are allowed is allowed to them together
+    if os.geteuid() != _OWN_USER:  # programs that share a user share one limit
         limits["NPROC"] *= settings["programs"]
     for name, value in limits.items():
         kind = getattr(resource, "RLIMIT_" + name)
@@ -77,7 +86,7 @@ def _go_inside(settings):
     os.execve(settings["python"], [settings["python"], "-I", "-S", "-B", "-c", settings["runner"], *settings["arguments"]], {})
 
 
-def _cannot(settings, error):
+def _report_failure(settings, error):
     os.write(settings["verdict"], f"{settings['name']} {type(error).__name__}: {error}"[:200].encode())
     os._exit(CANNOT)
 
@@ -92,9 +101,9 @@ def _check(result, what):
 
 
 def _drop_rights():
-    """Becomes a user that nobody else is: the kernel counts processes by user, and one program's are not another's.
+    """Switches to a user id that nothing else uses: the kernel counts processes per user, and so counts only this program's.
 
-    It is the user nobody in a container that has not that many users.
+    Falls back to the user `nobody` in a container that does not map so large a user id.
     """
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -105,9 +114,9 @@ def _drop_rights():
 
 
 def _refuse_calls():
-    """Seccomp: no shared memory of System V, which no limit of a process counts, and no namespace to be root in.
+    """Forbids some system calls by seccomp: System V shared memory, which no limit counts, and new namespaces to be root in.
 
-    On another processor, or a kernel without seccomp, they stay open; `sandbox.standing` tries them.
+    On another processor or a kernel without seccomp the calls stay allowed; `sandbox.working_walls` detects that.
     """
     if os.uname().machine not in _CALLS:
         return
@@ -116,7 +125,7 @@ def _refuse_calls():
     filters = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), no, (_LOAD, 0, 0, 0), (_AT_LEAST, 0, 1, _X32), no]
     for number in refused:
         filters += [(_EQUAL, 0, 1, number), no]
-    # The flags of clone3 are behind a pointer, where no filter can look: the C library then takes clone.
+    # A filter cannot read the flags of clone3, which are passed by pointer. With ENOSYS the C library falls back to clone.
     filters += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERROR | errno.ENOSYS), (_EQUAL, 0, 3, clone), (_LOAD, 0, 0, 16),
                 (_ANY_OF, 0, 1, _NEWUSER), no, (_RETURN, 0, 0, _ALLOW)]
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in filters)
@@ -126,13 +135,16 @@ def _refuse_calls():
 
 
 def _own_namespaces():
-    """Network, processes, mounts and names of its own. Whoever may not make them as he is makes a user namespace for it."""
+    """Creates new namespaces for network, processes, mounts, IPC and host name.
+
+    Without the privilege to do so, it creates a user namespace first, which grants the privilege.
+    """
     flags = _NEWNET | _NEWPID | _NEWIPC | _NEWUTS | _NEWNS
     if os.geteuid() == 0:
         if _libc.unshare(flags) == 0:
             return
         _drop_rights()
-        _libc.prctl(_DUMPABLE, 1, 0, 0, 0)  # else /proc/self is root's, and the maps cannot be written
+        _libc.prctl(_DUMPABLE, 1, 0, 0, 0)  # otherwise /proc/self belongs to root and the id maps cannot be written
     user, group = os.geteuid(), os.getegid()
     _check(_libc.unshare(_NEWUSER | flags), "unshare")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -141,12 +153,12 @@ def _own_namespaces():
 
 
 def _own_root(base, scratch_bytes):
-    """A root of the system's libraries and the interpreter, read only, and an empty /tmp. There is no /proc."""
+    """Switches to a new root with the system's libraries and the interpreter, read-only, and an empty /tmp; without /proc."""
     _check(_libc.mount(None, b"/", None, _REC | _PRIVATE, None), "mount /")
     root = next(place for place in ("/tmp", "/mnt", "/var/tmp") if os.path.isdir(place) and not base.startswith(place))
     _check(_libc.mount(b"tmpfs", root.encode(), b"tmpfs", _NOSUID, f"size={scratch_bytes},mode=755".encode()), "mount tmpfs")
     for path in (*_SYSTEM, base):
-        _show(path, root)
+        _bind(path, root)
     os.mkdir(root + "/old")
     if not os.path.isdir(root + "/tmp"):
         os.mkdir(root + "/tmp")
@@ -158,8 +170,8 @@ def _own_root(base, scratch_bytes):
     os.chdir("/tmp")
 
 
-def _show(path, root):
-    """Makes a path of the machine visible below the new root, read only but for devices."""
+def _bind(path, root):
+    """Mounts a path of the machine below the new root; read-only, except for devices."""
     place = root + path
     if os.path.islink(path):
         os.makedirs(os.path.dirname(place), exist_ok=True)

@@ -1,7 +1,7 @@
-"""What the interpreter behind the walls runs: the program on stdin, and then one word to the grader of how it ended.
+"""Runs the program on stdin in the interpreter of the sandbox and reports to the grader how it ended.
 
-`python -I -S -B -c SOURCE DESCRIPTOR ENTRY_POINT`. The first line on stdin is the nonce, which is written to the descriptor
-only once the program has come to its end; otherwise `!`, the kind of failure and the name of the exception are.
+`python -I -S -B -c SOURCE DESCRIPTOR ENTRY_POINT`, where SOURCE is this file. The first line on stdin is a nonce. If the
+program runs to its end, the nonce is written to DESCRIPTOR; otherwise `!`, the kind of failure and the name of the exception.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def run(descriptor, entry_point):
-    """Runs the program and ends the process."""
+    """Runs the program and exits the process."""
     nonce, _, program = sys.stdin.buffer.read().partition(b"\n")
     silence = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -19,22 +19,22 @@ def run(descriptor, entry_point):
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         os.write(descriptor, b"!syntax_error " + type(error).__name__.encode())
         os._exit(1)
-    reserve = [bytearray(1 << 22)]  # for the words below, where the program has used up the rest
-    say, leave, find_kind = os.write, os._exit, kind  # the program can replace what modules hold
+    reserve = [bytearray(1 << 22)]  # freed for the report below if the program has used up the memory
+    write, exit_now, find_kind = os.write, os._exit, kind  # kept here: the program can replace attributes of modules
     try:
-        exec(code, {})  # as HumanEval does: `if __name__ == "__main__":` is not run
+        exec(code, {})  # as in HumanEval, `__name__` is not "__main__", so that a main block is not run
     except BaseException as error:
         reserve.clear()
         word = "!" + find_kind(error, entry_point) + " " + type(error).__name__[:60]
-        say(descriptor, word.encode("utf-8", "replace"))
-        leave(1)
+        write(descriptor, word.encode("utf-8", "replace"))
+        exit_now(1)
     else:
-        say(descriptor, nonce)
-        leave(0)
+        write(descriptor, nonce)
+        exit_now(0)
 
 
 def kind(error, entry_point):
-    """`missing_definition` where the tests do not find the function, `failed_test`, or `raised`."""
+    """`failed_test` for an AssertionError, `missing_definition` if the tests do not find the function, otherwise `raised`."""
     if isinstance(error, AssertionError):
         return "failed_test"
     outermost = error.__traceback__.tb_next

@@ -1,4 +1,4 @@
-"""Answers seen as another kind: as words, as a relation, as the tokens that they are made of."""
+"""Views of an answer as another kind, e.g. as words, as a relation or as the values of its tokens; used by the rules."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from dflash_mcmc.grading.math.syntax import parse
 from dflash_mcmc.grading.math.tokens import Token
 from dflash_mcmc.grading.math.units import MeasureUnit
 
-_SAYING = re.compile(r"[-+]?\s?\d+(?:[.,:/-]\d+)*|[^\W\d]+|(?<=\w)[-+](?!\w)|[<>=*/^%$]")
-"""A hyphen between words says nothing; a sign before a number, or behind a grade, does."""
+_WORDS_AND_SIGNS = re.compile(r"[-+]?\s?\d+(?:[.,:/-]\d+)*|[^\W\d]+|(?<=\w)[-+](?!\w)|[<>=*/^%$]")
+"""Words, numbers and signs. A hyphen between words is ignored; a sign before a number or after a grade (`A+`) counts."""
 
 
-def said(tokens: Sequence[Token]) -> tuple[str, ...]:
-    r"""What tokens say, without braces around a single sign: `\frac{1}{23}` is not `\frac{1}23`."""
+def token_values(tokens: Sequence[Token]) -> tuple[str, ...]:
+    r"""The values of tokens, without redundant braces: those around a single token other than a number of several digits.
+
+    So `\frac{1}{2}` equals `\frac12`, but `\frac{1}{23}` does not equal `\frac{1}23`.
+    """
     found: list[str] = []
     for token in tokens:
         found.append(token.value)
@@ -28,7 +31,7 @@ def said(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 def as_words(answer: Answer) -> str:
-    """The words or letters that an answer is, or a list of capital letters; empty where it is something else."""
+    """The text of an answer that is words, letters or a list of single capital letters; otherwise empty."""
     if isinstance(answer, Words):
         return answer.text
     if isinstance(answer, Formula) and all(token.kind in ("letter", "word") for token in answer.tokens):
@@ -40,20 +43,20 @@ def as_words(answer: Answer) -> str:
 
 
 def plain(text: str) -> str:
-    """Words, numbers and signs of arithmetic, in small letters, without an article before them."""
-    return re.sub(r"^(?:the|an|a) (?=\w\w)", "", " ".join(_SAYING.findall(text.lower())))
+    """The text reduced to its words, numbers and arithmetic signs, in lower case, without a leading article."""
+    return re.sub(r"^(?:the|an|a) (?=\w\w)", "", " ".join(_WORDS_AND_SIGNS.findall(text.lower())))
 
 
 def is_reals(answer: Answer) -> bool:
     r"""Whether an answer is `(-\infty,\infty)` or `\mathbb{R}`."""
     if isinstance(answer, Several):
-        ends = [said(item.tokens) for item in answer.items if isinstance(item, Formula)]
+        ends = [token_values(item.tokens) for item in answer.items if isinstance(item, Formula)]
         return answer.kind == "()" and len(ends) == 2 and ends[0] == ("-", r"\infty") and ends[1][-1:] == (r"\infty",)
-    return isinstance(answer, Formula) and said(answer.tokens) == (r"\mathbb", "R")
+    return isinstance(answer, Formula) and token_values(answer.tokens) == (r"\mathbb", "R")
 
 
 def as_relation(named: Named) -> Related | None:
-    """`x = 5` and `x < 5` as relations of two formulas; None for what is neither."""
+    """A named value as a relation of two formulas, e.g. `x = 5` or `x < 5`; None if it is neither."""
     name, value = Formula(named.name, MeasureUnit()), named.value
     if isinstance(value, Formula):
         return Related("=", name, value)
@@ -62,45 +65,48 @@ def as_relation(named: Named) -> Related | None:
     low, high = value.items
     if not isinstance(low, Formula) or not isinstance(high, Formula):
         return None
-    if said(low.tokens) == ("-", r"\infty"):
+    if token_values(low.tokens) == ("-", r"\infty"):
         return Related(r"\leq" if value.kind[1] == "]" else "<", name, high)
-    if said(high.tokens) == (r"\infty",):
+    if token_values(high.tokens) == (r"\infty",):
         return Related(r"\leq" if value.kind[0] == "[" else "<", low, name)
     return None
 
 
 def difference(related: Related) -> Node:
-    """The left side minus the right one. Raises NotParsed."""
+    """The formula left side minus right side. Raises NotParsed."""
     return Node("add", (parse(related.left.tokens), Node("negate", (parse(related.right.tokens),))))
 
 
 def names(items: Sequence[Answer]) -> set[tuple[str, ...]] | None:
-    """Names of items that all have one, if there are two or more; else None."""
-    found = {said(item.name) for item in items if isinstance(item, Named)}
+    """The names of the items, if each item has one and there are at least two different names; otherwise None."""
+    found = {token_values(item.name) for item in items if isinstance(item, Named)}
     return found if len(found) > 1 and all(isinstance(item, Named) for item in items) else None
 
 
 def by_name(items: Sequence[Answer]) -> Sequence[Answer]:
-    """In the order of a tuple: `y = 1, x = 2` is `(2,1)`. Names other than a small letter each stay in the order given."""
+    """The items sorted by name, as in a tuple: `y = 1, x = 2` is `(2,1)`.
+
+    The order is kept unless each item has a different name of one lower-case letter.
+    """
     named = names(items) or set()
     letters = all(len(name) == len(name[0]) == 1 and name[0].islower() for name in named)
     if len(named) < len(items) or not letters:
         return items
-    return sorted(items, key=lambda item: said(item.name))
+    return sorted(items, key=lambda item: token_values(item.name))
 
 
 def is_set(answer: Answer) -> bool:
-    """Whether an answer is in braces: inside of a set `{1}` is not 1."""
+    """Whether an answer is a set. It matters inside a set, where `{1}` does not equal 1."""
     return isinstance(answer, Several) and answer.kind == "set"
 
 
 def infinite(several: Several) -> bool:
-    """Whether one of the items is infinite."""
+    """Whether one of the items ends in an infinity sign."""
     return any(isinstance(item, Formula) and item.tokens[-1:] and item.tokens[-1].value == r"\infty" for item in several.items)
 
 
 def one_by_one(named: Named) -> Answer:
-    """`(x,y) = (1,2)` as `x = 1, y = 2`; any other value as it is."""
+    """`(x,y) = (1,2)` as `x = 1, y = 2`. Any other value is returned unchanged."""
     name, value = enclosed(named.name), named.value
     parts = split(name[1], lambda token: token.value == ",")[0] if name else []
     if not isinstance(value, Several) or value.kind != "()" or len(parts) != len(value.items):
@@ -109,12 +115,12 @@ def one_by_one(named: Named) -> Answer:
 
 
 def multiplied(node: Node, multiplier: int) -> Node:
-    """A formula times what the word beside it says."""
+    """A formula times the factor of a word such as `thousand`."""
     return node if multiplier == 1 else Node("multiply", (node, Node("number", value=Fraction(multiplier))))
 
 
 def entries(matrix: Matrix) -> list[Answer]:
-    """The entries row by row, each times the factor before the matrix."""
+    """The entries row by row, each multiplied by the factor before the matrix."""
     found = [entry for row in matrix.rows for entry in row]
     if not matrix.factor:
         return found
