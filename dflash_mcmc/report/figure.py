@@ -1,6 +1,7 @@
 """The style and colours of all figures, shared drawing functions, and saving as PNG and SVG.
 
-Figures are made without a display and without pyplot's global state."""
+Figures are made without a display and without pyplot's global state.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The report as HTML and as Markdown, from the same sections.
 
-The page is one self-contained file; the Markdown refers to the figure files."""
+The page is one self-contained file; the Markdown refers to the figure files.
+"""
 
 from __future__ import annotations
 

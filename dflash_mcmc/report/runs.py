@@ -61,7 +61,7 @@ class Run(NamedTuple):
     def complete(self) -> bool:
         """Whether every sample that the last start asked for is recorded.
 
-        The folder tells how many problems and chains were asked for, not which problems. The problems with the most chains are
+        The run folder has the number of problems and chains asked for, but not which problems. The problems with the most chains are
         therefore counted, so that samples of other problems, drawn by an earlier start, do not hide missing ones.
         """
         if self.expected is None or len(self.records) < self.expected:

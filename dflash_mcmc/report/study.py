@@ -93,8 +93,7 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
 def same_but(run: Run, other: Run, *groups: str) -> bool:
     """Whether two runs differ in these groups alone.
 
-    A field that is null or missing in one of them does not count, nor does the seed if one of them is greedy and draws
-    nothing.
+    Fields that are null or missing in one of them are ignored. So is the seed if one of them is greedy and draws nothing.
     """
     ignored = {*groups, *(["seed"] if "greedy" in (run.component("sampler"), other.component("sampler")) else [])}
     return all(run.identity[key] == other.identity[key] for key in run.identity.keys() & other.identity.keys()

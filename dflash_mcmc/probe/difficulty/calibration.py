@@ -39,7 +39,8 @@ class Scores(NamedTuple):
     """Expected calibration error: mean of |observed share - mean probability| over bins of equally many cases.
 
     It has no interval, because resampling adds noise to a quantity that is never negative. Compare it with
-    `error_by_chance`."""
+    `error_by_chance`.
+    """
     error_by_chance: float | None
     """Approximate calibration error if every probability were right: sqrt(2/pi) standard deviations in each bin."""
 

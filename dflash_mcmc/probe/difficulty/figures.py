@@ -37,7 +37,7 @@ def _panels(summary: Summary, size: tuple[float, float], **options: object) -> t
         if 0 < row["wrong"] < row["n"]:
             drawn.append((name, axes))
         else:
-            missing = "no case" if not row["n"] else "none is wrong" if not row["wrong"] else "none is right"
+            missing = "no case" if not row["n"] else "all are right" if not row["wrong"] else "all are wrong"
             _say(axes, f"{missing}, so there is no AUROC")
     return figure, drawn
 

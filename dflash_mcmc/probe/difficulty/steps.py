@@ -107,9 +107,9 @@ def _free_before(parts: list[re.Match], first: int) -> bool:
 
 def _free_after(parts: list[re.Match], last: int) -> bool:
     """Whether an equation may end here. After `0.`, further digits may follow in another notation."""
-    behind = parts[last : last + 2]
-    kinds = [part.lastgroup for part in behind]
-    if kinds[:1] == ["space"] or (kinds[:1] == ["edge"] and behind[0].group() in ".,"):
+    after = parts[last : last + 2]
+    kinds = [part.lastgroup for part in after]
+    if kinds[:1] == ["space"] or (kinds[:1] == ["edge"] and after[0].group() in ".,"):
         return kinds[-1] != "other"
     return kinds[:1] in ([], ["edge"])
 

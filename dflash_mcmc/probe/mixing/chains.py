@@ -59,7 +59,8 @@ class StepChain(NamedTuple):
     """Log p of the state after the step.
 
     It changes only if the chain moves, or between stages as the state grows. If the proposal repeats the state, the previous
-    value is kept, because a recomputed one would differ by rounding."""
+    value is kept, because a recomputed one would differ by rounding.
+    """
     decision: np.ndarray
     """Letters of `DECISIONS`."""
     last_log_p: float
@@ -150,6 +151,6 @@ def _chain(record: dict, part: dict) -> StepChain:
     whole = [np.array(trace[name], np.int64) for name in _WHOLE]
     found = StepChain(record["problem"], record["chain"], *whole, *(np.array(trace[name], float) for name in _REAL),
                   np.array(list(trace["decision"]), "<U1"), part["log_p"], {name: part[name] for name in COSTS})
-    behind = np.where(found.moved, found.proposal_length, found.length)
-    same = np.concatenate([[False], ~found.moved[1:] & (found.length[1:] == behind[:-1])])
+    after = np.where(found.moved, found.proposal_length, found.length)
+    same = np.concatenate([[False], ~found.moved[1:] & (found.length[1:] == after[:-1])])
     return found._replace(log_p=found.log_p[np.maximum.accumulate(np.where(same, 0, np.arange(found.num_steps)))])

@@ -2,9 +2,9 @@
 
 R-hat is the rank-normalised split R-hat, and the effective sample size (ESS) is the bulk ESS: Vehtari, Gelman, Simpson,
 Carpenter & Buerkner 2021, "Rank-Normalization, Folding, and Localization: An Improved R-hat" (arXiv 1903.08008). For chains
-that hardly move, arviz's numbers do not measure mixing: the ESS equals the number of draws if all chains have one value, or
-twice the number of chains if they have several values; R-hat may be nan. This module handles them separately: a chain adds at
-most the number of its distinct states to the ESS, and a stuck chain adds nothing.
+that hardly move, arviz's numbers do not measure mixing. If all chains stay at one value, its ESS equals the number of draws; if
+they stay at different values, it equals twice the number of chains; R-hat may be nan. This module therefore limits the ESS: a
+chain adds at most the number of states that it visits, and a stuck chain adds nothing.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 LEAST_STEPS, LEAST_CHAINS = 4, 2
-"""Smallest number of steps for R-hat (it splits a chain into two halves of at least two steps), and of chains."""
+"""Fewest steps and chains for R-hat. It splits each chain into two halves of at least two steps."""
 LEAST_STEPS_OF_ESS = 20
 """Smallest number of steps for ESS.
 
 The estimator sums autocorrelations of the half chains in pairs of lags. Below 10 steps there is no pair, and the result is a
-constant above the number of draws, whatever the chains are. At 10 steps there is one pair: four autoregressive chains
-(coefficient 0.8), whose true ESS is 0.11 of the draws, get 0.40 on average. At 20 steps they get 0.19."""
+constant above the number of draws, whatever the values of the chains. At 10 steps there is one pair: four autoregressive chains
+(coefficient 0.8), whose true ESS is 0.11 of the draws, get 0.40 on average. At 20 steps they get 0.19.
+"""
 _ROUNDING = 1e7
 """A larger R-hat is taken as infinite, since its denominator is only rounding error.
 
-For comparison, R-hat is 1.3e3 if a single one of 64 times 2,000 values differs from the rest of its chain."""
+For comparison, R-hat is 1.3e3 if a single one of 64 times 2,000 values differs from the rest of its chain.
+"""
 MOST_LAGS, DRAWS = 20, 200
 WINDOWS = ("all", "last_half", "last_stage")
 """Windows of steps.
 
 All steps include those in which the state still grows. The last half leaves out this warm-up. The last stage is the only
-window in which the target is always the same."""
+window in which the target is always the same.
+"""
 
 
 class Convergence(NamedTuple):
@@ -51,7 +54,8 @@ class Convergence(NamedTuple):
     rhat: float | None
     """None if undefined: fewer than two chains or four steps, or all half chains have one value.
 
-    Infinite if half chains differ but do not vary within themselves."""
+    Infinite if half chains differ but do not vary within themselves.
+    """
     ess: float | None
     """ESS of all chains together, at most the number of draws; 0 if all are stuck, None below `LEAST_STEPS_OF_ESS`."""
 

@@ -85,8 +85,8 @@ def _trace(axes: Axes, chains: list[StepChain], what: str) -> None:
     moves, steps = sum(int(chain.moved.sum()) for chain in chains), sum(chain.num_steps for chain in chains)
     for number, chain in enumerate(chains[: _MOST_CHAINS]):
         places, values = np.arange(1, chain.num_steps + 1, dtype=float), chain.log_p
-        behind = np.where(chain.moved, chain.proposal_length, chain.length)
-        grown = 1 + np.flatnonzero(chain.length[1:] != behind[:-1])
+        after = np.where(chain.moved, chain.proposal_length, chain.length)
+        grown = 1 + np.flatnonzero(chain.length[1:] != after[:-1])
         axes.plot(np.insert(places, grown, np.nan), np.insert(values, grown, np.nan), color=PALETTE[number],
                   linestyle=_DASHES[number], linewidth=1.2, drawstyle="steps-post")
         axes.plot(places[chain.moved], values[chain.moved], color=PALETTE[number], linestyle="none",

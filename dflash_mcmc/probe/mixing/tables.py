@@ -102,7 +102,8 @@ def log_ratios(cell: Cell) -> list[dict]:
 def log_ratio_counts(cell: Cell) -> list[dict]:
     """Histogram of the log ratio, in nats. `low` and `high` are None for the open ends.
 
-    It counts proposals equal to the state, complete ones that differ, and abandoned ones at their upper bounds."""
+    It counts proposals equal to the state, complete ones that differ, and abandoned ones at their upper bounds.
+    """
     steps = cell.steps()
     place = np.searchsorted(RATIO_EDGES, steps.log_ratio, side="right")
     kinds = {"identical": steps.real & steps.identical, "different": ~steps.abandoned & ~steps.identical,

@@ -135,7 +135,8 @@ def _convergence(columns: Columns, proposal: Proposal, steps: int) -> dict:
     """Section 4.3: probability that a chain moves at least once, or three times.
 
     The document uses the median acceptance in a binomial distribution (`median_*`). But blocks differ, and not every
-    acceptance is a move: `blocks_*` are means over blocks of the probability at each block's own rate of moves."""
+    acceptance is a move: `blocks_*` are means over blocks of the probability at each block's own rate of moves.
+    """
     moved, median = columns.of_blocks(proposal, "moved"), _median(columns, proposal)
     row: dict[str, object] = {**proposal.columns(), "steps": steps}
     for least, name in ((1, "once"), (3, "three_times")):

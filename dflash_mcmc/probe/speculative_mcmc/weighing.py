@@ -88,9 +88,9 @@ def _draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> t
 def ended(proposed: Proposed, stop_ids: tuple[int, ...]) -> Proposed:
     """The same blocks, cut after their first stop id. Later tokens get log-probabilities of 0 and so do not count."""
     stops = np.isin(proposed.tokens, stop_ids)
-    behind = (np.cumsum(stops, axis=-1) - stops) > 0
-    return Proposed(np.where(behind, -1, proposed.tokens), np.where(behind, 0.0, proposed.log_p),
-                    np.where(behind, 0.0, proposed.log_q))
+    later = (np.cumsum(stops, axis=-1) - stops) > 0
+    return Proposed(np.where(later, -1, proposed.tokens), np.where(later, 0.0, proposed.log_p),
+                    np.where(later, 0.0, proposed.log_q))
 
 
 def chains(proposed: Proposed, alpha: float, uniforms: np.ndarray) -> dict[str, np.ndarray]:

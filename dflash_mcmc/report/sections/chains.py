@@ -112,8 +112,8 @@ def _figure(curves: dict[str, list[dict]]) -> Figure:
             if rows[0][key] is None:
                 continue
             estimates = [IntervalEstimate(*ends(row, key), row["n"]) for row in rows]
-            beside = 1.0 + 0.02 * (number - (len(curves) - 1) / 2)
-            axes.errorbar([row["k"] * beside for row in rows], [100.0 * estimate.value for estimate in estimates],
+            shift = 1.0 + 0.02 * (number - (len(curves) - 1) / 2)
+            axes.errorbar([row["k"] * shift for row in rows], [100.0 * estimate.value for estimate in estimates],
                           error_bars(estimates), color=PALETTE[number], marker=MARKERS[number], markersize=5, capsize=2,
                           label=f"{label} (n = {rows[0]['n']:,})")
         ticks = sorted({row["k"] for rows in curves.values() for row in rows})

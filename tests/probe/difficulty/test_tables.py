@@ -40,7 +40,7 @@ def test_without_wrong_or_right_cases_values_are_none_and_figures_say_so(name):
     for figure in drawn.values():
         figure.draw_without_rendering()
     panels = ["".join(text.get_text() for text in axes.texts) for axes in drawn["fig_difficulty_auroc"].axes]
-    nothing = {"all right": "none is wrong", "all wrong": "none is right", "all skipped": "no case"}.get(name)
+    nothing = {"all right": "all are right", "all wrong": "all are wrong", "all skipped": "no case"}.get(name)
     if nothing:
         assert all(text.startswith(nothing) for text in panels)
         assert found.values["answers/best_draft_auroc"] is None
