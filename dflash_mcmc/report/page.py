@@ -34,7 +34,7 @@ def html(study: Study, sections: Sequence[Section], figures: Path) -> str:
 
 def markdown(study: Study, sections: Sequence[Section]) -> str:
     """The report's text and tables as Markdown, with links to the figure files."""
-    parts = [f"# {title_of(study)}", _counts(study), *(f"> **Note:** {_escaped(said)}" for said in study.warnings)]
+    parts = [f"# {title_of(study)}", _counts(study), *(f"> **Note:** {_escaped(warning)}" for warning in study.warnings)]
     for section in sections:
         parts += [f"## {section.title}", *map(_escaped, section.text)]
         parts += [f"![{drawing.title}](figures/{drawing.name}.png)" for drawing in section.drawings]

@@ -61,8 +61,8 @@ class Run(NamedTuple):
     def complete(self) -> bool:
         """Whether every sample that the last start asked for is recorded.
 
-        The run folder has the number of problems and chains asked for, but not which problems. The problems with the most chains are
-        therefore counted, so that samples of other problems, drawn by an earlier start, do not hide missing ones.
+        The run folder has the number of problems and chains asked for, but not which problems. The problems with the most
+        chains are therefore counted, so that samples of other problems, drawn by an earlier start, do not hide missing ones.
         """
         if self.expected is None or len(self.records) < self.expected:
             return False
@@ -96,13 +96,13 @@ def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list
     runs, left_out = [], []
     for entry in found:
         try:
-            run, said = _read(entry.folder, lenient)
+            run, messages = _read(entry.folder, lenient)
         except UserError as error:
             if not lenient:
                 raise
             left_out.append(f"left out: {error}")
             continue
-        left_out += said
+        left_out += messages
         why = f"a probe run, probe={run.identity['probe']}; its tables and figures are in its folder" \
             if "probe" in run.identity else "" if run.records else "no finished sample here"
         if not why:
@@ -127,11 +127,11 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     config = _loaded(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
     if not isinstance(config, dict) or "name" not in config:
         raise UserError(f"{folder / 'config.yaml'}: does not hold the configuration of a run")
-    said: list[str] = []
+    messages: list[str] = []
     if "probe" in identity:
         records = []
     elif lenient:
-        records, said = _good_records(folder)
+        records, messages = _good_records(folder)
     else:
         records = read_records(folder)
         for record in records:
@@ -140,7 +140,7 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
                                 f"sample: it lacks {', '.join(sorted(set(_NEEDED) - set(record)))}")
     condition = (config.get("condition") or {}).get("name") or _made_of(identity)
     return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records,
-               *_expected(folder, config, sessions, records)), said
+               *_expected(folder, config, sessions, records)), messages
 
 
 def _loaded(path: Path, parse: Callable[[str], object]) -> object:
@@ -149,14 +149,14 @@ def _loaded(path: Path, parse: Callable[[str], object]) -> object:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; a run folder has it next to its records") from error
     except Exception as error:  # json, yaml and OmegaConf raise different types
-        said = " ".join(str(error).split())[:120] or type(error).__name__
-        raise UserError(f"{path}: cannot be parsed: {said}") from error
+        message = " ".join(str(error).split())[:120] or type(error).__name__
+        raise UserError(f"{path}: cannot be parsed: {message}") from error
 
 
 def _good_records(folder: Path) -> tuple[list[dict], list[str]]:
     """The first record of each sample in the files, and a sentence for each line that was left out."""
     records: dict[tuple[str, int], dict] = {}
-    said = []
+    messages = []
     for path in record_files(folder).values():
         content = path.read_bytes()
         for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
@@ -165,12 +165,12 @@ def _good_records(folder: Path) -> tuple[list[dict], list[str]]:
             except ValueError:
                 record = None
             if not _is_sample(record):
-                said.append(f"left out: {path}: line {number} is not a record of a sample")
+                messages.append(f"left out: {path}: line {number} is not a record of a sample")
             elif (key := (record["problem"], record["chain"])) in records:
-                said.append(f"left out: {path}: line {number} repeats problem {key[0]}, chain {key[1]}")
+                messages.append(f"left out: {path}: line {number} repeats problem {key[0]}, chain {key[1]}")
             else:
                 records[key] = record
-    return list(records.values()), said
+    return list(records.values()), messages
 
 
 def _is_sample(record: object) -> bool:

@@ -212,17 +212,17 @@ def _check_dataset(runs: Sequence[Run]) -> None:
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
     """Reasons why differences between these runs may not come from their samplers alone, a sentence each."""
-    said = [f"{run.shown}: statistics use the samples recorded so far" for run in runs if not run.complete]
+    warnings = [f"{run.shown}: statistics use the samples recorded so far" for run in runs if not run.complete]
     problems = {run.label: set(run.problems) for run in runs}
     shared, every = set.intersection(*problems.values()), set.union(*problems.values())
     if shared != every:
-        said.append(f"the runs cover different problems: {len(shared):,} of {len(every):,} problems are in all runs. Paired "
-                    "differences, overlap, interaction and improvements use the problems that their runs share; all other "
-                    "tables and figures use each run's own problems")
+        warnings.append(f"the runs cover different problems: {len(shared):,} of {len(every):,} problems are in all runs. "
+                        "Paired differences, overlap, interaction and improvements use the problems that their runs share; "
+                        "all other tables and figures use each run's own problems")
     for run in runs:
         if uneven := len(run.problems) - len({record["problem"] for record in full(run)}):
-            said.append(f"{run.label}: {uneven:,} of {len(run.problems):,} problems have fewer than {run.num_chains} chains; "
-                        "votes omit these problems")
+            warnings.append(f"{run.label}: {uneven:,} of {len(run.problems):,} problems have fewer than {run.num_chains} "
+                            "chains; votes omit these problems")
     for what, of, why in (
         ("devices", lambda run: [session.get("device") for session in run.sessions], "seconds are not comparable"),
         ("dtypes", lambda run: [run.identity.get("model.dtype")], "log-probabilities also depend on the dtype"),
@@ -234,8 +234,8 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     ):
         mixed = _different(runs, of)
         if mixed:
-            said.append(f"the runs differ in {what} ({mixed}): {why}")
-    return said
+            warnings.append(f"the runs differ in {what} ({mixed}): {why}")
+    return warnings
 
 
 def _versions(run: Run) -> list[str]:

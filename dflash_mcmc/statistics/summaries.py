@@ -86,8 +86,8 @@ def rates(records: list[dict]) -> dict[str, float | None]:
 
 
 def _same_string(records: list[dict]) -> int | None:
-    said = [record["same_string"] for record in records if record.get("same_string") is not None]
-    return sum(said) if said else None
+    known = [record["same_string"] for record in records if record.get("same_string") is not None]
+    return sum(known) if known else None
 
 
 def _accepted_length(records: list[dict]) -> float | None:

@@ -89,7 +89,7 @@ def test_table_4_4_with_the_interval_that_the_document_lacks(document):
 
 def test_table_6_3(document):
     found = table(document, "blend_sources")
-    assert {name: (row["correct"], row["total"], row["accuracy"].partition(" [")[0], row["MH acceptance"], row["blend source"])
+    assert {name: (row["correct"], row["total"], row["accuracy"].partition(" [")[0], row["MH accept"], row["blend source"])
             for name, row in found.items()} == {
         "ps": ("75", "104", "72.1 %", "55.8 %", "-"), "draft_blend_ps": ("75", "104", "72.1 %", "51.6 %", "draft"),
         "blend_ps": ("81", "104", "77.9 %", "50.4 %", "layer 33")}

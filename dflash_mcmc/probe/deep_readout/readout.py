@@ -119,10 +119,10 @@ def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str] = MODE
     Raises NotNumbers.
     """
     tokens, at_once = hidden.tokens.flatten(), sequences.positions_at_once(drafter.target.vocab_size)
-    said = {TARGET: _said(drafter.target.logits, hidden.target.flatten(0, 1), tokens, at_once)}
+    found = {TARGET: _probabilities_and_ranks(drafter.target.logits, hidden.target.flatten(0, 1), tokens, at_once)}
     for mode, drafted in zip(modes, hidden.draft, strict=True):
-        said[mode] = _said(drafter.logits, drafted.flatten(0, 1), tokens, at_once)
-    return Readout(*({name: pair[part] for name, pair in said.items()} for part in range(2)))
+        found[mode] = _probabilities_and_ranks(drafter.logits, drafted.flatten(0, 1), tokens, at_once)
+    return Readout(*({name: pair[part] for name, pair in found.items()} for part in range(2)))
 
 
 def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key) -> torch.Tensor:
@@ -144,7 +144,7 @@ def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key)
     return drawn
 
 
-def _said(logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, tokens: torch.Tensor,
+def _probabilities_and_ranks(logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, tokens: torch.Tensor,
           at_once: int) -> tuple[list[float], list[int]]:
     """Probabilities, to six digits, and ranks of tokens int64 (n,), from the logits of hidden states (n, hidden)."""
     probabilities, ranks = [], []

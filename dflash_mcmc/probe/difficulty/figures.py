@@ -64,8 +64,8 @@ def _auroc(summary: Summary) -> Figure:
         axes.set_ylim(len(names) - 0.5, -0.5)
     handles = [Line2D([], [], color=colour, marker=marker, linestyle="", label=_MEANING[kind])
                for kind, (colour, marker, _) in _LOOKS.items()]
-    handles += [Line2D([], [], color=INK, marker="o", linestyle="", markerfacecolor=face, label=told)
-                for told, face in (("mean over tokens", INK), ("maximum over tokens", "white"))]
+    handles += [Line2D([], [], color=INK, marker="o", linestyle="", markerfacecolor=face, label=text)
+                for text, face in (("mean over tokens", INK), ("maximum over tokens", "white"))]
     figure.legend(handles=handles, loc="outside upper left", ncols=5)
     return figure
 
@@ -89,9 +89,9 @@ def _roc(summary: Summary) -> Figure:
         for signal in dict.fromkeys(row["signal"] for row in rows):
             own, auroc = [row for row in rows if row["signal"] == signal], of_table[signal]
             colour, _, line = _LOOKS[own[0]["kind"]]
-            told = f"{_readable(signal)}: {auroc['auroc']:.2f}{_interval(auroc, 'auroc')}"
+            text = f"{_readable(signal)}: {auroc['auroc']:.2f}{_interval(auroc, 'auroc')}"
             axes.plot([row["share_of_right"] for row in own], [row["share_of_wrong"] for row in own], color=colour,
-                      linestyle=line, label=told)
+                      linestyle=line, label=text)
         _diagonal(axes)
         axes.legend(loc="lower right", title="best of its kind: AUROC", title_fontsize=8.5, alignment="left")
         axes.set(xlabel=f"share of right {name} flagged", ylabel=f"share of wrong {name} flagged")

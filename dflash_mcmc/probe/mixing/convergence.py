@@ -2,9 +2,9 @@
 
 R-hat is the rank-normalised split R-hat, and the effective sample size (ESS) is the bulk ESS: Vehtari, Gelman, Simpson,
 Carpenter & Buerkner 2021, "Rank-Normalization, Folding, and Localization: An Improved R-hat" (arXiv 1903.08008). For chains
-that hardly move, arviz's numbers do not measure mixing. If all chains stay at one value, its ESS equals the number of draws; if
-they stay at different values, it equals twice the number of chains; R-hat may be nan. This module therefore limits the ESS: a
-chain adds at most the number of states that it visits, and a stuck chain adds nothing.
+that hardly move, arviz's numbers do not measure mixing. If all chains stay at one value, its ESS equals the number of draws.
+If they stay at different values, it equals twice the number of chains, and R-hat may be nan. This module therefore limits the
+ESS: a chain adds at most the number of states that it visits, and a stuck chain adds nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LEAST_STEPS_OF_ESS = 20
 """Smallest number of steps for ESS.
 
 The estimator sums autocorrelations of the half chains in pairs of lags. Below 10 steps there is no pair, and the result is a
-constant above the number of draws, whatever the values of the chains. At 10 steps there is one pair: four autoregressive chains
-(coefficient 0.8), whose true ESS is 0.11 of the draws, get 0.40 on average. At 20 steps they get 0.19.
+constant above the number of draws, whatever the values of the chains. At 10 steps there is one pair: four autoregressive
+chains (coefficient 0.8), whose true ESS is 0.11 of the draws, get 0.40 on average. At 20 steps they get 0.19.
 """
 _ROUNDING = 1e7
 """A larger R-hat is taken as infinite, since its denominator is only rounding error.

@@ -148,7 +148,7 @@ def _blend_sources(study: Study, blends: list[Run]) -> Table:
         rows.append({"run": run.shown, "correct": round(share.value * share.n), "total": share.n, **share.columns("accuracy"),
                      **_acceptance(run).columns("acceptance"), "blend_source": source.get(run.component("blend"), "-")})
     columns = [named("condition", "run"), counted("correct", "correct"), counted("total", "total"),
-               shared("accuracy", "accuracy"), Column("MH acceptance", lambda row: percent(row["acceptance"])),
+               shared("accuracy", "accuracy"), Column("MH accept", lambda row: percent(row["acceptance"])),
                named("blend source", "blend_source")]
     return Table("blend_sources", "Power sampling by blend", columns, rows)
 

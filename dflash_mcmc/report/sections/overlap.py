@@ -28,7 +28,7 @@ def section(study: Study) -> Section | None:
                        [f"{first.shown} and {second.shown} have no problem in common, so they cannot be compared."])
     found, n = compare(own, other), len(own.problems)
     a, b = first.run.label, second.run.label
-    rows = [{"category": name, "problems": number, "share": number / n, "description": said} for name, number, said in (
+    rows = [{"category": name, "problems": number, "share": number / n, "description": text} for name, number, text in (
         ("both correct", found.both, f"solved by both {a} and {b}"), (f"{a} only", found.only_a, f"not by {b}"),
         (f"{b} only", found.only_b, f"not by {a}"), ("neither", found.neither, "solved by neither"))]
     same, compared = _same_answers(first.run.records, second.run.records)

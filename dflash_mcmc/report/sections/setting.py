@@ -77,7 +77,7 @@ def _box(axes: Axes, x: float, y: float, text: str, colour: str) -> Text:
                      bbox={"boxstyle": "round,pad=0.6", "linewidth": 1.3, "facecolor": "white", "edgecolor": colour})
 
 
-def _arrow(axes: Axes, start: Text, end: Text, style: str = "-|>", said: str = "") -> None:
+def _arrow(axes: Axes, start: Text, end: Text, style: str = "-|>", label: str = "") -> None:
     """Draws an arrow between the edges of two boxes, with a label next to it."""
     from dflash_mcmc.report.figure import INK
 
@@ -85,4 +85,4 @@ def _arrow(axes: Axes, start: Text, end: Text, style: str = "-|>", said: str = "
         "arrowstyle": style, "linewidth": 1.2, "color": INK, "patchA": start.get_bbox_patch(), "patchB": end.get_bbox_patch(),
         "shrinkA": 3, "shrinkB": 3})
     middle = [(a + b) / 2 for a, b in zip(start.get_position(), end.get_position(), strict=True)]
-    axes.annotate(said, middle, (6, 0), textcoords="offset points", fontsize=8, va="center")
+    axes.annotate(label, middle, (6, 0), textcoords="offset points", fontsize=8, va="center")

@@ -33,8 +33,8 @@ def section(study: Study) -> Section | None:
         easy = _solved(study.entry(greedy[0]))
         rows = _rows(study.entries, {problem: _BY_GREEDY[not right] for problem, right in easy.items()}, _BY_GREEDY)
         tables.append(_table("difficulty", "By the correctness of greedy decoding", rows, _BY_GREEDY))
-        said = "Accuracy on problems that greedy decoding solves, and on those that it does not."
-        drawings.append(Drawing(f"fig_{study.dataset}_difficulty", said, lambda: _figure(study, rows)))
+        caption = "Accuracy on problems that greedy decoding solves, and on those that it does not."
+        drawings.append(Drawing(f"fig_{study.dataset}_difficulty", caption, lambda: _figure(study, rows)))
         text += _EASY.format(greedy=greedy[0].shown)
     for key in ("level", "subject"):
         of = {record["problem"]: str(record[key]) for run in study.runs for record in run.records if record[key] is not None}
