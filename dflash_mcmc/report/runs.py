@@ -126,7 +126,7 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
         raise UserError(f"{folder / RUN}: holds no identity or no sessions; a run did not write this file") from error
     config = _loaded(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
     if not isinstance(config, dict) or "name" not in config:
-        raise UserError(f"{folder / 'config.yaml'}: does not hold the configuration of a run")
+        raise UserError(f"{folder / 'config.yaml'}: holds no configuration of a run")
     messages: list[str] = []
     if "probe" in identity:
         records = []

@@ -145,7 +145,7 @@ def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key)
 
 
 def _probabilities_and_ranks(logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, tokens: torch.Tensor,
-          at_once: int) -> tuple[list[float], list[int]]:
+                             at_once: int) -> tuple[list[float], list[int]]:
     """Probabilities, to six digits, and ranks of tokens int64 (n,), from the logits of hidden states (n, hidden)."""
     probabilities, ranks = [], []
     for part, labels in zip(hidden.split(at_once), tokens.split(at_once), strict=True):

@@ -75,7 +75,8 @@ def _mean_log_p(run: Run) -> float | None:
 
 def _columns() -> list[Column]:
     return [named("run", "run"), counted("samples", "samples"), counted("proposals", "proposals"),
-            *(shared(name, name) for name in ("accepted", "moved", "identical", "abandoned", "skipped")),
+            *(shared(name, name) for name in ("accepted", "moved", "identical", "abandoned")),
+            shared("tokens skipped", "skipped"),
             Column("mean log p", lambda row: "-" if row["mean_log_p"] is None else f"{row['mean_log_p']:.2f}"),
             Column("law error", lambda row: f"{row['law_error']:.2g}")]
 

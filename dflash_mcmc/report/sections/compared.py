@@ -45,9 +45,9 @@ def section(study: Study) -> Section | None:
     text = paragraphs(_TEXT.format(sources=sources))
     if study.dataset != DATASET:
         text.append(_OTHER_DATA.format(theirs=DATASET, ours=study.dataset))
-    several = [f"{METHODS[role]} is {run.label}" for role, run in roles.items() if len(_candidates(study)[role]) > 1]
+    several = [f"{run.label} for {METHODS[role]}" for role, run in roles.items() if len(_candidates(study)[role]) > 1]
     if several:
-        text.append(f"Several runs have the same method; this section uses one of them: {', '.join(several)}.")
+        text.append(f"If several runs have the same method, this section uses one of them: {'; '.join(several)}.")
     tables = [_accuracies(columns), _improvements(study, columns, roles)]
     drawings = [Drawing(f"fig_{study.dataset}_paper_comparison", "Accuracies of these runs next to published ones.",
                         lambda: _figure(columns))]

@@ -21,8 +21,8 @@ while other answers run in the same batch. A vote costs the sum of its chains; i
 slowest chain.
 
 A finished run is on the Pareto front if no other run is at least as accurate at a lower cost, or more accurate at the same
-cost. The front uses the measured accuracies; neighbouring points may differ by chance. It includes only runs over the same
-problems, because accuracies over different problems are not comparable: the largest such group of runs.
+cost. The front uses the measured accuracies; neighbouring points may differ by chance. It includes only the
+largest group of runs over the same problems, because accuracies over different problems are not comparable.
 """
 
 

@@ -29,11 +29,12 @@ def section(study: Study) -> Section | None:
     found, n = compare(own, other), len(own.problems)
     a, b = first.run.label, second.run.label
     rows = [{"category": name, "problems": number, "share": number / n, "description": text} for name, number, text in (
-        ("both correct", found.both, f"solved by both {a} and {b}"), (f"{a} only", found.only_a, f"not by {b}"),
-        (f"{b} only", found.only_b, f"not by {a}"), ("neither", found.neither, "solved by neither"))]
+        ("both correct", found.both, f"solved by both {a} and {b}"), (f"{a} only", found.only_a, f"solved by {a}, not by {b}"),
+        (f"{b} only", found.only_b, f"solved by {b}, not by {a}"), ("neither", found.neither, "solved by neither"))]
     same, compared = _same_answers(first.run.records, second.run.records)
     left = f" ({left_out:,} problems left out)" if left_out else ""
-    text = [f"{first.shown} and {second.shown} on the {n:,} problems that both have{left}. {_comparison_text(found, a, b)}",
+    text = [f"This section compares {first.shown} with {second.shown} on the {n:,} problems that both have{left}. "
+            f"{_comparison_text(found, a, b)}",
             f"Their answers are the same text on {same:,} of the {compared:,} problems that both runs answer." if compared else
             "With several chains per problem, the counts are expected values for one random chain of each run."]
     columns = [named("category", "category"), counted("problems", "problems"), shared("share", "share"),
@@ -45,9 +46,9 @@ def section(study: Study) -> Section | None:
 
 def _comparison_text(found: Paired, a: str, b: str) -> str:
     outcome = {"a better": f"{a} is better", "b better": f"{b} is better", "tie": "it is a tie"}[found.verdict]
-    return (f"{b} solves {count(found.only_b)} that {a} does not, and {a} {count(found.only_a)} that {b} does not: {a} minus "
-            f"{b} is {points(*found.difference[:3])} points, p = {probability(found.p_value)} ({found.test}, not adjusted): "
-            f"{outcome}.")
+    return (f"{b} solves {count(found.only_b)} problems that {a} does not; {a} solves {count(found.only_a)} that {b} does "
+            f"not. The accuracy of {a} minus that of {b} is {points(*found.difference[:3])} points, with "
+            f"p = {probability(found.p_value)} ({found.test}, not adjusted): {outcome}.")
 
 
 def _same_answers(first: list[dict], second: list[dict]) -> tuple[int, int]:

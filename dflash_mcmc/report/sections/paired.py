@@ -43,10 +43,11 @@ problem counts once, and the interval comes from a bootstrap over problems. p co
 problem has one chain in both runs, else from a paired permutation test over problems. p (Holm) is adjusted for all rows of the
 table. A run is called better or worse if p (Holm) is at most 0.05, else the verdict is a tie.
 
-Two columns help to plan the next experiment, for a single comparison at p = 0.05 with 80 % power. The first is the number of
-problems needed to detect a difference of {sought:.0f} points. The second is the smallest difference that this number of
-problems can detect. Both assume that the runs differ as much as here: with one chain, in the share of problems that only one
-of them solves; with several, in the spread of their differences. A hyphen means that no such number exists.
+Two columns help to plan the next experiment, for a single comparison at p = 0.05 with 80 % power. One is the number of
+problems needed to detect a difference of {sought:.0f} points. The other is the smallest difference that can be detected with
+as many problems as in this comparison. Both assume that the runs differ as much as here: with one chain, in the share of
+problems that only one of them solves; with several, in the spread of their differences. A hyphen means that no such number
+exists.
 """
 
 
@@ -65,7 +66,7 @@ def section(study: Study) -> Section | None:
     shown = [row for row in rows if row["run"] in names and row["problems"] >= _FEWEST] or rows
     return Section("paired", "Compared with the baseline",
                    paragraphs(_TEXT.format(baseline=study.baseline.label, sought=100.0 * SOUGHT)),
-                   [Table("paired", f"Against {study.baseline.label}", _columns(), rows)],
+                   [Table("paired", f"Compared with {study.baseline.label}", _columns(), rows)],
                    [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{_too_few_problems(rows)}.",
                             lambda: _figure(title, shown))])
 

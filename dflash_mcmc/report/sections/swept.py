@@ -68,7 +68,7 @@ def section(study: Study) -> Section | None:
     text = paragraphs(_TEXT)
     if len(named_ones) > len(drawings):
         text.append(f"{len(named_ones) - len(drawings)} more have a table but no figure.")
-    return Section("swept", "Swept axes", text, [_table(swept, name) for name, swept in named_ones], drawings)
+    return Section("swept", "Swept settings", text, [_table(swept, name) for name, swept in named_ones], drawings)
 
 
 def _axes(runs: Sequence[Run]) -> list[str]:
