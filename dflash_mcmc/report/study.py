@@ -73,7 +73,8 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
 
     Args:
         baseline: a run by label, condition or identity; None means greedy decoding without a blend, else the first run.
-        pair: two runs; None means the first two sampled runs that differ only in the blend, else baseline and next run.
+        pair: two runs; None means the first two runs, other than greedy ones, that differ only in the blend, else the
+            baseline and the next run.
         left_out: sentences about what could not be read.
         lenient: keeps only the runs over the most frequent dataset, and lists the others as left out, instead of raising.
 

@@ -80,7 +80,7 @@ def expected_majority(counts: VoteCounts, ks: tuple[int, ...]) -> tuple[float, .
 
 
 def _expected_win(own: int, others: tuple[int, ...], silent: int, ks: tuple[int, ...]) -> np.ndarray:
-    """For each k, the mean over all ways to choose k of the chains of 1 / winners if this answer wins, else 0.
+    """For each k, the mean of 1 / winners if this answer wins, else 0, over all ways to choose k of the chains.
 
     The ways are counted, not enumerated: for each number j of votes for this answer, the ways that give every other answer at
     most j votes, by the number of chains they use and the number of other answers with exactly j votes.

@@ -16,7 +16,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 _RIDGE = 1e-3
-"""Weight of the squared coefficients. It keeps them finite if a signal separates all cases, or all cases have one label."""
+"""Weight of the penalty on squared coefficients: they stay finite if a signal separates the cases or all have one label."""
 _MOST_STEPS = 50
 
 

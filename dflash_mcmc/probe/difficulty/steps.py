@@ -1,9 +1,9 @@
 """The steps of an answer that can be checked without a model: equations of plain arithmetic, such as `7*24=140+28=168`.
 
 An equation is a chain of two or more sides of numbers, + - * / x × ÷ · (and their LaTeX commands) and parentheses, with at
-least one operator. It is wrong if two sides differ as exact rational numbers; a rounded side (`10/3=3.33`) is wrong too. Text
-next to letters, powers, percent signs and similar (`2x+3=7`, `2^3+1=9`) is skipped, since it may mean something else than the
-part that the parser understands. Only what the parser has read is evaluated.
+least one operator. It is wrong if two sides differ as exact rational numbers; a rounded side (`10/3=3.33`) is wrong too. An
+equation next to letters, powers, percent signs and similar (`2x+3=7`, `2^3+1=9`) is skipped, since the whole expression may
+mean something else. Only text that this parser has read is evaluated.
 """
 
 from __future__ import annotations

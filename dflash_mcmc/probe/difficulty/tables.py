@@ -145,7 +145,7 @@ def _row(of: SignalComparison, detector: Detector, fitted: _Fitted, num_bins: in
 
 
 def _combined(name: str, of: SignalComparison, fitted: _Fitted) -> list[dict]:
-    """The gain from adding a signal of the draft to a baseline: each to target entropy, and the best one to the best baseline.
+    """Gains of a baseline combined with a signal of the draft: target entropy with each, the best baseline with the best.
 
     These AUROCs are of cross-validated probabilities, also for the baseline alone, over pairs within a fold. Probabilities of
     different folds come from different fits and are not comparable.

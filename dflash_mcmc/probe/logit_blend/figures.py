@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _COLOURS = (RIGHT, GREEN, PURPLE)
 """Colours of the layers."""
 _LINEAR = 0.01
-"""Gains in nats up to which colours are linear. Larger gains are logarithmic, since raw layers lose tens of nats."""
+"""End of the linear part of the colour scale, in nats. Beyond, it is logarithmic, since raw layers lose tens of nats."""
 
 
 def gains(tables: dict[str, list[dict]]) -> Figure:

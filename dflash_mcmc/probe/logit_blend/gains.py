@@ -25,9 +25,12 @@ DRAFT, FLATTENED = "draft", "flattened"
 """Sources that are not layers; a layer is named by its number."""
 PARTS = ("hard", "easy")
 SUMS = ("n", "gain", "wins", "losses", "rank_wins", "rank_losses", "gain_over_flattened", "wins_over_flattened")
-"""Sums over tokens: count; log p of the blend minus log p of the target, in nats; whether that gain is positive; whether it is
-negative; whether the blend's rank is better, or worse, than the target's; log p of the blend minus log p of the target
-flattened by the same beta; whether that difference is positive."""
+"""Sums over tokens.
+
+`n` counts them. `gain` is log p of the blend minus log p of the target, in nats; `wins` and `losses` count positive and
+negative gains. `rank_wins` and `rank_losses` count better and worse ranks. `gain_over_flattened` is log p of the blend minus
+log p of the target flattened by the same beta; `wins_over_flattened` counts the tokens for which it is positive.
+"""
 
 
 class Settings(NamedTuple):

@@ -128,7 +128,10 @@ def autocorrelation(log_p: np.ndarray) -> np.ndarray:
 
 
 def independent_autocorrelation(steps: int, lag: int) -> float:
-    """Its expectation for independent draws: products of all pairs of different draws sum to minus the sum of squares."""
+    """The expected autocorrelation of independent draws.
+
+    Around their own mean, the products of all pairs of different draws sum to minus the sum of squares.
+    """
     return -(steps - lag) / (steps * (steps - 1))
 
 

@@ -83,8 +83,8 @@ def log_ratios(cell: Cell) -> list[dict]:
     """Quantiles of the log ratio in nats, for three sets of proposals.
 
     The sets are complete proposals; complete ones that differ from the state; and all, with abandoned ones at their upper
-    bounds. Early rejection removes low values from the first two sets and gives too high values in the third: the true
-    quantiles are at or below these.
+    bounds. Early rejection removes low values from the first two sets and overstates values in the third: the true quantiles
+    are at or below these.
     """
     steps = cell.steps()
     kinds = {"complete": steps.real & ~steps.abandoned, "complete, different": ~steps.abandoned & ~steps.identical,
@@ -146,7 +146,7 @@ def early_rejection(every: Sequence[Cell]) -> list[dict]:
     """Cost of cells with early rejection relative to the same cells without it. Empty if no such pair exists.
 
     The chains of a pair use the same uniforms. If early rejection is exact, they make the same decisions, and the difference
-    is what it saves. `same` is the share of chains for which all steps agree.
+    in cost is its saving. `same` is the share of chains for which all steps agree.
     """
     plain = {(cell.alpha, cell.temperature): cell for cell in every if cell.early_reject == "off"}
     rows = []
