@@ -1,1 +1,1 @@
-"""Probes: measurements that explain why a method works, run instead of drawing samples. See `dflash_mcmc.run.probing`."""
+"""What is measured in place of drawing samples: why a method works. What a probe is: `dflash_mcmc.run.probing`."""

@@ -1,4 +1,4 @@
-"""The absence of a probe: the run draws samples."""
+"""No probe: samples are drawn."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ from dflash_mcmc.registry import register
 @register("probe", "none")
 @dataclass(slots=True, kw_only=True)
 class NoProbe:
-    """No probe: the run draws samples."""
+    """No probe: samples are drawn."""
