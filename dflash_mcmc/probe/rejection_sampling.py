@@ -1,7 +1,8 @@
-"""Speculative sampling on synthetic laws: the right samplers draw from the target, the known mistakes do not.
+"""Speculative sampling on synthetic distributions: correct samplers draw from the target, samplers with known faults do not.
 
-The table of a pull request that mended one of them: "max_dev_correct=0.0018 max_dev_biased=0.1426 (N=50000)", where a draft's
-most likely token was judged as if it had been drawn (DSpark, "Sample the DSpark draft proposal from q, not argmax").
+It repeats the table of a pull request that fixed such a fault: "max_dev_correct=0.0018 max_dev_biased=0.1426 (N=50000)". There
+the most likely token of a draft was verified as if it had been drawn (DSpark, "Sample the DSpark draft proposal from q, not
+argmax").
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _RIGHT, _WRONG = "speculative_rejection", "speculative_rejection argmax_proposal"
 """The two samplers of the pull request."""
 _LEAST_EXPECTED = 5.0
-"""Draws expected in a cell of the chi-square test; rarer tokens share one."""
+"""Smallest expected count of a chi-square cell; rarer tokens share one cell."""
 
 
 @register("probe", "rejection_sampling")
@@ -133,16 +134,16 @@ class RejectionSampling(Probe):
 
 
 class OneToken(NamedTuple):
-    """Stands for a drafter that gives a law for one token."""
+    """A stand-in for a drafter that predicts one token."""
 
     num_drafted: int = 1
     has_density: bool = True
 
 
 def samplers_by_name() -> dict[str, Speculation]:
-    """The decoders, right and with each fault that shows at one position: `decoder`, `decoder fault`.
+    """The decoders, correct and with each fault that has an effect at one position: `decoder`, `decoder fault`.
 
-    Both draft at the temperature of the target: matching by the uniform of the position, rejection by one of its own.
+    Both draft at the target's temperature. Matching draws with the uniform of the position, rejection with its own.
     """
     from dflash_mcmc.engine.speculative import faults, rules
     from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
@@ -157,8 +158,9 @@ def samplers_by_name() -> dict[str, Speculation]:
     return found
 
 
-def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: SamplingParams, chance: Chance, rows: int) -> Verdict:
-    """What becomes of a drafted token in each of so many rows, by logits of target and draft, float32 (vocabulary,)."""
+def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: SamplingParams, chance: Chance,
+            rows: int) -> Verdict:
+    """The verdict on one drafted token in each of `rows` rows, by logits of target and draft, float32 (vocabulary,)."""
     import torch
 
     from dflash_mcmc.engine import logits_processor as laws
@@ -176,7 +178,7 @@ def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law
 
 
 def _uniforms(key: Key, start: int, stop: int, device: str) -> Uniforms:
-    """Of draws number `start` to `stop` - 1: each has numbers of its own, whatever chunk it is in."""
+    """The uniforms of draws `start` to `stop` - 1. They depend on the number of the draw alone, not on its chunk."""
     import torch
 
     from dflash_mcmc.engine.speculative.speculation import Noise, Uniforms
@@ -186,7 +188,7 @@ def _uniforms(key: Key, start: int, stop: int, device: str) -> Uniforms:
 
 
 def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float | None:
-    """p-value of Pearson's test that counts (tokens,) come from p; None where too few draws leave a single cell."""
+    """p-value of Pearson's test that counts (tokens,) come from p; None if there are too few draws for two cells."""
     from scipy import stats
 
     expected, order = counts.sum() * p, np.argsort(p)
@@ -203,9 +205,9 @@ def _draw_frequencies(axes: Axes, tokens: list[dict]) -> None:
     places, p = np.arange(len(tokens)), np.array([row["p"] for row in tokens])
     axes.bar(places - 0.27, p, 0.27, color=INK, label="target p")
     axes.bar(places, p + [row[_RIGHT] for row in tokens], 0.27, color=RIGHT, label="proposal drawn from q")
-    axes.bar(places + 0.27, p + [row[_WRONG] for row in tokens], 0.27, color=WRONG, label="proposal the most likely of q")
+    axes.bar(places + 0.27, p + [row[_WRONG] for row in tokens], 0.27, color=WRONG, label="proposal: most likely token of q")
     axes.bar(places, [row["q"] for row in tokens], 0.9, fill=False, edgecolor=INK, linewidth=0.8, label="draft q")
-    axes.set(title="How often each token is drawn", ylabel="share of draws")
+    axes.set(title="Share of draws of each token", ylabel="share of draws")
     axes.set_xticks([])
 
 
@@ -220,7 +222,7 @@ def _draw_deviations(axes: Axes, tokens: list[dict], draws: int) -> None:
     axes.axhline(0.0, color=OTHER, linewidth=0.6)
     linear = 10.0 ** np.ceil(np.log10(band.max()))
     axes.set_yscale("symlog", linthresh=linear, linscale=1.5)
-    axes.set(title="The same, minus p", ylabel=f"deviation (linear to {linear:g})", xlabel="token")
+    axes.set(title="Share of draws minus p", ylabel=f"deviation (linear to {linear:g})", xlabel="token")
     axes.set_xticks(places[:: 1 + len(places) // 25])
     axes.grid(visible=False, axis="x")
 

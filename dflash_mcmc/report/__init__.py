@@ -1,1 +1,1 @@
-"""Reports: tables of any set of runs, from their records alone."""
+"""Reports: tables, figures and comparisons of any set of runs, computed from their records alone."""

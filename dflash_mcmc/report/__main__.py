@@ -1,4 +1,4 @@
-"""`python -m dflash_mcmc.report RUNS...`: a page, Markdown, CSV files and figures from any set of runs."""
+"""`python -m dflash_mcmc.report RUNS...`: a page, Markdown, CSV tables and figures for any set of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _main(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
-    from dflash_mcmc.report.build import build  # after the command line is read: --help is instant
+    from dflash_mcmc.report.build import build  # after parsing, so that --help stays fast
 
     built = build(given.runs, given.out, baseline=given.baseline, pair=given.pair, lenient=given.lenient,
                   outputs=given.outputs)
@@ -28,19 +28,20 @@ def _main(arguments: list[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = program.OneLineParser("python -m dflash_mcmc.report",
-                            description="A report from the records of any set of runs: report.html, report.md, tables/*.csv "
-                            "and figures/*.png and *.svg.")
+                            description="Writes a report of any set of runs from their records: report.html, report.md, "
+                            "tables/*.csv, figures/*.png and figures/*.svg.")
     parser.add_argument("runs", nargs="*", metavar="RUN",
-                        help="folder of a run or of an experiment, glob, or id of a run in W&B")
+                        help="run folder, experiment folder, glob, or W&B run id")
     parser.add_argument("--baseline", metavar="RUN",
-                        help="run that all others are compared with, by label, condition or identity; default: greedy")
+                        help="run to compare all others with, by label, condition or identity; default: greedy")
     parser.add_argument("--pair", nargs=2, metavar=("A", "B"),
-                        help="two runs whose answers are set side by side; default: power sampling without and with the blend")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: the folder report in that of the experiment")
+                        help="two runs to compare answer by answer; default: power sampling without and with the blend")
+    parser.add_argument("--out", type=Path, metavar="FOLDER",
+                        help="folder to write to; default: `report` in the experiment folder")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER",
-                        help="where ids of W&B are looked up; default: outputs")
+                        help="folder that W&B run ids are looked up in; default: outputs")
     parser.add_argument("--lenient", action="store_true",
-                        help="where a file is corrupt, report the good part and say what was left out")
+                        help="skip corrupt files and lines, and list what was left out")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""A report from any set of runs: a page, the same as Markdown, its tables as CSV, its figures as PNG and SVG."""
+"""Builds a report from any set of runs: an HTML page, the same content as Markdown, CSV tables, PNG and SVG figures."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ class Built(NamedTuple):
 
     @property
     def page(self) -> Path:
-        """The page to open."""
+        """The HTML page of the report."""
         return self.folder / "report.html"
 
     @property
     def overall(self) -> str:
-        """The first table, for a terminal."""
+        """The first table of the report as text for a terminal."""
         return page.text_of(self.sections[0].tables[0])
 
 
 def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str | None = None,
           pair: Sequence[str] | None = None, lenient: bool = False, outputs: Path = Path("outputs")) -> Built:
-    """Reads the runs and writes their report, from records alone. Nothing of an earlier report in the folder is left.
+    """Reads the runs and writes their report from records alone. Files that an earlier report left in the folder are removed.
 
     Args:
-        runs: folders of runs or experiments, globs, or ids of runs in W&B, which are looked up below `outputs`.
-        out: folder to write to; None takes `report` in the folder that all runs are in, their experiment's.
+        runs: run folders, experiment folders, globs, or W&B run ids, which are looked up below `outputs`.
+        out: folder to write to. None means `report` in the folder that contains all runs, usually their experiment's.
         baseline: see `study_of`.
         pair: see `study_of`.
-        lenient: reports what is good, and says what was left out, where a file is corrupt or runs are over several datasets.
+        lenient: skips corrupt files, corrupt lines and runs over a second dataset, and lists them, instead of raising.
 
     Raises UserError, of one line.
     """
@@ -73,7 +73,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
 
 
 def _write(folder: Path, study: Study, sections: list[Section]) -> None:
-    """The page comes last: it is there when all that it names is."""
+    """Writes tables, figures, Markdown and the page. The page is written last: when it exists, every file it names exists."""
     tables, figures = folder / "tables", folder / "figures"
     again = (folder / "report.html").is_file()
     try:
@@ -89,10 +89,10 @@ def _write(folder: Path, study: Study, sections: list[Section]) -> None:
                 drawn = drawing.make()
                 if drawn.get_layout_engine() is not None:
                     drawn.draw_without_rendering()
-                    drawn.set_layout_engine("none")  # laid out once for both files
+                    drawn.set_layout_engine("none")  # the layout is computed once for both files
                 figure.save(drawn, figures, drawing.name)
                 written |= {figures / f"{drawing.name}.png", figures / f"{drawing.name}.svg"}
-        if again:  # what an earlier report has written and this one has no data for
+        if again:  # remove what an earlier report wrote and this one has no data for
             for old in {*tables.glob("*.csv"), *figures.glob("fig_*.png"), *figures.glob("fig_*.svg")} - written:
                 old.unlink()
         write_atomically(folder / "report.md", page.markdown(study, sections))

@@ -1,4 +1,7 @@
-"""How figures look and where they go: PNG and SVG, without a display and without pyplot's global state."""
+"""The style and colours of all figures, shared drawing functions, and saving as PNG and SVG.
+
+Figures are made without a display and without pyplot's global state.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RIGHT, WRONG, OTHER, INK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
-"""Okabe and Ito's blue and vermilion, which colour-blind readers tell apart too, and two greys."""
+"""Okabe and Ito's blue and vermilion, which colour-blind readers can distinguish, and two greys."""
+GREEN, PURPLE, ORANGE, SKY = "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+"""More of Okabe and Ito's colours."""
+PALETTE = (RIGHT, WRONG, GREEN, PURPLE, ORANGE, SKY, INK)
+"""Colours of lines or bars. Figures also vary markers or hatches, so that they can be read in greyscale."""
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 _STYLE = {
     "font.size": 9.0, "axes.titlesize": 10.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "xtick.color": INK, "ytick.color": INK, "text.color": INK, "axes.axisbelow": True, "axes.grid": True,
     "grid.color": "#E6E6E6", "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 8.5, "lines.linewidth": 1.6,
-    "savefig.dpi": 160, "svg.hashsalt": "dflash_mcmc",  # the same figure is the same file
+    "savefig.dpi": 160, "svg.hashsalt": "dflash_mcmc",  # the same figure always gives the same file
 }
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Figures that are made and saved inside look alike."""
+    """A context in which figures must be made and saved to get the common style."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
@@ -38,10 +46,10 @@ def style() -> Iterator[None]:
 
 
 def label_lines(axes: Axes, x: float, labels: list[tuple[str, float, str]]) -> None:
-    """Writes (text, y, colour) behind the ends of lines on a logarithmic axis, pushed apart where they would overlap."""
+    """Writes labels (text, y, colour) to the right of x on a logarithmic axis, moved apart vertically if they overlap."""
     low, high = np.log10(axes.get_ylim())
     height = axes.get_position().height * axes.figure.get_size_inches()[1] * 72.0
-    gap = 11.0 * (high - low) / height  # of 8 points and their leading
+    gap = 11.0 * (high - low) / height  # 11 points: text of 8 points and its line spacing
     places = [np.log10(max(y, 10.0**low)) for _, y, _ in sorted(labels, key=lambda label: label[1])]
     for n in range(1, len(places)):
         places[n] = max(places[n], places[n - 1] + gap)
@@ -51,27 +59,22 @@ def label_lines(axes: Axes, x: float, labels: list[tuple[str, float, str]]) -> N
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """`name.png` and `name.svg` in the folder. Raises UserError where they cannot be written."""
+    """Writes `name.png` and `name.svg` to the folder. Raises UserError if they cannot be written."""
     with writing(folder / name):
         figure.savefig(folder / f"{name}.png")
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
 
-PALETTE = (RIGHT, WRONG, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
-"""More of Okabe and Ito's colours; markers and hatches tell the same apart in grey."""
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-
-
 def rows_size(labels: Sequence[str], panels: int = 1) -> tuple[float, float]:
-    """Inches of a figure with a row for each label, and room for the labels."""
+    """Figure size in inches with one row per label and room for the labels."""
     return 3.0 + 3.2 * panels + 0.066 * max(map(len, labels), default=0), 1.3 + 0.3 * len(labels)
 
 
 def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[IntervalEstimate], texts: Sequence[str],
                    emphasised: Sequence[bool] | None = None) -> None:
-    """A row for each estimate, from the top: a point on its interval, and a text at the right edge. Values in per cent.
+    """Draws one row per estimate, from the top: a point, its interval, and a text at the right edge. Values are in per cent.
 
-    Without an interval the point stands alone; without a value the row is empty. What is emphasised is filled.
+    An estimate without an interval is a point alone; one without a value leaves the row empty. Emphasised points are filled.
     """
     for row, (estimate, strong) in enumerate(zip(estimates, emphasised or [False] * len(labels), strict=True)):
         if estimate.value is None:
@@ -91,15 +94,15 @@ def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[Interv
 
 
 def error_bars(estimates: Sequence[IntervalEstimate]) -> list[list[float]]:
-    """How far the intervals reach below and above the values, in per cent, for `Axes.errorbar`; 0 without an interval."""
+    """The distances from each value to the ends of its interval, in per cent, for `Axes.errorbar`; 0 without an interval."""
     return [[0.0 if e.low is None else max(0.0, 100.0 * (e.value - e.low)) for e in estimates],
             [0.0 if e.low is None else max(0.0, 100.0 * (e.high - e.value)) for e in estimates]]
 
 
 def label_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
-    """Numbers points from 1, each number beside its point or, where that is taken, on a line to it.
+    """Numbers the points from 1. Each number is beside its point, or, if that place is taken, at the end of a line to it.
 
-    The figure must have been laid out, and the limits of the axes must not change afterwards.
+    Call it after the figure's layout is computed; the axis limits must not change afterwards.
     """
     scale = 72.0 / axes.figure.dpi
     places = [tuple(scale * number for number in axes.transData.transform(point)) for point in points]

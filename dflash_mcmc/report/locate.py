@@ -1,4 +1,4 @@
-"""Which runs a report is of: folders of runs, folders of experiments, globs, or the ids that runs have in W&B."""
+"""Finds the runs of a report from run folders, experiment folders, globs, or W&B run ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dflash_mcmc.errors import UserError
 
 RUN = "run.json"
 _TRACKED = re.compile(r"(?:[^/]+/)*(?:(?P<experiment>[\w-][\w.-]*)-)?(?P<identity>[0-9a-f]{12})")
-_ALLOWED = "a folder of a run or of an experiment, a glob, or the id of a run in W&B (<experiment>-<identity>)"
+_ALLOWED = "a run folder, an experiment folder, a glob, or a W&B run id (<experiment>-<identity>)"
 
 
 class Found(NamedTuple):
@@ -22,14 +22,16 @@ class Found(NamedTuple):
 
     folder: Path
     named: bool
-    """Whether it was asked for itself, not found below another folder or by a pattern."""
+    """Whether the argument names this folder itself, rather than a folder above it or a pattern."""
 
 
 def run_folders(arguments: Sequence[str | Path], outputs: Path = Path("outputs")) -> list[Found]:
-    """The run folders that the arguments stand for, each once, in the order of the arguments; below one folder by their start.
+    """The run folders that the arguments name, without duplicates.
+
+    They follow the order of the arguments; runs below one folder are ordered by start time.
 
     Args:
-        outputs: folder that holds experiments; where the id of a run in W&B is looked up. Nobody is asked over a network.
+        outputs: folder of experiments in which W&B run ids are looked up. Nothing is asked over a network.
 
     Raises UserError, of one line, for an argument without a run.
     """
@@ -50,34 +52,34 @@ def _of_argument(argument: str, outputs: Path) -> list[Found]:
         folders = [Path(match) for match in sorted(glob.glob(argument, recursive=True)) if Path(match).is_dir()]
         runs = [run._replace(named=False) for folder in folders for run in _below(folder)]
         if not runs:
-            raise UserError(f"{argument}: no folder of a run matches")
+            raise UserError(f"{argument}: no run folder matches")
         return sorted(runs, key=_start)
     tracked = _TRACKED.fullmatch(argument)
     if tracked is None:
-        raise UserError(f"runs: given {argument!r}, which is no folder here; allowed: {_ALLOWED}")
+        raise UserError(f"runs: given {argument!r}, which is not a folder; allowed: {_ALLOWED}")
     pattern = f"{glob.escape(tracked['experiment'] or '*') if tracked['experiment'] else '*'}/*{tracked['identity']}"
     runs = [Found(folder, True) for folder in sorted(outputs.glob(pattern)) if (folder / RUN).is_file()]
     if not runs:
-        raise UserError(f"{argument}: no run of this identity below {outputs}/; its folder may be on the machine that drew it")
+        raise UserError(f"{argument}: no run with this identity below {outputs}/; it may be on the machine that ran it")
     return runs
 
 
 def _of_folder(folder: Path) -> list[Found]:
     runs = _below(folder)
     if not runs:
-        raise UserError(f"{folder}: no finished sample here, nor a run's folder below it")
+        raise UserError(f"{folder}: no finished sample here, and no run folder below")
     return sorted(runs, key=_start)
 
 
 def _below(folder: Path) -> list[Found]:
-    """The folder itself where it is a run's, else all run folders below it."""
+    """The folder itself if it is a run folder, else all run folders below it."""
     if _is_run(folder, os.listdir(folder)):
         return [Found(folder, True)]
     runs = []
     for parent, folders, files in os.walk(folder):
         if _is_run(Path(parent), files):
             runs.append(Found(Path(parent), False))
-            folders.clear()  # what is in a run's folder is the run's
+            folders.clear()  # do not descend into a run folder
     return runs
 
 
@@ -86,7 +88,7 @@ def _is_run(folder: Path, files: Sequence[str]) -> bool:
 
 
 def _start(run: Found) -> tuple[str, str]:
-    """Runs of one sweep stand in the order in which they were started; what cannot be read is told by who reads it."""
+    """Sort key: start time, then path. Unreadable files sort first; reading the run reports their errors."""
     try:
         return json.loads((run.folder / RUN).read_text())["sessions"][0]["started"], str(run.folder)
     except (OSError, ValueError, LookupError, TypeError):

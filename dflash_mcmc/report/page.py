@@ -1,4 +1,7 @@
-"""The page and its Markdown: the same sections, one self-contained file each (the Markdown names the figures' files)."""
+"""The report as HTML and as Markdown, from the same sections.
+
+The page is one self-contained file; the Markdown refers to the figure files.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def html(study: Study, sections: Sequence[Section], figures: Path) -> str:
-    """The page. Its figures are inside, as SVG; nothing is asked for over a network.
+    """The page as HTML. Its figures are embedded as SVG; it loads nothing over a network.
 
     Args:
-        figures: folder that the figures are in.
+        figures: folder of the figure files.
     """
     from jinja2 import Environment
 
@@ -30,8 +33,8 @@ def html(study: Study, sections: Sequence[Section], figures: Path) -> str:
 
 
 def markdown(study: Study, sections: Sequence[Section]) -> str:
-    """The page's text and tables; figures by the names of their files."""
-    parts = [f"# {title_of(study)}", _counts(study), *(f"> **Note:** {_escaped(said)}" for said in study.warnings)]
+    """The report's text and tables as Markdown, with links to the figure files."""
+    parts = [f"# {title_of(study)}", _counts(study), *(f"> **Note:** {_escaped(warning)}" for warning in study.warnings)]
     for section in sections:
         parts += [f"## {section.title}", *map(_escaped, section.text)]
         parts += [f"![{drawing.title}](figures/{drawing.name}.png)" for drawing in section.drawings]
@@ -41,14 +44,14 @@ def markdown(study: Study, sections: Sequence[Section]) -> str:
 
 
 def text_of(table: Table, cell=str) -> str:
-    """A table for a terminal, or for Markdown where `cell` escapes what means something there."""
+    """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets."""
     return tabulate([[cell(text) for text in row] for row in table.cells()], [column.header for column in table.columns],
                     tablefmt="github", disable_numparse=True,
                     colalign=["right" if column.number else "left" for column in table.columns] if table.rows else None)
 
 
 def title_of(study: Study) -> str:
-    """Experiments and dataset."""
+    """The page title: experiments, number of runs and dataset."""
     experiments = list(dict.fromkeys(run.experiment for run in study.runs))
     shown = ", ".join(experiments[:3]) + (f" and {len(experiments) - 3} more" if len(experiments) > 3 else "")
     return f"{shown}: {len(study.runs)} run{'s' * (len(study.runs) > 1)} on {study.dataset}"
@@ -57,7 +60,7 @@ def title_of(study: Study) -> str:
 def _counts(study: Study) -> str:
     records = sum(len(run.records) for run in study.runs)
     problems = len({problem for run in study.runs for problem in run.problems})
-    return f"{records:,} samples of {problems:,} problems; compared with {study.baseline.label}."
+    return f"{records:,} samples of {problems:,} problems; runs are compared with {study.baseline.label}."
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a section of a report is made of, and how its numbers are written."""
+"""The parts of a report section, and the formats of its numbers."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ if TYPE_CHECKING:
 
 
 class Column(NamedTuple):
-    """A column of a table as it is read."""
+    """A column of a table as readers see it."""
 
     header: str
     text: Callable[[dict], str]
-    """Of a row."""
+    """The text of a row's cell."""
     number: bool = True
-    """Numbers stand to the right."""
+    """Whether the column holds numbers, which are right-aligned."""
 
 
 class Table(NamedTuple):
-    """A table: read in its columns, and a CSV file with all digits of its data."""
+    """A table: columns for readers, and a CSV file with all digits."""
 
     name: str
-    """Of the CSV file."""
+    """Name of the CSV file, without its ending."""
     title: str
     columns: Sequence[Column]
     rows: Sequence[dict]
     data: Sequence[dict] | None = None
-    """Rows of the CSV file where they are not the rows that are read."""
+    """Rows of the CSV file, if they differ from the rows shown to readers."""
 
     def cells(self) -> list[list[str]]:
-        """The texts, row by row."""
+        """The cell texts, row by row."""
         return [[column.text(row) for column in self.columns] for row in self.rows]
 
 
 class Drawing(NamedTuple):
-    """A figure: a PNG and an SVG file, and a picture in the page."""
+    """A figure: a PNG file, an SVG file, and a picture in the page."""
 
     name: str
     title: str
-    """What it shows, for those who do not see it too."""
+    """What the figure shows. It is also the alternative text for readers who cannot see the picture."""
     make: Callable[[], Figure]
 
 
@@ -58,51 +58,51 @@ class Section(NamedTuple):
 
 
 def paragraphs(text: str) -> list[str]:
-    """Paragraphs of a text that is broken into lines; an empty line parts them."""
+    """Splits a text into paragraphs at empty lines, and joins the lines of each."""
     return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
 
 
 def ends(row: dict, key: str) -> tuple[float | None, float | None, float | None]:
-    """A number of a row with the ends of its interval."""
+    """A value of a row and the ends of its interval."""
     return row[key], row.get(f"{key}_low"), row.get(f"{key}_high")
 
 
 def named(header: str, key: str) -> Column:
-    """A column of texts."""
+    """A column of text."""
     return Column(header, lambda row: str(row[key]), number=False)
 
 
 def counted(header: str, key: str) -> Column:
-    """A column of numbers of things."""
+    """A column of counts."""
     return Column(header, lambda row: count(row[key]))
 
 
 def shared(header: str, key: str) -> Column:
-    """A column of shares in per cent, with intervals where the row has them."""
+    """A column of shares in per cent, with intervals if the rows have them."""
     return Column(header, lambda row: percent(*ends(row, key)))
 
 
 def differing(header: str, key: str) -> Column:
-    """A column of differences of shares in points, with intervals where the row has them."""
+    """A column of differences between shares in percentage points, with intervals if the rows have them."""
     return Column(header, lambda row: points(*ends(row, key)))
 
 
 def percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """`71.2 % [61.8, 79.0]`; a hyphen where there is no number."""
+    """`71.2 % [61.8, 79.0]`; a hyphen if there is no value."""
     if value is None:
         return "-"
     return f"{100.0 * value:.1f} %" + ("" if low is None else f" [{100.0 * low:.1f}, {100.0 * high:.1f}]")
 
 
 def points(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A difference of two shares in points: `+5.8 [+0.0, +11.5]`."""
+    """A difference of two shares in percentage points: `+5.8 [+0.0, +11.5]`."""
     if value is None:
         return "-"
     return f"{100.0 * value:+.1f}" + ("" if low is None else f" [{100.0 * low:+.1f}, {100.0 * high:+.1f}]")
 
 
 def count(value: float | None) -> str:
-    """`1,234`, or `8.25` where it is a sum of shares."""
+    """`1,234`, or `8.25` for a sum of shares."""
     if value is None:
         return "-"
     return f"{round(value):,}" if abs(value - round(value)) < 1e-9 else f"{value:,.2f}"
@@ -116,5 +116,5 @@ def probability(value: float | None) -> str:
 
 
 def accurate(estimate: IntervalEstimate) -> dict[str, float | None]:
-    """The columns of an accuracy, and of how many samples it is."""
+    """The columns of an accuracy and its interval, and the number of samples."""
     return {**estimate.columns("accuracy"), "n": estimate.n}

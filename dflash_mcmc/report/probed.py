@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 
 def overall(folders: Sequence[Path]) -> str:
-    """The tables of finished runs. Runs of one probe share them, behind columns of what varies between those runs."""
+    """The tables of finished runs. Runs of one probe share each table; its first columns are the settings that vary."""
     runs: dict[str, list[tuple[dict, dict]]] = {}
     for folder in folders:
         summary, run = (json.loads((folder / name).read_text()) for name in ("summary.json", "run.json"))
@@ -33,7 +33,7 @@ def _of_probe(probe: str, runs: list[tuple[dict, dict]]) -> str:
 
 
 def text_of(rows: list[dict]) -> str:
-    """A table for a terminal; numbers with four digits that count, an interval behind the number that it belongs to."""
+    """A table for a terminal: numbers with four significant digits, an interval after its value."""
     rows = [_with_intervals(row) for row in rows]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     numbers = [key for key in keys if all(isinstance(row.get(key), (int, float, type(None), _Interval)) for row in rows)]
@@ -49,14 +49,14 @@ class _Interval(NamedTuple):
 
 
 def _with_intervals(row: dict) -> dict:
-    """`x`, `x_low` and `x_high` of a row become one value."""
+    """The row with `x`, `x_low` and `x_high` merged into one value."""
     ends = {f"{key}{end}" for key in row for end in ("_low", "_high") if f"{key}_low" in row}
     return {key: _Interval(value, row[f"{key}_low"], row[f"{key}_high"]) if f"{key}_low" in row else value
             for key, value in row.items() if key not in ends}
 
 
 def csv_of(rows: list[dict]) -> str:
-    """The same rows with all digits; empty where there is no value."""
+    """The rows as CSV with all digits; a missing value is an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
@@ -65,7 +65,7 @@ def csv_of(rows: list[dict]) -> str:
 
 
 def _column(key: str) -> str:
-    """`temperature` of `probe.temperature`; `model` of `model.content`."""
+    """The column name of an identity key: `temperature` for `probe.temperature`, `model` for `model.content`."""
     group, _, name = key.rpartition(".")
     return group if name == "content" else name
 

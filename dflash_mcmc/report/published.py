@@ -1,4 +1,4 @@
-"""The papers' numbers, which ship as a small data file with their sources."""
+"""Published accuracies from papers, read from a data file in the package that names the sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.shares import wilson
 
 DATASET = "math500"
-"""What all published rows are over."""
+"""The dataset of all published rows."""
 _FILE = PACKAGE / "assets" / "published" / "power_sampling.yaml"
 
 
@@ -20,16 +20,16 @@ class Published(NamedTuple):
 
     model: str
     source: str
-    """Short name."""
+    """Short name of the source."""
     text: str
-    """The source in full."""
+    """Full reference of the source."""
     setting: str
     accuracy: dict[str, IntervalEstimate]
-    """By method: greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps. Wilson's interval where counts are known."""
+    """By method: greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps. Wilson's interval if counts are known."""
 
 
 def published() -> list[Published]:
-    """One for each model, in the order of the file."""
+    """The published accuracies of each model, in the order of the file."""
     content = OmegaConf.to_container(OmegaConf.load(_FILE))
     models: dict[tuple[str, str], Published] = {}
     for row in content["rows"]:

@@ -1,4 +1,4 @@
-"""A run as a report sees it: read from its folder alone, with what is amiss said in words."""
+"""Reads the runs of a report from their folders alone, and describes what is missing or corrupt."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ class Run(NamedTuple):
     experiment: str
     condition: str
     label: str
-    """The condition, and what tells it apart from the other runs of the report."""
+    """The condition, followed by what distinguishes it from the other runs of the report."""
     identity: dict[str, object]
     config: dict[str, object]
     sessions: list[dict]
-    """One for each start."""
+    """One entry per start of the run."""
     records: list[dict]
     expected: int | None
-    """Number of records of the finished run; None where nothing says it."""
+    """Number of records that the finished run has; None if unknown."""
     summarised: bool = False
-    """Whether the last start has told that nothing is missing."""
+    """Whether the last start reported that nothing is missing."""
 
     @property
     def digest(self) -> str:
-        """Twelve hexadecimal digits of the identity."""
+        """Twelve hexadecimal digits that identify the run."""
         return hash_of(self.identity)
 
     @property
     def num_chains(self) -> int:
-        """Most chains of a problem that are recorded."""
+        """The largest number of chains recorded for a problem."""
         return max(record["chain"] for record in self.records) + 1
 
     @property
     def problems(self) -> list[str]:
-        """Ids, in order of first appearance."""
+        """Problem ids, in order of first appearance."""
         return list(dict.fromkeys(record["problem"] for record in self.records))
 
     @property
     def complete(self) -> bool:
-        """Whether every sample that was asked for last is recorded.
+        """Whether every sample that the last start asked for is recorded.
 
-        Which problems were asked for is not known, only how many, and how many chains of each: those with the most are
-        counted, so that what an earlier start has drawn does not stand for what is missing.
+        The run folder has the number of problems and chains asked for, but not which problems. The problems with the most
+        chains are therefore counted, so that samples of other problems, drawn by an earlier start, do not hide missing ones.
         """
         if self.expected is None or len(self.records) < self.expected:
             return False
@@ -73,36 +73,37 @@ class Run(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The label; of an interrupted run with how far it came."""
+        """The label; for an incomplete run also how many of its samples are recorded."""
         if self.complete:
             return self.label
         return f"{self.label} (not complete: {len(self.records):,} of {self.expected or 'an unknown number of'} samples)"
 
     def component(self, group: str) -> str:
-        """Name of the component in the group; `none` without one."""
+        """Name of the component in the group; `none` if there is none."""
         return str(self.identity.get(group, "none"))
 
 
 def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list[str]]:
-    """The runs, and what was left out of them, a sentence each.
+    """The runs, and a sentence for each thing that was left out of them.
 
-    A torn last line is what a kill leaves behind: its sample is missing, and nothing is wrong. Raises UserError, of one line,
-    for another line that is no record, for a file that cannot be read, and for a run that was named and has no samples.
+    A torn last line is what a killed process leaves: its sample is missing, which is not an error. Raises UserError, of one
+    line, for any other line that is not a record, for a file that cannot be read, and for a run that was named and has no
+    samples.
 
     Args:
-        lenient: reports what is good, and says what was left out, in place of the errors.
+        lenient: leaves out what cannot be read, and lists it, instead of raising.
     """
     runs, left_out = [], []
     for entry in found:
         try:
-            run, said = _read(entry.folder, lenient)
+            run, messages = _read(entry.folder, lenient)
         except UserError as error:
             if not lenient:
                 raise
             left_out.append(f"left out: {error}")
             continue
-        left_out += said
-        why = f"the run of a probe, probe={run.identity['probe']}; its tables and figures are in its folder" \
+        left_out += messages
+        why = f"a probe run, probe={run.identity['probe']}; its tables and figures are in its folder" \
             if "probe" in run.identity else "" if run.records else "no finished sample here"
         if not why:
             runs.append(run)
@@ -122,40 +123,40 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     try:
         identity, sessions = dict(described["identity"]), list(described["sessions"])
     except (LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / RUN}: holds no identity and sessions; it is not what a run writes") from error
+        raise UserError(f"{folder / RUN}: holds no identity or no sessions; a run did not write this file") from error
     config = _loaded(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
     if not isinstance(config, dict) or "name" not in config:
         raise UserError(f"{folder / 'config.yaml'}: holds no configuration of a run")
-    said: list[str] = []
+    messages: list[str] = []
     if "probe" in identity:
         records = []
     elif lenient:
-        records, said = _good_records(folder)
+        records, messages = _good_records(folder)
     else:
         records = read_records(folder)
         for record in records:
             if not _is_sample(record):
-                raise UserError(f"{folder}: the record of problem {record['problem']}, chain {record['chain']} is no sample: "
-                                f"it lacks {', '.join(sorted(set(_NEEDED) - set(record)))}")
+                raise UserError(f"{folder}: the record of problem {record['problem']}, chain {record['chain']} is not a "
+                                f"sample: it lacks {', '.join(sorted(set(_NEEDED) - set(record)))}")
     condition = (config.get("condition") or {}).get("name") or _made_of(identity)
     return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records,
-               *_expected(folder, config, sessions, records)), said
+               *_expected(folder, config, sessions, records)), messages
 
 
 def _loaded(path: Path, parse: Callable[[str], object]) -> object:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; a run's folder has it beside its records") from error
-    except Exception as error:  # json, yaml and OmegaConf each have errors of their own
-        said = " ".join(str(error).split())[:120] or type(error).__name__
-        raise UserError(f"{path}: cannot be parsed: {said}") from error
+        raise UserError(f"{path}: cannot be read: {error.strerror}; a run folder has it next to its records") from error
+    except Exception as error:  # json, yaml and OmegaConf raise different types
+        message = " ".join(str(error).split())[:120] or type(error).__name__
+        raise UserError(f"{path}: cannot be parsed: {message}") from error
 
 
 def _good_records(folder: Path) -> tuple[list[dict], list[str]]:
-    """The records among the lines of the files, the first of each sample; and the lines that are none."""
+    """The first record of each sample in the files, and a sentence for each line that was left out."""
     records: dict[tuple[str, int], dict] = {}
-    said = []
+    messages = []
     for path in record_files(folder).values():
         content = path.read_bytes()
         for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
@@ -164,12 +165,12 @@ def _good_records(folder: Path) -> tuple[list[dict], list[str]]:
             except ValueError:
                 record = None
             if not _is_sample(record):
-                said.append(f"left out: {path}: line {number} is no record of a sample")
+                messages.append(f"left out: {path}: line {number} is not a record of a sample")
             elif (key := (record["problem"], record["chain"])) in records:
-                said.append(f"left out: {path}: line {number} repeats problem {key[0]}, chain {key[1]}")
+                messages.append(f"left out: {path}: line {number} repeats problem {key[0]}, chain {key[1]}")
             else:
                 records[key] = record
-    return list(records.values()), said
+    return list(records.values()), messages
 
 
 def _is_sample(record: object) -> bool:
@@ -177,14 +178,14 @@ def _is_sample(record: object) -> bool:
 
 
 def _made_of(identity: dict) -> str:
-    """What `Config.label` says of a run without a condition."""
+    """The label of a run without a condition, as `Config.label` makes it."""
     return "_".join(name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
 
 
 def _expected(folder: Path, config: dict, sessions: list[dict], records: list[dict]) -> tuple[int | None, bool]:
-    """`expected` and `summarised` of a run: the records that a finished one has, else problems asked for times chains."""
+    """`expected` and `summarised` of a run: the number of records if it is finished, else problems asked for times chains."""
     last = sessions[-1] if sessions else {}
-    # A start writes what its engine did, and then the summary, when nothing is pending.
+    # A start adds its engine statistics to run.json, and then writes the summary, when no sample is pending.
     if "engine" in last and _summarised(folder) == len(records):
         return len(records), True
     problems = last.get("num_problems") or _asked_for(dict(config.get("dataset") or {}))
@@ -192,7 +193,7 @@ def _expected(folder: Path, config: dict, sessions: list[dict], records: list[di
 
 
 def _asked_for(dataset: dict) -> int | None:
-    """Number of problems that the configured dataset gives; its limit where it is a file, or is not installed here."""
+    """Number of problems that the configured dataset gives; its limit if it reads a file or is not installed here."""
     component = components("dataset").get(str(dataset.get("name")))
     if component is None or dataset.get("path") is not None or dataset.get("ids") or not hasattr(component.cls, "num_chosen"):
         return len(dataset["ids"]) if dataset.get("ids") else dataset.get("limit")
@@ -208,7 +209,7 @@ def _summarised(folder: Path) -> int | None:
 
 
 def _with_expected(runs: list[Run]) -> list[Run]:
-    """An interrupted run without a limit is held against the finished ones over the same data."""
+    """Estimates `expected` of interrupted runs without a limit from the finished runs over the same data."""
     problems: dict[object, int] = {}
     for run in runs:
         content = run.identity.get("dataset.content")
@@ -223,7 +224,7 @@ def _times_chains(run: Run, problems: dict[object, int]) -> int | None:
 
 
 def _ordered(runs: list[Run]) -> list[Run]:
-    """Conditions as they were first started, the runs of each by what varies between them: a sweep starts in any order."""
+    """The runs sorted by condition in order of first start, then by their settings, because a sweep may start in any order."""
     conditions = list(dict.fromkeys((run.experiment, run.condition) for run in runs))
     keys = sorted({key for run in runs for key in run.identity})
 
@@ -236,7 +237,7 @@ def _ordered(runs: list[Run]) -> list[Run]:
 
 
 def _labelled(runs: list[Run]) -> list[Run]:
-    """Labels that are all different: with what varies, with the experiment where there are several, else with a number."""
+    """The runs with unique labels: with the settings that vary, the experiment if there are several, else a number."""
     several = len({run.experiment for run in runs}) > 1
     named = [f"{run.experiment}: {run.condition}" if several else run.condition for run in runs]
     labels = labels_of(named, [run.identity for run in runs])

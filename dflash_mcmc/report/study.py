@@ -1,4 +1,4 @@
-"""What the sections of a report share: its runs, the votes over their chains, what is compared with what, and its warnings."""
+"""What the sections of a report share: runs, votes over their chains, the choice of comparisons, and warnings."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from dflash_mcmc.statistics.outcomes import PairedOutcomes, outcomes
 from dflash_mcmc.statistics.shares import accuracy_of
 
 SWITCHES = ("blend", "draft", "sampler")
-"""Groups of which a condition is made: two runs of which all else is equal differ in the condition alone."""
+"""Groups that make up a condition: two runs that differ in these groups alone differ only in their condition."""
 _MOST_DRAWN = 30
 
 
 class Entry(NamedTuple):
-    """A row of the comparing tables: the samples of a run, or one answer a problem made of all its chains."""
+    """A row of the comparison tables: the samples of a run, or one answer per problem combined from all its chains."""
 
     run: Run
     by: str
-    """`sample`, `majority`, `log_p` (the best of N by log p) or `power` (drawn by the weight of p^alpha)."""
+    """`sample`; or how chains are combined: `majority`, `log_p` (highest log p), `power` (drawn by importance weights for
+    p^alpha)."""
     shown: str
     records: list[dict]
-    """Of a vote: one a problem, with the costs of all its chains."""
+    """Samples; for a vote one record per problem, with the cost of all chains that it uses."""
     outcomes: PairedOutcomes
     accuracy: IntervalEstimate
 
     @property
     def voted(self) -> bool:
-        """Whether its answers are made of several chains."""
+        """Whether each answer is combined from several chains."""
         return self.by != "sample"
 
 
@@ -44,44 +45,45 @@ class Study(NamedTuple):
     entries: list[Entry]
     baseline: Run
     pair: tuple[Run, Run] | None
-    """The two runs whose answers are set side by side."""
+    """The two runs that are compared answer by answer."""
     warnings: list[str]
 
     @property
     def dataset(self) -> str:
-        """Name of the dataset: it is part of the figures' names."""
+        """Name of the dataset; it is part of the figures' names."""
         return self.runs[0].component("dataset")
 
     @property
     def drawn(self) -> list[Entry]:
-        """The rows of figures: all of the tables' where that many can be read, else samples alone."""
+        """The rows of figures: all entries, or samples alone if there are too many entries for a figure."""
         return self.entries if len(self.entries) <= _MOST_DRAWN else [entry for entry in self.entries if not entry.voted]
 
     def entry(self, run: Run) -> Entry:
-        """The row of a run's samples."""
+        """The entry of a run's samples."""
         return next(entry for entry in self.entries if entry.run is run and not entry.voted)
 
     def role(self, sampler: str, blend: str) -> list[Run]:
-        """The runs of a sampler and a blend."""
+        """The runs with this sampler and this blend."""
         return [run for run in self.runs if (run.component("sampler"), run.component("blend")) == (sampler, blend)]
 
 
 def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[str] | None = None,
              left_out: Sequence[str] = (), lenient: bool = False) -> Study:
-    """Checks that the runs can stand side by side, and settles what is compared.
+    """Checks that the runs can be compared, and chooses the baseline and the pair.
 
     Args:
-        baseline: a run by label, condition or identity; None takes greedy decoding without a blend, else the first run.
-        pair: two runs; None takes the first two that differ in the blend alone and sample, else baseline and next run.
-        left_out: what the reader of the runs has left out.
-        lenient: of runs over several datasets takes those over the one that most are over, and says what was left out.
+        baseline: a run by label, condition or identity; None means greedy decoding without a blend, else the first run.
+        pair: two runs; None means the first two runs, other than greedy ones, that differ only in the blend, else the
+            baseline and the next run.
+        left_out: sentences about what could not be read.
+        lenient: keeps only the runs over the most frequent dataset, and lists the others as left out, instead of raising.
 
     Raises UserError, of one line.
     """
     runs, left_out = list(runs), list(left_out)
     if lenient:
         runs, others = _over_one_dataset(runs)
-        left_out += [f"left out: {run.folder}: over dataset={run.component('dataset')}, and most runs are over another"
+        left_out += [f"left out: {run.folder}: its dataset is {run.component('dataset')}; most runs have another"
                      for run in others]
     _check_dataset(runs)
     base = _pick(runs, baseline, "--baseline") if baseline else _greedy(runs) or runs[0]
@@ -90,9 +92,9 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
 
 
 def same_but(run: Run, other: Run, *groups: str) -> bool:
-    """Whether two runs differ in these groups alone. A field that is null, or that one lacks, changes nothing there.
+    """Whether two runs differ in these groups alone.
 
-    Nor does the seed where one of them is greedy and draws nothing.
+    Fields that are null or missing in one of them are ignored. So is the seed if one of them is greedy and draws nothing.
     """
     ignored = {*groups, *(["seed"] if "greedy" in (run.component("sampler"), other.component("sampler")) else [])}
     return all(run.identity[key] == other.identity[key] for key in run.identity.keys() & other.identity.keys()
@@ -100,18 +102,18 @@ def same_but(run: Run, other: Run, *groups: str) -> bool:
 
 
 def full(run: Run) -> list[dict]:
-    """The records of the problems that have all chains: votes of fewer would be other votes."""
+    """The records of the problems that have all chains. A vote over fewer chains would not be comparable."""
     counts, chains = Counter(record["problem"] for record in run.records), run.num_chains
     return [record for record in run.records if counts[record["problem"]] == chains]
 
 
 def votes(run: Run) -> bool:
-    """Whether its answers can be voted for: programs cannot, and single chains need no vote."""
+    """Whether a majority vote is possible: it needs several chains and answers that can be equal, which programs are not."""
     return run.num_chains > 1 and run.component("grader") != "code"
 
 
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
-    """Its samples; where it has several chains what they come to together, and votes of as many as other runs cost."""
+    """The entries of a run: its samples, its chains combined in each possible way, and votes at the costs of other runs."""
     entries = [_entry(run, "sample", run.shown, run.records)]
     records, alpha = full(run), _weighed_by(run)
     if votes(run):
@@ -127,7 +129,7 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
 
 
 def matched(run: Run, records: Sequence[dict], runs: Sequence[Run], cost: str = "token_forwards") -> list[int]:
-    """Of independent draws, how many chains cost as much as a sample of each of the other runs: each number once."""
+    """For independent draws: the numbers of chains that cost as much as one sample of another run, without duplicates."""
     if run.component("sampler") != "temperature":
         return []
     return sorted({affordable(records, cost_of(other.records, cost), cost) for other in runs
@@ -145,7 +147,7 @@ def _entry(run: Run, by: str, shown: str, records: list[dict]) -> Entry:
 
 
 def _weighed_by(run: Run) -> float | None:
-    """The alpha of a run whose chains are independent draws: only those have weights for p^alpha."""
+    """The alpha of a run whose chains are independent draws; only those have importance weights for p^alpha."""
     if run.component("sampler") != "temperature" or not all("log_q" in record for record in run.records):
         return None
     return (run.config.get("sampler") or {}).get("alpha")
@@ -156,14 +158,14 @@ def _greedy(runs: Sequence[Run]) -> Run | None:
 
 
 def _pick(runs: Sequence[Run], name: str, option: str) -> Run:
-    """The run of this label, condition or identity. Raises UserError where there is none, or several."""
+    """The run with this label, condition or identity. Raises UserError if no run or several runs match."""
     for matches in (lambda run: run.label == name, lambda run: run.condition == name,
                     lambda run: len(name) >= 6 and run.digest.startswith(name)):
         found = [run for run in runs if matches(run)]
         if len(found) == 1:
             return found[0]
         if found:
-            raise UserError(f"{option}: given {name!r}, which {len(found)} runs are; allowed: "
+            raise UserError(f"{option}: given {name!r}, which matches {len(found)} runs; allowed: "
                             + ", ".join(repr(run.label) for run in found[:8]))
     labels = [run.label for run in runs]
     raise UserError(f"{option}: given {name!r}{did_you_mean(name, labels)}; allowed: {', '.join(map(repr, labels[:20]))}")
@@ -186,7 +188,7 @@ def _pair(runs: Sequence[Run], baseline: Run, names: Sequence[str] | None) -> tu
 
 
 def _over_one_dataset(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """The runs over the dataset that most are over, of equally many the first; and the others."""
+    """The runs over the most frequent dataset (the first one in a tie), and the other runs."""
     found: dict[bool, list[Run]] = {True: [], False: []}
     most = Counter(run.component("dataset") for run in runs).most_common(1)[0][0]
     for run in runs:
@@ -195,7 +197,7 @@ def _over_one_dataset(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def _check_dataset(runs: Sequence[Run]) -> None:
-    """Raises UserError where the runs are not over the same dataset: one table of them would compare what cannot be."""
+    """Raises UserError if the runs are not over the same dataset, because their tables would compare different problems."""
     names = {run.component("dataset"): run.folder for run in runs}
     if len(names) > 1:
         given = " and ".join(f"{name} ({folder})" for name, folder in names.items())
@@ -210,31 +212,31 @@ def _check_dataset(runs: Sequence[Run]) -> None:
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
-    """Why a comparison of these runs may not be one of their samplers, a sentence each."""
-    said = [f"{run.shown}: statistics are of what is recorded" for run in runs if not run.complete]
+    """Reasons why differences between these runs may not come from their samplers alone, a sentence each."""
+    warnings = [f"{run.shown}: statistics use the samples recorded so far" for run in runs if not run.complete]
     problems = {run.label: set(run.problems) for run in runs}
     shared, every = set.intersection(*problems.values()), set.union(*problems.values())
     if shared != every:
-        said.append(f"the runs are not over the same problems: {len(shared):,} of {len(every):,} are in all of them; paired "
-                    "differences, overlap, interaction and improvements are on the problems that their runs share, every "
-                    "other table and figure is of each run's own problems")
+        warnings.append(f"the runs cover different problems: {len(shared):,} of {len(every):,} problems are in all runs. "
+                        "Paired differences, overlap, interaction and improvements use the problems that their runs share; "
+                        "all other tables and figures use each run's own problems")
     for run in runs:
         if uneven := len(run.problems) - len({record["problem"] for record in full(run)}):
-            said.append(f"{run.label}: {uneven:,} of {len(run.problems):,} problems have fewer than {run.num_chains} chains; "
-                        "votes leave them out")
+            warnings.append(f"{run.label}: {uneven:,} of {len(run.problems):,} problems have fewer than {run.num_chains} "
+                            "chains; votes omit these problems")
     for what, of, why in (
-        ("devices", lambda run: [session.get("device") for session in run.sessions], "seconds do not compare"),
-        ("dtypes", lambda run: [run.identity.get("model.dtype")], "log-probabilities differ in more than the sampler"),
-        ("models", lambda run: [run.identity.get("model.content")], "differences are not of the samplers alone"),
-        ("prompts", lambda run: [run.identity.get("dataset.prompt")], "differences are not of the samplers alone"),
-        ("lengths allowed for an answer", lambda run: [run.identity.get("dataset.max_new_tokens")],
-         "differences are not of the samplers alone"),
-        ("versions of torch or transformers", _versions, "the same seed may give other tokens"),
+        ("devices", lambda run: [session.get("device") for session in run.sessions], "seconds are not comparable"),
+        ("dtypes", lambda run: [run.identity.get("model.dtype")], "log-probabilities also depend on the dtype"),
+        ("models", lambda run: [run.identity.get("model.content")], "differences do not come from the samplers alone"),
+        ("prompts", lambda run: [run.identity.get("dataset.prompt")], "differences do not come from the samplers alone"),
+        ("limits of the answer length", lambda run: [run.identity.get("dataset.max_new_tokens")],
+         "differences do not come from the samplers alone"),
+        ("versions of torch or transformers", _versions, "the same seed may give different tokens"),
     ):
         mixed = _different(runs, of)
         if mixed:
-            said.append(f"{what} are mixed ({mixed}): {why}")
-    return said
+            warnings.append(f"the runs differ in {what} ({mixed}): {why}")
+    return warnings
 
 
 def _versions(run: Run) -> list[str]:
@@ -243,7 +245,7 @@ def _versions(run: Run) -> list[str]:
 
 
 def _different(runs: Sequence[Run], of: Callable[[Run], list]) -> str:
-    """The different values, where there are several."""
+    """The distinct values as text if there are several, else an empty text."""
     values = list(dict.fromkeys(json.dumps(value) for run in runs for value in of(run) if value is not None))
     shown = [json.loads(value) for value in values[:4]]
     texts = [text if len(text := str(value)) <= 48 else text[:45] + "..." for value in shown]

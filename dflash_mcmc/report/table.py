@@ -1,4 +1,4 @@
-"""The table of the guided-power-sampling document (section 4.1), one row a run."""
+"""The summary table of runs, one row per run (section 4.1 of the guided-power-sampling document)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dflash_mcmc.statistics.summaries import aggregate_of
 
 HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
            "moved", "no answer", "token-forwards")
-"""Of the columns that every table of runs has."""
-_UNLIKE = ("The rows are over different samples: all that is recorded of a run counts. python -m dflash_mcmc.report compares "
-           "runs on the problems that they share.")
+"""The columns that every table of runs has."""
+_UNLIKE = ("The rows cover different samples: each row uses all recorded samples of its run. python -m dflash_mcmc.report "
+           "compares runs on the problems that they share.")
 _DRAFTED = "accepted length"
-"""Stands last where a run has drafted."""
+"""Heading of the last column, shown if a run used a draft."""
 
 
 def overall(folders: Sequence[Path]) -> str:
-    """Rows in the order of the folders; what tells runs of one condition apart stands behind its name."""
+    """The table, in the order of the folders. Runs of one condition are distinguished by the settings after its name."""
     summaries = [_read(folder / "summary.json") for folder in folders]
     labels = labels_of([s["condition"] for s in summaries], [_read(folder / "run.json")["identity"] for folder in folders])
     pairs = [pair for label, summary in zip(labels, summaries, strict=True) if summary["num_samples"]
@@ -40,7 +40,7 @@ def overall(folders: Sequence[Path]) -> str:
 
 
 def _with_aggregate(label: str, summary: dict) -> list[tuple[str, dict]]:
-    """The row of a run's samples, and that of one answer a problem where its summary has it."""
+    """The row of a run's samples, and, if its summary has it, the row of one combined answer per problem."""
     found = aggregate_of(summary)
     if not found or not found["num_samples"]:
         return [(label, summary)]
@@ -48,7 +48,7 @@ def _with_aggregate(label: str, summary: dict) -> list[tuple[str, dict]]:
 
 
 def row_of(label: str, summary: dict) -> list[str]:
-    """The cells below `HEADERS`."""
+    """The cells of a row, in the order of `HEADERS`."""
     share = f"{100 * summary['accuracy']:.1f} %"
     interval = f"{100 * summary['accuracy_low']:.1f} - {100 * summary['accuracy_high']:.1f}"
     rates = [_number(summary[name], "{:.1%}").replace("%", " %") for name in ("acceptance", "moved_rate")]
@@ -62,7 +62,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def labels_of(conditions: list[str], identities: list[dict]) -> list[str]:
-    """The conditions; those of several runs with what varies between them behind."""
+    """The conditions; if several runs have the same one, followed by the settings that vary."""
     labels, identities = [], [followed(identity) for identity in identities]
     for condition, identity in zip(conditions, identities, strict=True):
         same = [other for name, other in zip(conditions, identities, strict=True) if name == condition]
@@ -72,20 +72,20 @@ def labels_of(conditions: list[str], identities: list[dict]) -> list[str]:
 
 
 def followed(identity: dict) -> dict:
-    """The identity, in which a proposal's temperature that follows alpha says so: it is nothing that varies by itself."""
+    """The identity, with a proposal temperature of 1/alpha written as `1/alpha`, since it varies only with alpha."""
     alpha, temperature = (identity.get(f"sampler.{name}") for name in ("alpha", "proposal_temperature"))
     follows = alpha and temperature and abs(alpha * temperature - 1.0) < 1e-9
     return {**identity, "sampler.proposal_temperature": "1/alpha"} if follows else identity
 
 
 def _short(key: str) -> str:
-    """`alpha` of `sampler.alpha`; `model` of `model.content`."""
+    """The short name of an identity key: `alpha` for `sampler.alpha`, `model` for `model.content`."""
     group, _, name = key.rpartition(".")
     return group if name == "content" else name
 
 
 def _short_value(value: object) -> str:
-    """A hash of some content by its first digits, and a long text, such as a prompt, by those of its hash."""
+    """A value as a short text: the first digits of a content hash; the hash of a long text such as a prompt."""
     text = "null" if value is None else str(float(f"{value:.6g}") if isinstance(value, float) else value)
     if re.fullmatch("[0-9a-f]{32}", text):
         return text[:8]
@@ -96,6 +96,6 @@ def _read(path: Path) -> dict:
     try:
         return json.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"{path.parent}: no finished run here: {path.name} cannot be read") from error
+        raise UserError(f"{path.parent}: not a finished run: {path.name} cannot be read") from error
     except ValueError as error:
         raise UserError(f"{path}: is not JSON: {error}") from error

@@ -1,1 +1,1 @@
-"""Statistics of runs from their records alone: shares, paired comparisons, several chains a problem, numbers of problems."""
+"""Statistics of runs, computed from their records alone: accuracies, paired comparisons, several chains, power analysis."""

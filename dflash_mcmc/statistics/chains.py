@@ -1,11 +1,11 @@
-"""Several chains a problem: pass@k, majority votes, the best of N, and runs turned into one record a problem.
+"""Several chains per problem: pass@k, majority votes, best of N, and one combined record per problem.
 
-A vote is an extracted answer, and knows nothing of the gold one: two answers are one vote where they are equal as strings,
-once both are normalised (`grading.string_rule.normal_form`). What means the same and is written otherwise counts as different
-votes, right or wrong: a vote that asked the grader, who knows what is right, would pool right answers alone. An answer is
-correct where any of its texts was graded so. A sample without an answer does not vote. A tied vote counts as the expected
-value of a fair draw among the winners; where nobody votes, the problem is wrong. Programs are no votes: nothing is equal
-about two that solve the same problem.
+A vote is an extracted answer. Two answers are the same vote if their normalised strings are equal
+(`grading.math.string_rule.normal_form`). Equivalent answers that are written differently are different votes, whether they are
+right or wrong: merging votes with the grader would use the gold answer, and would merge right answers only. An answer is
+correct if any of its texts was graded correct. A sample without an answer does not vote. A tied vote counts as the expected
+value of a uniform draw among the winners; if no sample votes, the problem is wrong. Programs are not voted on, because
+different programs can solve the same problem.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dflash_mcmc.statistics.votes import Votes, expected_majority
 _SUMMED = ("token_forwards", "target_forwards", "tokens_drawn", "tokens_skipped", "blocks_drafted", "tokens_drafted",
            "tokens_kept", "share_seconds", "num_tokens", "proposals", "accepted", "moved", "abandoned")
 _LONGEST = "seconds"
-"""From a chain's start to its end: chains are drawn beside each other, and the last one to end ends the vote."""
+"""Time from the start to the end of a chain. Chains run in the same batch, so a vote takes as long as its slowest chain."""
 
 
 def pass_at_k(correct: int, chains: int, k: int) -> float:
-    """Chance that any of k chains is correct, unbiased from `correct` of `chains` (Chen et al. 2021, arXiv 2107.03374).
+    """Probability that any of k chains is correct, unbiased from `correct` of `chains` (Chen et al. 2021, arXiv 2107.03374).
 
-    1 - C(chains - correct, k) / C(chains, k), as a product, so that nothing overflows. Raises ValueError.
+    1 - C(chains - correct, k) / C(chains, k), as a product, which cannot overflow. Raises ValueError.
     """
     if not (0 <= correct <= chains and 1 <= k <= chains):
         raise ValueError(f"pass_at_k({correct}, {chains}, {k}): need 0 <= correct <= chains and 1 <= k <= chains")
@@ -41,9 +41,9 @@ def pass_at_k(correct: int, chains: int, k: int) -> float:
 
 
 def pass_curve(records: Sequence[dict], ks: Sequence[int] | None = None) -> list[dict]:
-    """Rows of k, `pass_at_k` with its interval, n problems, and how many were left out: those with fewer chains than any k.
+    """Rows of k, `pass_at_k` with its interval, n (problems), and left_out (problems with fewer chains than the largest k).
 
-    All rows are of the same problems, so that a curve never falls. `ks` None takes 1, 2, 4, ... and the largest number of
+    All rows use the same problems, so that the curve never decreases. `ks` None means 1, 2, 4, ... and the largest number of
     chains of a problem.
     """
     problems, sizes, left_out = _with_enough(records, ks)
@@ -55,8 +55,8 @@ def pass_curve(records: Sequence[dict], ks: Sequence[int] | None = None) -> list
 def majority(records: Sequence[dict]) -> list[dict]:
     """The vote of each problem.
 
-    Rows of problem; answer (the winner's most frequent text, None without a single winner); votes (of a winner); answered and
-    chains (how many voted, of how many); tied (whether several won); winners (their answers); correct (in [0, 1]).
+    Rows of problem; answer (the winner's most frequent text, None without a single winner); votes (of a winner); answered
+    (chains that vote) and chains; tied (whether several answers win); winners (their texts); correct (in [0, 1]).
     """
     rows = []
     for problem, chains in by_problem(records).items():
@@ -70,9 +70,9 @@ def majority(records: Sequence[dict]) -> list[dict]:
 
 
 def majority_curve(records: Sequence[dict], ks: Sequence[int] | None = None) -> list[dict]:
-    """Rows of k, `accuracy` of a vote of k chains with its interval, n problems, and how many were left out, as `pass_curve`.
+    """Rows of k, `accuracy` of a vote of k chains with its interval, n (problems), and left_out, as in `pass_curve`.
 
-    The accuracy is the mean over all ways to take k of a problem's chains: exact, nothing is drawn.
+    The accuracy is the exact mean over all ways to choose k of a problem's chains; nothing is drawn at random.
     """
     problems, sizes, left_out = _with_enough(records, ks)
     expected = [expected_majority(Votes.of(chains).counts(), tuple(sizes)) for chains in problems]
@@ -81,21 +81,21 @@ def majority_curve(records: Sequence[dict], ks: Sequence[int] | None = None) -> 
 
 
 def best_of(records: Sequence[dict], key: str, alpha: float | None = None) -> list[dict]:
-    """One chain of each problem, chosen by weight; those that could not be drawn are never chosen.
+    """One chain of each problem, chosen by weight. Chains that could not be drawn are never chosen.
 
     Args:
-        key: `log_p` takes the chain with the largest log p, among equal ones a fair draw. `power` draws a chain with weights
-            exp(alpha * log_p - log_q), normalised over the problem's chains: importance resampling of p^alpha from the law
-            that the chains were drawn from.
-        alpha: of `power`.
+        key: `log_p` chooses the chain with the largest log p, uniformly if several have it. `power` draws a chain with weights
+            exp(alpha * log_p - log_q), normalised over the problem's chains: importance resampling of p^alpha from the
+            distribution that the chains were drawn from.
+        alpha: exponent for `power`.
 
     Returns:
-        Rows of problem; answer (of the chain with the largest weight); chains; tied (whether several have it); effective (how
-        many chains the weights amount to, 1 / sum of squares); correct (in [0, 1], expected over the draw).
+        Rows of problem; answer (of the chain with the largest weight); chains; tied (whether several chains have it);
+        effective (effective number of chains, 1 / sum of squared weights); correct (in [0, 1], expected over the draw).
 
     Raises:
-        UserError: for `power` without alpha or log_q, or of chains whose sampler has chosen among draws, as by
-            Metropolis-Hastings: log_q is then not the law that they come from.
+        UserError: for `power` without alpha or log_q, or if the sampler chose among draws, as Metropolis-Hastings does: the
+            chains then do not follow the distribution of log_q.
     """
     check_key(records, key, alpha)
     rows = []
@@ -111,21 +111,22 @@ def best_of(records: Sequence[dict], key: str, alpha: float | None = None) -> li
 
 def aggregated(records: Sequence[dict], by: str = "majority", alpha: float | None = None,
                chains: int | None = None) -> list[dict]:
-    """One record a problem out of several chains, to stand beside single samples in every table.
+    """One record per problem, combined from several chains, for tables that also have single samples.
 
-    `correct` is the share in [0, 1] that statistics take (see `outcomes.score`); verdict is `correct`, `wrong`, `no_answer`
-    (no chain has one), `not_drawn` (none could be), `tied` (a tied vote that a correct answer may win) or `expected`
-    (any other share between 0 and 1). Tokens, forwards and `share_seconds` are those of all chains together, `seconds` those
-    of the longest, as if all had begun together; `num_chains` tells their number; log_p is None, since a vote has none.
+    `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). verdict is `correct`, `wrong`, `no_answer` (no
+    chain has one), `not_drawn` (no chain could be drawn), `tied` (a tied vote with a correct answer among the winners) or
+    `expected` (any other share between 0 and 1). Tokens, forwards and `share_seconds` are sums over the chains. `seconds` is
+    that of the slowest chain, as if all had started together. `num_chains` is their number. log_p is None, since a vote has
+    none.
 
     Args:
         by: `majority`, or a key of `best_of`.
-        alpha: of `power`.
-        chains: None takes all. Of fewer, `correct` and costs are means over all ways to take so many of a problem's chains,
-            and problems with fewer are left out. Not for `power`.
+        alpha: exponent for `power`.
+        chains: number of chains to combine; None means all. With fewer, `correct` and costs are means over all ways to choose
+            them, and problems that have fewer chains are left out. Not allowed for `power`.
 
     Raises:
-        UserError: as `best_of`, or for chains < 1, or with `power`.
+        UserError: as `best_of`; also for chains < 1, and for chains with `power`.
     """
     if chains is not None and (by == "power" or chains < 1):
         raise UserError(f"chains: given {chains}; allowed: a whole number >= 1, and null for best of several chains by power")
@@ -137,12 +138,12 @@ def aggregated(records: Sequence[dict], by: str = "majority", alpha: float | Non
 
 
 def affordable(records: Sequence[dict], budget: float, cost: str = "token_forwards") -> int:
-    """How many chains of a problem cost no more than the budget: at least 1, at most as many as a problem has.
+    """The number of chains of a problem that cost no more than the budget: at least 1, at most those of a problem.
 
     Args:
         records: at least one.
-        budget: mean cost of a problem under what is compared with.
-        cost: field of the records whose sum is compared.
+        budget: mean cost per problem of the run to match.
+        cost: field of the records that holds the cost.
     """
     most = max(map(len, by_problem(records).values()))
     total = sum(record[cost] for record in records)
@@ -150,7 +151,7 @@ def affordable(records: Sequence[dict], budget: float, cost: str = "token_forwar
 
 
 def _of_fewer(row: dict, chains: list[dict], by: str, number: int | None) -> dict:
-    """The row of a problem, of so many of its chains."""
+    """The row of a problem for a vote over `number` of its chains."""
     if number is None or number == len(chains):
         return row
     correct = (expected_majority(Votes.of(chains).counts(), (number,))[0] if by == "majority"
@@ -175,13 +176,13 @@ def _aggregate(row: dict, chains: list[dict], number: int) -> dict:
 
 
 def _expected_longest(seconds: list[float], number: int) -> float:
-    """Mean of the largest, over all ways to take so many."""
+    """Expected maximum of `number` of the values, over all ways to choose them."""
     ways = math.comb(len(seconds), number)
     return sum(value * math.comb(place, number - 1) for place, value in enumerate(sorted(seconds))) / ways
 
 
 def _with_enough(records: Sequence[dict], ks: Sequence[int] | None) -> tuple[list[list[dict]], list[int], int]:
-    """The chains of each problem that has as many as the largest k; the k; how many problems have fewer."""
+    """The chains of each problem that has at least max(k) of them; the values of k; the number of other problems."""
     problems = list(by_problem(records).values())
     most = max(map(len, problems), default=0)
     sizes = sorted({2**power for power in range(most.bit_length())} | {most} - {0}) if ks is None else list(ks)

@@ -1,4 +1,4 @@
-"""Two switches at once: does a blend help more under one sampler than under another?"""
+"""The interaction of two switches: whether a blend helps more with one sampler than with another."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dflash_mcmc.statistics.shares import accuracy_of, mean_share
 
 
 class Interaction(NamedTuple):
-    """A two-by-two table. Its cells are named by two digits: blend off or on, then sampler off or on."""
+    """A two-by-two table. The name of a cell has two digits: blend off or on, then sampler off or on."""
 
     cells: dict[str, IntervalEstimate]
-    """Accuracy of `00`, `01`, `10` and `11`, each problem counting once, as in the effect."""
+    """Accuracies of `00`, `01`, `10` and `11`. Each problem counts once, as in the effect."""
     effect: IntervalEstimate
-    """(11 - 10) - (01 - 00): what the sampler gains under the blend beyond what it gains without; 0 where both add up."""
+    """(11 - 10) - (01 - 00): the gain from the sampler with the blend minus the gain without; 0 if the two effects add up."""
 
 
 def two_by_two(o00: PairedOutcomes, o01: PairedOutcomes, o10: PairedOutcomes, o11: PairedOutcomes) -> Interaction:
-    """The interaction, its interval from a bootstrap over problems: all four runs of a problem are drawn together.
+    """The interaction, with an interval from a bootstrap over problems that draws all four runs of a problem together.
 
-    Raises ValueError where the runs are not on the same problems in the same order, or on none.
+    Raises ValueError if the runs are not on the same problems in the same order, or have no problems.
     """
     runs = {"00": o00, "01": o01, "10": o10, "11": o11}
     if len({of.problems for of in runs.values()}) > 1:
         raise ValueError("the runs are not on the same problems in the same order: see outcomes.aligned")
     if not o00.problems:
-        raise ValueError("the runs have no problem in common: there is nothing to compare")
+        raise ValueError("the runs have no problem in common, so they cannot be compared")
     effect = mean_difference((o11.correct - o10.correct) - (o01.correct - o00.correct), widest=2.0)
     cells = {name: accuracy_of(of) if of.single else mean_share(of.correct) for name, of in runs.items()}
     return Interaction(cells, effect)

@@ -1,8 +1,8 @@
-"""Intervals of numbers whose observations come in clusters: the tokens of a problem are not independent, problems are.
+"""Intervals for observations in clusters: tokens of one problem are not independent, but problems are.
 
-The bootstrap draws whole clusters anew (Field & Welsh 2007, "Bootstrapping clustered data"; for evaluations Miller 2024,
-arXiv 2411.00640). A resample is a number of times that each cluster counts, so that a statistic is worked out for all
-resamples at once from weighted observations.
+The bootstrap resamples whole clusters (Field & Welsh 2007, "Bootstrapping clustered data"; for evaluations Miller 2024, arXiv
+2411.00640). A resample is a count for each cluster, so that a statistic can be computed for all resamples at once from
+weighted observations.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _VALUES_AT_ONCE = 4_000_000
 
 
 class IntervalEstimate(NamedTuple):
-    """A number with its 95 % interval, and the observations that it is made of."""
+    """A number with its 95 % interval and its number of observations."""
 
     value: float | None
     """None without observations."""
     low: float | None
-    """None where there is no more than one cluster."""
+    """None if there are fewer than two clusters."""
     high: float | None
     n: int
 
     def columns(self, name: str) -> dict[str, float | None]:
-        """`name`, `name_low` and `name_high` of a row: a table prints them as one column."""
+        """`name`, `name_low` and `name_high` of a row; a table prints them as one column."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
 class Clusters:
-    """Observations that belong to clusters.
+    """Observations grouped into clusters, such as the tokens of each problem.
 
     Args:
         of: the cluster of each observation.
@@ -44,21 +44,21 @@ class Clusters:
         names = list(dict.fromkeys(of))
         place = {name: number for number, name in enumerate(names)}
         self._of, self.number, self.size = np.array([place[name] for name in of], dtype=np.int64), len(names), len(of)
-        # All resamples of one number of clusters are the same: paired columns of a table move together.
+        # The resamples depend only on the number of clusters, so paired columns of a table use the same resamples.
         self._counts = _resamples(self.number)
 
     def among(self, kept: np.ndarray) -> Clusters:
-        """Some of the observations, bool (size,)."""
+        """The clusters of the selected observations only; `kept` is bool (size,)."""
         return Clusters(self._of[kept].tolist())
 
     def mean(self, values: Sequence[float], among: Sequence[bool] | None = None) -> IntervalEstimate:
-        """Mean of the values, all or those `among` them that are true: share of trues where they are bools."""
+        """Mean of all values, or of those selected by `among`. For bools it is the share of true values."""
         values = np.asarray(values, np.float64)
         kept = np.ones(self.size, bool) if among is None else np.asarray(among, bool)
         return self.ratio(np.where(kept, values, 0.0), kept)
 
     def ratio(self, above: Sequence[float], below: Sequence[float]) -> IntervalEstimate:
-        """Sum of one over sum of the other; n is the second sum where it counts observations."""
+        """The sum of `above` divided by the sum of `below`; n is the latter, rounded."""
         sums = [np.bincount(self._of, np.asarray(part, np.float64), self.number) for part in (above, below)]
         total = sums[1].sum()
         if total == 0:
@@ -67,7 +67,7 @@ class Clusters:
         return self._estimate(sums[0].sum() / total, _divided(*resampled), round(total))
 
     def quantiles(self, values: Sequence[float], levels: Sequence[float]) -> list[IntervalEstimate]:
-        """Quantiles of the values, each an observation (the smallest value with at least that share up to it)."""
+        """Quantiles: for each level, the smallest value that at least this share of the observations does not exceed."""
         values = np.asarray(values, np.float64)
         if not self.size:
             return [IntervalEstimate(None, None, None, 0)] * len(levels)
@@ -83,7 +83,7 @@ class Clusters:
         return [self._estimate(value, column, self.size) for value, column in zip(whole, resampled.T, strict=True)]
 
     def statistic(self, function: Callable[[np.ndarray], np.ndarray]) -> IntervalEstimate:
-        """Any other: function(weights (resamples, observations)) -> (resamples,), nan where it cannot be told."""
+        """Any other statistic: function(weights (resamples, observations)) -> (resamples,), nan if it is undefined."""
         value = float(function(np.ones((1, self.size)))[0]) if self.size else np.nan
         if np.isnan(value):
             return IntervalEstimate(None, None, None, self.size)
@@ -91,7 +91,7 @@ class Clusters:
         return self._estimate(value, resampled[:, 0], self.size)
 
     def _in_pieces(self, function: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
-        """function of all resamples, (resamples, width), so many at a time as there is room for."""
+        """function of all resamples, (resamples, width), in pieces that fit in memory."""
         step = max(1, _VALUES_AT_ONCE // max(1, self.size))
         parts = [function(self._counts[start : start + step]) for start in range(0, len(self._counts), step)]
         return np.concatenate(parts) if parts else np.empty((0, width))
@@ -106,7 +106,7 @@ class Clusters:
 
 @lru_cache(maxsize=64)
 def _resamples(number: int) -> np.ndarray:
-    """How often each of so many clusters counts in each resample, int64 (resamples, number); none of a single cluster."""
+    """The count of each cluster in each resample, int64 (resamples, number); no resamples for a single cluster."""
     if number < 2:
         return np.empty((0, number), np.int64)
     return np.random.default_rng(0).multinomial(number, np.full(number, 1.0 / number), _RESAMPLES)

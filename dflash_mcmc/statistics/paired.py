@@ -1,6 +1,6 @@
-"""Two runs on the same problems: what each solves alone, the difference with its interval, and whether it is one.
+"""Paired comparison of two runs: what each solves alone, the difference with its interval, and whether it is significant.
 
-Every comparison is paired: problems differ in difficulty far more than methods do, and a paired test does not count that as
+Every comparison is paired. Problems differ in difficulty far more than methods do, and a paired test does not count that as
 noise (Miller 2024, arXiv 2411.00640).
 """
 
@@ -15,16 +15,16 @@ from dflash_mcmc.statistics.intervals import CONFIDENCE, Clusters, IntervalEstim
 from dflash_mcmc.statistics.outcomes import PairedOutcomes
 
 LEVEL = 0.05
-"""A difference with a p-value above it is a tie."""
+"""A difference with a larger p-value is a tie."""
 MCNEMAR, PERMUTATION = "exact McNemar", "paired permutation"
 _RESAMPLES = 9999
-"""Of sign flips; up to 13 problems that differ, all are enumerated."""
+"""Number of sign flips drawn; if at most 13 problems differ, all sign flips are enumerated."""
 
 
 class Paired(NamedTuple):
-    """Run `a` against run `b`. The first four sum to the number of problems.
+    """The comparison of run `a` with run `b`. The first four fields sum to the number of problems.
 
-    With several chains a problem they are expected numbers: of a chain of each run, drawn at random.
+    With several chains per problem they are expected numbers, for one random chain of each run.
     """
 
     both: float
@@ -32,25 +32,25 @@ class Paired(NamedTuple):
     only_b: float
     neither: float
     difference: IntervalEstimate
-    """Accuracy of a minus that of b, each problem counting once; n is the number of problems.
+    """Accuracy of a minus accuracy of b, each problem counting once; n is the number of problems.
 
-    Bootstrap over problems. With few problems that differ it can leave zero out where the exact test still calls a tie (7
-    against 1 of 104: 1.0 to 11.5 points, p = 0.070): the verdict goes by the test.
+    The interval comes from a bootstrap over problems. If few problems differ, it can exclude zero although the exact test
+    calls a tie (7 against 1 of 104: 1.0 to 11.5 points, p = 0.070). The verdict follows the test.
     """
     p_value: float
-    """Two-sided, not adjusted for the number of comparisons: see `holm`."""
+    """Two-sided p-value, not adjusted for the number of comparisons: see `holm`."""
     test: str
-    """`exact McNemar` where each problem has one chain in both runs, else `paired permutation`."""
+    """`exact McNemar` if each problem has one chain in both runs, else `paired permutation`."""
     verdict: str
     """`a better`, `b better` or `tie`."""
 
 
 def compare(a: PairedOutcomes, b: PairedOutcomes) -> Paired:
-    """Compares two runs. Raises ValueError where they are not on the same problems in the same order, or on none."""
+    """Compares two runs. Raises ValueError if they are not on the same problems in the same order, or have no problems."""
     if a.problems != b.problems:
         raise ValueError("the runs are not on the same problems in the same order: see outcomes.aligned")
     if not a.problems:
-        raise ValueError("the runs have no problem in common: there is nothing to compare")
+        raise ValueError("the runs have no problem in common, so they cannot be compared")
     single = a.single and b.single
     counts = [float(part.sum()) for part in (a.correct * b.correct, a.correct * (1.0 - b.correct),
                                              (1.0 - a.correct) * b.correct, (1.0 - a.correct) * (1.0 - b.correct))]
@@ -60,14 +60,14 @@ def compare(a: PairedOutcomes, b: PairedOutcomes) -> Paired:
 
 
 def verdict(difference: float, p_value: float | None) -> str:
-    """`a better` or `b better` where the p-value, adjusted or not, is at most 0.05; else `tie`."""
+    """`a better` or `b better` if the p-value, adjusted or not, is at most 0.05; else `tie`."""
     if p_value is None or p_value > LEVEL or difference == 0.0:
         return "tie"
     return "a better" if difference > 0.0 else "b better"
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """P-values adjusted for all comparisons of a table (Holm 1979); None, a row without a test, stays None."""
+    """The p-values adjusted for all comparisons of a table (Holm 1979); None, for a row without a test, stays None."""
     from statsmodels.stats.multitest import multipletests
 
     tested = [number for number, p_value in enumerate(p_values) if p_value is not None]
@@ -79,16 +79,16 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """Two-sided p-value of a mean difference over problems: the sign of each is as likely plus as minus (Fisher 1935).
+    """Two-sided p-value of a mean difference over problems if both signs of each difference are equally likely (Fisher 1935).
 
-    Enumerated where no more than 13 problems differ, else 9,999 flips at a fixed seed.
+    All sign flips are enumerated if at most 13 problems differ, else 9,999 are drawn with a fixed seed.
     """
     from scipy import stats
 
     differing = np.asarray(differences, np.float64)
-    differing = differing[np.abs(differing) > 1e-12]  # the sign of a zero changes nothing
+    differing = differing[np.abs(differing) > 1e-12]  # the sign of a zero has no effect
     if len(differing) < 2:
-        return 1.0  # either sign of one difference is as far from zero as the other
+        return 1.0  # both signs of a single difference are equally far from zero
     found = stats.permutation_test((differing, np.zeros_like(differing)), lambda x, y, axis: (x - y).mean(axis),
                                    permutation_type="samples", vectorized=True, n_resamples=_RESAMPLES,
                                    rng=np.random.default_rng(0))
@@ -96,20 +96,20 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def mean_difference(differences: np.ndarray, widest: float = 1.0) -> IntervalEstimate:
-    """Mean of a difference a problem, float64 (problems,), each in [-widest, widest], with the bootstrap over problems."""
+    """Mean of one difference per problem, float64 (problems,), each in [-widest, widest], with a bootstrap over problems."""
     value, number = float(differences.mean()), len(differences)
     if number == 1:
         return IntervalEstimate(value, -widest, widest, 1)
     if np.ptp(differences) > 1e-12:
         return Clusters(range(number)).mean(differences)
-    # Nothing varies that could be drawn anew. The share of problems that are otherwise has an exact upper limit (Clopper &
-    # Pearson 1934), and the mean of those is at most `widest` from zero.
+    # The bootstrap cannot vary equal values. The share of problems with another value has an exact upper limit (Clopper &
+    # Pearson 1934), and their mean is at most `widest` from zero.
     other = 1.0 - ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / number)
     return IntervalEstimate(value, value - other * (widest + value), value + other * (widest - value), number)
 
 
 def _mcnemar(both: float, only_a: float, only_b: float, neither: float) -> float:
-    """McNemar 1947, exact: the binomial test of the problems that one of the two alone solves."""
+    """The exact McNemar test (1947): a binomial test on the problems that only one of the two runs solves."""
     from statsmodels.stats.contingency_tables import mcnemar
 
     return float(mcnemar([[both, only_a], [only_b, neither]], exact=True).pvalue)

@@ -1,12 +1,13 @@
-"""How many problems it takes to see a difference between two runs on the same problems, by the test that `paired` makes.
+"""How many problems are needed to detect a difference between two runs on the same problems, with the tests of `paired`.
 
-The exact McNemar test of n problems, a share `discordant` of which only one of the runs solves, the difference being how much
-more of them are the better run's. Its power is summed up exactly, over the number of discordant problems and who solves them:
-the usual formula (Connor 1987, "Sample size for testing differences in proportions for the paired-sample design") is for the
-asymptotic test and gives too few problems for the exact one.
+With one chain per problem, the test is the exact McNemar test of n problems. `discordant` is the share of problems that only
+one run solves. The difference of accuracies is the better run's part of this share minus the other run's. The power is an
+exact sum over the number of discordant problems and over who solves them. The usual formula (Connor 1987, "Sample size for
+testing differences in proportions for the paired-sample design") is for the asymptotic test and gives too few problems for the
+exact one.
 
-With several chains a problem the test is of mean differences, and what counts is how far problems scatter:
-`problems_by_spread` and `detectable_by_spread` are of the paired t test, which the permutation test comes to with many.
+With several chains per problem, the test compares mean differences, and the spread over problems matters: `problems_by_spread`
+and `detectable_by_spread` use the paired t test, which approximates the permutation test for many problems.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import numpy as np
 from dflash_mcmc.errors import UserError
 
 _MOST = 10_000_000
-"""Problems beyond which no number is told."""
+"""The largest number of problems that is searched."""
 _TAIL = 1e-9
 
 
 def power_of(problems: int, difference: float, discordant: float, level: float = 0.05) -> float:
-    """Chance that the exact McNemar test finds the difference, in either direction, at this level.
+    """Probability that the exact McNemar test detects the difference, in either direction, at this level.
 
     Args:
-        problems: their number.
-        difference: of the accuracies, a share.
+        problems: number of problems.
+        difference: difference of the accuracies, a share.
         discordant: share of problems that only one of the runs solves; at least the difference.
 
     Raises:
@@ -40,7 +41,7 @@ def power_of(problems: int, difference: float, discordant: float, level: float =
     low, high = binom.ppf([_TAIL, 1.0 - _TAIL], problems, discordant)
     sizes = np.arange(int(low), int(high) + 1)
     better = min(1.0, (1.0 + difference / discordant) / 2.0)
-    # The largest count of the rarer side at which the two-sided p-value, twice the smaller tail, is at most the level.
+    # The largest count of the rarer side for which the two-sided p-value, twice the smaller tail, is at most the level.
     largest = binom.ppf(level / 2.0, sizes, 0.5).astype(int)
     largest -= binom.cdf(largest, sizes, 0.5) > level / 2.0
     rejects = binom.cdf(largest, sizes, better) + binom.sf(sizes - largest - 1, sizes, better)
@@ -48,13 +49,13 @@ def power_of(problems: int, difference: float, discordant: float, level: float =
 
 
 def problems_needed(difference: float, discordant: float, power: float = 0.8, level: float = 0.05) -> int:
-    """Fewest problems with which the difference is found with this power. Raises UserError."""
+    """The smallest number of problems that detects the difference with this power. Raises UserError."""
     _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
     high = 2
     while power_of(high, difference, discordant, level) < power:
         high *= 2
         if high > _MOST:
-            raise UserError(f"difference: given {difference:g}; allowed: one that fewer than {_MOST:,} problems show")
+            raise UserError(f"difference: given {difference:g}; allowed: one that fewer than {_MOST:,} problems detect")
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
@@ -63,9 +64,9 @@ def problems_needed(difference: float, discordant: float, power: float = 0.8, le
 
 
 def detectable(problems: int, discordant: float, power: float = 0.8, level: float = 0.05) -> float | None:
-    """Smallest difference of the accuracies that so many problems show with this power, to 1e-6.
+    """The smallest difference of the accuracies that this number of problems detects with this power, to 1e-6.
 
-    None where not even the largest, all discordant problems on one side, is found. Raises UserError.
+    None if even the largest difference, with all discordant problems on one side, is not detected. Raises UserError.
     """
     _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
     if power_of(problems, discordant, discordant, level) < power:
@@ -78,10 +79,10 @@ def detectable(problems: int, discordant: float, power: float = 0.8, level: floa
 
 
 def problems_by_spread(difference: float, spread: float, power: float = 0.8, level: float = 0.05) -> int:
-    """Fewest problems with which the paired t test finds the mean difference with this power. Raises UserError.
+    """The smallest number of problems with which the paired t test detects the mean difference. Raises UserError.
 
     Args:
-        spread: standard deviation of a problem's difference; > 0.
+        spread: standard deviation of the difference over problems; > 0.
     """
     from statsmodels.stats.power import TTestPower
 
@@ -92,7 +93,7 @@ def problems_by_spread(difference: float, spread: float, power: float = 0.8, lev
     while TTestPower().power(difference / spread, high, level) < power:
         low, high = high, 2 * high
         if high > _MOST:
-            raise UserError(f"difference: given {difference:g}; allowed: one that fewer than {_MOST:,} problems show")
+            raise UserError(f"difference: given {difference:g}; allowed: one that fewer than {_MOST:,} problems detect")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if TTestPower().power(difference / spread, middle, level) >= power else (middle, high)
@@ -100,7 +101,7 @@ def problems_by_spread(difference: float, spread: float, power: float = 0.8, lev
 
 
 def detectable_by_spread(problems: int, spread: float, power: float = 0.8, level: float = 0.05) -> float | None:
-    """Smallest mean difference that so many problems show with this power; None of fewer than two, or beyond 1."""
+    """The smallest mean difference detected with this power; None with fewer than two problems, or if it exceeds 1."""
     from statsmodels.stats.power import TTestPower
 
     _check("spread", spread, spread > 0.0, "a number > 0")

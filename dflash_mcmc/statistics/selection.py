@@ -1,4 +1,4 @@
-"""The best of several chains of a problem, from their records: by log p, or by the weights of p^alpha."""
+"""Selection of one of several chains of a problem, from their records: by log p, or by importance weights for p^alpha."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEYS = ("log_p", "power")
 
 
 def check_key(records: Sequence[dict], key: str, alpha: float | None) -> None:
-    """Whether the records can be chosen from by this key. Raises UserError."""
+    """Checks that this key can choose among the records. Raises UserError."""
     if key not in KEYS:
         raise UserError(f"best of several chains: key given {key!r}; allowed: {', '.join(KEYS)}")
     if key != "power":
@@ -25,14 +25,14 @@ def check_key(records: Sequence[dict], key: str, alpha: float | None) -> None:
     for record in records:
         name = f"best of several chains by power: problem {record['problem']}, chain {record['chain']}:"
         if record.get("log_q") is None:
-            raise UserError(f"{name} the record has no log_q; allowed: records that tell under which law they were drawn")
+            raise UserError(f"{name} the record has no log_q; allowed: records with the log-probability of their draw")
         if record.get("proposals") or record.get("trace"):
-            raise UserError(f"{name} its sampler has chosen among draws, so that log_q is not the law it comes from; allowed: "
-                            "independent draws, as of sampler=temperature")
+            raise UserError(f"{name} its sampler chose among draws, so log_q is not its log-probability; allowed: independent "
+                            "draws, as of sampler=temperature")
 
 
 def weights(chains: Sequence[dict], key: str, alpha: float | None) -> np.ndarray:
-    """Chance of each chain to be chosen, float64 (chains,): they sum to 1, or to 0 where no chain could be drawn."""
+    """Probability of choosing each chain, float64 (chains,). They sum to 1, or to 0 if no chain could be drawn."""
     drawn = np.array([record["verdict"] != NOT_DRAWN for record in chains])
     if not drawn.any():
         return np.zeros(len(chains))
@@ -46,10 +46,10 @@ def weights(chains: Sequence[dict], key: str, alpha: float | None) -> np.ndarray
 
 
 def expected_likeliest(chains: Sequence[dict], k: int) -> float:
-    """Mean of being correct of the chain with the largest log p, over all ways to take k of the chains.
+    """Expected correctness of the chain with the largest log p, over all ways to choose k of the chains.
 
-    The largest of k is among the first r of a descending order with probability 1 - C(N - r, k) / C(N, k). Among equal ones
-    each is as likely; chains that could not be drawn come last and are not correct.
+    The largest of k is among the first r in descending order with probability 1 - C(N - r, k) / C(N, k). Equal values are
+    chosen uniformly. Chains that could not be drawn come last and are not correct.
     """
     def rank(record: dict) -> tuple[bool, float]:
         not_drawn = record["verdict"] == NOT_DRAWN

@@ -11,7 +11,7 @@ from dflash_mcmc.statistics.outcomes import PairedOutcomes, outcomes
 
 
 def wilson(correct: int, total: int) -> IntervalEstimate:
-    """A share of independent samples with its score interval (Wilson 1927). None of `total` = 0."""
+    """A share of independent samples with its score interval (Wilson 1927); values are None if `total` is 0."""
     from scipy import stats
 
     if not total:
@@ -21,24 +21,24 @@ def wilson(correct: int, total: int) -> IntervalEstimate:
 
 
 def accuracy(records: Sequence[dict]) -> IntervalEstimate:
-    """Share of correct samples, n of them: see `accuracy_of`."""
+    """Share of correct samples; n is the number of samples. See `accuracy_of`."""
     return accuracy_of(outcomes(records))
 
 
 def accuracy_of(of: PairedOutcomes) -> IntervalEstimate:
-    """Share of correct samples: Wilson's interval with one chain a problem, else a bootstrap over problems.
+    """Share of correct samples, with Wilson's interval for one chain per problem, else with a bootstrap over problems.
 
-    Samples of one problem are not independent, so problems are what is drawn anew (Miller 2024, arXiv 2411.00640). Chains of
-    a single problem say nothing about others: the interval is all of [0, 1].
+    Samples of one problem are not independent, so the bootstrap resamples problems (Miller 2024, arXiv 2411.00640). Chains of
+    a single problem say nothing about other problems: the interval is then all of [0, 1].
     """
     if of.single:
         return wilson(round(of.correct.sum()), len(of.problems))
-    order = np.argsort(of.problems)  # the interval does not hang on the order of the records
+    order = np.argsort(of.problems)  # the interval must not depend on the order of the records
     return _over_problems(of.correct[order], of.chains[order])
 
 
 def mean_share(shares: Sequence[float]) -> IntervalEstimate:
-    """Mean of one share in [0, 1] a problem, n problems, with the bootstrap over problems."""
+    """Mean of one share in [0, 1] per problem, with a bootstrap over problems; n is the number of problems."""
     return _over_problems(np.asarray(shares, np.float64), np.ones(len(shares), np.int64))
 
 
@@ -48,7 +48,7 @@ def _over_problems(shares: np.ndarray, weights: np.ndarray) -> IntervalEstimate:
     value, samples = float((shares * weights).sum() / weights.sum()), int(weights.sum())
     if len(shares) == 1:
         return IntervalEstimate(value, 0.0, 1.0, samples)
-    if np.ptp(shares) < 1e-12:  # nothing varies that could be drawn anew: the problems are what counts
+    if np.ptp(shares) < 1e-12:  # the bootstrap cannot vary equal shares: Wilson's interval over problems
         from statsmodels.stats.proportion import proportion_confint
 
         low, high = proportion_confint(value * len(shares), len(shares), 1.0 - CONFIDENCE, "wilson")

@@ -1,4 +1,4 @@
-"""Numbers of a run from its records alone."""
+"""The summary of a run, computed from its records alone."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from dflash_mcmc.store.records import Record
 
 NAMES = {"majority": "majority", "log_p": "best by log p"}
-"""Of what several chains of a problem come to."""
+"""How several chains of a problem are combined, in words."""
 
 
 def summarise(condition: str, records: list[Record]) -> dict[str, object]:
     """The summary of a run.
 
-    `correct` is a whole number but where votes of several chains are tied, `same_string` the number of samples that the string
-    rule takes for correct, null where it was not asked. Accuracy counts every sample; means are over the samples that could be
-    drawn, null where there are none; acceptance, moved_rate and abandoned_rate are over proposals, null without any.
+    `correct` is a whole number unless votes of several chains are tied. `same_string` is the number of samples that the string
+    rule counts as correct, null if it was not applied. Accuracy counts every sample. Means are over the samples that could be
+    drawn, null if there are none. acceptance, moved_rate and abandoned_rate are shares of the proposals, null without any.
     """
     if not records:
         return {"condition": condition, "num_problems": 0, "num_samples": 0}
@@ -32,7 +32,7 @@ def summarise(condition: str, records: list[Record]) -> dict[str, object]:
     correct = sum(map(score, records), 0.0)
 
     def mean(name: str) -> float | None:
-        values = [record[name] for record in drawn if record[name] is not None]  # a vote of several chains has no log p
+        values = [record[name] for record in drawn if record[name] is not None]  # a vote has no log p
         return sum(values) / len(values) if values else None
 
     def rate(name: str) -> float | None:
@@ -66,22 +66,22 @@ def summarise(condition: str, records: list[Record]) -> dict[str, object]:
 
 
 def aggregate(condition: str, records: list[Record], by: str, num_chains: int) -> dict[str, object]:
-    """The summary of one answer a problem, of so many chains of it: `majority/accuracy`, ...
+    """The summary of one combined answer per problem, from `num_chains` of its chains: `majority/accuracy`, ...
 
-    Problems with fewer chains are left out; of more the mean over all ways to take so many counts.
+    Problems with fewer chains are left out. For problems with more, it is the mean over all ways to choose the chains.
     """
     found = aggregated(records, by, chains=num_chains)
     return {f"{by}/{name}": value for name, value in summarise(f"{condition}, {NAMES[by]} of {num_chains}", found).items()}
 
 
 def aggregate_of(summary: dict) -> dict[str, object] | None:
-    """The summary that `aggregate` has put into a run's; None where there is none."""
+    """The part that `aggregate` added to a run's summary; None if it has none."""
     by = next((by for by in NAMES if f"{by}/num_samples" in summary), None)
     return by and {name.removeprefix(f"{by}/"): value for name, value in summary.items() if name.startswith(f"{by}/")}
 
 
 def rates(records: list[Record]) -> dict[str, float | None]:
-    """Ends of the 95 % intervals of rates and costs, bootstrapped over problems: `acceptance_low`, `acceptance_high`, ..."""
+    """Ends of the 95 % bootstrap intervals over problems for rates and costs: `acceptance_low`, `acceptance_high`, ..."""
     of = Clusters([record["problem"] for record in records])
     proposals, ones = ([record["proposals"] for record in records], [1] * len(records))
     found = {name: of.ratio([record[field] for record in records], below) for name, field, below in (
@@ -91,12 +91,12 @@ def rates(records: list[Record]) -> dict[str, float | None]:
 
 
 def _same_string(records: list[Record]) -> int | None:
-    said = [record["same_string"] for record in records if record.get("same_string") is not None]
-    return sum(said) if said else None
+    known = [record["same_string"] for record in records if record.get("same_string") is not None]
+    return sum(known) if known else None
 
 
 def _accepted_length(records: list[Record]) -> float | None:
-    """Tokens that a drafted block gives on average, the one behind the kept ones included; null where nothing was drafted."""
+    """Mean tokens per drafted block, including the token after the accepted ones; null if no block was drafted."""
     blocks = _total(records, "tokens_drafted") and _total(records, "blocks_drafted")
     return _total(records, "tokens_drawn") / blocks if blocks else None
 

@@ -1,4 +1,4 @@
-"""The votes of a problem's chains, and what a vote of fewer of them is expected to give. See `chains` for what a vote is."""
+"""The votes of a problem's chains, and the expected result of a vote over fewer chains. `chains` defines a vote."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from dflash_mcmc.grading.math.string_rule import normal_form
 
 
 class Candidate(NamedTuple):
-    """An answer that was voted for."""
+    """An answer that received votes."""
 
     answer: str
-    """Its most frequent text, of equally frequent ones the first."""
+    """Its most frequent text; in a tie, the first one."""
     number: int
     correct: bool
     """Whether any of its texts was graded correct."""
 
 
 class VoteCounts(NamedTuple):
-    """How many votes each correct and each wrong answer has, in descending order, and how many chains do not vote."""
+    """Votes of each correct and each wrong answer, in descending order, and the number of chains that do not vote."""
 
     correct: tuple[int, ...]
-    """Several where the grader calls answers correct that a vote cannot tell to be equal."""
+    """Several if the grader accepts answers whose normalised strings differ."""
     wrong: tuple[int, ...]
     silent: int
 
 
 class Votes(NamedTuple):
-    """The candidates of a problem, in order of first appearance, and the chains that do not vote."""
+    """The candidates of a problem, in order of first appearance, and the number of chains that do not vote."""
 
     candidates: tuple[Candidate, ...]
     silent: int
 
     @classmethod
     def of(cls, chains: Sequence[dict]) -> Votes:
-        """Of the records of one problem."""
+        """The votes in the records of one problem."""
         texts = [(record["answer"] or "").strip() for record in chains]
         correct = {normal_form(text) for text, record in zip(texts, chains, strict=True) if record["verdict"] == "correct"}
         found: dict[str, Counter] = {}
@@ -55,12 +55,12 @@ class Votes(NamedTuple):
         return sum(candidate.number for candidate in self.candidates)
 
     def winners(self) -> list[Candidate]:
-        """The candidates with the most votes: several where they tie, none where nobody votes."""
+        """The candidates with the most votes: several in a tie, none if no chain votes."""
         most = max((candidate.number for candidate in self.candidates), default=0)
         return [candidate for candidate in self.candidates if candidate.number == most]
 
     def counts(self) -> VoteCounts:
-        """All that decides what a vote is expected to give."""
+        """The counts that determine the expected result of a vote."""
         correct, wrong = (tuple(sorted((candidate.number for candidate in self.candidates if candidate.correct is side),
                                        reverse=True)) for side in (True, False))
         return VoteCounts(correct, wrong, self.silent)
@@ -68,9 +68,9 @@ class Votes(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def expected_majority(counts: VoteCounts, ks: tuple[int, ...]) -> tuple[float, ...]:
-    """For each k the mean, over all ways to take k of the chains, of a vote's value: the share of the winners that is correct.
+    """For each k, the mean correct share of the winners, over all ways to choose k of the chains.
 
-    It is the sum, over the correct answers, of how much of a vote each is expected to win.
+    It is the sum, over the correct answers, of the expected share of the vote that each wins.
     """
     values = np.zeros(len(ks))
     for place, votes in enumerate(counts.correct):
@@ -80,10 +80,10 @@ def expected_majority(counts: VoteCounts, ks: tuple[int, ...]) -> tuple[float, .
 
 
 def _expected_win(own: int, others: tuple[int, ...], silent: int, ks: tuple[int, ...]) -> np.ndarray:
-    """For each k the mean, over all ways to take k of the chains, of 1 / winners where this answer is one, else 0.
+    """For each k, the mean of 1 / winners if this answer wins, else 0, over all ways to choose k of the chains.
 
-    Counted, not enumerated: for each number of its votes j, how many ways leave every other answer at most j votes, by how
-    many chains they take and by how many others tie.
+    The ways are counted, not enumerated: for each number j of votes for this answer, the ways that give every other answer at
+    most j votes, by the number of chains they use and the number of other answers with exactly j votes.
     """
     size, values = own + sum(others) + silent, np.zeros(len(ks))
     for j in range(1, own + 1):
@@ -92,7 +92,7 @@ def _expected_win(own: int, others: tuple[int, ...], silent: int, ks: tuple[int,
         for votes in others:
             ways = _with_answer(ways, votes, j)
         fair = ways @ (1.0 / np.arange(1, len(others) + 2))
-        fair = _with_answer(fair[:, None], silent, size + 1)[:, 0]  # those who do not vote may be as many as they like
+        fair = _with_answer(fair[:, None], silent, size + 1)[:, 0]  # chains that do not vote are not limited
         for place, k in enumerate(ks):
             if k >= j:
                 values[place] += math.comb(own, j) * fair[k - j] / math.comb(size, k)
@@ -100,7 +100,7 @@ def _expected_win(own: int, others: tuple[int, ...], silent: int, ks: tuple[int,
 
 
 def _with_answer(ways: np.ndarray, votes: int, most: int) -> np.ndarray:
-    """The ways with one more answer, of which at most `most` of `votes` chains are taken; exactly `most` counts as a tie."""
+    """The ways with one more answer, if at most `most` of its `votes` chains are chosen; exactly `most` is a tie."""
     more = np.zeros_like(ways)
     for taken in range(min(votes, most) + 1):
         chosen = math.comb(votes, taken) * ways[: len(ways) - taken]

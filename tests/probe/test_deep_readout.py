@@ -1,4 +1,4 @@
-"""`probe=deep_readout` on the embedded pair: its records, its options, a run that is stopped, and what it refuses."""
+"""`probe=deep_readout` on the embedded pair: its records, its options, an interrupted run, and invalid input."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BLOCK = 8
 
 
 def measured(config) -> dict[str, dict]:
-    """The record of each problem, without a run."""
+    """The record of each problem, measured without a run."""
     work = Work(config.probe.units(config), "cpu")
     return {unit.problem: record for unit, record in config.probe.measure(config, work)}
 
 
 @pytest.fixture
 def found(make_config):
-    """Records of overrides on four problems of the embedded dataset: found("probe.context=block")."""
+    """Records with overrides on four problems of the embedded dataset: found("probe.context=block")."""
     return lambda *overrides: measured(make_config(*PROBE, "dataset.limit=4", *overrides))
 
 
@@ -59,15 +59,15 @@ def test_a_run_leaves_records_tables_and_figures(make_config):
     assert execute(config).num_new == 0
 
 
-def test_the_draft_reads_out_what_it_was_made_to(make_config):
-    """From masks it is nearly as good as the target; behind noise it is lost. Over ten tokens a problem, so no near thing."""
+def test_the_draft_reads_out_as_trained(make_config):
+    """From masks it is nearly as good as the target, from noise it is poor; a wide margin, with ten tokens per problem."""
     records = list(measured(make_config(*PROBE, "dataset.limit=20")).values())
     ranks = {name: [rank for record in records for rank in record["rank"][name]] for name in READERS}
     mean = {name: sum(values) / len(values) for name, values in ranks.items()}
     assert mean["target"] < mean["mask"] < 3.0 < 3.0 * mean["mask"] < mean["random"]
 
 
-def test_a_record_is_that_of_its_problem_alone(make_config):
+def test_a_record_depends_on_its_problem_alone(make_config):
     config = make_config(*PROBE, "dataset.limit=4")
     model = config.model.load("cpu")
     drafter, records = config.draft.load(model), measured(config)
@@ -83,7 +83,7 @@ def test_a_record_is_that_of_its_problem_alone(make_config):
     assert counts["words"] == len(model.tokenizer)
 
 
-def test_each_option_changes_what_it_should(found):
+def test_each_option_has_its_effect(found):
     base = found()
     for context in ("block", "prompt"):
         other = found(f"probe.context={context}")
@@ -103,7 +103,7 @@ def test_each_option_changes_what_it_should(found):
 
 
 def test_greedy_answers_are_the_targets(found):
-    """Its own most likely tokens have rank 1 in it, and the end of the text is one of them."""
+    """The target's most likely tokens have rank 1, including the end of the text."""
     greedy, gold = found("probe.answers=greedy"), found()
     for name, record in gold.items():
         assert set(greedy[name]["rank"]["target"]) == {1}
@@ -111,8 +111,8 @@ def test_greedy_answers_are_the_targets(found):
     assert any(greedy[name]["block"] != record["block"] for name, record in gold.items())
 
 
-def test_behind_a_long_prompt(make_config):
-    """Several times what the pair was trained on, so that nothing is said about how good it is: it is measured, and told."""
+def test_a_long_prompt(make_config):
+    """Several times longer than in the pair's training, so the test checks that it is measured, not how good it is."""
     config = make_config(*PROBE, "dataset.limit=2", "probe.answers=greedy", "dataset.max_new_tokens=40")
     short = measured(config)
     config.dataset.prompt = "Count on. " * 80 + "{question}"
@@ -124,7 +124,7 @@ def test_behind_a_long_prompt(make_config):
     assert summary.tables["blocks"][0]["context_positions"] == np.mean([record["prompt_length"] for record in long.values()])
 
 
-def test_stopped_and_continued_it_ends_in_the_same_records(make_config, monkeypatch):
+def test_an_interrupted_run_has_the_same_records(make_config, monkeypatch):
     config = make_config(*PROBE, "dataset.limit=5")
     whole, record, calls = measured(config), DeepReadout._record, []
 
@@ -156,7 +156,7 @@ def solved(make_config, tmp_path):
     return make
 
 
-def test_what_is_empty_or_short_is_skipped_and_counted(solved):
+def test_empty_and_short_answers_are_skipped_and_counted(solved):
     config = solved("", "3+4=7.", "First 30+41=71. Then 71-11=60. The answer is 60.")
     result = execute(config)
     records = [json.loads(line) for line in (result.folder / RECORDS).read_text().splitlines()]
@@ -165,7 +165,7 @@ def test_what_is_empty_or_short_is_skipped_and_counted(solved):
     assert result.summary["tables"]["overall"][0]["n"] == len(records[2]["block"]) > 0
 
 
-def test_where_all_is_skipped_there_is_a_summary(solved):
+def test_a_summary_without_measured_answers(solved):
     result = execute(solved("", ""))
     assert (result.summary["num_problems"], result.summary["num_skipped"], result.summary["num_tokens"]) == (0, 2, 0)
     assert result.summary["mean_rank_mask"] is None
@@ -195,7 +195,7 @@ def test_a_mistake_is_one_line_that_names_the_field(arguments, given, allowed):
     command_is_refused(arguments, given, allowed)
 
 
-def test_identity_is_what_can_change_a_record(make_config):
+def test_the_identity_has_what_can_change_a_record(make_config):
     base = identity_of(make_config(*PROBE))
     assert {name for name in base if name.startswith("probe.")} == {"probe.answers", "probe.context"}
     assert identity_of(make_config(*PROBE, "dataset.limit=2")) == base

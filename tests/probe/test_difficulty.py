@@ -1,4 +1,4 @@
-"""Answers are those of a run, signals those of the answer alone, tables those of the records."""
+"""Answers equal those of a run, signals depend on the answer alone, and tables are computed from the records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def records(folder) -> list[dict]:
 
 
 def measured(config) -> list[dict]:
-    """The records of all units, without a run, in the order of `records`."""
+    """The records of all units, measured without a run, in the order of `records`."""
     work = Work(config.probe.units(config), "cpu")
     return sorted(({**unit._asdict(), **record} for unit, record in config.probe.measure(config, work)),
                   key=lambda record: (record["problem"], record["chain"]))
@@ -42,19 +42,19 @@ def measured(config) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def fifteen(tmp_path_factory) -> tuple[str, ...]:
-    """What is given for fifteen greedy answers."""
+    """The arguments for fifteen greedy answers."""
     return (*GREEDY, "dataset.limit=15", "tracker=none", f"paths.outputs={tmp_path_factory.mktemp('outputs')}")
 
 
 @pytest.fixture(scope="module")
 def result(fifteen):
-    """Their run."""
+    """The run of the fifteen answers."""
     command.prepare()
     with initialize_config_dir(str(command.config_folder()), version_base="1.3"):
         return execute(to_config(command.compose_checked("config", list(fifteen))))
 
 
-def test_answers_are_those_of_a_run_and_signals_those_of_the_answer_alone(make_config):
+def test_answers_equal_those_of_a_run_and_signals_depend_on_the_answer_alone(make_config):
     config = make_config(*WARM, "dataset.limit=3")
     found = measured(config)
     drawn = records(execute(make_config(*WARM[2:], "dataset.limit=3")).folder)
@@ -83,7 +83,7 @@ def test_answers_are_those_of_a_run_and_signals_those_of_the_answer_alone(make_c
     assert sum(len(record["steps"]) for record in found) > 5
 
 
-def test_the_tables_are_those_of_the_records(result):
+def test_the_tables_equal_those_of_the_records(result):
     found, tables = records(result.folder), result.summary["tables"]
     wrong = np.array([record["verdict"] != "correct" for record in found])
     assert 0 < wrong.sum() < len(wrong)
@@ -101,9 +101,9 @@ def test_the_tables_are_those_of_the_records(result):
         assert row["minus_best"] is None or row["minus_best"] == pytest.approx(row["auroc"] - best)
         entropy = by_label["target_entropy", row["statistic"] or "mean"]
         assert row["minus_entropy"] is None or row["minus_entropy"] == pytest.approx(row["auroc"] - entropy["auroc"])
-    told = result.summary
-    assert told["answers/best_baseline_auroc"] == best
-    assert told["answers/difference"] == pytest.approx(told["answers/best_draft_auroc"] - best)
+    summary = result.summary
+    assert summary["answers/best_baseline_auroc"] == best
+    assert summary["answers/difference"] == pytest.approx(summary["answers/best_draft_auroc"] - best)
     (outcome,) = [row for row in tables["outcomes"] if row["cases"] == "steps"]
     of_steps = [step for record in found for step in record["steps"]]
     assert (outcome["n"], outcome["wrong"]) == (len(of_steps), sum(step["wrong"] for step in of_steps))
@@ -114,7 +114,7 @@ def test_the_tables_are_those_of_the_records(result):
     assert {f"{name}.csv" for name in ("outcomes", "answers", "steps", "combined", "reliability", "roc")} <= names
 
 
-def test_stopped_and_continued_it_ends_in_the_same_records(make_config, monkeypatch, tmp_path):
+def test_an_interrupted_run_has_the_same_records(make_config, monkeypatch, tmp_path):
     monkeypatch.setattr(Difficulty, "figures", lambda *given: {})
     whole = execute(make_config(*WARM, "dataset.limit=4", f"paths.outputs={tmp_path / 'whole'}"))
     config = make_config(*WARM, "dataset.limit=4")
@@ -147,7 +147,7 @@ def test_bins_and_folds_change_the_summary_and_no_record(make_config, monkeypatc
     assert [row["brier"] for row in tables["answers"]] != [row["brier"] for row in before["answers"]]
 
 
-def test_a_shorter_block_of_the_draft_gives_other_signals_of_other_tokens(make_config, result):
+def test_a_shorter_block_gives_other_signals_of_other_tokens(make_config, result):
     short = measured(make_config(*GREEDY, "dataset.limit=2", "draft.block_size=3"))
     for record, long in zip(short, records(result.folder), strict=False):
         assert record["num_tokens"] == long["num_tokens"]
@@ -156,7 +156,7 @@ def test_a_shorter_block_of_the_draft_gives_other_signals_of_other_tokens(make_c
 
 
 class LatePool:
-    """Decides when there is nothing left to do, in another order."""
+    """A pool that returns grades only when nothing else is left to do, in another order."""
 
     def __init__(self):
         self.texts, self.closed = {}, False
@@ -173,7 +173,7 @@ class LatePool:
         self.closed = True
 
 
-def test_grades_that_come_late_find_their_answers(make_config, monkeypatch, result):
+def test_late_grades_are_matched_to_their_answers(make_config, monkeypatch, result):
     config, pool = make_config(*GREEDY, "dataset.limit=3"), LatePool()
     monkeypatch.setattr(type(config.grader), "start", lambda self: pool)
     late = measured(config)
@@ -185,7 +185,7 @@ def test_grades_that_come_late_find_their_answers(make_config, monkeypatch, resu
     assert (values["num_no_answer"], values["answers/wrong"]) == (1, 3)
 
 
-def test_the_graders_processes_are_ended_whatever_happens(make_config, monkeypatch):
+def test_the_graders_processes_end_after_an_error(make_config, monkeypatch):
     config, pool = make_config(*GREEDY, "dataset.limit=3"), LatePool()
     monkeypatch.setattr(type(config.grader), "start", lambda self: pool)
     monkeypatch.setattr(signals, "along", lambda *given: (_ for _ in ()).throw(RuntimeError("broken")))
@@ -206,7 +206,7 @@ def test_skipped_answers_are_counted(make_config, monkeypatch):
         measured(make_config(*GREEDY, "dataset.limit=2", "dataset.max_new_tokens=7"))
 
 
-def test_answers_that_could_not_be_drawn_or_are_short_are_skipped_with_their_verdict():
+def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():
     units = [Unit("a"), Unit("b")]
     short = SimpleNamespace(trajectory=SimpleNamespace(length=3, tokens=np.arange(3)))
     finished = [SimpleNamespace(tag=units[0], result=None, failure="no memory"), None,
@@ -232,5 +232,5 @@ MISTAKES = {
 
 @pytest.mark.parametrize("given", MISTAKES)
 def test_a_mistake_is_one_line_that_names_the_field(given):
-    start, told = MISTAKES[given]
-    command_is_refused([*GREEDY, given], told, start=start)
+    start, expected = MISTAKES[given]
+    command_is_refused([*GREEDY, given], expected, start=start)

@@ -1,4 +1,4 @@
-"""`probe=layer_rank` on the embedded pair: each rank is a float64 loop's, and every option changes what it should."""
+"""`probe=layer_rank` on the embedded pair: each rank equals that of a float64 loop, and every option has its effect."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def streams(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[list[torch.Te
 
 
 def bounds(logits: torch.Tensor, token: int) -> tuple[int, int]:
-    """Ranks between which that of a token is, where logits within 1e-4 cannot be told apart."""
+    """The smallest and the largest possible rank of a token if logits within 1e-4 count as equal."""
     return 1 + int((logits > logits[token] + 1e-4).sum()), int((logits > logits[token] - 1e-4).sum())
 
 
-def test_every_rank_is_that_of_a_loop_in_float64(result):
+def test_every_rank_equals_that_of_a_loop_in_float64(result):
     config = changed(result[0], limit=2, drafting=False)
     model = config.model.load("cpu")
     theirs = AutoModelForCausalLM.from_pretrained(config.model.path)
@@ -90,7 +90,7 @@ def test_every_rank_is_that_of_a_loop_in_float64(result):
         assert record["vocabulary"] == len(allowed)
 
 
-def test_tables_are_those_of_the_records(result):
+def test_tables_equal_those_of_the_records(result):
     _, found = result
     tables, of = found.summary["tables"], records(found.folder)
     assert len(tables["layers"]) == len(tables["hard_layers"]) == 2 * NUM_LAYERS + 3
@@ -111,14 +111,14 @@ def test_tables_are_those_of_the_records(result):
     assert found.summary["chance_rank"] == 237.0  # of 473 words
 
 
-def test_the_last_layer_behind_the_final_norm_is_the_target(result):
+def test_the_last_layer_after_the_final_norm_is_the_target(result):
     for rows in (result[1].summary["tables"]["layers"], result[1].summary["tables"]["hard_layers"]):
         target, last = row_of(rows, "target"), row_of(rows, "layer", NUM_LAYERS - 1, "final")
         assert {**last, "source": "target", "layer": None, "norm": None} == target
         assert target["agreement"] == 1.0
 
 
-def test_the_draft_and_the_target_are_told_on_the_same_tokens(result):
+def test_draft_and_target_are_compared_on_the_same_tokens(result):
     config, found = result
     drafted = config.draft.load(config.model.load("cpu")).num_drafted
     for record in records(found.folder):
@@ -136,7 +136,7 @@ def test_the_folder_has_tables_and_the_figure(result):
             "fig_layer_probe_ranks.svg"} <= names
 
 
-def test_killed_and_continued_it_ends_in_the_same_records(result, tmp_path):
+def test_an_interrupted_run_has_the_same_records(result, tmp_path):
     found = result[1]
     folder = killed(found.folder, tmp_path)
     again = execute(composed(tmp_path / "outputs", *RUN, *DRAFT))
@@ -151,7 +151,7 @@ def test_without_the_draft_the_rest_is_the_same(result):
     assert alone["hard_norms"] == together["hard_norms"]
 
 
-def test_along_the_targets_own_answers_it_is_always_right(result):
+def test_the_target_always_predicts_its_own_greedy_answers(result):
     config = changed(result[0], answers="greedy", hard_below=0.01)
     config.dataset = replace(config.dataset, limit=2, max_new_tokens=12)
     found = measured(config)
@@ -170,7 +170,7 @@ def test_hard_tokens_are_those_below_the_bound(result):
     assert found["layers"][0] == row_of(result[1].summary["tables"]["layers"], "target")
 
 
-def test_what_changes_a_record_is_in_the_identity(make_config):
+def test_the_identity_has_what_changes_a_record(make_config):
     config = make_config(*RUN)
     found = [identity_of(changed(config, **changes)) for changes in ({}, {"answers": "greedy"}, {"hard_below": 0.2})]
     found.append(identity_of(make_config(*RUN, *DRAFT)))
@@ -180,7 +180,7 @@ def test_what_changes_a_record_is_in_the_identity(make_config):
     assert "draft.content" in found[3]
 
 
-def test_neither_pieces_nor_groups_of_layers_show(result, monkeypatch):
+def test_results_do_not_depend_on_pieces_or_groups_of_layers(result, monkeypatch):
     config = changed(result[0], limit=1)
     whole = measured(config)
     monkeypatch.setattr(sequences, "_LOGITS_BYTES", 5 * 4 * 512)
@@ -189,7 +189,7 @@ def test_neither_pieces_nor_groups_of_layers_show(result, monkeypatch):
     assert [list(record["ranks"]) for record in parts] == [list(record["ranks"]) for record in whole]
     for name, ranks in whole[0]["ranks"].items():
         close = np.array(parts[0]["ranks"][name], float) - np.array(ranks, float)
-        assert np.nanmax(np.abs(close)) <= 1, name  # by rounding, which hangs on the shape of a product
+        assert np.nanmax(np.abs(close)) <= 1, name  # rounding depends on the shape of a product
         assert parts[0]["log_p"][name] == pytest.approx(whole[0]["log_p"][name], rel=1e-4)
 
 
@@ -234,5 +234,5 @@ MISTAKES = {
 
 @pytest.mark.parametrize("given", MISTAKES)
 def test_a_mistake_is_one_line_that_names_the_field(given):
-    field, told = MISTAKES[given]
-    command_is_refused(["probe=layer_rank", *given.split()], told, start=f"{field}: ")
+    field, expected = MISTAKES[given]
+    command_is_refused(["probe=layer_rank", *given.split()], expected, start=f"{field}: ")

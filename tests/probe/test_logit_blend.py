@@ -1,4 +1,4 @@
-"""`probe=logit_blend` on the embedded pair: sums are a float64 loop's, controls are exact, options change what they should."""
+"""`probe=logit_blend` on the embedded pair: sums equal those of a float64 loop, controls are exact, options have effects."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def row_of(rows: list[dict], name: str, beta: float) -> dict:
 
 
 @torch.no_grad()
-def test_sums_are_those_of_a_loop_in_float64(result):
-    """Of transformers' own model: layer 5, raw, at each beta."""
+def test_sums_equal_those_of_a_loop_in_float64(result):
+    """Computed with transformers' own model: layer 5, raw, at each beta."""
     config = changed(result[0], limit=2)
     model, theirs = config.model.load("cpu"), AutoModelForCausalLM.from_pretrained(config.model.path)
     allowed, head = (~model.forbidden).nonzero()[:, 0], theirs.lm_head.weight.double()
@@ -66,7 +66,7 @@ def test_sums_are_those_of_a_loop_in_float64(result):
                     assert abs(found[name] - expected[name]) <= (1 if beta else 0), (name, beta)  # a tie within rounding
 
 
-def test_beta_zero_gains_nothing_at_all(result):
+def test_beta_zero_gains_nothing(result):
     for rows in result[1].summary["tables"].values():
         zero = [row for row in rows if row["beta"] == 0.0]
         assert {row["source"] for row in zero} == {"layer", "draft", "flattened"}
@@ -74,7 +74,7 @@ def test_beta_zero_gains_nothing_at_all(result):
             assert {row[name] for name in ("gain", "gain_low", "gain_high", "wins", "rank_wins", "rank_losses")} == {0.0}
 
 
-def test_the_last_layer_behind_the_final_norm_gains_nothing(result):
+def test_the_last_layer_after_the_final_norm_gains_nothing(result):
     config = changed(result[0], limit=2, norm="final")
     tables = config.probe.summarise(config, measured(config)).tables
     for beta in (0.0, 0.05, 0.5):
@@ -84,7 +84,7 @@ def test_the_last_layer_behind_the_final_norm_gains_nothing(result):
         assert (row_of(tables["grid"], "0", beta)["gain"] == 0.0) == (beta == 0.0)
 
 
-def test_tables_are_those_of_the_records(result):
+def test_tables_equal_those_of_the_records(result):
     _, found = result
     tables, of = found.summary["tables"], records(found.folder)
     assert [len(rows) for rows in tables.values()] == [5 * 3] * 3
@@ -114,7 +114,7 @@ def test_the_control_wins_hard_tokens_and_no_rank(result):
     assert hard["rank_wins"] == hard["rank_losses"] == hard["gain_over_flattened"] == hard["wins_over_flattened"] == 0.0
 
 
-def test_the_draft_is_blended_where_it_says_something(result):
+def test_the_draft_is_blended_on_the_tokens_that_it_predicts(result):
     config, found = result
     block = config.draft.load(config.model.load("cpu")).num_drafted + 1
     expected = sum(record["num_tokens"] // block * (block - 1) for record in records(found.folder))
@@ -129,7 +129,7 @@ def test_the_folder_has_tables_and_figures(result):
     assert {f"fig_logit_blend_{name}.{kind}" for name in ("gain", "wins") for kind in ("png", "svg")} <= names
 
 
-def test_killed_and_continued_it_ends_in_the_same_records(result, tmp_path):
+def test_an_interrupted_run_has_the_same_records(result, tmp_path):
     found = result[1]
     folder = killed(found.folder, tmp_path)
     again = execute(composed(tmp_path / "outputs", *RUN, *DRAFT))
@@ -155,20 +155,20 @@ def test_layers_and_betas_are_those_asked_for(result, change, sources, cells):
     assert all(len(cell) == cells for part in record["sums"].values() for cell in part.values())
 
 
-def test_norm_answers_and_bound_change_what_they_should(result):
+def test_norm_answers_and_bound_have_their_effects(result):
     config = replace(result[0], dataset=replace(result[0].dataset, limit=1, max_new_tokens=12))
     (base,), (normed,), (own,), (few,) = (without_times(measured(changed(config, **change))) for change in (
         {}, {"norm": "final"}, {"answers": "greedy"}, {"hard_below": 0.9}))
     assert base["sums"]["easy"]["flattened"] == normed["sums"]["easy"]["flattened"]
     assert base["sums"]["easy"]["5"] != normed["sums"]["easy"]["5"]
     assert 0 < own["num_tokens"] <= 12 < base["num_tokens"]
-    assert own["sums"]["easy"]["flattened"][1][SUMS.index("wins")] == 0  # its most likely token never gains by it
+    assert own["sums"]["easy"]["flattened"][1][SUMS.index("wins")] == 0  # flattening never raises its most likely token
     assert base["num_hard"] < few["num_hard"]
     together = [np.add(*(np.array(record["sums"][part]["5"]) for part in ("hard", "easy"))) for record in (base, few)]
     np.testing.assert_allclose(*together, atol=1e-6)
 
 
-def test_identity_knows_one_layer_by_its_two_numbers(result, monkeypatch):
+def test_both_numbers_of_a_layer_give_the_same_identity(result, monkeypatch):
     monkeypatch.setattr("dflash_mcmc.model.hf.HFModel.fingerprint", lambda self: "model")
     config, _ = result
     base = identity_of(config)
@@ -197,7 +197,7 @@ def test_an_empty_answer_is_recorded_and_counted(make_config, monkeypatch, skipp
     assert "logit_blend: grid" in overall([result.folder])
 
 
-def test_without_a_hard_token_the_rest_is_told(result):
+def test_without_hard_tokens_the_other_tables_remain(result):
     config = changed(result[0], limit=2, hard_below=1e-9)
     found = measured(config)
     summary = config.probe.summarise(config, found)
@@ -228,5 +228,5 @@ MISTAKES = {
 
 @pytest.mark.parametrize("given", MISTAKES)
 def test_a_mistake_is_one_line_that_names_the_field(given):
-    field, told = MISTAKES[given]
-    command_is_refused(["probe=logit_blend", *given.split()], told, start=f"{field}: ")
+    field, expected = MISTAKES[given]
+    command_is_refused(["probe=logit_blend", *given.split()], expected, start=f"{field}: ")

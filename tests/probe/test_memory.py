@@ -1,4 +1,4 @@
-"""What the probes keep is bounded in the length of an answer, at the vocabulary of the real target."""
+"""The memory of the probes is bounded for long answers, at the real target's vocabulary size."""
 
 from __future__ import annotations
 

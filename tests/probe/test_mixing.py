@@ -1,4 +1,4 @@
-"""The chains are those of a run without a probe, each cell is that of its sampler alone, and tables count what traces say."""
+"""The chains equal those of a run without the probe, a cell depends on its sampler alone, and tables count the traces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIGURES = {f"fig_mixing_{name}" for name in ("acceptance", "traces", "autocorrel
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
-    """The typed configuration of overrides, with outputs in a folder of its own."""
+    """The typed configuration of overrides, with its own output folder."""
     command.prepare()
 
     def make(*overrides: str) -> Config:
@@ -44,7 +44,7 @@ def make(tmp_path_factory):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """Names of the figures that are made, in place of writing them, which takes longer than all else."""
+    """Names of the figures made; they are not written, which would take most of the time."""
     names = []
     monkeypatch.setattr(figure, "save", lambda drawn, folder, name: names.append(name))
     return names
@@ -52,7 +52,7 @@ def figures(monkeypatch):
 
 @pytest.fixture(scope="module")
 def grid(make):
-    """Four settings, two of which come to the same."""
+    """Four settings, two of which are equivalent."""
     return execute(make("probe=mixing", "probe.alphas=[1.0,4.0]", "probe.temperatures=[null,1.0]"))
 
 
@@ -65,7 +65,7 @@ def by_unit(found: list[dict]) -> dict:
 
 
 def measured(config) -> dict:
-    """The cells of all units, without a run."""
+    """The cells of all units, measured without a run."""
     work = Work(config.probe.units(config), "cpu")
     return {tuple(unit): record["cells"] for unit, record in config.probe.measure(config, work)}
 
@@ -74,7 +74,7 @@ def settings_of(cells: list[dict]) -> list[tuple]:
     return [(cell["alpha"], cell["temperature"], cell["early_reject"]) for cell in cells]
 
 
-def test_the_chains_are_those_of_a_run_without_a_probe(make, grid):
+def test_the_chains_equal_those_of_a_run_without_a_probe(make, grid):
     drawn = records(execute(make("sampler.alpha=4")).folder)
     cells = by_unit(records(grid.folder))
     assert len(drawn) == len(cells) == 4
@@ -86,7 +86,7 @@ def test_the_chains_are_those_of_a_run_without_a_probe(make, grid):
             name: sample[name] for name in ("num_tokens", "moved", "token_forwards", "tokens_skipped")}
 
 
-def test_a_cell_is_what_its_sampler_does_alone(make, grid):
+def test_a_cell_depends_on_its_sampler_alone(make, grid):
     cells = by_unit(records(grid.folder))
     assert all(settings_of(found) == [(1.0, 1.0, "exact"), (4.0, 0.25, "exact"), (4.0, 1.0, "exact")]
                for found in cells.values())
@@ -96,7 +96,7 @@ def test_a_cell_is_what_its_sampler_does_alone(make, grid):
     assert len({json.dumps(found) for found in cells[records(grid.folder)[0]["problem"], 0]}) == 3
 
 
-def test_rates_count_what_the_traces_say(grid):
+def test_rates_equal_counts_of_the_traces(grid):
     for place, row in enumerate(grid.summary["tables"]["cells"]):
         letters = "".join(record["cells"][place]["trace"]["decision"] for record in records(grid.folder))
         assert row["proposals"] == len(letters) == 2 * 2 * 2 * 4
@@ -146,7 +146,7 @@ def test_the_draft_as_proposal(make):
     assert all(found[0]["trace"] != found[1]["trace"] for found in cells.values())
 
 
-def test_stopped_and_continued_it_ends_in_the_same_records(make, grid, figures, monkeypatch):
+def test_an_interrupted_run_has_the_same_records(make, grid, figures, monkeypatch):
     config, append, kept = make("probe=mixing", "probe.alphas=[1.0,4.0]", "probe.temperatures=[null,1.0]"), RunStore.append, []
 
     def stop(store, record):
@@ -166,7 +166,7 @@ def test_stopped_and_continued_it_ends_in_the_same_records(make, grid, figures, 
 
 
 class Failing:
-    """Draws no chain of the problems that it is given."""
+    """An engine that fails to draw the chains of the given problems."""
 
     def __init__(self, engine, problems):
         self.engine, self.problems = engine, problems
@@ -214,20 +214,20 @@ def test_a_mistake_is_one_line_that_names_the_field(given):
     command_is_refused(["probe=mixing", *given], start=MISTAKES[given])
 
 
-def test_what_the_identity_knows(make):
+def test_the_identity(make):
     config = make("probe=mixing")
     found = identity_of(config)
     assert found["probe.early_rejects"] == ["exact"]
     assert not any(name.startswith("grader") for name in found)
     assert identity_of(replace(config, num_chains=5)) == found
     off = make("probe=mixing", "sampler.early_reject=off")
-    assert identity_of(off) == {**found, "probe.early_rejects": ["off"]}  # it spends other tokens
+    assert identity_of(off) == {**found, "probe.early_rejects": ["off"]}  # it draws a different number of tokens
     assert identity_of(make("probe=mixing", "probe.alphas=[4.0]")) != found
     assert identity_of(make("probe=mixing", "probe.temperatures=[0.25,null]")) != found
 
 
 def test_common_random_numbers(grid):
-    """All cells of a chain cut at the same share of the sequence, as long as it has the same length."""
+    """In all cells, a chain cuts at the same share of the sequence as long as its length is the same."""
     for record in records(grid.folder):
         traces = [cell["trace"] for cell in record["cells"]]
         alike = [place for place in range(8) if len({trace["length"][place] for trace in traces}) == 1]

@@ -1,4 +1,4 @@
-"""Without a probe samples are drawn."""
+"""Without a probe, the run draws samples."""
 
 from __future__ import annotations
 

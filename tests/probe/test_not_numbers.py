@@ -1,4 +1,4 @@
-"""A pair whose logits are not numbers: each probe skips that answer, counts it, and goes on; nothing of it is JSON's NaN."""
+"""A pair whose logits are nan or infinite: each probe skips and counts that answer, continues, and writes no NaN as JSON."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PROBES = {
     "difficulty": ("sampler=greedy",),
 }
 GOLD = ("layer_rank", "logit_blend", "deep_readout")
-"""Those that go along the dataset's solutions: of the others an answer cannot be drawn without numbers."""
+"""Probes that use the dataset's solutions; the others cannot even draw an answer without valid logits."""
 
 
 @pytest.fixture
 def run(make_config, monkeypatch):
-    """(summary, records) of two problems: run("layer_rank")."""
+    """A function that returns (summary, records) of two problems: run("layer_rank")."""
     monkeypatch.setattr(figure, "save", lambda drawn, folder, name: None)
 
     def run(probe: str, *overrides: str) -> tuple[dict, list[dict]]:
@@ -40,7 +40,7 @@ def run(make_config, monkeypatch):
 
 
 def spoilt(monkeypatch, of: type, calls: int, value: float = torch.nan) -> None:
-    """The logits of target or draft are no numbers, in so many of the first calls."""
+    """Makes the logits of target or draft invalid in the first `calls` calls."""
     logits, left = of.logits, [calls]
 
     def sometimes(self, hidden):
@@ -61,7 +61,7 @@ def test_a_draft_without_numbers_is_skipped_and_counted(run, monkeypatch, probe,
 
 @pytest.mark.parametrize("probe", PROBES)
 def test_the_other_problems_are_measured(run, monkeypatch, probe):
-    """The first call is that of the first answer, and no more is asked about it."""
+    """The first call is for the first answer, which is then skipped."""
     untimed = ["probe.timed_rows=0"] if probe == "speculative_mcmc" else []
     _, plain = run(probe, "name=plain", *untimed)
     spoilt(monkeypatch, DFlashDrafter, 1)
@@ -83,8 +83,8 @@ def test_a_target_without_numbers_is_skipped_and_counted(run, monkeypatch, probe
 
 @pytest.mark.parametrize(("weights", "autoregressive", "where"), [
     ("joint", "false", "joint_log_p"), ("reference", "true", "draw_from_target")])
-def test_a_target_that_loses_its_numbers_behind_drawn_tokens(run, monkeypatch, weights, autoregressive, where):
-    """What is read behind the draft's tokens, or behind its own, is checked too."""
+def test_a_target_with_invalid_logits_after_drawn_tokens(run, monkeypatch, weights, autoregressive, where):
+    """Logits after the draft's tokens, or after the target's own, are checked too."""
     from dflash_mcmc.probe.speculative_mcmc import weighing
 
     read, called = getattr(weighing, where), []

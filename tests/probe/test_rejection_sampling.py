@@ -1,4 +1,4 @@
-"""The right samplers are within noise of the target and the mistakes are not; counts come from each sampler's exact law."""
+"""Correct samplers are within noise of the target, faulty ones are not; counts follow each sampler's exact distribution."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RIGHT = ("speculative_rejection", "speculative_match")
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """The experiment's configuration, with outputs in a folder of its own."""
+    """The experiment's configuration, with its own output folder."""
     command.prepare()
     overrides = ["experiment=rejection_sampling", f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
     with initialize_config_dir(str(command.config_folder()), version_base="1.3"):
@@ -56,7 +56,7 @@ def records(folder) -> list[dict]:
 
 
 def exact_law(sampler, probe) -> np.ndarray:
-    """Law of the token, float64 (vocabulary,), every random choice enumerated."""
+    """The exact distribution of the token, float64 (vocabulary,), by enumeration of all random choices."""
     logits = tuple(torch.from_numpy(values).float() for values in probe.logits())
     enumerator, law = Enumerator(), np.zeros(probe.vocab_size)
     while True:
@@ -102,12 +102,12 @@ def test_the_folder_has_tables_and_figures(result):
 
 
 def measured(probe, config) -> list[dict]:
-    """The records of all units, without a run."""
+    """The records of all units, measured without a run."""
     work = Work(probe.units(config), "cpu")
     return [{**unit._asdict(), **record} for unit, record in probe.measure(config, work)]
 
 
-def test_draws_do_not_hang_on_the_chunk_they_are_in(config):
+def test_draws_do_not_depend_on_their_chunk(config):
     totals = []
     for size in (500, 200):
         probe = replace(config.probe, num_draws=1000, chunk_size=size)
@@ -117,7 +117,7 @@ def test_draws_do_not_hang_on_the_chunk_they_are_in(config):
 
 
 @pytest.mark.slow
-def test_killed_and_continued_it_ends_in_the_same_records(config, monkeypatch, capsys, tmp_path):
+def test_an_interrupted_run_has_the_same_records(config, monkeypatch, capsys, tmp_path):
     values = ("experiment=rejection_sampling", "probe.chunk_size=50")
     with processes.start(["-m", "dflash_mcmc", *values, "probe.num_draws=100000"], tmp_path) as run:
         deadline = time.monotonic() + 120
@@ -133,10 +133,10 @@ def test_killed_and_continued_it_ends_in_the_same_records(config, monkeypatch, c
     monkeypatch.setattr(sys, "argv", ["dflash_mcmc"])
     with pytest.raises(SystemExit, match="0"):
         main([*values, f"probe.num_draws={asked}"])
-    told = capsys.readouterr()
-    assert "4 new chunks\n\nrejection_sampling: samplers\n| decoder " in told.out
-    assert "| argmax_proposal " in told.out
-    assert "chunk/s" in told.err
+    printed = capsys.readouterr()
+    assert "4 new chunks\n\nrejection_sampling: samplers\n| decoder " in printed.out
+    assert "| argmax_proposal " in printed.out
+    assert "chunk/s" in printed.err
     assert records(killed.parent) == measured(replace(config.probe, num_draws=asked, chunk_size=50), config)
 
 
@@ -151,11 +151,11 @@ MISTAKES = {
 
 @pytest.mark.parametrize("given", MISTAKES)
 def test_a_mistake_is_one_line_that_names_the_field(given):
-    field, told = MISTAKES[given]
-    command_is_refused(["experiment=rejection_sampling", given], told, start=f"{field}: ")
+    field, expected = MISTAKES[given]
+    command_is_refused(["experiment=rejection_sampling", given], expected, start=f"{field}: ")
 
 
-def test_identity_is_its_own(config, monkeypatch):
+def test_the_identity_has_only_the_probes_fields(config, monkeypatch):
     for reader in ("dflash_mcmc.model.hf.HFModel.fingerprint", "dflash_mcmc.dataset.arith.Arith.fingerprint"):
         monkeypatch.setattr(reader, lambda self: pytest.fail("read what is not used"))
     found = identity_of(config)

@@ -1,4 +1,4 @@
-"""The probe against a loop over blocks that takes nothing but transformers, the draft's class and numpy; tables by hand."""
+"""The probe compared with a loop over blocks that uses only transformers, the draft's class and numpy; tables by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def records_of(result) -> dict[str, dict]:
 
 
 def straightforward(config, problem) -> dict[str, dict[str, list[float]]]:
-    """Greedy answer, then block by block: distances and weights along the reference and along the drawn tokens."""
+    """The greedy answer, then block by block: distances, and weights given the reference and given the drawn tokens."""
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
     network, n = drafter.network, drafter.num_drafted
@@ -86,7 +86,7 @@ def greedy(model, prompt, horizon) -> list[int]:
 
 
 def joint(model, prefix, tokens, log_q, alpha) -> float:
-    """log w of one drawn block, up to a stop id, from a forward of its own."""
+    """log w of one drawn block, up to a stop id, from its own forward."""
     kept = next((k + 1 for k, token in enumerate(tokens) if token in model.stop_ids), len(tokens))
     with torch.no_grad():
         hidden = model.decoder(input_ids=torch.tensor([prefix + tokens]), use_cache=False).last_hidden_state[0]
@@ -94,7 +94,7 @@ def joint(model, prefix, tokens, log_q, alpha) -> float:
     return sum(alpha * log_p[k, tokens[k]].item() - log_q[k, tokens[k]].item() for k in range(kept))
 
 
-def test_records_are_those_of_a_straightforward_loop(probe_config):
+def test_records_equal_those_of_a_straightforward_loop(probe_config):
     config = probe_config("dataset.limit=2", "probe.autoregressive=false")
     records = records_of(execute(config))
     for problem in config.dataset.problems():
@@ -110,8 +110,8 @@ def test_records_are_those_of_a_straightforward_loop(probe_config):
     assert sum(record["blocks"] for record in records.values()) >= 4
 
 
-def test_mask_mode_is_what_the_decoders_draft_with(probe_config):
-    """The drafter on the engine's cache, as speculation asks it, gives the laws whose distances are recorded."""
+def test_mask_mode_equals_the_decoders_drafts(probe_config):
+    """The drafter on the engine's cache, called as in speculation, gives the distributions of the recorded distances."""
     config = probe_config("dataset.limit=3", "probe.autoregressive=false", "probe.weights=reference")
     records = records_of(execute(config))
     model = config.model.load("cpu")
@@ -135,7 +135,7 @@ def test_mask_mode_is_what_the_decoders_draft_with(probe_config):
                 np.testing.assert_allclose(0.5 * (p - q).abs().sum(-1), expected, atol=2e-4)
 
 
-def test_resumed_is_uninterrupted(probe_config, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(probe_config, tmp_path):
     whole = execute(probe_config("dataset.limit=2"))
     other = probe_config("name=other", "dataset.limit=2")
     execute(probe_config("name=other", "dataset.limit=1"))
@@ -146,8 +146,8 @@ def test_resumed_is_uninterrupted(probe_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_options_change_what_they_should(probe_config):
-    """Each but its own part leaves the records as they are."""
+def test_options_have_their_effects(probe_config):
+    """Each option changes its own part of the records and nothing else."""
     plain, along, alone, gentle, others, seed = (
         records_of(execute(probe_config("dataset.ids=[arith-001]", "dataset.limit=null", *more)))["arith-001"] for more in (
             (), ("probe.weights=reference",), ("probe.autoregressive=false",), ("probe.alpha=2",),
@@ -159,7 +159,7 @@ def test_options_change_what_they_should(probe_config):
     assert (list(kept), list(gentle["proposals"])) == (["1", "0.5", "0.25", "target"], ["1", "0.5", "target"])
     assert gentle["proposals"]["1"] != kept["1"]
     assert others["proposals"]["1"]["reference"] == kept["1"]["reference"]
-    # Which blocks are read together differs, so that the last digits of their weights may.
+    # Different blocks are read together, so the last digits of their weights may differ.
     np.testing.assert_allclose(others["proposals"]["1"]["joint"]["log_w"], kept["1"]["joint"]["log_w"], rtol=1e-4)
     assert list(others["proposals"]) == ["1", "0.3", "target"]
     assert seed["proposals"]["1"]["tvd"] == kept["1"]["tvd"]
@@ -214,7 +214,7 @@ def test_proposals_are_timed(probe_config):
     (("dataset.max_new_tokens=7",), "dataset.max_new_tokens: given 7; allowed: at least 8, a block"),
     (("dataset.max_new_tokens=2000",), "dataset.max_new_tokens: given 2000; allowed: at most"),
 ])
-def test_bad_input_is_one_line(make_config, tmp_path, overrides, message):
+def test_bad_input_is_a_one_line_error(make_config, tmp_path, overrides, message):
     short = [text for text in SHORT if not any(text.split("=")[0] == other.split("=")[0] for other in overrides)]
     with refused(start=message):
         execute(make_config(*short, *overrides))
@@ -242,14 +242,14 @@ def made_record(problem: str, acceptance: list[float], log_w: list[float], block
             "seconds_target": seconds[0], "seconds_draft": seconds[1], "timed_rows": timed_rows}
 
 
-def told(records: list[dict], timed_rows: int = 8) -> Summary:
+def summary_of(records: list[dict], timed_rows: int = 8) -> Summary:
     return tables.summary(records, num_samples=100, chain_steps=10, position_edges=(1, 3), timed_rows=timed_rows)
 
 
 def test_tables_by_hand():
-    """Two problems with the document's -466 a block of 15 tokens, its 66.8 % and 63.3 %, and its 8x."""
+    """Two problems with the document's -466 per block of 15 tokens, its 66.8 % and 63.3 %, and its speed of 8x."""
     records = [made_record("a", [0.02, 0.06, 0.10, 0.95], [-466.0] * 4), made_record("b", [0.10, 1.0], [-460.0, -472.0])]
-    found = told(records)
+    found = summary_of(records)
     (row,) = found.tables["aggregate"]
     assert round(row["log_w_per_token"], 1) == -31.1
     assert (row["log_w_per_token_low"], row["log_w_per_token_high"]) == (row["log_w_low"] / 15, row["log_w_high"] / 15)
@@ -275,11 +275,11 @@ def test_tables_by_hand():
     assert shares == dict.fromkeys(("easy", "middle", "hard"), (pytest.approx(2 / 6), 2))
 
 
-def test_there_is_one_median():
-    """Of four blocks the second smallest, 0.2, in every table; its interval is that of resamples of the two problems."""
-    found = told([made_record("a", [0.1, 0.9], [0.0] * 2), made_record("b", [0.2, 0.4], [0.0] * 2)])
+def test_all_tables_have_the_same_median():
+    """The median of four blocks is the second smallest, 0.2; its interval comes from resamples of the two problems."""
+    found = summary_of([made_record("a", [0.1, 0.9], [0.0] * 2), made_record("b", [0.2, 0.4], [0.0] * 2)])
     (aggregate,), (percentiles,), (moves,) = (found.tables[name] for name in ("aggregate", "percentiles", "convergence"))
-    (position,) = told([made_record("a", [0.1], [0.0]), made_record("b", [0.9], [0.0])]).tables["positions"]
+    (position,) = summary_of([made_record("a", [0.1], [0.0]), made_record("b", [0.9], [0.0])]).tables["positions"]
     assert aggregate["acceptance_median"] == percentiles["p50"] == found.values["block_acceptance_median"] == 0.2
     assert position["acceptance_median"] == 0.1
     for end, rate in (("", 0.2), ("_low", 0.1), ("_high", 0.2)):
@@ -288,11 +288,11 @@ def test_there_is_one_median():
         assert moves[f"median_three_times{end}"] == pytest.approx(binom.sf(2, 10, rate))
 
 
-def test_what_a_second_buys_by_hand():
-    """a: 0.5 accepted and 10 proposals a second, b: 0.25 and 5; both: 0.375 in 0.15 s. A resample has one of them, or both."""
+def test_rates_per_second_by_hand():
+    """a: acceptance 0.5, 10 proposals/s; b: 0.25 and 5; both: 0.375 in 0.15 s. A resample has a, b or both."""
     a, b = (made_record(name, rates, [0.0] * 2, seconds=seconds)
             for name, rates, seconds in (("a", [0.05, 0.95], (0.8, 0.1)), ("b", [0.05, 0.45], (0.4, 0.2))))
-    found = told([a, b])
+    found = summary_of([a, b])
     (row,) = found.tables["throughput"]
     for name, values in (("proposals_per_second", (2 / 0.3, 5, 10)), ("speed", (1.2 / 0.3, 2, 8)),
                          ("accepts_per_second", (0.375 / 0.15, 1.25, 5)), ("moves_per_second", (0.375 / 0.15, 1.25, 5))):
@@ -306,20 +306,20 @@ def test_what_a_second_buys_by_hand():
 
 
 def test_times_of_other_batches_are_left_out():
-    """`timed_rows` leaves the identity, so that a run which is continued may have timed some problems otherwise, or not."""
+    """`timed_rows` is not in the identity, so a continued run may have other timings for some problems, or none."""
     other = made_record("b", [0.2, 0.4], [0.0] * 2, seconds=(80.0, 40.0), timed_rows=2)
     untimed = {name: value for name, value in made_record("c", [0.3], [0.0]).items() if not name.startswith(("sec", "timed"))}
     records = [made_record("a", [0.1, 0.9], [0.0] * 2), other, untimed]
-    (row,) = told(records).tables["throughput"]
+    (row,) = summary_of(records).tables["throughput"]
     assert (row["speed"], row["timed_problems"], row["timed_rows"], row["blocks"]) == (pytest.approx(8.0), 1, 8, 5)
     assert row["accepts_per_second"] == pytest.approx(10 * 1.9 / 5)
     assert [row[f"{name}_low"] for name in ("proposals_per_second", "accepts_per_second")] == [None, None]
-    assert told(records, timed_rows=2).tables["throughput"][0]["speed"] == pytest.approx(2.0)
-    assert "throughput" not in told(records, timed_rows=3).tables
-    assert "draft_moved_per_second" not in told([untimed], timed_rows=0).tables["strata"][0]
+    assert summary_of(records, timed_rows=2).tables["throughput"][0]["speed"] == pytest.approx(2.0)
+    assert "throughput" not in summary_of(records, timed_rows=3).tables
+    assert "draft_moved_per_second" not in summary_of([untimed], timed_rows=0).tables["strata"][0]
 
 
-def test_a_proposal_that_cannot_be_timed_is_no_record(probe_config, monkeypatch):
+def test_an_answer_that_cannot_be_timed_is_skipped(probe_config, monkeypatch):
     monkeypatch.setattr("dflash_mcmc.probe.speculative_mcmc.timing.BatchedEngine",
                         lambda *given, **more: SimpleNamespace(run=lambda chains: iter([SimpleNamespace(result=None)])))
     config = probe_config("dataset.limit=1", "probe.timed_rows=2", "probe.autoregressive=false", "probe.weights=reference")
@@ -328,8 +328,8 @@ def test_a_proposal_that_cannot_be_timed_is_no_record(probe_config, monkeypatch)
     assert "not numbers" in record["skipped"]
 
 
-def test_logits_are_there_in_pieces_only(probe_config, monkeypatch):
-    """Never those of a whole sequence, whatever part of the record they are for."""
+def test_logits_are_computed_in_pieces(probe_config, monkeypatch):
+    """No call computes the logits of a whole sequence."""
     config = probe_config("dataset.limit=2")
     model = config.model.load("cpu")
     seen, logits = [], LanguageModel.logits

@@ -1,4 +1,4 @@
-"""Run folders as a run writes them, made from counts."""
+"""Run folders as a run writes them, generated from counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def record(problem: str, verdict: str = "correct", chain: int = 0, **rest) -> di
 
 
 def identity(condition: str, **changed) -> dict:
-    """What `run.json` holds of a condition of the document; `sampler__alpha` stands for `sampler.alpha`."""
+    """The identity in `run.json` for a condition of the document; the keyword `sampler__alpha` means `sampler.alpha`."""
     blend, _, sampler = condition.rpartition("_")
     made = {"version": 3, "model": "hf", "draft": "none", "decoder": "plain", "dataset": "math500", "grader": "math",
             "seed": 0, "model.dtype": "bfloat16", "model.content": "a" * 32, "dataset.content": "b" * 32,
@@ -41,7 +41,7 @@ def identity(condition: str, **changed) -> dict:
 
 def write(folder: Path, condition: str, records: list[dict], made: dict | None = None, *, limit: int | None = None,
           num_chains: int = 1, finished: bool = True, session: dict | None = None, name: str | None = None) -> Path:
-    """A run's folder below `folder`, its experiment's. Returns it."""
+    """Writes a run folder below `folder`, the experiment's folder, and returns it."""
     made = made or identity(condition)
     run = folder / f"{condition}-{hash_of(made)}"
     run.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing overflows, nothing is said in the console, dark and light, and sorting works."""
+"""The page in a real browser: it fits, logs nothing to the console, has a dark and a light scheme, and sorts tables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ document.querySelector("pre").textContent = JSON.stringify({
 
 
 def browser(*arguments: str) -> subprocess.CompletedProcess:
-    """Chromium without a window. A root user has no sandbox."""
+    """Runs Chromium without a window. The root user has no sandbox."""
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     return subprocess.run([CHROMIUM, "--headless=new", *sandbox, "--disable-gpu", "--hide-scrollbars", *arguments],
                           capture_output=True, text=True, timeout=180, check=True)
@@ -53,7 +53,7 @@ def browser(*arguments: str) -> subprocess.CompletedProcess:
 def page(tmp_path_factory) -> Path:
     """The report of the document's conditions, of a sweep with several chains and long labels, and of an interrupted run."""
     if CHROMIUM is None:
-        pytest.skip("NO BROWSER: the page is not looked at; install chromium (apt-get install chromium) to have it checked")
+        pytest.skip("NO BROWSER: the page is not checked; to check it: apt-get install chromium")
     folder = tmp_path_factory.mktemp("outputs") / "document"
     for name in ("greedy", "temp", "ps", "blend_greedy", "blend_ps", "draft_blend_ps"):
         write(folder, name, published.records(name))
@@ -67,7 +67,7 @@ def page(tmp_path_factory) -> Path:
 
 
 def look(text: str, folder: Path, width: int, scheme: int) -> dict:
-    """What the browser makes of a page of this width. In a frame: a window cannot be narrower than 500 pixels."""
+    """The browser's measurements of a page of this width, in a frame, because a window cannot be narrower than 500 pixels."""
     frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(text)}"></iframe>'
     (folder / "frame.html").write_text(
         f'<!DOCTYPE html><meta charset="utf-8"><link rel="icon" href="data:,"><body>{frame}<pre></pre>'
@@ -80,10 +80,10 @@ def look(text: str, folder: Path, width: int, scheme: int) -> dict:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1000, LIGHT), (420, DARK), pytest.param(1000, DARK, marks=pytest.mark.slow),
                                                pytest.param(420, LIGHT, marks=pytest.mark.slow)])
-def test_the_page_fits_and_is_silent(page, tmp_path, width, scheme):
+def test_the_page_fits_and_logs_nothing(page, tmp_path, width, scheme):
     seen = look(page.read_text(), tmp_path, width, scheme)
     assert (seen["width"], seen["scroll"], seen["wide"]) == (width, width, [])
-    assert seen["scrolled"] > 0  # wide tables scroll by themselves
+    assert seen["scrolled"] > 0  # wide tables scroll in their own frame
     assert (seen["broken"], seen["images"] >= 9) == (0, True)
     assert seen["dark"] == (scheme == DARK)
     assert (max(map(int, re.findall(r"\d+", seen["ground"]))) < 60) == (scheme == DARK)
@@ -93,7 +93,7 @@ def test_the_page_fits_and_is_silent(page, tmp_path, width, scheme):
 
 @pytest.mark.parametrize("scheme", [DARK, pytest.param(LIGHT, marks=pytest.mark.slow)])
 def test_screenshot(page, tmp_path, scheme):
-    """The first screen has text and a figure on its ground, and nothing at the right edge."""
+    """The first screen shows text and a figure on its background, and nothing at the right edge."""
     shot = tmp_path / "shot.png"
     browser(f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1000,1400", f"--screenshot={shot}",
             f"file://{page}")
@@ -110,7 +110,7 @@ def test_screenshot(page, tmp_path, scheme):
 
 @pytest.mark.slow
 def test_on_paper_nothing_is_cut_off(page, tmp_path):
-    """A4 across, 1047 pixels between its margins: what scrolls on a screen is open, in grey, and fits."""
+    """A4 landscape, 1047 pixels between its margins: tables that scroll on a screen are expanded and fit."""
     text = page.read_text()
     assert text.count("@media print") == 1
     seen = look(text.replace("@media print", "@media screen"), tmp_path, 1032, LIGHT)

@@ -1,4 +1,4 @@
-"""A report of the guided-power-sampling document's counts has the document's tables, and its files are what it says."""
+"""The report of the guided-power-sampling document's counts has the document's tables and all the files that it names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def document(tmp_path_factory) -> Built:
 
 
 def table(built: Built, name: str) -> dict[str, dict[str, str]]:
-    """The cells of a table as they are read, by the first column and the header."""
+    """The displayed cells of a table, by first column and heading."""
     found = _found(built, name)
     headers = [column.header for column in found.columns]
     return {row[0]: dict(zip(headers, row, strict=True)) for row in found.cells()}
@@ -40,7 +40,7 @@ def _found(built: Built, name: str) -> Table:
 
 
 def rows(built: Built, name: str) -> list[dict[str, str]]:
-    """The CSV file of a table."""
+    """The rows of a table's CSV file."""
     with (built.folder / "tables" / f"{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -80,7 +80,8 @@ def test_table_4_4_with_the_interval_that_the_document_lacks(document):
     (row,) = table(document, "interaction").values()
     assert (row["greedy"], row["greedy, blend"]) == ("71.2 %", "68.3 % (-2.9)")
     assert (row["sampler"], row["sampler, blend"]) == ("72.1 %", "77.9 % (+5.8)")
-    assert (row["sum of both effects"], row["together"]) == ("-1.9", "+6.7")  # the document's -2.0 adds rounded numbers
+    assert row["sum of the two effects (points)"] == "-1.9"  # the document's -2.0 adds rounded numbers
+    assert row["effect of both (points)"] == "+6.7"
     (full,) = rows(document, "interaction")
     assert float(full["interaction"]) == pytest.approx((81 - 75 - 71 + 74) / 104)
     assert float(full["interaction_low"]) < float(full["interaction"]) < float(full["interaction_high"])
@@ -94,30 +95,30 @@ def test_table_6_3(document):
         "blend_ps": ("81", "104", "77.9 %", "50.4 %", "layer 33")}
 
 
-def test_improvements_stand_beside_the_published_ones(document):
+def test_improvements_are_next_to_the_published_ones(document):
     found = table(document, "improvements")
     assert found["power sampling over greedy"]["Qwen2.5-Math-7B"] == "+25.2 (+50.8 %)"
     assert found["power sampling over low temperature"]["Qwen2.5-7B"] == "+7.8 (+12.4 %)"
     ours, theirs = (found["blend, power sampling over power sampling"][name] for name in ("these runs", "Qwen3-4B"))
     assert theirs == "+5.8 (+8.0 %)"
-    assert re.fullmatch(r"\+5\.8 \[[+-]\d\.\d, \+1\d\.\d\] \(\+8\.0 %\)", ours)  # these runs are the document's
+    assert re.fullmatch(r"\+5\.8 \[[+-]\d\.\d, \+1\d\.\d\] \(\+8\.0 %\)", ours)  # these runs repeat the document's counts
 
 
 def test_comparisons_with_the_baseline_are_adjusted_and_ties_are_called_ties(document):
     found = {row["run"]: row for row in rows(document, "paired")}
     assert set(found) == set(CONDITIONS) - {"greedy"}
-    assert float(found["blend_ps"]["p_value"]) == pytest.approx(2 * sum((1, 9)) / 2**9)  # 8 against 1 alone: by hand
+    assert float(found["blend_ps"]["p_value"]) == pytest.approx(2 * sum((1, 9)) / 2**9)  # by hand: 8 against 1 problems
     assert all(float(row["p_holm"]) >= float(row["p_value"]) for row in found.values())
     assert {row["verdict"] for row in found.values()} == {"tie"}
-    assert int(found["blend_ps"]["problems_for_3_points"]) > 104  # 9 of 104 problems alone: 3 points are not seen here
+    assert int(found["blend_ps"]["problems_for_3_points"]) > 104  # only 9 of 104 problems differ, too few to detect 3 points
     assert float(found["blend_ps"]["detectable_difference"]) > 0.03
 
 
 def test_pareto_front(document):
     front = {row["run"]: (row["front_token_forwards"], row["front_share_seconds"]) for row in rows(document, "cost")}
-    assert front["blend_ps"] == ("True", "True")  # nothing is more accurate
-    assert front["draft_blend_ps"] == ("False", "False")  # ps is as accurate at the same cost or less, and blend_ps better
-    assert front["greedy"][0] == "True"  # nothing as accurate costs less
+    assert front["blend_ps"] == ("True", "True")  # no run is more accurate
+    assert front["draft_blend_ps"] == ("False", "False")  # ps is as accurate and not more expensive
+    assert front["greedy"][0] == "True"  # no run with this accuracy costs less
     assert front["temp"] == ("False", "False")
 
 
@@ -133,7 +134,7 @@ def test_six_figures_of_the_document_and_no_empty_one(document):
         assert 0.002 < ink < 0.5, name
 
 
-def test_the_page_holds_everything_and_asks_nobody(document):
+def test_the_page_is_complete_and_loads_nothing(document):
     page, markdown = document.page.read_text(), (document.folder / "report.md").read_text()
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", page)
     assert not re.search(r"@import|url\(|https?:", page.replace("http-equiv", ""))
@@ -148,8 +149,8 @@ def test_the_page_holds_everything_and_asks_nobody(document):
     assert "left out" not in " ".join(document.study.warnings)
 
 
-def test_records_alone_are_enough_and_nothing_old_is_left(document, tmp_path):
-    """Without summaries the same tables come out; a figure of an earlier report in the folder goes."""
+def test_records_alone_are_enough_and_old_files_are_removed(document, tmp_path):
+    """Without summaries the tables are the same; a figure of an earlier report in the folder is removed."""
     folder = tmp_path / "document"
     for name in CONDITIONS[:2]:
         (write(folder, name, published.records(name)) / "summary.json").unlink()

@@ -1,4 +1,4 @@
-"""`python -m dflash_mcmc.report` over real runs, and its mistakes in one line."""
+"""`python -m dflash_mcmc.report` over real runs, and one-line errors for mistakes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.runs import execute
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """Folder with an experiment of two runs, one of them with a corrupt line."""
-    folder = tmp_path_factory.mktemp("told")
+def outputs(tmp_path_factory):
+    """A folder with an experiment of two runs, one of which has a corrupt line."""
+    folder = tmp_path_factory.mktemp("outputs")
     for name in ("greedy", "ps"):
         run = write(folder / "outputs" / "demo", name, [record(problem) for problem in "abcd"])
     with (run / "records.jsonl").open("a") as file:
@@ -25,7 +25,7 @@ def told(tmp_path_factory):
 
 @pytest.mark.slow
 def test_real_runs_from_start_to_page(make_config, command, tmp_path):
-    """Runs that this code draws, found by the ids that they have in W&B; the table is that of the run itself."""
+    """Runs made by this code, found by their W&B ids; the table equals the run's own."""
     ids = []
     for overrides in (["condition=greedy"], ["condition=blend_ps", "sampler.num_blocks=2", "num_chains=2"]):
         config = make_config("experiment=demo", "dataset.limit=2", "dataset.max_new_tokens=32", "tracker=none",
@@ -34,7 +34,7 @@ def test_real_runs_from_start_to_page(make_config, command, tmp_path):
         ids.append(f"{config.name}-{identity_hash(config)}")
     done = command("dflash_mcmc.report", *ids)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # nothing is mixed, nothing is missing
+    assert done.stderr == ""  # the runs do not differ in anything a note reports, and none is incomplete
     table, _, path = done.stdout.rstrip().rpartition("\n\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     assert [row[0] for row in rows] == ["greedy", "blend_ps", "blend_ps, majority of 2", "blend_ps, best by log p of 2"]
@@ -46,38 +46,38 @@ def test_real_runs_from_start_to_page(make_config, command, tmp_path):
     assert all(",complete," in line for line in provenance[1:])
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ([], "error: runs: given nothing; allowed: a folder of a run or of an experiment"),
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "error: runs: given nothing; allowed: a run folder, an experiment folder"),
     (["outputs/demo"], "records.jsonl: line 5 is no record"),
     (["outputs/demo", "--pair", "a"], "error: argument --pair: expected 2 arguments; see python -m dflash_mcmc.report --help"),
     (["outputs/demo", "--lenient", "--baseline", "x"], "error: --baseline: given 'x'; allowed: 'greedy', 'ps"),
-    (["other-0123456789ab"], "error: other-0123456789ab: no run of this identity below outputs/"),
+    (["other-0123456789ab"], "error: other-0123456789ab: no run with this identity below outputs/"),
     (["outputs/demo", "--what"], "error: unrecognized arguments: --what"),
 ])
-def test_a_mistake_is_one_line(told, command, arguments, said):
-    done = command("dflash_mcmc.report", *[text.replace("outputs", f"{told}/outputs") for text in arguments])
+def test_a_mistake_is_one_line(outputs, command, arguments, message):
+    done = command("dflash_mcmc.report", *[text.replace("outputs", f"{outputs}/outputs") for text in arguments])
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
 
 
-def test_the_good_part_when_asked(told, command, tmp_path):
-    done = command("dflash_mcmc.report", f"{told}/outputs/demo", "--lenient", "--out", str(tmp_path / "here"))
+def test_lenient_reports_the_valid_part(outputs, command, tmp_path):
+    done = command("dflash_mcmc.report", f"{outputs}/outputs/demo", "--lenient", "--out", str(tmp_path / "here"))
     assert done.returncode == 0
-    assert "line 5 is no record of a sample" in done.stderr
+    assert "line 5 is not a record of a sample" in done.stderr
     assert done.stderr.startswith("note: left out: ")
     assert "| ps " in done.stdout
     assert (tmp_path / "here" / "report.html").is_file()
 
 
-def test_help_is_instant(command):
+def test_help(command):
     done = command("dflash_mcmc.report", "--help")
     assert done.returncode == 0
     assert "--lenient" in done.stdout
 
 
-def test_the_command_line_is_read_before_heavy_libraries_are():
+def test_the_command_line_is_parsed_before_heavy_libraries_are_imported():
     code = "import sys, dflash_mcmc.report.__main__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "scipy", "matplotlib", "statsmodels", "jinja2"} & set(done.stdout.split())

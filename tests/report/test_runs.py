@@ -1,4 +1,4 @@
-"""Runs are found and read as they are: interrupted, torn, corrupt, of several experiments, or not runs at all."""
+"""Finding and reading runs: interrupted, torn, corrupt, of several experiments, and folders that are not runs."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class TestLocate:
             assert names(run_folders([given], tmp_path)) == [first.name]
         assert set(names(run_folders([tmp_path]))) == {first.name, second.name, other.name}
 
-    @pytest.mark.parametrize(("given", "said"), [
-        ([], "runs: given nothing; allowed: a folder"),
-        (["nowhere"], "runs: given 'nowhere', which is no folder here; allowed"),
-        (["nowhere/*"], r"nowhere/\*: no folder of a run matches"),
-        (["demo-0123456789ab"], "demo-0123456789ab: no run of this identity below"),
+    @pytest.mark.parametrize(("given", "message"), [
+        ([], "runs: given nothing; allowed: a run folder"),
+        (["nowhere"], "runs: given 'nowhere', which is not a folder; allowed"),
+        (["nowhere/*"], r"nowhere/\*: no run folder matches"),
+        (["demo-0123456789ab"], "demo-0123456789ab: no run with this identity below"),
     ])
-    def test_nothing_found_is_one_line(self, tmp_path, given, said):
-        with pytest.raises(UserError, match=said) as error:
+    def test_nothing_found_is_one_line(self, tmp_path, given, message):
+        with pytest.raises(UserError, match=message) as error:
             run_folders(given, tmp_path)
         assert "\n" not in str(error.value)
 
@@ -54,14 +54,14 @@ class TestLocate:
         with pytest.raises(UserError, match="no finished sample here"):
             run_folders([tmp_path])
 
-    def test_what_lies_in_a_run_folder_is_not_another_run(self, tmp_path):
+    def test_a_folder_inside_a_run_folder_is_not_another_run(self, tmp_path):
         run = write(tmp_path / "demo", "ps", records(5))
         write(run / "wandb", "ps", records(5))
         assert names(run_folders([tmp_path])) == [run.name]
 
 
 class TestRead:
-    def test_digest_is_that_of_the_folder_and_of_wandb(self, tmp_path):
+    def test_the_digest_equals_that_of_the_folder_and_of_wandb(self, tmp_path):
         run = write(tmp_path / "demo", "blend_ps", records(5))
         (found,), _ = read(run_folders([run]))
         assert run.name.endswith(found.digest)
@@ -74,18 +74,18 @@ class TestRead:
         assert greedy.complete
         assert (ps.complete, ps.expected, ps.shown) == (False, 10, "ps (not complete: 6 of 10 samples)")
         assert any("ps (not complete: 6 of 10 samples)" in warning for warning in built.study.warnings)
-        assert any("6 of 10 are in all of them" in warning for warning in built.study.warnings)
+        assert any("6 of 10 problems are in all runs" in warning for warning in built.study.warnings)
         page, text = built.page.read_text(), built.overall
         assert "ps (not complete: 6 of 10 samples)" in page
         row = next(line for line in text.splitlines() if "not complete" in line)
         assert [cell.strip() for cell in row.strip("|").split("|")][1:4] == ["4", "6", "66.7 %"]
         paired = next(section for section in built.sections if section.name == "paired").tables[0].rows[0]
         assert (paired["problems"], paired["left_out"]) == (6, 4)
-        assert paired["difference"] == pytest.approx((4 - 5) / 6)  # 5 of the first 6 are greedy's
+        assert paired["difference"] == pytest.approx((4 - 5) / 6)  # greedy solves 5 of the first 6
         assert {whole.name, part.name} == {run.folder.name for run in built.study.runs}
 
     @pytest.mark.parametrize(("finished", "limit", "chains", "expected"), [
-        (True, 1000, 1, 10),  # a limit beyond the dataset: a finished run has all
+        (True, 1000, 1, 10),  # the limit is larger than the dataset; a finished run has all its problems
         (False, 1000, 1, 1000), (False, 10, 4, 40), (False, 10, 1, 10),
     ])
     def test_expected_records(self, tmp_path, finished, limit, chains, expected):
@@ -93,7 +93,7 @@ class TestRead:
         assert read(run_folders([run]))[0][0].expected == expected
 
     def test_a_second_start_that_asked_for_more_and_was_killed(self, tmp_path):
-        """The summary is that of the first start, and counts every record; the run is not finished."""
+        """The summary is from the first start and counts every record, but the run is not finished."""
         run = write(tmp_path / "demo", "ps", records(5), num_chains=1)
         content = json.loads((run / "run.json").read_text())
         content["sessions"].append(SESSION)
@@ -103,8 +103,8 @@ class TestRead:
         (found,), _ = read(run_folders([run]))
         assert (found.expected, found.complete) == (40, False)
 
-    def test_samples_that_are_not_asked_for_now_stand_for_none_that_is_missing(self, tmp_path):
-        """A hundred problems once; then four chains of twenty, killed with one more recorded: 59 are missing."""
+    def test_samples_no_longer_asked_for_do_not_hide_missing_ones(self, tmp_path):
+        """First a hundred problems; then four chains of twenty problems, killed after one record: 59 are missing."""
         made = [record(f"p{number}") for number in range(100)] + [record("p0", chain=1)]
         run = write(tmp_path / "demo", "ps", made, limit=20, num_chains=4, finished=False)
         (found,), _ = read(run_folders([run]))
@@ -131,13 +131,14 @@ class TestRead:
             (found,), left_out = read(run_folders([run]), lenient)
             assert (len(found.records), left_out) == (10, [])
 
-    @pytest.mark.parametrize(("line", "strict", "said"), [
-        ('{"problem": "p3", "chain"', "records.jsonl: line 4 is no record", "records.jsonl: line 4 is no record of a sample"),
-        ("[]", "records.jsonl: line 4 is no record", "records.jsonl: line 4 is no record of a sample"),
-        ('{"problem": "p3", "chain": 0}', "record of problem p3, chain 0 is no sample: it lacks abandoned, accepted",
-         "records.jsonl: line 4 is no record of a sample"),
+    @pytest.mark.parametrize(("line", "strict", "message"), [
+        ('{"problem": "p3", "chain"', "records.jsonl: line 4 is no record",
+         "records.jsonl: line 4 is not a record of a sample"),
+        ("[]", "records.jsonl: line 4 is no record", "records.jsonl: line 4 is not a record of a sample"),
+        ('{"problem": "p3", "chain": 0}', "record of problem p3, chain 0 is not a sample: it lacks abandoned, accepted",
+         "records.jsonl: line 4 is not a record of a sample"),
     ])
-    def test_a_corrupt_line_is_refused_and_the_good_part_reported_when_asked(self, tmp_path, line, strict, said):
+    def test_a_corrupt_line_is_an_error_and_left_out_if_lenient(self, tmp_path, line, strict, message):
         run = write(tmp_path / "demo", "ps", records(5))
         lines = (run / "records.jsonl").read_text().splitlines()
         (run / "records.jsonl").write_text("\n".join([*lines[:3], line, *lines[4:]]) + "\n")
@@ -146,29 +147,29 @@ class TestRead:
         assert "\n" not in str(error.value)
         built = build([run], lenient=True)
         assert [len(found.records) for found in built.study.runs] == [9]
-        assert any(said in warning for warning in built.study.warnings)
-        assert built.page.read_text().index(said) < built.page.read_text().index("<h2>")
+        assert any(message in warning for warning in built.study.warnings)
+        assert built.page.read_text().index(message) < built.page.read_text().index("<h2>")
         assert "not complete: 9 of 10" in built.overall
 
-    def test_a_repeated_record_counts_once_and_is_told(self, tmp_path, capsys):
+    def test_a_repeated_record_counts_once_and_is_reported(self, tmp_path, capsys):
         run = write(tmp_path / "demo", "ps", records(5))
         with (run / "records.jsonl").open("a") as file:
             file.write(json.dumps(record("p0")) + "\n")
         (strict,), none = read(run_folders([run]))
         assert "records.jsonl: line 11 repeats problem p0, chain 0" in capsys.readouterr().err
-        (lenient,), (said,) = read(run_folders([run]), lenient=True)
-        assert "records.jsonl: line 11 repeats problem p0, chain 0" in said
+        (lenient,), (message,) = read(run_folders([run]), lenient=True)
+        assert "records.jsonl: line 11 repeats problem p0, chain 0" in message
         assert len(strict.records) == len(lenient.records) == 10
         assert not none
 
-    def test_a_run_of_which_a_file_cannot_be_read(self, tmp_path):
+    def test_a_run_with_an_unreadable_file(self, tmp_path):
         good = write(tmp_path / "demo", "greedy", records(5))
         bad = write(tmp_path / "demo", "ps", records(5))
-        for name, content, said in (("run.json", "{", "cannot be parsed"), ("run.json", "{}", "holds no identity"),
+        for name, content, message in (("run.json", "{", "cannot be parsed"), ("run.json", "{}", "holds no identity"),
                                     ("config.yaml", "a: [", "cannot be parsed"), ("config.yaml", "a: 1", "holds no conf")):
             kept = (bad / name).read_text()
             (bad / name).write_text(content)
-            with pytest.raises(UserError, match=f"{bad}.*{name}: {said}") as error:
+            with pytest.raises(UserError, match=f"{bad}.*{name}: {message}") as error:
                 read(run_folders([tmp_path]))
             assert "\n" not in str(error.value)
             found, left_out = read(run_folders([tmp_path]), lenient=True)
@@ -184,13 +185,13 @@ class TestRead:
         (empty / "records.jsonl").write_text("")
         with pytest.raises(UserError, match=f"{empty}: no finished sample here"):
             read(run_folders([empty]))
-        found, left_out = read(run_folders([tmp_path]))  # not asked for by itself
+        found, left_out = read(run_folders([tmp_path]))  # not named as a run folder itself
         assert (len(found), left_out) == (1, [f"left out: {empty}: no finished sample here"])
 
-    def test_the_run_of_a_probe(self, tmp_path):
+    def test_a_probe_run(self, tmp_path):
         probe = write(tmp_path / "demo", "ps", [{"problem": "a", "chain": 0}] * 0 + records(1), {
             **identity("ps"), "probe": "layer_rank"})
-        with pytest.raises(UserError, match="the run of a probe, probe=layer_rank"):
+        with pytest.raises(UserError, match="a probe run, probe=layer_rank"):
             read(run_folders([probe]))
         write(tmp_path / "demo", "greedy", records(5))
         found, left_out = read(run_folders([tmp_path]))
@@ -212,9 +213,9 @@ class TestRead:
         labels = [run.label for run in read(run_folders([tmp_path / "demo", again]))[0]]
         assert sorted(labels) == ["ps seed=0", "ps seed=1", "ps seed=1 (2)"]
 
-    def test_a_sweep_stands_in_the_order_of_its_values(self, tmp_path):
+    def test_the_runs_of_a_sweep_are_sorted_by_their_values(self, tmp_path):
         for alpha, start in ((8.0, "1"), (2.0, "2"), (4.0, "3")):
             made = identity("ps", sampler__alpha=alpha, sampler__proposal_temperature=1.0 / alpha)
             write(tmp_path / "demo", "ps", records(5), made, session={"started": start})
         labels = [run.label for run in read(run_folders([tmp_path / "demo"]))[0]]
-        assert labels == ["ps alpha=2.0", "ps alpha=4.0", "ps alpha=8.0"]  # the temperature follows alpha
+        assert labels == ["ps alpha=2.0", "ps alpha=4.0", "ps alpha=8.0"]  # the temperature is 1/alpha

@@ -1,4 +1,4 @@
-"""What sections say of sweeps, of several chains, of cost and of strata, against the numbers worked out by hand."""
+"""The sections on sweeps, several chains, cost, strata and interaction, compared with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def solved(number: int, of: int = 10, **rest) -> list[dict]:
     return [record(f"p{place}", "correct" if place < number else "wrong", **rest) for place in range(of)]
 
 
-def test_numbers_as_they_are_written():
+def test_formats_of_numbers():
     assert [count(value) for value in (1234, 8.25, 7.0, None)] == ["1,234", "8.25", "7", "-"]
     assert percent(0.7115, 0.618, 0.79) == "71.2 % [61.8, 79.0]"
     assert points(-0.0288) == "-2.9"
@@ -37,7 +37,7 @@ def test_numbers_as_they_are_written():
 
 class TestSwept:
     def test_a_grid_is_a_map_of_accuracies_and_nothing_is_averaged_over(self, tmp_path):
-        """alpha by beta, the proposal's temperature following alpha; a second dtype is a map of its own."""
+        """alpha by beta, with the proposal's temperature at 1/alpha; runs with a second dtype form their own map."""
         accuracies = {(2.0, 0.01): 3, (2.0, 0.1): 4, (4.0, 0.01): 5, (4.0, 0.1): 9}
         for dtype, less in (("bfloat16", 0), ("float32", 1)):
             for (alpha, beta), correct in accuracies.items():
@@ -68,7 +68,7 @@ class TestSwept:
         assert found.name == "heatmap_proposal_temperature_num_steps"
         assert len(found.rows) == 9
 
-    def test_one_axis_is_a_curve_and_seeds_are_taken_together(self, tmp_path):
+    def test_one_axis_is_a_curve_and_seeds_are_pooled(self, tmp_path):
         for steps, correct in ((0, (2, 4)), (2, (6, 6))):
             for seed, number in enumerate(correct):
                 write(tmp_path / "demo", "ps", solved(number), identity("ps", sampler__num_steps=steps, seed=seed))
@@ -86,7 +86,7 @@ class TestSwept:
 class TestSeveralChains:
     @pytest.fixture
     def study(self, tmp_path):
-        """Three problems of three chains: all agree and are right; two right of three; three different answers."""
+        """Three problems with three chains: all right; two of three right; three different answers."""
         answers = {"a": ("42", "42", "42"), "b": ("42", "41", "42"), "c": ("42", "41", "40")}
         write(tmp_path / "demo", "temp", [
             record(problem, "correct" if answer == "42" else "wrong", chain, answer=answer, token_forwards=100, log_p=-chain)
@@ -98,17 +98,17 @@ class TestSeveralChains:
         assert list(found) == ["temp", "temp, majority of 3", "temp, best by log p of 3", "temp, weighed by p^4 of 3"]
         assert (found["temp"]["correct"], found["temp"]["num_samples"]) == (6, 9)
         vote = found["temp, majority of 3"]
-        assert vote["correct"] == pytest.approx(2 + 1 / 3)  # the last problem is a tie of three
+        assert vote["correct"] == pytest.approx(2 + 1 / 3)  # the last problem is a tie of three answers
         assert (vote["num_samples"], vote["token_forwards"]) == (3, 900)
-        assert found["temp, best by log p of 3"]["correct"] == 3  # chain 0 is the likeliest and right
+        assert found["temp, best by log p of 3"]["correct"] == 3  # chain 0 has the largest log p and is right
         assert overall.section(study).tables[0].cells()[1][1] == "2.33"
 
     def test_a_vote_costs_what_its_chains_cost(self, study):
         found = {row["run"]: row["token_forwards"] for row in cost.section(study).tables[0].rows}
         assert (found["temp"], found["temp, majority of 3"]) == (100, 300)
 
-    def test_votes_stand_at_the_cost_of_other_runs(self, study, tmp_path):
-        """Power sampling for 250 token-forwards: two draws of 100 may vote."""
+    def test_votes_have_the_cost_of_other_runs(self, study, tmp_path):
+        """Power sampling costs 250 token-forwards, so two draws of 100 may vote."""
         write(tmp_path / "demo", "ps", [record(problem, "correct" if problem == "a" else "wrong", token_forwards=250,
                                                share_seconds=4.0) for problem in "abc"])
         found = study_over(tmp_path)
@@ -117,20 +117,21 @@ class TestSeveralChains:
         tables = {table.name: table.rows for table in matched.section(found).tables}
         (row,) = tables["matched_token_forwards"]
         assert (row["run"], row["votes_of"], row["k"], row["vote_cost"], row["cost"]) == ("ps", "temp", 2, 200.0, 250.0)
-        assert row["vote_accuracy"] == pytest.approx((1.0 + 2 / 3 + 1 / 3) / 3)  # of two that differ each is as likely
+        assert row["vote_accuracy"] == pytest.approx((1.0 + 2 / 3 + 1 / 3) / 3)  # two different answers tie
         assert row["difference"] == pytest.approx(1 / 3 - row["vote_accuracy"])
-        assert tables["matched_share_seconds"][0]["k"] == 1  # a draw has 8 s of the device
-        assert matched.section(study) is None  # nothing to hold against the votes
+        assert tables["matched_share_seconds"][0]["k"] == 1  # a draw takes 8 device seconds
+        assert matched.section(study) is None  # no run to compare the votes with
 
-    def test_problems_with_fewer_chains_are_no_votes(self, tmp_path):
+    def test_votes_omit_problems_with_fewer_chains(self, tmp_path):
         write(tmp_path / "demo", "temp", [record("a", "correct", chain) for chain in range(3)] + [record("b", "wrong")],
               num_chains=3)
         found = study_over(tmp_path)
         votes = {entry.shown: len(entry.records) for entry in found.entries if entry.voted}
         assert set(votes.values()) == {1}
-        assert any("1 of 2 problems have fewer than 3 chains; votes leave them out" in said for said in found.warnings)
+        expected = "1 of 2 problems have fewer than 3 chains; votes omit these problems"
+        assert any(expected in warning for warning in found.warnings)
 
-    def test_programs_are_no_votes(self, tmp_path):
+    def test_programs_are_not_voted_on(self, tmp_path):
         write(tmp_path / "demo", "temp", [record("a", "correct", chain) for chain in range(3)],
               identity("temp", grader="code"), num_chains=3)
         found = study_over(tmp_path)
@@ -146,7 +147,7 @@ class TestSeveralChains:
         assert found[-1]["majority_at_k"] == pytest.approx((2 + 1 / 3) / 3)
         assert "1 of 3 problems of temp" in chains.section(study).text[-1]
 
-    def test_comparison_is_of_problems_not_of_samples(self, study, tmp_path):
+    def test_comparisons_count_problems_not_samples(self, study, tmp_path):
         write(tmp_path / "demo", "greedy", [record(problem, "wrong") for problem in "abc"])
         found = {row["run"]: row for row in paired.section(study_over(tmp_path)).tables[0].rows}
         assert found["temp"]["difference"] == pytest.approx((1 + 2 / 3 + 1 / 3) / 3)
@@ -156,7 +157,7 @@ class TestSeveralChains:
 
 
 def test_holm_over_the_rows_of_the_table(tmp_path):
-    """Three runs against the baseline: 12, 9 and 5 problems of 20 gained, none lost."""
+    """Three runs compared with the baseline gain 12, 9 and 5 of 20 problems and lose none."""
     for name, number in (("greedy", 5), ("temp", 17), ("ps", 14), ("blend_greedy", 10)):
         write(tmp_path / "demo", name, solved(number, 20))
     found = {row["run"]: row for row in paired.section(study_over(tmp_path)).tables[0].rows}
@@ -175,55 +176,55 @@ def test_a_run_that_loses_is_called_worse(tmp_path):
 
 
 def test_pareto_front_at_equal_cost_and_at_equal_accuracy(tmp_path):
-    """Cheap and poor, dear and good, dear and poor, and one that costs as much as the good one but is worse."""
+    """Runs that are cheap and poor, expensive and good, expensive and poor; one at the good one's cost but less accurate."""
     for seed, (correct, price) in enumerate(((3, 100), (8, 500), (3, 500), (7, 500), (8, 900))):
         write(tmp_path / "demo", "ps", solved(correct, token_forwards=price), identity("ps", seed=seed))
-    write(tmp_path / "demo", "ps", solved(1, 1), identity("ps", seed=5), limit=10, finished=False)  # right once, then stopped
+    write(tmp_path / "demo", "ps", solved(1, 1), identity("ps", seed=5), limit=10, finished=False)  # stopped after a success
     front = {row["run"]: row["front_token_forwards"] for row in cost.section(study_over(tmp_path)).tables[0].rows}
     assert list(front.values()) == [True, True, False, False, False, False]
 
 
-def test_strata_are_of_the_problems_that_greedy_has(tmp_path):
+def test_strata_use_the_problems_of_the_greedy_run(tmp_path):
     write(tmp_path / "demo", "greedy", [record(f"p{n}", "correct" if n < 4 else "wrong", level=n % 2) for n in range(6)])
     write(tmp_path / "demo", "ps", [record(f"p{n}", "correct" if n > 2 else "wrong", level=n % 2) for n in range(8)])
     section = strata.section(study_over(tmp_path))
     found = {(row["run"], row["stratum"]): (row["correct"], row["n"]) for row in rows(section, "difficulty")}
     assert found["ps", "easy (greedy right)"] == (1, 4)  # p3
-    assert found["ps", "hard (greedy wrong)"] == (2, 2)  # p4 and p5; p6 and p7 are not greedy's
+    assert found["ps", "hard (greedy wrong)"] == (2, 2)  # p4 and p5; the greedy run has no p6 and p7
     levels = {(row["run"], row["stratum"]): (row["correct"], row["n"]) for row in rows(section, "levels")}
     assert levels["ps", "0"] == (2, 4)
-    assert "subjects" not in {table.name for table in section.tables}  # all are of one subject
+    assert "subjects" not in {table.name for table in section.tables}  # all problems have one subject
 
 
-def test_interaction_takes_runs_that_differ_in_blend_and_sampler_alone(tmp_path):
+def test_interaction_uses_runs_that_differ_only_in_blend_and_sampler(tmp_path):
     for name in ("greedy", "blend_greedy", "ps", "blend_ps"):
         write(tmp_path / "demo", name, solved(5))
-    for beta in (0.1, 0.2):  # no greedy run has these
+    for beta in (0.1, 0.2):  # no greedy run has this beta
         write(tmp_path / "demo", "blend_ps", solved(9), identity("blend_ps", blend__beta=beta))
-    write(tmp_path / "demo", "blend_ps", solved(9), identity("blend_ps", sampler__num_steps=10))  # no ps run has these
+    write(tmp_path / "demo", "blend_ps", solved(9), identity("blend_ps", sampler__num_steps=10))  # no ps run has this
     (row,) = interaction.section(study_over(tmp_path)).tables[0].rows
     assert (row["both_on"], row["interaction"]) == ("blend_ps num_steps=2 beta=0.05", 0.0)
 
 
-def test_interaction_does_not_ask_greedy_decoding_for_its_seed(tmp_path):
+def test_interaction_ignores_the_seed_of_greedy_runs(tmp_path):
     for name, seed in (("greedy", 0), ("blend_greedy", 0), ("ps", 1), ("blend_ps", 1)):
         write(tmp_path / "demo", name, solved(5), identity(name, seed=seed))
     assert len(interaction.section(study_over(tmp_path)).tables[0].rows) == 1
 
 
 def test_only_runs_over_the_same_problems_are_on_one_front(tmp_path):
-    """Ten easy problems of forty, all right, at any cost."""
+    """Ten easy problems of forty, all solved, do not count, whatever they cost."""
     write(tmp_path / "demo", "greedy", solved(10, 40, token_forwards=100))
     write(tmp_path / "demo", "ps", solved(20, 40, token_forwards=900))
     write(tmp_path / "demo", "temp", solved(10, 10, token_forwards=50))
     study = study_over(tmp_path)
     fronts = {row["run"]: row["front_token_forwards"] for row in cost.section(study).tables[0].rows}
     assert fronts == {"greedy": True, "ps": True, "temp": False}
-    assert any("every other table and figure is of each run's own problems" in said for said in study.warnings)
+    assert any("all other tables and figures use each run's own problems" in message for message in study.warnings)
 
 
-def test_runs_stand_for_the_methods_that_they_are(tmp_path):
-    """Temperature 1 is not low; power samplers of two settings are not held against each other."""
+def test_runs_are_matched_to_published_methods(tmp_path):
+    """Temperature 1 is not a low temperature; power samplers of different settings are not compared."""
     write(tmp_path / "demo", "greedy", solved(5))
     write(tmp_path / "demo", "temp", solved(5), identity("temp", sampler__temperature=1.0))
     write(tmp_path / "demo", "ps", solved(6))
@@ -238,7 +239,7 @@ def test_runs_stand_for_the_methods_that_they_are(tmp_path):
         "greedy", "power sampling", "blend, power sampling"}
 
 
-def test_rates_of_proposals_are_over_proposals(tmp_path):
+def test_rates_are_shares_of_proposals(tmp_path):
     write(tmp_path / "demo", "ps", [record("a", proposals=8, accepted=6, moved=2, abandoned=1, tokens_drawn=100,
                                             tokens_skipped=25),
                                      record("b", proposals=2, accepted=1, moved=1, abandoned=0, tokens_drawn=100,
@@ -256,7 +257,7 @@ def test_sections_without_data_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "expected"), [
-    ("ps", {"target model", "Metropolis-Hastings", "proposal: a suffix drawn anew", "1/α = 0.25", "16 blocks"}),
+    ("ps", {"target model", "Metropolis-Hastings", "proposal: a redrawn suffix", "1/α = 0.25", "16 blocks"}),
     ("blend_ps", {"β = 0.05", "layer 33", "(1 - β) target + β other"}), ("draft_blend_ps", {"draft\nblock by block"}),
 ])
 def test_the_diagram_has_the_values_of_the_run(tmp_path, name, expected):
@@ -267,7 +268,7 @@ def test_the_diagram_has_the_values_of_the_run(tmp_path, name, expected):
     assert all(part in text for part in expected)
 
 
-def test_published_rows_are_the_papers():
+def test_published_rows_equal_the_papers():
     from dflash_mcmc.report.published import published
 
     found = {paper.model: paper for paper in published()}

@@ -1,4 +1,4 @@
-"""What is compared with what, what is refused, and what is said where a comparison may mislead."""
+"""The choice of baseline and pair, what is refused, and the warnings about misleading comparisons."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def records(problems: str, correct: str, **rest) -> list[dict]:
 
 @pytest.fixture
 def runs(tmp_path):
-    """Folder of four runs, in the order in which they were started."""
+    """A folder of four runs, in the order of their start."""
     for number, name in enumerate(("temp", "greedy", "blend_ps", "ps")):
         write(tmp_path / "demo", name, records("abcd", "ab"), session={"started": str(number)})
     return tmp_path / "demo"
 
 
 def study_over(folder, **options) -> Study:
-    """What a report of the runs below the folder would compare."""
+    """The study of the runs below the folder."""
     found, left_out = read(run_folders([folder]))
     return study_of(found, left_out=left_out, **options)
 
@@ -35,7 +35,7 @@ def study_over(folder, **options) -> Study:
 def test_baseline_and_pair_unless_given(runs):
     study = study_over(runs)
     assert study.baseline.label == "greedy"
-    assert [run.label for run in study.pair] == ["ps", "blend_ps"]  # they differ in the blend alone
+    assert [run.label for run in study.pair] == ["ps", "blend_ps"]  # they differ only in the blend
 
 
 def test_baseline_and_pair_by_label_condition_or_identity(runs):
@@ -46,20 +46,20 @@ def test_baseline_and_pair_by_label_condition_or_identity(runs):
     assert study_over(runs, baseline=digest[:8]).baseline.label == "blend_ps"
 
 
-@pytest.mark.parametrize(("options", "said"), [
+@pytest.mark.parametrize(("options", "message"), [
     ({"baseline": "gredy"}, r"--baseline: given 'gredy' \(did you mean 'greedy'\?\); allowed: 'temp', 'greedy'"),
     ({"pair": ("ps", "ps")}, "--pair: given 'ps' twice; allowed: two runs"),
     ({"pair": ("ps", "x")}, "--pair: given 'x'; allowed:"),
 ])
-def test_a_run_that_is_not_there_is_one_line(runs, options, said):
-    with pytest.raises(UserError, match=said):
+def test_an_unknown_run_is_a_one_line_error(runs, options, message):
+    with pytest.raises(UserError, match=message):
         study_over(runs, **options)
 
 
-def test_a_condition_of_several_runs_is_not_guessed(tmp_path):
+def test_an_ambiguous_condition_is_refused(tmp_path):
     for seed in (0, 1):
         write(tmp_path / "demo", "ps", records("abcd", "ab"), identity("ps", seed=seed))
-    with pytest.raises(UserError, match="--baseline: given 'ps', which 2 runs are; allowed: 'ps seed=0', 'ps seed=1'"):
+    with pytest.raises(UserError, match="--baseline: given 'ps', which matches 2 runs; allowed: 'ps seed=0', 'ps seed=1'"):
         study_over(tmp_path / "demo", baseline="ps")
 
 
@@ -69,11 +69,11 @@ def test_several_datasets_are_refused(runs):
         study_over(runs)
 
 
-def test_of_several_datasets_the_one_of_most_runs_is_reported_when_asked(runs):
+def test_lenient_keeps_the_dataset_of_most_runs(runs):
     other = write(runs, "ps", records("abcd", "ab"), identity("ps", dataset="gsm8k"))
     study = study_over(runs, lenient=True)
     assert [run.component("dataset") for run in study.runs] == ["math500"] * 4
-    assert study.warnings == [f"left out: {other}: over dataset=gsm8k, and most runs are over another"]
+    assert study.warnings == [f"left out: {other}: its dataset is gsm8k; most runs have another"]
 
 
 def test_the_same_problem_with_another_answer_is_refused(runs):
@@ -87,27 +87,27 @@ def test_runs_without_a_problem_in_common_are_not_compared(tmp_path):
     write(tmp_path / "demo", "ps", records("efgh", "ef"))
     built = build([tmp_path / "demo"])
     (row,) = next(section for section in built.sections if section.name == "paired").tables[0].rows
-    assert (row["problems"], row["difference"], row["verdict"]) == (0, None, "no problem in common: not compared")
+    assert (row["problems"], row["difference"], row["verdict"]) == (0, None, "not compared: no problem in common")
     overlap = next(section for section in built.sections if section.name == "overlap")
     assert (overlap.tables, overlap.drawings) == ((), ())
     assert "no problem in common" in overlap.text[0]
-    assert any("0 of 8 are in all of them" in warning for warning in built.study.warnings)
+    assert any("0 of 8 problems are in all runs" in warning for warning in built.study.warnings)
 
 
-@pytest.mark.parametrize(("changed", "session", "said"), [
-    ({}, {"device": "NVIDIA H200"}, "devices are mixed .*NVIDIA H200.*: seconds do not compare"),
-    ({"model__dtype": "float32"}, {}, r"dtypes are mixed \(bfloat16, float32\)"),
-    ({"model__content": "e" * 32}, {}, "models are mixed"),
-    ({"dataset__max_new_tokens": 512}, {}, r"lengths allowed for an answer are mixed \(1024, 512\)"),
-    ({"dataset__prompt": "Why? {question}"}, {}, "prompts are mixed"),
-    ({}, {"packages": {"torch": "2.14.0", "transformers": "5.23.0"}}, "versions of torch or transformers are mixed"),
+@pytest.mark.parametrize(("changed", "session", "message"), [
+    ({}, {"device": "NVIDIA H200"}, "differ in devices .*NVIDIA H200.*: seconds are not comparable"),
+    ({"model__dtype": "float32"}, {}, r"differ in dtypes \(bfloat16, float32\)"),
+    ({"model__content": "e" * 32}, {}, "differ in models"),
+    ({"dataset__max_new_tokens": 512}, {}, r"differ in limits of the answer length \(1024, 512\)"),
+    ({"dataset__prompt": "Why? {question}"}, {}, "differ in prompts"),
+    ({}, {"packages": {"torch": "2.14.0", "transformers": "5.23.0"}}, "differ in versions of torch or transformers"),
 ])
-def test_what_is_mixed_is_said(tmp_path, changed, session, said):
+def test_differences_between_runs_are_reported(tmp_path, changed, session, message):
     write(tmp_path / "demo", "greedy", records("abcd", "ab"))
     write(tmp_path / "demo", "ps", records("abcd", "abc"), identity("ps", **changed), session=session)
     (warning,) = study_over(tmp_path / "demo").warnings
-    assert re.search(said, warning)
+    assert re.search(message, warning)
 
 
-def test_nothing_is_said_where_nothing_is_mixed(runs):
+def test_no_warning_without_differences(runs):
     assert study_over(runs).warnings == []

@@ -1,4 +1,4 @@
-"""The table: one row a run, what varies behind its name."""
+"""The summary table: one row per run, with the settings that vary after its name."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def test_rows(tmp_path):
     assert cells(rows[2])[7:9] == ["50.0 %", "25.0 %"]
 
 
-def test_labels_are_as_they_are_typed(tmp_path):
+def test_labels_have_values_as_typed(tmp_path):
     runs = [folder(tmp_path / name, "ps", {"blend.beta": beta, "decoder.fault": fault})
             for name, beta, fault in (("a", 0.0852084800119005, None), ("b", 0.5, "fault"))]
     table = overall(runs)
     assert [cells(row)[0] for row in table.splitlines()[2:]] == ["ps beta=0.0852085 fault=null", "ps beta=0.5 fault=fault"]
 
 
-def test_rows_over_different_samples_are_told(tmp_path):
+def test_rows_over_different_samples_have_a_note(tmp_path):
     runs = [folder(tmp_path / name, "ps", {"seed": seed}) for seed, name in enumerate("ab")]
     assert "different samples" not in overall(runs)
     (runs[0] / "summary.json").write_text(json.dumps(summarise("ps", [record("a", "correct")])))
-    *_, gap, told = overall(runs).splitlines()
+    *_, gap, note = overall(runs).splitlines()
     assert gap == ""
-    assert told.startswith("The rows are over different samples: all that is recorded of a run counts.")
+    assert note.startswith("The rows cover different samples: each row uses all recorded samples of its run.")
 
 
-def test_accepted_length_is_told_where_something_was_drafted(tmp_path):
+def test_accepted_length_is_shown_if_a_run_drafted(tmp_path):
     drafted = {"tokens_drawn": 14, "blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 10}
     runs = [folder(tmp_path / "a", "greedy", {"decoder": "plain"}),
             folder(tmp_path / "b", "greedy", {"decoder": "speculative_match"}, **drafted)]
@@ -62,7 +62,7 @@ def test_accepted_length_is_told_where_something_was_drafted(tmp_path):
     assert "accepted length" not in overall(runs[:1])
 
 
-def test_samples_that_could_not_be_drawn_have_no_answer(tmp_path):
+def test_samples_that_could_not_be_drawn_count_as_no_answer(tmp_path):
     run = folder(tmp_path / "a", "ps", {})
     failed = [record(problem, "not_drawn", proposals=0) for problem in "ab"]
     (run / "summary.json").write_text(json.dumps(summarise("ps", failed)))
@@ -70,8 +70,8 @@ def test_samples_that_could_not_be_drawn_have_no_answer(tmp_path):
     assert cells(row) == ["ps", "0", "2", "0.0 %", "0.0 - 65.8", "-", "-", "-", "-", "2", "100"]
 
 
-def test_a_folder_without_a_run_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="no finished run here"):
+def test_a_folder_without_a_run_is_a_one_line_error(tmp_path):
+    with pytest.raises(UserError, match="not a finished run"):
         overall([tmp_path])
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(UserError, match="is not JSON"):

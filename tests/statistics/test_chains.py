@@ -1,4 +1,4 @@
-"""pass@k, votes and the best of N against enumeration of every way to take k chains; ties and silence by hand."""
+"""pass@k, votes and best of N, compared with enumeration of all ways to choose k chains; ties and missing answers by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.statistics.test_summaries import record as summed
 
 
 def chains(problem: str, *answers: str | None, gold: str = "1", **fields) -> list[dict]:
-    """A chain for each answer; the gold one is correct, None says nothing."""
+    """A chain for each answer: correct if it is the gold one, without an answer if None."""
     return [summed(problem, "no_answer" if answer is None else "correct" if answer.strip() == gold else "wrong", number,
                    answer=answer, gold=gold, log_q=-1.0, level=3, subject="Algebra", **fields)
             for number, answer in enumerate(answers)]
@@ -62,12 +62,12 @@ def test_majority_counts_texts_and_states_ties():
 
 
 def graded(*answers: tuple[str, str]) -> list[dict]:
-    """A chain for each answer and verdict."""
+    """A chain for each (answer, verdict)."""
     return [summed("a", verdict, number, answer=answer) for number, (answer, verdict) in enumerate(answers)]
 
 
 def test_a_vote_is_a_normalised_text_whatever_is_correct():
-    """Ways to write one number are one vote, right or wrong."""
+    """Notations of one number are the same vote, right or wrong."""
     half = [("1/2", "correct"), ("0.5", "correct"), (r"\\frac12", "correct"), (r"\\dfrac{1}{2}", "timeout")]
     third = [("1/3", "wrong"), (r"\\frac{1}{3}", "wrong"), (r"\\frac13", "wrong"), ("1 / 3", "wrong")]
     row, = majority(graded(*half, *third))
@@ -79,7 +79,7 @@ def test_a_vote_is_a_normalised_text_whatever_is_correct():
 
 
 def test_a_vote_does_not_know_the_gold_answer():
-    """Texts that the grader alone can tell to be equal are votes apart, as wrong ones are."""
+    """Texts that only the grader recognises as equal are different votes, as wrong answers are."""
     found = graded(("2/4", "correct"), (r"\\frac{3}{6}", "correct"), ("0.50", "correct"), ("3", "wrong"), ("3", "wrong"))
     row, = majority(found)
     assert (row["answer"], row["votes"], row["correct"]) == ("3", 2, 0.0)
@@ -88,7 +88,7 @@ def test_a_vote_does_not_know_the_gold_answer():
 
 
 def enumerated_majority(answers: tuple, k: int) -> float:
-    """By definition: every subset, a fair draw among the answers with the most votes."""
+    """By definition: the mean over every subset of a uniform draw among the answers with the most votes."""
     values = []
     for subset in itertools.combinations(answers, k):
         votes = Counter(answer for answer in subset if answer is not None)
@@ -111,20 +111,20 @@ def test_majority_of_k_is_the_mean_over_all_subsets(seed):
     assert majority_curve(records)[0]["accuracy"] == pytest.approx(np.mean(one))
 
 
-def test_many_chains_are_counted_and_not_enumerated():
-    """64 chains, 30 right, 34 that disagree: a vote of 33 is nearly always right, of one 30 / 64."""
+def test_votes_of_many_chains_are_counted_not_enumerated():
+    """64 chains, 30 right, 34 with distinct wrong answers: a vote of 32 is nearly always right, a vote of one with 30 / 64."""
     records = chains("a", *["1"] * 30, *[f"wrong {number}" for number in range(34)])
     curve = {row["k"]: row["accuracy"] for row in majority_curve(records)}
     assert list(curve) == [1, 2, 4, 8, 16, 32, 64]
-    assert curve[1] == curve[2] == pytest.approx(30 / 64)  # of two, any disagreement is a tie
+    assert curve[1] == curve[2] == pytest.approx(30 / 64)  # with two chains, any disagreement is a tie
     assert 0.999 < curve[32] <= curve[64] == 1.0
 
 
-def test_best_by_log_p_is_the_likeliest_that_could_be_drawn():
+def test_best_by_log_p_is_the_most_likely_drawn_chain():
     records = chains("a", "1", "2", "1", "2")
     for record, log_p in zip(records, (-5.0, -3.0, -4.0, 0.0), strict=True):
         record["log_p"] = log_p
-    records[3].update(verdict="not_drawn", answer=None)  # an empty path has log p 0
+    records[3].update(verdict="not_drawn", answer=None)  # an empty sequence has log p 0
     row, = best_of(records, "log_p")
     assert (row["answer"], row["correct"], row["tied"], row["effective"], row["chains"]) == ("2", 0.0, False, 1.0, 4)
     records[2]["log_p"] = -3.0
@@ -135,7 +135,7 @@ def test_best_by_log_p_is_the_likeliest_that_could_be_drawn():
 
 
 def test_best_by_power_is_importance_resampling():
-    """Sequences of a known law p, drawn from it: the expected answer tends to that of p^4, which mostly is the likeliest."""
+    """Sequences drawn from a known p: the expected accuracy approaches that of p^4, which favours the most likely one."""
     p, correct = np.array([0.4, 0.3, 0.2, 0.1]), np.array([1, 0, 1, 0])
     rng = np.random.default_rng(2)
     drawn = rng.choice(4, 4000, p=p)
@@ -149,14 +149,14 @@ def test_best_by_power_is_importance_resampling():
     assert best_of(records, "power", alpha=1.0)[0]["correct"] == pytest.approx(correct[drawn].mean())
 
 
-def test_weights_need_a_law_that_the_chains_come_from():
+def test_weights_need_the_log_probability_of_the_draws():
     records = chains("a", "1", "2", proposals=0)
     without = [{key: value for key, value in record.items() if key != "log_q"} for record in records]
     with pytest.raises(UserError, match=r"problem a, chain 0: the record has no log_q"):
         best_of(without, "power", 4.0)
-    with pytest.raises(UserError, match="not the law it comes from"):
+    with pytest.raises(UserError, match="log_q is not its log-probability"):
         best_of(chains("a", "1", proposals=32), "power", 4.0)
-    with pytest.raises(UserError, match="not the law it comes from"):
+    with pytest.raises(UserError, match="log_q is not its log-probability"):
         best_of(chains("a", "1", proposals=0, trace=[{"candidate": 0}]), "power", 4.0)
     with pytest.raises(UserError, match="alpha given None"):
         best_of(records, "power")
@@ -165,12 +165,12 @@ def test_weights_need_a_law_that_the_chains_come_from():
 
 
 def several() -> list[dict]:
-    """Three problems of four chains: won, tied half right, silent."""
+    """Three problems of four chains: won, tied with half right, without answers."""
     return [*chains("won", "1", "1", "2", "1", seconds=2.0), *chains("tied", "1", "2", "1", "2"),
             *chains("silent", None, None, None, None)]
 
 
-def test_an_aggregate_stands_beside_single_samples():
+def test_a_combined_record_works_like_a_sample():
     records = aggregated(several())
     assert [record["verdict"] for record in records] == ["correct", "tied", "no_answer"]
     assert [record["correct"] for record in records] == [1.0, 0.5, 0.0]
@@ -183,18 +183,18 @@ def test_an_aggregate_stands_beside_single_samples():
     assert compare(outcomes(records), single).test == "paired permutation"
 
 
-def test_an_aggregate_of_equal_chains_is_tied():
-    """All log p equal: a fair draw of the four."""
+def test_chains_of_equal_log_p_are_tied():
+    """With equal log p, one of the four chains is drawn uniformly."""
     assert [record["correct"] for record in aggregated(several(), "log_p")] == [0.75, 0.5, 0.0]
     assert [record["verdict"] for record in aggregated(several(), "log_p")] == ["tied", "tied", "no_answer"]
 
 
 @pytest.mark.parametrize("by", ["majority", "log_p"])
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_fewer_chains_are_the_mean_over_all_ways_to_take_them(by, number):
+def test_fewer_chains_are_the_mean_over_all_ways_to_choose_them(by, number):
     given = several()
     for place, record in enumerate(given):
-        record.update(log_p=-float(place * 7 % 5), seconds=float(place * 5 % 3))  # with equal ones
+        record.update(log_p=-float(place * 7 % 5), seconds=float(place * 5 % 3))  # some values are equal
     given[5].update(verdict="not_drawn", answer=None)
     for found in aggregated(given, by, chains=number):
         own = [record for record in given if record["problem"] == found["problem"]]
@@ -211,7 +211,7 @@ def test_problems_with_fewer_chains_are_left_out_and_bad_numbers_refused():
             aggregated(several(), **arguments)
 
 
-def test_as_many_chains_as_a_budget_pays_for():
-    """Chains of 50 token-forwards each."""
+def test_number_of_chains_within_a_budget():
+    """Chains cost 50 token-forwards each."""
     assert [affordable(several(), budget) for budget in (10, 50, 149, 150, 10_000)] == [1, 1, 2, 3, 4]
-    assert affordable(several(), 2.7, "seconds") == 2  # 4/3 s a chain
+    assert affordable(several(), 2.7, "seconds") == 2  # 4/3 s per chain

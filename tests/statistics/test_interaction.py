@@ -1,4 +1,4 @@
-"""The interaction of two switches: its value by hand, its interval clustered by problem."""
+"""The interaction of two switches: its value by hand, and its interval clustered by problem."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_effect_is_the_difference_of_differences():
 
 
 def test_switches_that_add_up_do_not_interact():
-    """Blend solves one problem more whatever the sampler."""
+    """The blend solves one more problem with either sampler."""
     found = two_by_two(of([1, 0, 0, 0]), of([1, 1, 0, 0]), of([1, 0, 1, 0]), of([1, 1, 1, 0]))
     assert found.effect.value == 0.0
     assert found.effect.low < 0.0 < found.effect.high
 
 
 def test_the_interval_covers():
-    """400 experiments of 104 problems: problems that all four runs solve or miss alike do not widen it."""
+    """The interval covers in 400 experiments of 104 problems; problems with equal results in all four runs do not widen it."""
     rng, covered, widths = np.random.default_rng(3), 0, []
     for _ in range(400):
         ability = rng.normal(0.6, 1.0, 104)
@@ -40,7 +40,7 @@ def test_the_interval_covers():
         covered += effect.low <= truth <= effect.high
         widths.append(effect.high - effect.low)
     assert 0.92 <= covered / 400 <= 0.98
-    assert np.mean(widths) < 2 * 1.96 * np.sqrt(4 * 0.2 / 104) * 0.75  # four independent runs of 104 problems each
+    assert np.mean(widths) < 2 * 1.96 * np.sqrt(4 * 0.2 / 104) * 0.75  # width for four independent runs of 104 problems each
 
 
 def _accuracy(effect: float) -> float:

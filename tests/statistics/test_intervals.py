@@ -1,4 +1,4 @@
-"""Intervals clustered by problem: values by hand, coverage by simulation, and what happens where there is nothing."""
+"""Intervals clustered by problem: values by hand, coverage by simulation, and empty data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def test_values_are_those_of_the_observations():
     assert clusters.statistic(lambda w: (w * [1, 2, 3, 6]).sum(axis=1) / w.sum(axis=1)).value == 3.0
 
 
-def test_an_interval_is_that_of_whole_clusters():
-    """100 observations of 4 clusters, the same in each: with the clusters drawn, means are sums of 4 values."""
+def test_intervals_resample_whole_clusters():
+    """100 observations in 4 clusters of equal values: a resample of clusters is a resample of 4 values."""
     of = np.repeat(np.arange(4), 25)
     found = Clusters(of.tolist()).mean(of.astype(float))
     assert found.high - found.low > 1.5, "25 times as many observations do not make it narrower"
@@ -28,7 +28,7 @@ def test_an_interval_is_that_of_whole_clusters():
 
 @pytest.mark.parametrize("clustered", [True, False])
 def test_coverage(clustered):
-    """Of 95 % intervals of correlated observations: about 95 % where clusters are named, far fewer where they are not."""
+    """Coverage of 95 % intervals of correlated observations: about 95 % with clusters, far less without."""
     numbers, hits = np.random.default_rng(1), 0
     of = np.repeat(np.arange(40), 10)
     for _ in range(300):
@@ -56,7 +56,7 @@ def test_pieces_change_nothing(monkeypatch):
     assert Clusters(of.tolist()).quantiles(values, [0.1, 0.9]) == whole
 
 
-def test_where_there_is_nothing():
+def test_empty_data_and_single_clusters():
     nothing, one = Clusters([]), Clusters(["a", "a"])
     empty = (None, None, None, 0)
     assert nothing.mean([]) == nothing.quantiles([], [0.5])[0] == nothing.statistic(lambda w: w.sum(axis=1)) == empty

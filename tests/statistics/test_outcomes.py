@@ -1,4 +1,4 @@
-"""Outcomes count chains of a problem together; alignment keeps what both runs have and tells the rest."""
+"""Outcomes pool the chains of a problem; alignment keeps the common problems and counts the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_alignment_keeps_what_both_have_and_counts_what_either_lacks():
     assert aligned(a, outcomes([]))[2] == 4
 
 
-def test_restriction_is_in_the_order_asked_for():
+def test_restriction_keeps_the_given_order():
     found = restricted(outcomes([record("a", "correct"), record("b", "wrong")]), ["b", "a"])
     assert found.correct.tolist() == [0.0, 1.0]
     with pytest.raises(KeyError):

@@ -23,7 +23,7 @@ def table(both: int, only_a: int, only_b: int, neither: int) -> tuple[PairedOutc
 
 
 def test_the_document_s_seven_against_one():
-    """77.9 against 72.1 %: exact McNemar p = 0.0703. A tie."""
+    """77.9 and 72.1 %: exact McNemar p = 0.0703, a tie."""
     found = compare(*table(74, 7, 1, 22))
     assert (found.both, found.only_a, found.only_b, found.neither) == (74, 7, 1, 22)
     assert found.p_value == pytest.approx(0.0703125, abs=1e-12)
@@ -31,7 +31,7 @@ def test_the_document_s_seven_against_one():
     assert found.verdict == "tie"
     assert found.difference.value == pytest.approx(6 / 104)
     assert found.difference.n == 104
-    assert found.difference.low > 0.0  # the bootstrap alone would call it one: the verdict goes by the exact test
+    assert found.difference.low > 0.0  # the bootstrap excludes 0, but the verdict follows the exact test
 
 
 @pytest.mark.parametrize(("a", "b", "p_value"), [(10, 0, 0.001953), (9, 1, 0.021484), (8, 2, 0.109375), (5, 5, 1.0),
@@ -77,12 +77,12 @@ def test_permutation_p_value_is_that_of_all_sign_flips(seed):
 
 
 def test_permutation_of_single_chains_is_mcnemar():
-    """With one chain a problem the sign-flip test is the binomial test of discordant problems."""
+    """With one chain per problem, the sign-flip test equals the binomial test of discordant problems."""
     a, b = table(30, 9, 2, 11)
     assert sign_flip(a.correct - b.correct) == pytest.approx(compare(a, b).p_value, abs=1e-12)
 
 
-def test_many_differing_problems_are_flipped_at_a_fixed_seed():
+def test_flips_of_many_differing_problems_use_a_fixed_seed():
     differences = np.random.default_rng(1).normal(0.15, 0.5, 60)
     assert sign_flip(differences) == sign_flip(differences)
     assert sign_flip(differences) == pytest.approx(stats.ttest_1samp(differences, 0.0).pvalue, abs=0.01)
@@ -105,7 +105,7 @@ def test_runs_on_other_problems_are_refused():
 
 
 def test_holm_by_hand():
-    """0.01 x 4, 0.02 x 3, 0.03 x 2, 0.04 x 1, none below the one before; a row without a test does not count."""
+    """0.01 x 4, 0.02 x 3, 0.03 x 2, 0.04 x 1, never decreasing; a row without a test does not count."""
     assert holm([0.04, None, 0.01, 0.03, 0.02]) == [pytest.approx(0.06), None, pytest.approx(0.04), pytest.approx(0.06),
                                                     pytest.approx(0.06)]
     assert holm([0.6, 0.7]) == [1.0, 1.0]
@@ -114,7 +114,7 @@ def test_holm_by_hand():
 
 
 def test_the_paired_bootstrap_covers():
-    """400 experiments of 104 problems, 15 % discordant, 5 points apart: the interval holds it in about 95 %."""
+    """The interval covers 5 points in about 95 % of 400 experiments of 104 problems with 15 % discordant."""
     rng, covered = np.random.default_rng(11), 0
     for _ in range(400):
         counts = rng.multinomial(104, [0.60, 0.10, 0.05, 0.25])
@@ -124,7 +124,7 @@ def test_the_paired_bootstrap_covers():
 
 
 def test_difficulty_is_not_noise():
-    """The paired interval is narrower than that of the two accuracies as if they were of different problems."""
+    """The paired interval is narrower than the interval of two accuracies over different problems."""
     difference = compare(*table(74, 7, 1, 22)).difference
     unpaired = 2 * 1.96 * np.sqrt((81 * 23 + 75 * 29) / 104**3)
     assert difference.high - difference.low < unpaired / 2

@@ -1,4 +1,4 @@
-"""Numbers of problems: power against simulation of the exact McNemar test, and against the asymptotic formula."""
+"""Power analysis: compared with simulated exact McNemar tests, and with the asymptotic formula."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_formula_is_right_for_many_problems():
 
 
 def test_three_points_take_hundreds_of_problems():
-    """With the document's discordance, 8 of 104: MATH-500 as a whole would not do."""
+    """With the document's discordance, 8 of 104, all of MATH-500 is too small."""
     assert problems_needed(0.03, 8 / 104) == 708
     assert detectable(500, 8 / 104) > 0.03
 
@@ -51,8 +51,8 @@ def test_detectable_is_the_inverse():
     assert problems_needed(detectable(500, 0.15), 0.15) <= 500
 
 
-def test_too_few_discordant_problems_show_nothing():
-    """Five one-sided problems have p = 0.0625: about five expected ones cannot give 80 % power."""
+def test_too_few_discordant_problems_detect_nothing():
+    """Five one-sided problems give p = 0.0625, so about five expected ones cannot give 80 % power."""
     assert detectable(100, 0.05) is None
     assert power_of(5, 0.9, 0.9) == 0.0
 
@@ -65,7 +65,7 @@ def test_too_few_discordant_problems_show_nothing():
     ({"discordant": 1.2}, "discordant: given 1.2"), ({"power": 1.0}, "power: given 1"), ({"power": 0.01}, "power: given 0.01"),
     ({"level": 0.0}, "level: given 0"),
 ])
-def test_impossible_questions_are_one_line(arguments, message):
+def test_impossible_values_are_one_line_errors(arguments, message):
     with pytest.raises(UserError, match=message):
         problems_needed(**{"difference": 0.03, "discordant": 0.1, **arguments})
 
@@ -75,8 +75,8 @@ def test_no_problems_have_no_power():
         power_of(0, 0.1, 0.2)
 
 
-def test_problems_of_several_chains_go_by_their_spread():
-    """Ten times the chains, a tenth of the variance, a tenth of the problems; against simulated experiments."""
+def test_problems_needed_with_several_chains_depend_on_the_spread():
+    """Ten times the chains give a tenth of the variance and of the problems; compared with simulated experiments."""
     needed, spread = problems_by_spread(0.03, 0.3), 0.3
     assert needed == pytest.approx(((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * spread / 0.03) ** 2, rel=0.01)
     assert needed / problems_by_spread(0.03, spread / np.sqrt(10)) == pytest.approx(10, rel=0.1)
@@ -86,7 +86,7 @@ def test_problems_of_several_chains_go_by_their_spread():
     assert detectable_by_spread(1, spread) is detectable_by_spread(3, 1.0) is None
 
 
-def test_impossible_spreads_are_one_line():
+def test_impossible_spreads_are_one_line_errors():
     with pytest.raises(UserError, match="spread: given 0"):
         problems_by_spread(0.03, 0.0)
     with pytest.raises(UserError, match="difference: given 1e-05; allowed: one that fewer than"):

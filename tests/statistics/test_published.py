@@ -52,7 +52,7 @@ def test_stratification_by_greedy_correctness(easy, size, solved):
     assert {name: restricted(OUTCOMES[name], subset).correct.sum() for name in solved} == solved
 
 
-def test_answer_overlap_and_what_it_amounts_to():
+def test_answer_overlap_and_its_p_value():
     found = compare(OUTCOMES["ps"], OUTCOMES["blend_ps"])
     assert (found.both, found.only_a, found.only_b, found.neither) == (74, 1, 7, 22)
     assert round(-100 * found.difference.value, 1) == 5.8
@@ -69,7 +69,7 @@ def test_interaction():
 
 
 def test_the_document_s_difference_would_have_needed_more_problems():
-    """With 8 of 104 discordant, 5.8 points are seen less than every second time: 80 % need 187 problems."""
+    """With 8 of 104 discordant, 5.8 points are detected less than half the time; 80 % power needs 187 problems."""
     assert power_of(104, 6 / 104, 8 / 104) < 0.5
     assert problems_needed(6 / 104, 8 / 104) == 187
 
@@ -80,8 +80,8 @@ def test_draft_and_no_blend_are_a_tie():
 
 
 @pytest.mark.parametrize("name", published.CONDITIONS)
-def test_records_are_as_real_ones(name):
-    """The fields, in order, that a run records, and counts that hang together."""
+def test_records_are_consistent(name):
+    """Verdicts, answers, lengths and counts agree with each other."""
     for record in published.records(name):
         assert json.loads(json.dumps(record)) == record
         assert (record["verdict"] == "no_answer") == (record["answer"] is None)
@@ -92,7 +92,7 @@ def test_records_are_as_real_ones(name):
 
 
 def test_records_have_the_fields_of_real_ones():
-    """As `run` makes them, in their order."""
+    """In the order in which `run` writes them."""
     path = Trajectory.start(np.array([1])).extended(np.array([2]), np.zeros(1), np.zeros(1), np.zeros((1, 2)), True)
     done = Finished(0, ChainResult(path), Cost(), 1.0, 1.0)
     real = record_of(Problem("a", "question", "1"), 0, np.array([1]), Grade("correct", "1"), done, str, "math 2")

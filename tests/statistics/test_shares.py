@@ -10,7 +10,7 @@ from dflash_mcmc.statistics.shares import accuracy, mean_share, wilson
 
 
 def records(counts: list[int], chains: int = 1) -> list[dict]:
-    """So many correct chains of each problem."""
+    """Records with this number of correct chains for each problem."""
     return [{"problem": str(problem), "chain": chain, "verdict": "correct" if chain < correct else "wrong"}
             for problem, correct in enumerate(counts) for chain in range(chains)]
 
@@ -36,12 +36,12 @@ def test_wilson_equals_statsmodels():
             assert (share.low, share.high) == pytest.approx(proportion_confint(correct, total, method="wilson"), abs=1e-12)
 
 
-def test_nothing_has_no_share():
+def test_no_samples_have_no_share():
     assert wilson(0, 0) == accuracy([]) == mean_share([]) == (None, None, None, 0)
 
 
 def test_several_chains_of_a_problem_are_not_independent():
-    """Ten problems, all chains alike: the interval is that of ten, not of a hundred samples."""
+    """Ten problems with equal chains: the interval is that of ten samples, not of a hundred."""
     given = records([10, 0] * 5, chains=10)
     share = accuracy(given)
     assert (share.value, share.n) == (0.5, 100)
@@ -50,7 +50,7 @@ def test_several_chains_of_a_problem_are_not_independent():
 
 
 @pytest.mark.parametrize(("correct", "low", "high"), [(2, 0.722, 1.0), (0, 0.0, 0.278), (1, 0.237, 0.763)])
-def test_problems_that_all_agree_still_leave_doubt(correct, low, high):
+def test_equal_problems_still_have_an_interval(correct, low, high):
     share = accuracy(records([correct] * 10, chains=2))
     assert (share.low, share.high) == pytest.approx((low, high), abs=5e-4)
 
@@ -71,9 +71,9 @@ def test_unequal_chains_weigh_by_sample():
 
 
 def test_the_bootstrap_over_problems_covers():
-    """300 experiments of 40 problems with 4 chains: the true accuracy is in about 95 % of the intervals.
+    """The true accuracy is in about 95 % of the intervals of 300 experiments of 40 problems with 4 chains.
 
-    Wilson's interval of 160 samples would cover in about 80 %, since problems differ.
+    Wilson's interval of 160 samples would cover it in about 80 %, since problems differ.
     """
     rng, covered, pooled = np.random.default_rng(5), 0, 0
     for _ in range(300):

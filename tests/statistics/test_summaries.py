@@ -1,4 +1,4 @@
-"""Summaries: rates are over proposals, means over what could be drawn."""
+"""Summaries: rates are shares of proposals, means are over the samples that could be drawn."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def test_accepted_length_is_over_blocks():
     assert summarise("greedy", [record("a", "correct")])["accepted_length"] is None
 
 
-def test_aggregates_stand_beside_samples_under_their_name():
+def test_combined_answers_have_their_own_keys():
     records = [record(problem, verdict, chain, answer="1" if verdict == "correct" else "2")
                for problem, verdicts in (("a", "ccw"), ("b", "cww"), ("c", "c")) for chain, verdict in
                enumerate({"c": "correct", "w": "wrong"}[letter] for letter in verdicts)]
     summary = {**summarise("ps", records), **aggregate("ps", records, "majority", 3)}
     found = aggregate_of(summary)
-    assert (found["condition"], found["correct"], found["num_samples"]) == ("ps, majority of 3", 1, 2)  # c has one chain
+    assert (found["condition"], found["correct"], found["num_samples"]) == ("ps, majority of 3", 1, 2)  # c has only one chain
     assert (found["token_forwards"], found["mean_token_forwards"]) == (300, 150)
     assert aggregate_of(summarise("ps", records)) is None
-    assert aggregate("ps", records, "log_p", 3)["log_p/correct"] == 1.0  # all as likely: 2 of 3, and 1 of 3
+    assert aggregate("ps", records, "log_p", 3)["log_p/correct"] == 1.0  # equal log p: 2 of 3 right, and 1 of 3
 
 
 def test_rates_have_intervals_over_problems():
@@ -60,7 +60,7 @@ def test_no_proposals_give_no_rate_and_no_records_no_accuracy():
     assert summarise("greedy", []) == {"condition": "greedy", "num_problems": 0, "num_samples": 0}
 
 
-def test_samples_that_could_not_be_drawn_count_against_accuracy_and_in_no_mean():
+def test_samples_not_drawn_count_as_wrong_and_in_no_mean():
     failed = record("c", "not_drawn", num_tokens=0, log_p=0.0, proposals=0, accepted=0, moved=0, abandoned=0)
     summary = summarise("ps", [record("a", "correct"), record("b", "wrong", law_error=0.1), failed])
     assert (summary["correct"], summary["not_drawn"], summary["num_samples"]) == (1, 1, 3)

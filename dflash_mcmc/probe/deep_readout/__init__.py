@@ -1,8 +1,8 @@
-"""What a draft reads out of the target's features along an answer: the document `deep_readout_diagnostic`.
+"""What a draft extracts from the target's features along an answer: the document `deep_readout_diagnostic`.
 
-The document believed that blocks behind the first are starved, since each is given no more than the features of a block. A
-draft's cache keeps those of all positions (`dflash.md`, section 4.1), so that this is no property of the draft; `context`
-shows it what the document believed it to see.
+The document assumed that blocks after the first have too little context, because each gets only the features of one block. A
+draft's cache keeps the features of all positions (`dflash.md`, section 4.1), so the draft has no such limit. The option
+`context` can restrict it to what the document assumed.
 """
 
 from __future__ import annotations
@@ -114,5 +114,5 @@ class DeepReadout(Probe):
 
 
 def _parameters(records: list[dict]) -> dict | None:
-    """Of the pair, which is that of all records."""
+    """Parameter counts of the target and draft, which are the same in all records."""
     return next((record["parameters"] for record in records if "parameters" in record), None)

@@ -1,4 +1,4 @@
-"""The diagram of target and draft of the document `deep_readout_diagnostic`, drawn from their counts of parameters."""
+"""The diagram of target and draft in the document `deep_readout_diagnostic`, drawn from their parameter counts."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _TARGET, _DRAFT = (0.6, 2.6), (6.9, 2.2)
-"""Left end and width of the two stacks of layers."""
+"""Left edge and width of the two stacks of layers."""
 _BOTTOM, _TOP, _ABOVE = 1.6, 8.2, 8.62
-"""Of the stacks, in a picture of 10 by 10, and where their names stand."""
+"""Vertical positions in a picture of 10 by 10: bottom and top of the stacks, and their names above."""
 _PALE = "#DCEAF5"
 
 
 def architecture(counts: dict[str, object]) -> Figure:
-    """Target and draft side by side, layers as boxes: which are tapped, what is compressed, what is shared.
+    """Target and draft next to each other, layers as boxes: tapped layers, compression, and shared parts.
 
     Args:
-        counts: see `readout_parameters.count_parameters`.
+        counts: see `parameters.count_parameters`.
     """
     figure = Figure(figsize=(9.5, 6.2), layout="constrained")
     axes = figure.subplots()
     axes.set(xlim=(0.0, 10.0), ylim=(0.0, 10.0))
     axes.set_axis_off()
-    axes.set_title("The draft reads the target's layers, and shares its embedding and head")
+    axes.set_title("The draft reads the target's layers and shares its embedding and head")
     _draw_shared(axes, counts)
     tapped = _draw_target(axes, counts)
     _draw_draft(axes, counts, tapped)
@@ -37,9 +37,9 @@ def architecture(counts: dict[str, object]) -> Figure:
 
 
 def _draw_shared(axes: Axes, counts: dict[str, object]) -> None:
-    """Embedding below and head above both stacks."""
+    """Draws the embedding below and the head above both stacks."""
     left, right = _TARGET[0], _DRAFT[0] + _DRAFT[1]
-    head = "the embedding's weights again" if counts["tied"] else f"{_short(counts['head'])} parameters"
+    head = "same weights as the embedding" if counts["tied"] else f"{_short(counts['head'])} parameters"
     for y, text in ((0.3, f"embedding, shared: {_short(counts['embedding'])} parameters"), (9.0, f"head, shared: {head}")):
         axes.add_patch(Rectangle((left, y), right - left, 0.6, facecolor="#EFEFEF", edgecolor=INK, linewidth=0.8))
         axes.text((left + right) / 2, y + 0.3, text, ha="center", va="center", fontsize=9)
@@ -51,7 +51,7 @@ def _draw_shared(axes: Axes, counts: dict[str, object]) -> None:
 
 
 def _draw_target(axes: Axes, counts: dict[str, object]) -> list[float]:
-    """The target's layers from below; returns the heights of those that are tapped."""
+    """Draws the target's layers from the bottom; returns the heights of the tapped layers."""
     number, tapped = counts["num_target_layers"], set(counts["tapped_layers"])
     left, width = _TARGET
     height, middles = (_TOP - _BOTTOM) / number, []
@@ -68,7 +68,7 @@ def _draw_target(axes: Axes, counts: dict[str, object]) -> list[float]:
 
 
 def _draw_draft(axes: Axes, counts: dict[str, object], tapped: list[float]) -> None:
-    """Features from the tapped layers through the compression to every layer of the draft."""
+    """Draws the features' path from the tapped layers through the compression to every layer of the draft."""
     hidden, number = counts["hidden_size"], counts["num_draft_layers"]
     wide, middle = hidden * len(counts["tapped_layers"]), (_BOTTOM + _TOP) / 2
     for y in tapped:

@@ -1,4 +1,4 @@
-"""The figures of the document `deep_readout_diagnostic` that are made of ranks: from the rows of the probe's tables."""
+"""The figures of ranks in the document `deep_readout_diagnostic`, drawn from the rows of the probe's tables."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from dflash_mcmc.probe.deep_readout.tables import BUCKETS, MODES, READERS, TARGET
-from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
+from dflash_mcmc.report.figure import INK, ORANGE, OTHER, RIGHT, WRONG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ORANGE = "#E69F00"
-"""Okabe and Ito's."""
-
 
 class Look(NamedTuple):
-    """How a reader is drawn: told apart without colours too."""
+    """The style of a reader, distinct without colours too."""
 
     name: str
     colour: str
@@ -30,13 +27,13 @@ class Look(NamedTuple):
 
 LOOKS = {TARGET: Look("target", INK, "s", "-", ""), "mask": Look("draft, masks", RIGHT, "o", "-", "//"),
          "gold": Look("draft, gold tokens", ORANGE, "^", "--", ".."),
-         "random": Look("draft, gold tokens and noise for features", OTHER, "x", ":", "xx")}
-_SHOWN = {"full": "all features before a block", "block": "only the features that are new to a block",
+         "random": Look("draft, gold tokens, noise instead of features", OTHER, "x", ":", "xx")}
+_SHOWN = {"full": "all features before a block", "block": "only the features since the previous block",
           "prompt": "only the prompt's features"}
 
 
 def buckets(table: list[dict]) -> Figure:
-    """Mean ranks by how likely the target finds the token, where there are any such; from `confidence`."""
+    """Mean ranks by the target's probability of the token, for the ranges that occur; from `confidence`."""
     figure = Figure(figsize=(8.5, 4.0), layout="constrained")
     axes, width, columns = figure.subplots(), 0.2, ("mean_rank_target", "mean_rank_draft")
     rows = {(row["p_target"], row["mode"]): row for row in table if row["n"]}
@@ -51,7 +48,7 @@ def buckets(table: list[dict]) -> Figure:
         for place, height in zip(places, heights, strict=True):
             axes.annotate(_short(height), (place, height), (-1, 1.5), textcoords="offset points", ha="right", va="bottom",
                           fontsize=7, rotation=90)
-    axes.set(title="Rank of the token, by how likely the target finds it", xlabel="target's probability of the token",
+    axes.set(title="Rank of the token by the target's probability", xlabel="target's probability of the token",
              ylabel="mean rank")
     _log_ranks(axes, 0.8, 4.0 * max(_end(row, column, "high") for row in rows.values() for column in columns))
     axes.set_xticks(range(len(names)), [f"{name}\nn = {rows[name, MODES[0]]['n']:,}" for name in names])
@@ -61,7 +58,7 @@ def buckets(table: list[dict]) -> Figure:
 
 
 def decomposition(table: list[dict]) -> Figure:
-    """A fall from the rank behind noise to the target's, one source of signal after the other; from `decomposition`."""
+    """The mean rank from noise down to the target's rank, one added signal at a time; from `decomposition`."""
     panels = list(dict.fromkeys(row["tokens"] for row in table if row["n"]))
     figure = Figure(figsize=(5.0 * len(panels), 4.2), layout="constrained")
     for axes, tokens in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -73,31 +70,31 @@ def decomposition(table: list[dict]) -> Figure:
 
 
 def by_block(curves: list[dict], context: str) -> Figure:
-    """Ranks by the number of the block; from `block_curves`."""
+    """Ranks by block number; from `block_curves`."""
     groups = {(row["first_block"], row["last_block"]): row["n"] for row in curves}
     ticks = [f"{first if first == last else f'{first}-{last}'}\n{n:,}" for (first, last), n in groups.items()]
     return _two_panels(curves, ("mean_rank", "geometric_mean_rank"), list(range(len(groups))), ticks, xlabel="block",
-                       title=f"Rank by block; the draft sees {_SHOWN[context]}")
+                       title=f"Rank by block. The draft sees {_SHOWN[context]}")
 
 
 def by_position(curves: list[dict], context: str) -> Figure:
-    """Rank and probability by how much is before the block, on a logarithmic axis; from `position_curves`."""
+    """Rank and probability by the number of positions before the block, on a logarithmic axis; from `position_curves`."""
     bins = {(row["from"], row["to_below"]): row["n"] for row in curves}
     ticks = [f"{low:,}-{high - 1:,}\n{n:,}" for (low, high), n in bins.items()]
     middles = [math.sqrt(low * high) for low, high in bins]
     return _two_panels(curves, ("geometric_mean_rank", "mean_p"), middles, ticks, xlabel="positions before the block",
-                       xscale="log", title=f"Rank by the length of the context; the draft sees {_SHOWN[context]}")
+                       xscale="log", title=f"Rank by context length. The draft sees {_SHOWN[context]}")
 
 
 _CROWDED = 80
-"""Letters below an axis, all ticks together, from which on they are slanted."""
-_TITLES = {"mean_rank": "mean rank (ruled by outliers)", "geometric_mean_rank": "geometric mean of ranks",
+"""Number of letters of all tick labels together from which on they are slanted."""
+_TITLES = {"mean_rank": "mean rank (sensitive to outliers)", "geometric_mean_rank": "geometric mean of ranks",
            "mean_p": "mean probability of the token"}
 
 
 def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float], ticks: list[str], title: str,
                 **axis: str) -> Figure:
-    """A panel of each column, a line of each reader with its interval as a band."""
+    """A panel per column, with a line per reader and its interval as a band."""
     figure = Figure(figsize=(11.0, 4.6), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     for axes, column in zip(figure.subplots(1, 2), columns, strict=True):
@@ -124,7 +121,7 @@ def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float
 
 
 def _draw_fall(axes: Axes, rows: dict[str, dict]) -> None:
-    """Bars from the rank before to the rank behind; the way up is hatched."""
+    """Bars from the rank before an added signal to the rank after it; a bar is hatched if the rank gets worse."""
     steps = (("noise", "random baseline", None), ("+ features\n(masks)", "+ features", "random baseline"),
              ("+ gold\ntokens", "+ gold tokens", "+ features"), ("target\n(from noise)", TARGET, None))
     chance = rows["chance"]["mean_rank"]
@@ -150,17 +147,17 @@ def _draw_fall(axes: Axes, rows: dict[str, dict]) -> None:
 
 
 def _errors(rows: list[dict], column: str) -> list[list[float]]:
-    """What matplotlib wants of intervals: lengths below and above, 0 where there is no interval."""
+    """Distances to the ends of the intervals for matplotlib's error bars, 0 without an interval."""
     return [[abs(row[column] - _end(row, column, end)) for row in rows] for end in ("low", "high")]
 
 
 def _end(row: dict, column: str, end: str) -> float:
-    """The end, `low` or `high`, of an interval, or the value where there is none."""
+    """The end `low` or `high` of an interval, or the value if there is no interval."""
     return row[column] if row[f"{column}_{end}"] is None else row[f"{column}_{end}"]
 
 
 def _log_ranks(axes: Axes, bottom: float, top: float) -> None:
-    """A logarithmic axis of ranks, with plain numbers."""
+    """Sets a logarithmic axis of ranks with plain numbers."""
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if top / bottom > 300.0 else (1.0, 2.0, 5.0), numticks=20))

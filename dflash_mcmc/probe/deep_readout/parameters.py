@@ -1,4 +1,4 @@
-"""How many parameters target and draft have, by component: the document `deep_readout_diagnostic`, section 4.1."""
+"""Parameter counts of target and draft by component: the document `deep_readout_diagnostic`, section 4.1."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def count_parameters(model: LanguageModel, network: DFlash) -> dict[str, object]:
-    """Parameters by component, and the sizes that a diagram of the two needs. JSON values.
+    """Parameters by component, and the sizes that the diagram needs, as JSON values.
 
-    `target_other` are the final norm and what else there is, a table of positions for one. A head that is tied is the
-    embedding once more.
+    `target_other` counts the final norm and all other parameters, such as a table of positions. A tied head is counted in
+    `head` too, although it is the embedding.
     """
     embedding, head, shape = model.decoder.get_input_embeddings().weight, model.head, network.shape
     layers, tied = _count([model.layers]), head.weight is embedding
@@ -34,21 +34,21 @@ def count_parameters(model: LanguageModel, network: DFlash) -> dict[str, object]
 
 
 def parameter_rows(counts: dict[str, object]) -> list[dict]:
-    """The document's table: component, parameters, as a share of the target's layers, and what it is for."""
+    """The document's table: component, parameters, ratio to the target's layers, and role."""
     taps, hidden, tied = len(counts["tapped_layers"]), counts["hidden_size"], counts["tied"]
     named = [
         (f"target: {counts['num_target_layers']} layers", "target_layers", "deep processing"),
         ("target: embedding", "embedding", "shared with the draft"),
-        ("target: head", "head", "shared with the draft" + (", the embedding's weights" if tied else "")),
-        ("target: other", "target_other", "final norm, and positions where they are learnt"),
+        ("target: head", "head", "shared with the draft" + (", same weights as the embedding" if tied else "")),
+        ("target: other", "target_other", "final norm, and positions if they are learned"),
         (f"draft: fc ({taps * hidden} to {hidden})", "draft_fc", f"linear, {taps} to 1"),
         (f"draft: {counts['num_draft_layers']} layers", "draft_layers", "read the features"),
-        ("draft: norms", "draft_norms", "behind fc and at the end"),
+        ("draft: norms", "draft_norms", "after fc and at the end"),
     ]
     return [{"component": component, "parameters": counts[name],
              "of_target_layers": counts[name] / counts["target_layers"], "role": role} for component, name, role in named]
 
 
 def _count(modules: Iterable[torch.nn.Module]) -> int:
-    """Parameters of modules, one that is shared among them once."""
+    """Number of parameters of the modules; shared parameters count once."""
     return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())

@@ -1,11 +1,12 @@
-"""How a draft reads out the target's features: probability and rank of an answer's tokens, in the draft and in the target.
+"""What a draft reads out of the target's features: probability and rank of an answer's tokens, in draft and target.
 
-The answer is forced in whole blocks that do not overlap. Slot 0 of a block is known; what the draft says of slots 1 on is
-compared with the target's law at the position before. A block is drafted in three modes, all in one masked pass:
+The answer is forced in whole blocks that do not overlap. Slot 0 of a block is known. The draft's prediction for each later
+slot is compared with the target's distribution at the position before it. A block is drafted in three modes, all in one masked
+pass:
 
-- `mask`: what a draft is made for, the known token and then masks, behind the target's features.
-- `gold`: the block is given the tokens that it is asked for. A draft is never trained so.
-- `random`: as `gold`, behind Gaussian noise of the norm of those features.
+- `mask`: as the draft is trained, the known token followed by masks, after the target's features.
+- `gold`: the block holds the tokens that are to be predicted. A draft is never trained this way.
+- `random`: as `gold`, with Gaussian noise of the same norm instead of the features.
 
 Source: the document `deep_readout_diagnostic`, sections 2.2 and 2.3; `dflash.md`, section 5.4.
 """
@@ -25,11 +26,11 @@ from dflash_mcmc.probe.deep_readout.tables import MODES, TARGET
 from dflash_mcmc.rng import Key
 
 _NOISE_VALUES = 2**22
-"""Drawn at a time, in float64: a long prompt's features are many."""
+"""Noise values drawn at a time, in float64, to limit memory for long prompts."""
 
 
 class AnswerBlocks(NamedTuple):
-    """Whole blocks of the tokens behind a prompt."""
+    """Whole blocks of the tokens after a prompt."""
 
     prompt_length: int
     size: int
@@ -39,19 +40,19 @@ class AnswerBlocks(NamedTuple):
 
     @staticmethod
     def of(prompt_length: int, num_tokens: int, size: int) -> AnswerBlocks:
-        """Those of an answer of so many tokens; at its end fewer than `size` are left out."""
+        """The blocks of an answer of `num_tokens` tokens; fewer than `size` tokens at its end are left out."""
         return AnswerBlocks(prompt_length, size, sequences.whole_blocks(prompt_length, num_tokens, size))
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """The context that is new to each block, from one position to before another: the prompt, then a block at a time."""
+        """The context new to each block, as (start, stop) positions: the prompt for the first, else the previous block."""
         return list(zip([0, *self.anchors], self.anchors, strict=False))
 
     def seen(self, context: str) -> torch.Tensor | None:
-        """bool (blocks, last anchor): what a block is shown, of what is before it; None for all of it.
+        """The positions before its last anchor that each block sees, bool (blocks, last anchor); None for all.
 
         Args:
-            context: one of `readout_tables.CONTEXTS`.
+            context: one of `tables.CONTEXTS`.
         """
         if context == "full":
             return None
@@ -62,7 +63,7 @@ class AnswerBlocks(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """Hidden states from which the head predicts the compared tokens, and those tokens."""
+    """Hidden states from which the head predicts the compared tokens, and these tokens."""
 
     target: torch.Tensor
     """(blocks, size - 1, hidden)."""
@@ -73,10 +74,10 @@ class Hidden(NamedTuple):
 
 
 class Readout(NamedTuple):
-    """Of the compared tokens, in their order; by `target` and the modes."""
+    """Probabilities and ranks of the compared tokens in their order, by reader: `target` and the modes."""
 
     p: dict[str, list[float]]
-    """Probabilities, at temperature 1."""
+    """Probabilities at temperature 1."""
     rank: dict[str, list[int]]
     """1 + number of tokens with a strictly larger logit."""
 
@@ -84,12 +85,12 @@ class Readout(NamedTuple):
 @torch.inference_mode()
 def hidden_states(drafter: DFlashDrafter, sequence: np.ndarray, blocks: AnswerBlocks, context: str, key: Key,
                   modes: Sequence[str] = MODES) -> Hidden:
-    """What target and draft make of whole blocks, at least one.
+    """Hidden states of target and draft for whole blocks, at least one.
 
     Args:
         sequence: int64, prompt and answer.
-        context: see `Blocks.seen`.
-        key: of the noise.
+        context: see `AnswerBlocks.seen`.
+        key: random key of the noise.
     """
     model, network = drafter.target, drafter.network
     anchors = torch.tensor(blocks.anchors, device=model.device)
@@ -113,21 +114,21 @@ def hidden_states(drafter: DFlashDrafter, sequence: np.ndarray, blocks: AnswerBl
 
 @torch.inference_mode()
 def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str] = MODES) -> Readout:
-    """Probability and rank of the compared tokens. Logits are there for a few positions at a time, and reduced at once.
+    """Probability and rank of the compared tokens. Logits are computed for a few positions at a time to limit memory.
 
     Raises NotNumbers.
     """
     tokens, at_once = hidden.tokens.flatten(), sequences.positions_at_once(drafter.target.vocab_size)
-    said = {TARGET: _said(drafter.target.logits, hidden.target.flatten(0, 1), tokens, at_once)}
+    found = {TARGET: _probabilities_and_ranks(drafter.target.logits, hidden.target.flatten(0, 1), tokens, at_once)}
     for mode, drafted in zip(modes, hidden.draft, strict=True):
-        said[mode] = _said(drafter.logits, drafted.flatten(0, 1), tokens, at_once)
-    return Readout(*({name: pair[part] for name, pair in said.items()} for part in range(2)))
+        found[mode] = _probabilities_and_ranks(drafter.logits, drafted.flatten(0, 1), tokens, at_once)
+    return Readout(*({name: pair[part] for name, pair in found.items()} for part in range(2)))
 
 
 def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key) -> torch.Tensor:
-    """Gaussian noise in place of features (length, width), float32; of each segment's Frobenius norm.
+    """Gaussian noise instead of features (length, width), float32, with the Frobenius norm of the features in each segment.
 
-    The numbers of a position are keyed by the position, so that they do not hang on where the segments are.
+    The numbers of a position depend on the key and the position alone, not on the segments.
     """
     width, drawn = features.shape[1], torch.empty(features.shape, device=features.device)
     at_once = max(1, _NOISE_VALUES // width)
@@ -143,9 +144,9 @@ def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key)
     return drawn
 
 
-def _said(logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, tokens: torch.Tensor,
-          at_once: int) -> tuple[list[float], list[int]]:
-    """Probabilities, to six digits, and ranks of tokens int64 (n,) by the logits of hidden states (n, hidden)."""
+def _probabilities_and_ranks(logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, tokens: torch.Tensor,
+                             at_once: int) -> tuple[list[float], list[int]]:
+    """Probabilities, to six digits, and ranks of tokens int64 (n,), from the logits of hidden states (n, hidden)."""
     probabilities, ranks = [], []
     for part, labels in zip(hidden.split(at_once), tokens.split(at_once), strict=True):
         logits = logits_of(part)

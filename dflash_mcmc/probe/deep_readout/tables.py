@@ -1,7 +1,7 @@
-"""The tables of the document `deep_readout_diagnostic` from the probe's records: sections 3.1 to 3.4, with intervals.
+"""The tables of the document `deep_readout_diagnostic`, sections 3.1 to 3.4, from the probe's records, with intervals.
 
-Ranks begin at 1, and tokens of one logit share a rank; a reader wins where it is strictly better. Mean ranks are ruled by
-outliers, so that medians or geometric means stand beside them.
+Ranks begin at 1, and tokens of equal logit share a rank; a reader wins a token if it is strictly better. Mean ranks are
+sensitive to outliers, so the tables also have medians or geometric means.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 TARGET, MODES = "target", ("mask", "gold", "random")
 READERS = (TARGET, *MODES)
 CONTEXTS = ("full", "block", "prompt")
-"""What a block is shown of what is before it: all, only what is new to it, or only the prompt."""
+"""What a block sees of the context: everything before it, only the positions since the previous block, or only the prompt."""
 BUCKETS = (("< 0.01", 0.0, 0.01), ("0.01 - 0.1", 0.01, 0.1), ("0.1 - 0.5", 0.1, 0.5), ("0.5 - 0.9", 0.5, 0.9),
            (">= 0.9", 0.9, math.inf))
-"""Of the target's probability: name, from, to below."""
+"""Ranges of the target's probability: name, lower end, upper end (exclusive)."""
 _SINGLE_BLOCKS = 10
-"""So many stand alone; behind them a row is twice as many as the one before."""
+"""Number of blocks that have a row each; after them each row covers twice as many blocks as the row before."""
 _BINS_AN_OCTAVE = 2
 
 
@@ -29,12 +29,12 @@ class Tokens:
     """The compared tokens of all records that have any.
 
     Attributes:
-        problem: of each token. The rest are arrays of one value a token:
-        block: its block's number.
-        position: the positions that are before its block.
-        context: those of them that the draft is shown.
+        problem: the problem of each token. The arrays below also have one value per token.
+        block: number of the token's block.
+        position: number of positions before the block.
+        context: number of these that the draft sees.
         p, rank: by reader.
-        words: tokens of the vocabulary; None without records.
+        words: number of tokens in the vocabulary; None without records.
     """
 
     def __init__(self, records: Sequence[dict], context: str):
@@ -56,7 +56,7 @@ class Tokens:
 
 
 def overall(tokens: Tokens) -> list[dict]:
-    """Section 3.1: a row of each mode."""
+    """Section 3.1: a row per mode."""
     rows, mean = [], tokens.clusters.mean
     median = {reader: tokens.clusters.quantiles(tokens.rank[reader], [0.5])[0] for reader in READERS}
     for mode in MODES:
@@ -69,7 +69,7 @@ def overall(tokens: Tokens) -> list[dict]:
 
 
 def confidence(tokens: Tokens) -> list[dict]:
-    """Section 3.2: the same by how likely the target finds the token."""
+    """Section 3.2: wins and mean ranks by the target's probability of the token."""
     rows = []
     for bucket, low, high in BUCKETS:
         among = (tokens.p[TARGET] >= low) & (tokens.p[TARGET] < high)
@@ -82,9 +82,9 @@ def confidence(tokens: Tokens) -> list[dict]:
 
 
 def decomposition(tokens: Tokens) -> list[dict]:
-    """Section 3.3: what each source of signal takes off the mean rank, as factors; likewise of geometric means.
+    """Section 3.3: the factor by which each source of signal lowers the mean rank, and the geometric mean of ranks.
 
-    For the tokens that the target finds least likely, as in the document, and for all.
+    For the tokens that the target finds least likely, as in the document, and for all tokens.
     """
     rows = []
     for name, among in ((f"p_target {BUCKETS[0][0]}", tokens.p[TARGET] < BUCKETS[0][2]), ("all", np.ones(len(tokens), bool))):
@@ -97,7 +97,7 @@ def decomposition(tokens: Tokens) -> list[dict]:
 
 
 def blocks(tokens: Tokens) -> list[dict]:
-    """Section 3.4: mean ranks by the number of the block."""
+    """Section 3.4: mean ranks by block number."""
     rows, last = [], int(tokens.block.max(initial=-1))
     for first, end in _block_groups(last):
         among = (tokens.block >= first) & (tokens.block < end)
@@ -110,14 +110,14 @@ def blocks(tokens: Tokens) -> list[dict]:
 
 
 def block_curves(tokens: Tokens) -> list[dict]:
-    """What a figure by block is drawn from: a row of each group of blocks and reader."""
+    """The data of the figure by block: a row per group of blocks and reader."""
     groups = _block_groups(int(tokens.block.max(initial=-1)))
     return [{"first_block": first, "last_block": end - 1, **row} for first, end in groups
             for row in _curve(tokens, (tokens.block >= first) & (tokens.block < end))]
 
 
 def position_curves(tokens: Tokens) -> list[dict]:
-    """The same by the number of positions before the block, in bins of equal width on a logarithmic axis."""
+    """The data of the figure by position: a row per reader and bin; bins have equal width on a logarithmic axis."""
     if not len(tokens):
         return []
     of = np.floor(_BINS_AN_OCTAVE * np.log2(tokens.position)).astype(int)
@@ -127,7 +127,7 @@ def position_curves(tokens: Tokens) -> list[dict]:
 
 
 def summary_values(tokens: Tokens, table: list[dict]) -> dict[str, float | int | None]:
-    """The numbers that runs are compared by; `table` is the decomposition."""
+    """The values that runs are compared by. `table` is the decomposition."""
     low = [row for row in table if row["tokens"] != "all"]
     values = {f"mean_rank_{reader}": tokens.clusters.mean(tokens.rank[reader]).value for reader in READERS}
     values |= {f"mean_p_{reader}": tokens.clusters.mean(tokens.p[reader]).value for reader in READERS}
@@ -139,16 +139,16 @@ def summary_values(tokens: Tokens, table: list[dict]) -> dict[str, float | int |
 
 
 def _wins(tokens: Tokens, mode: str, among: np.ndarray | None = None) -> dict[str, float | None]:
-    """Shares of tokens whose rank, or probability, is strictly better in the draft."""
+    """Shares of tokens for which the draft has a strictly better rank, or probability."""
     by_rank = tokens.clusters.mean(tokens.rank[mode] < tokens.rank[TARGET], among)
     by_p = tokens.clusters.mean(tokens.p[mode] > tokens.p[TARGET], among)
     return by_rank.columns("rank_draft_wins") | by_p.columns("p_draft_wins")
 
 
 def _factors(tokens: Tokens, before: str, after: str, among: np.ndarray) -> dict[str, float | None]:
-    """Mean rank reached, and by what factor it is below the one before."""
+    """Mean rank reached, and the factor by which it is below the rank before."""
     words = tokens.words or 1
-    if after == "chance":  # the rank of a token in an order that is drawn anew, and the mean of its logarithm
+    if after == "chance":  # the rank of a token in a random order, and the mean of its logarithm
         reached, logarithm = np.full(len(tokens), (words + 1) / 2.0), np.full(len(tokens), math.lgamma(words + 1) / words)
     else:
         reached, logarithm = tokens.rank[after], np.log(tokens.rank[after])
@@ -165,14 +165,14 @@ def _geometric_mean(tokens: Tokens, logarithms: np.ndarray, among: np.ndarray) -
 
 
 def _curve(tokens: Tokens, among: np.ndarray) -> list[dict]:
-    """A row of each reader, of the tokens among all."""
+    """A row per reader, over the tokens that `among` selects."""
     return [{"reader": reader, **tokens.clusters.mean(tokens.rank[reader], among).columns("mean_rank"),
              **_geometric_mean(tokens, np.log(tokens.rank[reader]), among).columns("geometric_mean_rank"),
              **tokens.clusters.mean(tokens.p[reader], among).columns("mean_p"), "n": int(among.sum())} for reader in READERS]
 
 
 def _block_groups(last: int) -> list[tuple[int, int]]:
-    """(first, behind the last) of groups of block numbers up to `last`."""
+    """Groups of block numbers up to `last`, as (first, end), end exclusive."""
     groups, first = [], 0
     while first <= last:
         end = first + 1 if first < _SINGLE_BLOCKS else 2 * first

@@ -1,6 +1,6 @@
-"""Does the draft's disagreement with the target tell that an answer, or a step of it, is wrong?
+"""Does the draft's disagreement with the target predict that an answer, or a step of it, is wrong?
 
-The closing idea of the document "Speculative MCMC Probe" (section 6.3, "a free difficulty detector"), tested.
+This tests the closing idea of the document "Speculative MCMC Probe" (section 6.3, "a free difficulty detector").
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Difficulty(Probe):
 
 def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],
             along: Callable[[Finished], dict]) -> Iterator[tuple[Unit, dict]]:
-    """The record of each chain: along(done) and its grade, once the grading processes have decided."""
+    """The record of each chain: `along(done)` and its grade, yielded once the grading processes have decided."""
     pool, measured = config.grader.start(), {}
 
     def decided(wait: bool = False) -> Iterator[tuple[Unit, dict]]:
@@ -113,7 +113,7 @@ def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem],
 
 
 def _along(model: LanguageModel, drafter: DFlashDrafter, done: Finished) -> dict:
-    """What is recorded of an answer but for its grade."""
+    """The record of an answer, without its grade."""
     from dflash_mcmc.engine.interface import NOT_NUMBERS
     from dflash_mcmc.probe.difficulty import signals, steps
 

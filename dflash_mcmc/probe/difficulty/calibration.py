@@ -1,7 +1,7 @@
-"""Chances of being wrong made of signals, and how far they can be trusted: Brier score, its skill, calibration.
+"""Probabilities of being wrong, predicted from signals, and their quality: Brier score, its skill, calibration.
 
-The chance of a case comes from a logistic regression that was fitted to the cases of other problems (cross-validation by
-problem), so that none of it was seen when it was fitted.
+The probability of a case comes from a logistic regression fitted to the cases of other problems (cross-validation by problem),
+so that the fit has not seen the case.
 """
 
 from __future__ import annotations
@@ -16,37 +16,40 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 _RIDGE = 1e-3
-"""Weight of the squared coefficients: finite ones come out where a signal tells all cases apart, or all are of one kind."""
+"""Weight of the penalty on squared coefficients: they stay finite if a signal separates the cases or all have one label."""
 _MOST_STEPS = 50
 
 
 class Predictions(NamedTuple):
-    """Chance of being wrong of each case, float64 (cases,), by other problems' cases."""
+    """The predicted probability that each case is wrong, float64 (cases,), from the cases of other problems."""
 
     chance: np.ndarray
     base: np.ndarray
-    """The share of wrong ones among those."""
+    """The share of wrong cases among the cases of the fit."""
 
 
 class Scores(NamedTuple):
-    """Of predictions."""
+    """Scores of predictions."""
 
     brier: IntervalEstimate
-    """Mean squared distance of the chance from what was (Brier 1950)."""
+    """Mean squared difference of predicted probability and outcome (Brier 1950)."""
     skill: IntervalEstimate
-    """1 - Brier score over that of the base rate: what the signal adds to knowing how many are wrong."""
+    """1 - Brier score / Brier score of the base rate: the information that the signal adds to the share of wrong cases."""
     calibration_error: float | None
-    """Expected calibration error over bins of equally many cases: mean of |observed share - mean chance|. Resamples add noise
-    to what is never below 0, so that they give no interval of it: it is held against `error_by_chance`."""
+    """Expected calibration error: mean of |observed share - mean probability| over bins of equally many cases.
+
+    It has no interval, because resampling adds noise to a quantity that is never negative. Compare it with
+    `error_by_chance`.
+    """
     error_by_chance: float | None
-    """What the calibration error would be, about, if every chance were right: sqrt(2/pi) standard deviations in each bin."""
+    """Approximate calibration error if every probability were right: sqrt(2/pi) standard deviations in each bin."""
 
 
 def predict(cases: Cases, signals: Sequence[np.ndarray], fold_of: np.ndarray) -> Predictions:
-    """From one signal or several at once, each float64 (cases,), standardised.
+    """Predictions from one or several signals, each float64 (cases,), which are standardised.
 
     Args:
-        fold_of: from `folds`; of two problems or more.
+        fold_of: from `folds`, over at least two problems.
     """
     features, labels, fold = np.stack(signals, axis=1), cases.wrong.astype(np.float64), fold_of[cases.place]
     chance, base = np.empty(cases.size), np.empty(cases.size)
@@ -60,9 +63,9 @@ def predict(cases: Cases, signals: Sequence[np.ndarray], fold_of: np.ndarray) ->
 
 
 def folds(problems: Sequence[str], num_folds: int) -> np.ndarray:
-    """The fold of each problem, int64 (problems,): they are dealt out in an order of chance, equally many to each fold.
+    """The fold of each problem, int64 (problems,). Folds are equally large and assigned in random order.
 
-    Their own order would not do: a dataset may go through its levels in turn.
+    The dataset's own order is not used, since it may go through the levels in turn.
     """
     order = np.argsort([Key(0).fold_in("fold", problem).uniform() for problem in problems], kind="stable")
     found = np.empty(len(problems), np.int64)
@@ -71,7 +74,7 @@ def folds(problems: Sequence[str], num_folds: int) -> np.ndarray:
 
 
 def fit(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Coefficients of logistic regression, float64 (1 + features,), the constant first: Newton's method with halved steps."""
+    """Coefficients of logistic regression, float64 (1 + features,), constant first, by Newton's method with step halving."""
     design = _with_one(features)
     found = np.zeros(design.shape[1])
     loss = _loss(design, labels, found)
@@ -91,7 +94,7 @@ def fit(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def score(cases: Cases, predictions: Predictions, num_bins: int) -> Scores:
-    """How good the chances are."""
+    """The scores of the predicted probabilities."""
     squared, of_base = ((chance - cases.wrong) ** 2 for chance in predictions)
     worse = cases.ratio(squared, of_base)
     skill = worse._replace(**{name: None if value is None else 1.0 - value for name, value in
@@ -104,7 +107,7 @@ def score(cases: Cases, predictions: Predictions, num_bins: int) -> Scores:
 
 
 def reliability(cases: Cases, predictions: Predictions, num_bins: int) -> list[dict]:
-    """Rows of the bins: mean chance, share that was wrong, number of cases."""
+    """One row per bin: mean probability, share of wrong cases, number of cases."""
     rows, bin_of = [], bins(predictions.chance, num_bins)
     for number in range(int(bin_of.max()) + 1):
         own = bin_of == number
@@ -115,7 +118,7 @@ def reliability(cases: Cases, predictions: Predictions, num_bins: int) -> list[d
 
 
 def bins(values: np.ndarray, num_bins: int) -> np.ndarray:
-    """The bin of each value, int64, in their order and equally many in each; equal ones are not parted."""
+    """The bin of each value, int64. Bins are in order and equally large, except that equal values share a bin."""
     order = np.sort(values)
     first = np.searchsorted(order, values)
     return np.unique(first * num_bins // len(values), return_inverse=True)[1]

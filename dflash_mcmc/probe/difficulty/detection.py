@@ -1,7 +1,7 @@
-"""How well signals tell wrong answers, or wrong steps, from right ones: AUROC and differences of it, clustered by problem.
+"""How well signals separate wrong answers, or wrong steps, from right ones: AUROC and its differences, clustered by problem.
 
-AUROC is the chance that a wrong case has the larger signal than a right one, ties counting half: Mann-Whitney's U over the
-number of pairs (Hanley & McNeil 1982). All signals are asked the same way round: one below 0.5 falls where answers are wrong.
+AUROC is the probability that a wrong case has a larger signal than a right one, where ties count half: Mann-Whitney's U
+divided by the number of pairs (Hanley & McNeil 1982). No signal is reversed: one below 0.5 is smaller for wrong cases.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 DRAFT, TARGET, OTHER = "draft", "target", "other"
-"""Kinds of signals: what needs the draft, what the target says by itself, and what neither has been asked for."""
+"""Kinds of signals: those that need the draft, those of the target alone, and those that need neither."""
 
 
 class Signal(NamedTuple):
-    """A number of each case that may tell whether it is wrong."""
+    """A value per case that may predict whether the case is wrong."""
 
     name: str
     kind: str
     statistic: str | None
-    """`mean` or `max` over the case's tokens; None for what is no number of tokens."""
+    """`mean` or `max` over the case's tokens; None for signals that are not computed from tokens."""
     values: np.ndarray
     """float64 (cases,)."""
 
@@ -34,12 +34,12 @@ class Signal(NamedTuple):
 
 
 class Cases:
-    """Answers or steps, some of them wrong, that belong to problems.
+    """Answers or steps, right or wrong, grouped by problem.
 
     Args:
-        problems: that of each case.
-        wrong: whether each case is.
-        signals: of all cases.
+        problems: the problem of each case.
+        wrong: whether each case is wrong.
+        signals: signals of all cases.
     """
 
     def __init__(self, problems: Sequence[Hashable], wrong: Sequence[bool], signals: Sequence[Signal]):
@@ -47,7 +47,8 @@ class Cases:
         self.names = list(dict.fromkeys(self.problems))
         place = {name: number for number, name in enumerate(self.names)}
         self.place, self.num_problems = np.array([place[name] for name in self.problems], np.int64), len(self.names)
-        # One observation a problem: what is drawn anew are problems, and sums over their cases are all that is needed of them.
+        # One observation per problem: the bootstrap resamples problems, and all statistics only need sums over a problem's
+        # cases.
         self._clusters = Clusters(self.names)
 
     @property
@@ -57,17 +58,18 @@ class Cases:
 
     @property
     def decided(self) -> bool:
-        """Whether there are wrong cases and right ones: else there is nothing to tell apart."""
+        """Whether there are both wrong and right cases; otherwise there is no AUROC."""
         return bool(self.wrong.any() and not self.wrong.all())
 
     def pairs(self, scores: np.ndarray) -> np.ndarray:
-        """float64 (problems, problems): how many wrong cases of one have a larger score than right cases of the other.
+        """float64 (problems, problems): for each two problems, pairs of a wrong case and a right case with a smaller score.
 
-        Pairs are counted, ties half. The sum over all problems is Mann-Whitney's U.
+        The wrong case is of the first problem, the right one of the second. Ties count half. The sum over all problems is
+        Mann-Whitney's U.
         """
         wrong, right = np.flatnonzero(self.wrong), np.flatnonzero(~self.wrong)
         order = right[np.argsort(scores[right], kind="stable")]
-        upto = np.zeros((len(right) + 1, self.num_problems))  # right cases of each problem among the first so many
+        upto = np.zeros((len(right) + 1, self.num_problems))  # number of right cases of each problem among the first n
         upto[np.arange(1, len(right) + 1), self.place[order]] = 1.0
         upto = upto.cumsum(axis=0)
         below, not_above = (np.searchsorted(scores[order], scores[wrong], side=side) for side in ("left", "right"))
@@ -76,10 +78,10 @@ class Cases:
         return found
 
     def auroc(self, pairs: np.ndarray, group: np.ndarray | None = None) -> IntervalEstimate:
-        """Of the pairs of a signal; of the difference of two signals' pairs, the difference of their AUROCs, paired.
+        """The AUROC of a signal's pairs; for the difference of two signals' pairs, the paired difference of their AUROCs.
 
         Args:
-            group: int64 (problems,); only pairs within a group count. None for all pairs.
+            group: int64 (problems,); only pairs within a group count. None means all pairs.
         """
         group = np.zeros(self.num_problems, np.int64) if group is None else group
         pairs, member = pairs * (group[:, None] == group), np.eye(group.max() + 1)[group]
@@ -95,11 +97,11 @@ class Cases:
         return self.ratio(values, np.ones(self.size))
 
     def ratio(self, above: np.ndarray, below: np.ndarray) -> IntervalEstimate:
-        """Sum over the cases of one over that of the other."""
+        """The sum of `above` over the cases divided by the sum of `below`."""
         return self._clusters.ratio(self.sums(above), self.sums(below))._replace(n=self.size)
 
     def statistic(self, function: Callable[[np.ndarray], np.ndarray]) -> IntervalEstimate:
-        """Any other: function(counts (resamples, problems)) -> (resamples,), how often each problem counts; nan for none."""
+        """Any other statistic: function(counts (resamples, problems)) -> (resamples,), with nan if it is undefined."""
         return self._clusters.statistic(function)._replace(n=self.size)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
@@ -108,7 +110,7 @@ class Cases:
 
 
 def roc(wrong: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Share of right and of wrong cases at or above each threshold, from none to all: the area under it is AUROC."""
+    """Shares of right and of wrong cases at or above each threshold, from none to all. The area below is the AUROC."""
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     hits = np.cumsum(wrong[order])[ends]

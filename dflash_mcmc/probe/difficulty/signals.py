@@ -1,7 +1,7 @@
-"""What each token of an answer says about how hard it is: by how the draft disagrees with the target, and without a draft.
+"""Signals of each token's difficulty: the disagreement of draft and target, and signals that need no draft.
 
-p is the target's law of the token at temperature 1 and q the draft's, in mask mode: one forward of a block, given its anchor
-and the target's features of what stands before it. All signals are larger where a token is harder.
+p is the target's distribution of the token at temperature 1, q the draft's in mask mode: one forward per block, given its
+anchor and the target's features of all positions before it. All signals are larger for harder tokens.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ DRAFT = ("kl_target_draft", "kl_draft_target", "total_variation", "minus_log_acc
          "top1_disagreement")
 """KL(p || q), KL(q || p), 1 - expected acceptance, -log expected acceptance, H(q), -log q(token), argmax p is not argmax q.
 
-Expected acceptance is the chance that rejection sampling keeps a token drawn from q, sum of min(p, q): as a detector it is
-total variation turned over. The mean of its logarithm is that of the product over the tokens. In nats, but for total
-variation and disagreement.
+Expected acceptance is the probability that rejection sampling accepts a token drawn from q, sum of min(p, q), which is one
+minus the total variation. The mean of its logarithm is that of the product over the tokens. All are in nats except total
+variation and top-1 disagreement.
 """
 TARGET = ("target_entropy", "target_surprisal", "least_confidence")
-"""What needs no draft: H(p) and -log p(token), in nats, and 1 - max p (Settles 2009, "Active learning literature survey")."""
+"""Signals without a draft: H(p), -log p(token) in nats, 1 - max p (Settles 2009, "Active learning literature survey")."""
 
 
 class Signals(NamedTuple):
-    """Of the tokens of an answer that the draft predicts."""
+    """Signals of the tokens of an answer that the draft predicts."""
 
     places: np.ndarray
-    """int64 (n,): which tokens of the answer."""
+    """int64 (n,): the tokens' places in the answer."""
     values: dict[str, np.ndarray]
-    """By the names of DRAFT and TARGET, float64 (n,)."""
+    """float64 (n,) for each name of DRAFT and TARGET."""
 
     def of(self, tokens: range) -> Signals:
-        """Those of some tokens alone."""
+        """The signals of a range of tokens."""
         kept = (self.places >= tokens.start) & (self.places < tokens.stop)
         return Signals(self.places[kept], {name: values[kept] for name, values in self.values.items()})
 
     def mean(self) -> dict[str, float]:
-        """Over the tokens, of each signal; six digits."""
+        """The mean over the tokens of each signal, to six digits."""
         return {name: float(f"{values.mean():.6g}") for name, values in self.values.items()}
 
     def max(self) -> dict[str, float]:
-        """The same of the hardest token."""
+        """The maximum over the tokens of each signal, to six digits."""
         return {name: float(f"{values.max():.6g}") for name, values in self.values.items()}
 
 
 @torch.no_grad()
 def along(model: LanguageModel, drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray) -> Signals:
-    """Signals of the drafted slots of an answer's whole blocks: neither anchors nor the tail have a prediction of the draft.
+    """Signals of the drafted slots in an answer's whole blocks. The draft does not predict anchors or the tail.
 
     Args:
-        prompt, answer: token ids, int64; the answer at least a block long.
+        prompt, answer: token ids, int64; the answer is at least a block long.
     """
     tokens = torch.from_numpy(np.concatenate([prompt, answer])).to(model.device)
     block_size = drafter.num_drafted + 1
@@ -70,9 +70,9 @@ def along(model: LanguageModel, drafter: DFlashDrafter, prompt: np.ndarray, answ
 
 
 def of_tokens(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Signals of tokens int64 (n,), each float32 (n,), by logits of target and draft, float32 (n, vocabulary).
+    """Signals of tokens int64 (n,), each float32 (n,), from logits of target and draft, float32 (n, vocabulary).
 
-    Where both logits are -inf is no token.
+    Ids without a token have logits -inf in both.
     """
     log_p, log_q = target.log_softmax(dim=-1), draft.log_softmax(dim=-1)
     p, q = log_p.exp(), log_q.exp()
@@ -93,5 +93,5 @@ def of_tokens(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -
 
 
 def _mean(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Mean of values under weights, (n, vocabulary) each: (n,). What weighs nothing adds nothing, infinite or not."""
+    """Mean of values under weights, (n, vocabulary) each: (n,). A weight of 0 adds nothing, even if the value is infinite."""
     return torch.where(weights > 0, weights * values, 0.0).sum(dim=-1)

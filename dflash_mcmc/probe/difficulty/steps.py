@@ -1,9 +1,9 @@
-"""The steps of an answer that can be judged without a model: equations of plain arithmetic, such as `7*24=140+28=168`.
+"""The steps of an answer that can be checked without a model: equations of plain arithmetic, such as `7*24=140+28=168`.
 
-An equation is a chain of two or more sides of numbers, + - * / x × ÷ · (and LaTeX's for these) and parentheses, with at least
-one operator. It is wrong if two sides differ, in exact rational numbers: a rounded side (`10/3=3.33`) is wrong too.
-Whatever stands beside letters, powers, percent signs and the like (`2x+3=7`, `2^3+1=9`) is left alone, since it does not say
-what it seems to say. Nothing is evaluated but what this parser has read.
+An equation is a chain of two or more sides of numbers, + - * / x × ÷ · (and their LaTeX commands) and parentheses, with at
+least one operator. It is wrong if two sides differ as exact rational numbers; a rounded side (`10/3=3.33`) is wrong too. An
+equation next to letters, powers, percent signs and similar (`2x+3=7`, `2^3+1=9`) is skipped, since the whole expression may
+mean something else. Only text that this parser has read is evaluated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 _MOST_DIGITS = 15
-"""Of a number; equations with longer ones are left alone."""
+"""Most digits of a number; equations with longer numbers are skipped."""
 _MOST_PARTS = 64
-"""Numbers, signs, parentheses and spaces of an equation."""
+"""Most parts of an equation: numbers, signs, parentheses and spaces."""
 _OPERATORS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "x": "*", "×": "*", "·": "*", "÷": "/", "−": "-"}
 _PART = re.compile(r"""
     (?P<bullet>^[ \t]*[-*+•][ \t]+)
@@ -41,16 +41,16 @@ class AnswerStep(NamedTuple):
     text: str
     start: int
     stop: int
-    """It is text[start:stop]."""
+    """The equation is text[start:stop]."""
     wrong: bool
 
 
 def steps(text: str) -> list[AnswerStep]:
-    """All equations of a text, in its order."""
+    """All equations of a text, in order."""
     parts = list(_PART.finditer(text))
     found = []
     for first, last in _runs(parts):
-        if last - first > _MOST_PARTS or not (_free_before(parts, first) and _free_behind(parts, last)):
+        if last - first > _MOST_PARTS or not (_free_before(parts, first) and _free_after(parts, last)):
             continue
         wrong, first, last = _judged(parts, first, last)
         if wrong is not None:
@@ -60,15 +60,15 @@ def steps(text: str) -> list[AnswerStep]:
 
 
 def ends(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[int]:
-    """How many characters of the text the first 1, 2, ... tokens make: token n is text[ends[n - 1] : ends[n]].
+    """Text length after the first 1, 2, ... tokens: token n is text[ends[n - 1] : ends[n]].
 
-    A character that several tokens make together belongs to the last of them. Only the last whole piece is decoded anew with
-    each token, as tokenizers that write a token by what stands before it need it.
+    A character made by several tokens belongs to the last of them. Each token is decoded together with the piece before it,
+    because some tokenizers write a token differently depending on its predecessor.
     """
     found, length, piece, known = [], 0, 0, 0
     for number in range(1, len(tokens) + 1):
         before, after = decode(tokens[piece:known]), decode(tokens[piece:number])
-        if not after.endswith("\ufffd"):  # what a decoder writes for a part of a character
+        if not after.endswith("\ufffd"):  # the decoder's sign for an incomplete character
             length += len(after) - len(before)
             piece, known = known, number
         found.append(length)
@@ -76,13 +76,13 @@ def ends(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[int]:
 
 
 def inside(step: AnswerStep, ends: Sequence[int]) -> range:
-    """The tokens that write some of a step."""
+    """The tokens that write any part of a step."""
     first, last = bisect.bisect_right(ends, step.start), bisect.bisect_left(ends, step.stop)
     return range(first, min(last + 1, len(ends)))
 
 
 def _runs(parts: list[re.Match]) -> Iterator[tuple[int, int]]:
-    """First and last + 1 of the longest stretches of numbers, signs and spaces, where there is an equals sign."""
+    """(first, last + 1) of the longest runs of numbers, signs and spaces that contain an equals sign."""
     stretches = itertools.groupby(range(len(parts)), key=lambda n: parts[n].lastgroup in (*_IN_EQUATION, "space"))
     for of_equation, numbers in stretches:
         own = [n for n in numbers if parts[n].lastgroup != "space"]
@@ -91,9 +91,9 @@ def _runs(parts: list[re.Match]) -> Iterator[tuple[int, int]]:
 
 
 def _free_before(parts: list[re.Match], first: int) -> bool:
-    """Whether an equation that starts here means what it says: nothing, an edge, or a word and a space stand before it.
+    """Whether an equation may start here: at the start, or after an edge, or after a word and a space.
 
-    A sign behind a word may be an operator whose left side is a name; behind `1.` or `1,` stands the rest of a number.
+    A sign after a word may be an operator whose left side is a name; after `1.` or `1,` the number may continue.
     """
     before = [*parts[max(0, first - 2) : first]]
     kinds = [part.lastgroup for part in before]
@@ -105,19 +105,19 @@ def _free_before(parts: list[re.Match], first: int) -> bool:
     return kinds[-1:] in ([], ["bullet"])
 
 
-def _free_behind(parts: list[re.Match], last: int) -> bool:
-    """The same for where one ends; behind `0.` may stand digits in another dress."""
-    behind = parts[last : last + 2]
-    kinds = [part.lastgroup for part in behind]
-    if kinds[:1] == ["space"] or (kinds[:1] == ["edge"] and behind[0].group() in ".,"):
+def _free_after(parts: list[re.Match], last: int) -> bool:
+    """Whether an equation may end here. After `0.`, further digits may follow in another notation."""
+    after = parts[last : last + 2]
+    kinds = [part.lastgroup for part in after]
+    if kinds[:1] == ["space"] or (kinds[:1] == ["edge"] and after[0].group() in ".,"):
         return kinds[-1] != "other"
     return kinds[:1] in ([], ["edge"])
 
 
 def _judged(parts: list[re.Match], first: int, last: int) -> tuple[bool | None, int, int]:
-    """Whether the sides differ, None for what is no equation, and its first part and last + 1.
+    """Whether the sides differ (None if it is not an equation), and its first part and last + 1.
 
-    A parenthesis that opens before the equation or closes behind it is no part of it: `(since 2+3=5)`.
+    A parenthesis that opens before the equation or closes after it is not part of it: `(since 2+3=5)`.
     """
     for left, right in itertools.product((0, 1), repeat=2):
         start, stop = first + left, last - right
@@ -137,7 +137,7 @@ def _judged(parts: list[re.Match], first: int, last: int) -> tuple[bool | None, 
 
 
 class _NoEquationError(Exception):
-    """What was read is none."""
+    """The parts are not an equation."""
 
 
 def _wrong(parts: list[tuple[str, str]]) -> bool:
@@ -152,17 +152,17 @@ def _wrong(parts: list[tuple[str, str]]) -> bool:
 
 
 class _Reader:
-    """Reads sums of products from parts (kind, text), from the left; a sign may stand before the first product of a sum."""
+    """Reads sums of products from parts (kind, text), from left to right. A sum may begin with a sign."""
 
     def __init__(self, parts: list[tuple[str, str]]):
         self._parts, self._next, self.operations = parts, 0, 0
 
     def left(self) -> bool:
-        """Whether something has not been read."""
+        """Whether unread parts are left."""
         return self._next < len(self._parts)
 
     def take(self, kind: str, allowed: str = "") -> str | None:
-        """The next part, if it is of this kind and, for signs, one of those allowed."""
+        """The next part if it has this kind and, for signs, is one of those allowed; otherwise None."""
         if not self.left():
             return None
         found, text = self._parts[self._next]

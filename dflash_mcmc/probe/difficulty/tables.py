@@ -1,7 +1,7 @@
-"""The summary of `probe=difficulty`: which signals tell wrong answers and wrong steps, from records alone.
+"""The tables of the difficulty probe, from its records alone: which signals predict wrong answers and wrong steps.
 
-The best signal and the best baseline are those with the largest AUROC on these very records. Intervals do not know that they
-were chosen, which favours both.
+The best signal and the best baseline are those with the largest AUROC on the same records. Intervals ignore this selection,
+which favours both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_ESTIMATE = IntervalEstimate(None, None, None, 0)
 
 
 class Detector(NamedTuple):
-    """A signal and how well it tells."""
+    """A signal and its AUROC."""
 
     signal: Signal
     pairs: np.ndarray
@@ -30,19 +30,19 @@ class Detector(NamedTuple):
 
 
 class SignalComparison(NamedTuple):
-    """All signals of some cases, and the ones that others are held against. Empty where there is nothing to tell apart."""
+    """All signals of some cases, and those that serve for comparison. Without both right and wrong cases there are none."""
 
     cases: Cases
     detectors: list[Detector]
     entropy: dict[str, Detector]
-    """The target's, by statistic."""
+    """Target entropy, by statistic."""
     best_draft: Detector | None = None
     best_baseline: Detector | None = None
-    """Of those that need no draft."""
+    """Best signal that needs no draft."""
 
 
 def summary(records: Sequence[dict], num_folds: int, num_bins: int) -> Summary:
-    """Tables `outcomes`, `answers`, `steps`, `combined` and `reliability`; numbers are None where all cases are of a kind."""
+    """Tables `outcomes`, `answers`, `steps`, `combined`, `reliability`. Values are None if all cases have one label."""
     measured = [record for record in records if "skipped" not in record]
     compared = {"answers": compare(answer_cases(measured)), "steps": compare(step_cases(measured))}
     fitted = {name: _Fitted(of.cases, num_folds) for name, of in compared.items()}
@@ -62,13 +62,13 @@ def summary(records: Sequence[dict], num_folds: int, num_bins: int) -> Summary:
 
 
 def answer_cases(records: Sequence[dict]) -> Cases:
-    """Answers that are not graded correct, against those that are."""
+    """The answers as cases; an answer is wrong unless graded correct."""
     return Cases([record["problem"] for record in records], [record["verdict"] != "correct" for record in records],
                  _signals(records, records))
 
 
 def step_cases(records: Sequence[dict]) -> Cases:
-    """Equations whose sides differ, against those that hold."""
+    """The equations as cases; an equation is wrong if its sides differ."""
     pairs = [(record, step) for record in records for step in record["steps"]]
     steps = [step for _, step in pairs]
     return Cases([record["problem"] for record, _ in pairs], [step["wrong"] for step in steps],
@@ -76,7 +76,7 @@ def step_cases(records: Sequence[dict]) -> Cases:
 
 
 def compare(cases: Cases) -> SignalComparison:
-    """Asks every signal."""
+    """Computes the AUROC of every signal."""
     if not cases.decided:
         return SignalComparison(cases, [Detector(signal, np.empty((0, 0)), _NO_ESTIMATE) for signal in cases.signals], {})
     detectors = [Detector(signal, pairs, cases.auroc(pairs))
@@ -86,12 +86,12 @@ def compare(cases: Cases) -> SignalComparison:
 
 
 def best(detectors: Sequence[Detector], *kinds: str) -> Detector:
-    """The one of these kinds with the largest AUROC; the first of equal ones."""
+    """The detector of these kinds with the largest AUROC, the first one in a tie."""
     return max((detector for detector in detectors if detector.signal.kind in kinds), key=lambda found: found.auroc.value)
 
 
 class _Fitted:
-    """Chances made of signals, each worked out once."""
+    """Predicted probabilities from signals, each computed once."""
 
     def __init__(self, cases: Cases, num_folds: int):
         self._cases, self.folds, self._found = cases, calibration.folds(cases.names, num_folds), {}
@@ -105,7 +105,7 @@ class _Fitted:
 
 
 def _signals(cases: Sequence[dict], records: Sequence[dict]) -> list[Signal]:
-    """Of answers or steps, and the level of the problem where all have one."""
+    """The signals of answers or steps, and the level of the problem if all problems have one."""
     found = [Signal(name, kind, statistic, np.array([case[statistic][name] for case in cases], np.float64))
              for kind, names in ((DRAFT, signals.DRAFT), (TARGET, signals.TARGET)) for name in names
              for statistic in ("mean", "max")]
@@ -117,12 +117,12 @@ def _signals(cases: Sequence[dict], records: Sequence[dict]) -> list[Signal]:
 
 
 def _outcome(name: str, cases: Cases, left_out: int) -> dict:
-    """How many are wrong, and what the draft's acceptance and the target's entropy are of right ones and of wrong ones."""
+    """Share of wrong cases, and the draft's acceptance and the target's entropy of right and of wrong cases."""
     values = {signal.label: signal.values for signal in cases.signals}
     row = {"cases": name, **_among(cases, cases.wrong, np.ones(cases.size)).columns("share_wrong")}
-    for told, kind in (("right", ~cases.wrong), ("wrong", cases.wrong)):
-        row.update(_among(cases, 1.0 - values["total_variation mean"], kind).columns(f"acceptance_{told}"))
-        row.update(_among(cases, values["target_entropy mean"], kind).columns(f"entropy_{told}"))
+    for outcome, kind in (("right", ~cases.wrong), ("wrong", cases.wrong)):
+        row.update(_among(cases, 1.0 - values["total_variation mean"], kind).columns(f"acceptance_{outcome}"))
+        row.update(_among(cases, values["target_entropy mean"], kind).columns(f"entropy_{outcome}"))
     return {**row, "wrong": int(cases.wrong.sum()), "n": cases.size, "left_out": left_out}
 
 
@@ -131,7 +131,7 @@ def _among(cases: Cases, values: np.ndarray, kind: np.ndarray) -> IntervalEstima
 
 
 def _row(of: SignalComparison, detector: Detector, fitted: _Fitted, num_bins: int) -> dict:
-    """AUROC, its difference to that of the best baseline and of the target's entropy, and how good chances made of it are."""
+    """AUROC, its differences to the best baseline and to target entropy, and the quality of probabilities from this signal."""
     signal = detector.signal
     row = {"signal": signal.name, "kind": signal.kind, "statistic": signal.statistic, **detector.auroc.columns("auroc")}
     for name, other in (("best", of.best_baseline), ("entropy", of.entropy.get(signal.statistic or "mean"))):
@@ -145,11 +145,10 @@ def _row(of: SignalComparison, detector: Detector, fitted: _Fitted, num_bins: in
 
 
 def _combined(name: str, of: SignalComparison, fitted: _Fitted) -> list[dict]:
-    """What chances gain where a baseline is joined by a signal of the draft: the target's entropy by each, the best one by
-    the best.
+    """Gains of a baseline combined with a signal of the draft: target entropy with each, the best baseline with the best.
 
-    AUROC here is that of chances from cross-validation, the baseline's alone too, over pairs of the same fold: chances of
-    different folds come from different fits, and their order says little.
+    These AUROCs are of cross-validated probabilities, also for the baseline alone, over pairs within a fold. Probabilities of
+    different folds come from different fits and are not comparable.
     """
     if not fitted.possible:
         return []
@@ -171,14 +170,14 @@ def _gain(name: str, cases: Cases, fitted: _Fitted, baseline: Signal, signal: Si
 
 
 def _reliability(name: str, of: SignalComparison, fitted: _Fitted, num_bins: int) -> list[dict]:
-    """Of the best signal of the draft and the best baseline."""
+    """Calibration rows of the best signal of the draft and of the best baseline."""
     asked = [detector.signal for detector in (of.best_draft, of.best_baseline) if fitted.possible]
     return [{"cases": name, "signal": signal.label, "kind": signal.kind, **row}
             for signal in asked for row in calibration.reliability(of.cases, fitted.of(signal), num_bins)]
 
 
 def _roc(name: str, of: SignalComparison) -> list[dict]:
-    """Curves of the best signal of each kind."""
+    """ROC curves of the best signal of each kind."""
     asked = [best(of.detectors, kind).signal for kind in (DRAFT, TARGET, OTHER) if of.cases.decided]
     return [{"cases": name, "signal": signal.label, "kind": signal.kind, "share_of_right": float(right),
              "share_of_wrong": float(wrong)}
@@ -186,10 +185,10 @@ def _roc(name: str, of: SignalComparison) -> list[dict]:
 
 
 def _values(name: str, of: SignalComparison) -> dict[str, float | int | str | None]:
-    """The best signal of the draft, the best baseline, and how far they are apart."""
+    """The best signal of the draft, the best baseline, and the difference of their AUROCs."""
     found: dict[str, float | int | str | None] = {f"{name}/n": of.cases.size, f"{name}/wrong": int(of.cases.wrong.sum())}
-    for told, detector in (("best_draft", of.best_draft), ("best_baseline", of.best_baseline)):
-        found[f"{name}/{told}"] = detector.signal.label if detector else None
-        found.update((detector.auroc if detector else _NO_ESTIMATE).columns(f"{name}/{told}_auroc"))
+    for role, detector in (("best_draft", of.best_draft), ("best_baseline", of.best_baseline)):
+        found[f"{name}/{role}"] = detector.signal.label if detector else None
+        found.update((detector.auroc if detector else _NO_ESTIMATE).columns(f"{name}/{role}_auroc"))
     apart = of.cases.auroc(of.best_draft.pairs - of.best_baseline.pairs) if of.best_draft else _NO_ESTIMATE
     return {**found, **apart.columns(f"{name}/difference")}

@@ -1,13 +1,13 @@
-"""The rank of an answer's tokens from every layer: does leaving out the final norm make a layer look bad?
+"""The rank of an answer's tokens when each layer's state goes through the head, with and without the final norm.
 
-The guided-power-sampling document holds "raw lm_head(h_33) at rank 12,520" (of 36 layers and 151,936 words) against the
-draft's 697, and calls the layer a worse predictor. The head was trained on states behind the final norm, and a layer's output
-is not: the logit lens (nostalgebraist 2020) puts the norm in between, and even that is biased, since directions drift from
-layer to layer (Belrose et al. 2023, arXiv 2303.08112, where a learned map takes its place).
+The guided-power-sampling document reports "raw lm_head(h_33) at rank 12,520" (of 36 layers and 151,936 words) and 697 for the
+draft, and calls the layer a worse predictor. But the head was trained on states after the final norm, and a layer's output is
+before it. The logit lens (nostalgebraist 2020) applies the norm. Even that is biased, since directions drift from layer to
+layer (Belrose et al. 2023, arXiv 2303.08112, who use a learned map instead).
 
-What the norm does to a rank: a root-mean-square norm divides a state by its length, which keeps the order of all logits and so
-every rank, and multiplies each coordinate by a weight, which does not. So raw ranks differ from normed ones by those weights
-alone (where a residual stream has a few huge coordinates, they take those down), while log p differs by the length too.
+Effect of the norm on ranks: a root-mean-square norm divides a state by its length, which keeps all ranks, and multiplies each
+coordinate by a weight, which does not. Raw and normed ranks therefore differ only because of these weights, which reduce the
+few huge coordinates of a residual stream. log p also depends on the length.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
 _PUBLISHED_FROM_END = 3
-"""The document's layer is 33 of 36."""
-_GREEN = "#009E73"
-"""Okabe and Ito's bluish green."""
+"""The published layer is 33 of 36."""
 
 
 @register("probe", "layer_rank")
@@ -115,10 +113,10 @@ class LayerRank(Probe):
 
 
 def _draw(axes: Axes, rows: list[dict], chance: float) -> None:
-    """Mean and median with their intervals, raw and normed, by layer; target, draft and chance as lines across."""
-    from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
+    """Mean and median by layer, raw and normed, with intervals; target, draft and chance as horizontal lines."""
+    from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG
 
-    kinds = (("none", WRONG, "o", "raw", -0.12), ("final", RIGHT, "s", "behind the final norm", 0.12))
+    kinds = (("none", WRONG, "o", "raw", -0.12), ("final", RIGHT, "s", "after the final norm", 0.12))
     for norm, colour, marker, label, aside in kinds:
         layers = [row for row in rows if row["norm"] == norm]
         for name, style, fill in (("mean", "-", "full"), ("median", "--", "none")):
@@ -129,7 +127,7 @@ def _draw(axes: Axes, rows: list[dict], chance: float) -> None:
             axes.errorbar([row["layer"] + aside for row in layers], found, reach, color=colour, linestyle=style, marker=marker,
                           markersize=4.0, fillstyle=fill, linewidth=1.2, elinewidth=0.9, capsize=2.0, label=f"{name}, {label}")
     for source, colour, style, label in (("target", INK, "-", "mean, target"),
-                                         ("draft", _GREEN, "-.", "mean, draft (on its tokens)")):
+                                         ("draft", GREEN, "-.", "mean, draft (on its tokens)")):
         for row in rows:
             if row["source"] == source and row["mean_rank"] is not None:
                 axes.axhline(row["mean_rank"], color=colour, linestyle=style, linewidth=1.1, label=label)

@@ -1,7 +1,7 @@
-"""Ranks of an answer's tokens by layer: the record of an answer, and the numbers that records come to.
+"""Ranks of an answer's tokens by layer: the record of an answer, and statistics of the records.
 
-A row is what gives a law: `target`, `3 none` and `3 final` (layer 3, raw and behind the final norm), `draft`, and
-`target where drafted`, the target on the tokens that the draft has.
+A row name says which distribution the ranks are from: `target`; `3 none` and `3 final` (layer 3, raw and after the final
+norm); `draft`; and `target where drafted`, the target on the tokens that the draft predicts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TARGET, DRAFT, TARGET_WHERE_DRAFTED = "target", "draft", "target where drafted"
 
 
 def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, hard_below: float) -> dict:
-    """What is kept of an answer.
+    """The record of an answer.
 
-    Of every row the rank of each token, null where it says nothing; and, of all tokens and of the hard ones, the sum of
-    log p in nats and how often its most likely token is the target's. Raises NotNumbers.
+    It has, for every row name, the rank of each token (null if the draft does not predict it); and over all tokens and over
+    hard tokens, the sum of log p in nats and the number of tokens whose most likely token is the target's. Raises NotNumbers.
     """
     import torch
 
@@ -62,13 +62,13 @@ def _where(values: list[int], there: list[bool]) -> list[int | None]:
 
 
 def _sums(row: Standing, target: Standing, speaks: torch.Tensor, hard: torch.Tensor) -> tuple[list[float], list[int]]:
-    """log p and agreements of the tokens that it says something about, all and hard."""
+    """Sums of log p, and numbers of agreements with the target, over the predicted tokens: all and hard."""
     parts = (speaks, speaks & hard)
     return [float(row.log_p[part].sum()) for part in parts], [int((row.best == target.best)[part].sum()) for part in parts]
 
 
 def described(name: str) -> dict[str, str | int | None]:
-    """The columns that say which row it is."""
+    """The columns that identify a row."""
     layer, _, norm = name.partition(" ")
     if layer.isdecimal():
         return {"source": "layer", "layer": int(layer), "norm": norm}
@@ -76,10 +76,10 @@ def described(name: str) -> dict[str, str | int | None]:
 
 
 def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """The median of all problems' ranks, each problem counted as often as its weight says: for `Clusters.statistic`.
+    """The median rank over all problems, each weighted as given, as a function for `Clusters.statistic`.
 
-    It is the smallest rank with at least half of them up to it, found by bisection: resamples of hundreds of thousands of
-    tokens are never laid out, only how many ranks of each problem are up to the few that are tried.
+    It is the smallest rank that at least half of the ranks do not exceed, found by bisection. The hundreds of thousands of
+    ranks of a resample are never built; the function only counts, per problem, the ranks up to the few values that are tried.
     """
     largest = max((int(of.max()) for of in ranks if len(of)), default=1)
     counts, offsets = np.array([len(of) for of in ranks]), (largest + 1) * np.arange(len(ranks))
@@ -100,10 +100,10 @@ def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
 
 
 class Ranked:
-    """The tokens of measured records, all of them or the hard ones.
+    """The ranks in the records, of all tokens or of the hard ones.
 
     Args:
-        records: of `record`, at least one; a problem each.
+        records: results of `record`, one per problem, at least one.
     """
 
     def __init__(self, records: list[dict], hard_only: bool):
@@ -126,7 +126,7 @@ class Ranked:
                 **self._problems.ratio(agreements, counts).columns("agreement"), "n": mean.n}
 
     def norm_row(self, layer: int) -> dict:
-        """What the final norm does to a layer's ranks: mean rank raw over normed, and which one is better, token by token."""
+        """The effect of the final norm on a layer: mean rank raw over normed, and the share of tokens where each is better."""
         raw, normed = self._ranks(f"{layer} none"), self._ranks(f"{layer} final")
         counts = [len(values) for values in raw]
         better = {"share_better_raw": [(a < b).sum() for a, b in zip(raw, normed, strict=True)],
@@ -137,7 +137,7 @@ class Ranked:
                    for column, value in self._problems.ratio(wins, counts).columns(name).items()}, "n": sum(counts)}
 
     def _ranks(self, name: str) -> list[np.ndarray]:
-        """Of each problem, float64."""
+        """The ranks of each problem, float64."""
         of = [np.array(record["ranks"][name], np.float64)[kept]
               for record, kept in zip(self._records, self._kept, strict=True)]
         return [values[~np.isnan(values)] for values in of]

@@ -1,17 +1,17 @@
-"""What a share of an intermediate layer's logits gains, token by token, and how much of that any softening would.
+"""How much blending an intermediate layer's logits helps each token, and how much of that any flattening would give.
 
-The guided-power-sampling document rests on "beta = 0.05-0.1 of layer 33 beats the target on 20.5 % of hard tokens". Wins on
-hard tokens alone say little: a token is hard because the target gave it a low probability, so among these the target's own
-errors are on the low side, and whatever is mixed in, a constant even, brings them back up (regression to the mean). What such
-a change costs shows on the tokens that were left out, and on the hard ones that it loses. Hence the controls here: losses
-beside wins, all tokens and the easy ones beside the hard ones, and the source `flattened`, the target blended with the uniform
-law: logits (1 - beta) * target, temperature 1 / (1 - beta), which knows nothing. It wins log p on hard tokens too; ranks it
-leaves as they are. For ranks, which are as biased (a token that stands low has more room above it), the first layers are the
-control: they have hardly seen the context.
+The guided-power-sampling document builds on "beta = 0.05-0.1 of layer 33 beats the target on 20.5 % of hard tokens". Wins on
+hard tokens alone prove little. A token is hard because the target gives it a low probability, so the target's errors on hard
+tokens are mostly too low. Anything that is mixed in, even a constant, moves these probabilities up (regression to the mean).
+The cost of such a change appears on the easy tokens and on the hard tokens that it loses. The probe therefore has controls:
+losses next to wins, and all and easy tokens next to hard ones. The source `flattened` blends the target with the uniform
+distribution: logits (1 - beta) * target, temperature 1 / (1 - beta). It has no information, wins log p on hard tokens too, and
+keeps all ranks. Ranks are biased in the same way (a token with a bad rank has more room to improve). Their control is the
+first layers, which have used little of the context.
 
-Raw layers have the opposite effect as well: where the residual stream is long, a share of it sharpens the law and wins easy
-tokens. The last layer with norm=none shows that alone: what it mixes in is what the target says already, but for the norm's
-scale and weights.
+Raw layers can also have the opposite effect. If the residual stream has a large norm, blending it sharpens the distribution
+and wins easy tokens. The last layer with norm=none shows this effect alone: it adds the target's own prediction, up to the
+scale and weights of the norm.
 """
 
 from __future__ import annotations

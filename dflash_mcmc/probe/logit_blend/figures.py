@@ -1,4 +1,4 @@
-"""The figures of blends: mean gains over the grid of sources and shares, and wins of a few sources by share."""
+"""Figures of the logit blend probe: mean gains over sources and betas, and wins of a few sources by beta."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = ("#0072B2", "#009E73", "#CC79A7")
-"""Okabe and Ito's blue, bluish green and reddish purple: of the layers drawn."""
-_ORANGE = "#E69F00"
+_COLOURS = (RIGHT, GREEN, PURPLE)
+"""Colours of the layers."""
 _LINEAR = 0.01
-"""Gains in nats up to which colours are linear; beyond they are logarithmic, since raw layers lose tens of nats."""
+"""End of the linear part of the colour scale, in nats. Beyond, it is logarithmic, since raw layers lose tens of nats."""
 
 
 def gains(tables: dict[str, list[dict]]) -> Figure:
-    """Mean gain of each source (rows) and beta (columns), a panel of each table; the values stand in the cells."""
+    """Mean gain of each source (rows) and beta (columns), one panel per table, with the values in the cells."""
     from matplotlib.colors import SymLogNorm
     from matplotlib.figure import Figure
 
@@ -39,9 +40,9 @@ def gains(tables: dict[str, list[dict]]) -> Figure:
 
 
 def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
-    """Shares of tokens won by log p, and won less lost by rank, by beta: of the draft, the flattened target and a few layers.
+    """Shares won by log p, and won minus lost by rank, over beta: for the draft, the flattened target and `most` layers.
 
-    The layers are those with the largest share won at any beta: the best of many, so better here than on other tokens.
+    The layers are those with the largest share won at any beta. This selection makes them look better than on other tokens.
     """
     from matplotlib.figure import Figure
 
@@ -51,7 +52,7 @@ def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
     layers = [name for name, of in by_source.items() if of[0]["source"] == "layer"]
     layers = sorted(layers, key=lambda name: -max(row["wins"] for row in by_source[name]))[:most]
     drawn = {name: (colour, marker) for name, colour, marker in zip(layers, _COLOURS, "osD", strict=False)}
-    drawn.update({"draft": (_ORANGE, "^"), "flattened": ("#333333", "x")})
+    drawn.update({"draft": (ORANGE, "^"), "flattened": (INK, "x")})
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, column in ((left, "wins"), (right, "rank_wins_minus_losses")):
@@ -59,13 +60,13 @@ def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
             if name in by_source and by_source[name][0][column] is not None:
                 label = f"{name} (n = {by_source[name][0]['n']:,})" if name == "draft" else name
                 _draw_line(axes, by_source[name], column, label, colour, marker, number - 2)
-        axes.axhline(0.0, color="#9A9A9A", linewidth=0.8)
+        axes.axhline(0.0, color=OTHER, linewidth=0.8)
         betas = [row["beta"] for row in by_source["flattened"]]
         axes.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
         axes.set_xlabel("beta")
     n = by_source["flattened"][0]["n"]
-    left.set(title=f"By log p: {title[0].lower()}{title[1:]} (n = {n:,})", ylabel="share won: larger than the target's")
-    right.set(title="By rank", ylabel="share won, less share lost")
+    left.set(title=f"By log p: {title[0].lower()}{title[1:]} (n = {n:,})", ylabel="share of tokens won")
+    right.set(title="By rank", ylabel="share won minus share lost")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(drawn))
     return figure
 

@@ -1,6 +1,6 @@
-"""What blending a source's logits into the target's gains an answer's tokens: sums of an answer, and rows of a table.
+"""Gains of an answer's tokens from blending a source's logits into the target's: sums per answer, and the rows of a table.
 
-Blends are formed of two matrices of logits, (1 - beta) * target + beta * source, piece by piece of an answer.
+A blend is (1 - beta) * target + beta * source, computed for a piece of the answer at a time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ if TYPE_CHECKING:
     from dflash_mcmc.forcing.layers import Source, Standing
 
 DRAFT, FLATTENED = "draft", "flattened"
-"""Sources that are no layer; a layer is called by its number."""
+"""Sources that are not layers; a layer is named by its number."""
 PARTS = ("hard", "easy")
 SUMS = ("n", "gain", "wins", "losses", "rank_wins", "rank_losses", "gain_over_flattened", "wins_over_flattened")
-"""What is summed over tokens: 1; log p of the blend minus that of the target, in nats; whether it is above 0 and below 0;
-whether the blend's rank is better and worse than the target's; log p of the blend minus that of the target's logits flattened
-by the same beta, and whether it is above 0."""
+"""Sums over tokens.
+
+`n` counts them. `gain` is log p of the blend minus log p of the target, in nats; `wins` and `losses` count positive and
+negative gains. `rank_wins` and `rank_losses` count better and worse ranks. `gain_over_flattened` is log p of the blend minus
+log p of the target flattened by the same beta; `wins_over_flattened` counts the tokens for which it is positive.
+"""
 
 
 class Settings(NamedTuple):
-    """What is blended: decoder layers, behind which norm (`none` or `final`), by which shares; and which tokens are hard."""
+    """Decoder layers to blend, the norm applied to them (`none` or `final`), the betas, and the limit for hard tokens."""
 
     layers: Sequence[int]
     norm: str
@@ -40,7 +43,7 @@ class Settings(NamedTuple):
 
 
 def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, settings: Settings) -> dict:
-    """What is kept of an answer: of each source and beta, `SUMS` over the hard tokens and over the easy ones.
+    """The record of an answer: for each source and beta, `SUMS` over its hard and over its easy tokens.
 
     Raises NotNumbers.
     """
@@ -53,7 +56,7 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, se
     given = {} if draft is None else {DRAFT: layers.draft_source(model, draft, answer)}
     for last, outputs in layers.readings(model, answer, settings.layers):
         sources = {str(layer): layers.layer_source(model, states, settings.norm) for layer, states in outputs.items()}
-        sources.update({} if totals else {**given, FLATTENED: None})  # with the first group of layers only
+        sources.update({} if totals else {**given, FLATTENED: None})  # only with the first group of layers
         for piece in layers.pieces(model, len(tokens)):
             for name, found in _of_a_piece(model, last, sources, tokens, piece, settings).items():
                 totals[name] = totals.get(name, 0.0) + found
@@ -65,7 +68,7 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, se
 
 def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Source | None], tokens: torch.Tensor,
                 piece: slice, settings: Settings) -> dict[str, torch.Tensor]:
-    """`SUMS` of each source, float64 (parts, betas, sums), over a piece of an answer."""
+    """`SUMS` of each source over a piece of an answer, float64 (parts, betas, sums)."""
     import torch
 
     from dflash_mcmc.forcing import layers
@@ -80,7 +83,7 @@ def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Sou
         speaks = torch.ones_like(is_hard) if source is None else source.speaks[piece]
         cells = []
         for beta, flattened in zip(settings.betas, flat, strict=True):
-            # Flattening keeps the order of all logits, but for what rounding makes equal.
+            # Flattening keeps the order of all logits, except for ties from rounding.
             mixed = target._replace(log_p=flattened) if others is None else layers.standing(
                 blended(logits, others, beta, model.forbidden), tokens)
             cells.append(_summands(mixed, target, flattened))
@@ -90,9 +93,9 @@ def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Sou
 
 
 def blended(target: torch.Tensor, others: torch.Tensor | None, beta: float, forbidden: torch.Tensor) -> torch.Tensor:
-    """(1 - beta) * target + beta * others, float32 (n, vocabulary); None stands for the uniform law, whose logits are all 0.
+    """(1 - beta) * target + beta * others, float32 (n, vocabulary). None is the uniform distribution, with all logits 0.
 
-    The target itself where beta is 0 and where both are equal, to the last bit. Ids without a token keep -inf.
+    The result equals the target to the last bit if beta is 0 or if both are equal. Ids without a token keep -inf.
     """
     import torch
 
@@ -110,11 +113,11 @@ def _summands(mixed: Standing, target: Standing, flattened: torch.Tensor) -> tor
 
 
 class Blended:
-    """Tables of measured records.
+    """The tables of the probe, computed from its records.
 
     Args:
-        records: of `record`; a problem each.
-        betas: as they were measured.
+        records: results of `record`, one per problem.
+        betas: as measured.
     """
 
     def __init__(self, records: list[dict], betas: Sequence[float]):
@@ -124,9 +127,9 @@ class Blended:
                       for part in PARTS}
 
     def table(self, *parts: str) -> list[dict]:
-        """A row of each source and beta, over the tokens of these parts: means and shares with their intervals.
+        """A row for each source and beta, over the tokens of these parts: means and shares with their intervals.
 
-        Of the hard tokens alone, that is of the published claim, with the paired differences too.
+        The rows for hard tokens alone, which the published claim is about, also have paired differences.
         """
         return [self._row(name, number, beta, parts) for name in self.sources for number, beta in enumerate(self._betas)]
 

@@ -1,8 +1,8 @@
-"""How Metropolis-Hastings chains on p^alpha mix: what papers that sample with them do not report.
+"""How Metropolis-Hastings chains on p^alpha mix, which papers that sample with them do not report.
 
-Moved rate, acceptance by cut and by length, R-hat and effective sample size over parallel chains, autocorrelation, log
-ratios and what early rejection saves, over a grid of powers and temperatures. The chains are those of a run without a probe:
-same keys, same engine.
+The probe measures moved rate, acceptance by cut and by length, R-hat and effective sample size over parallel chains,
+autocorrelation, log ratios and the savings of early rejection, over a grid of powers and temperatures. The chains are those of
+a run without a probe: same keys, same engine.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
 _TEMPERATURES = ("draft_temperature", "proposal_temperature")
-"""The field of a sampler that is its proposal's temperature: the first that it has."""
+"""Names of a sampler's field for the temperature of its proposal; the first one that it has is used."""
 _SHOWN = "last_half"
-"""Window of the numbers that the summary and the figures show."""
+"""Window of steps that the summary and the figures show."""
 _PRINTED_LAGS = (1, 2, 4, 8, 16)
 
 
@@ -197,7 +197,7 @@ class Mixing(Probe):
 
 
 def _makes_chains(sampler: type) -> bool:
-    """Whether a sampler makes steps on p^alpha."""
+    """Whether a sampler makes Metropolis-Hastings steps on p^alpha."""
     names = {field.name for field in dataclasses.fields(sampler)}
     return {"alpha", "num_steps", "early_reject"} <= names and not names.isdisjoint(_TEMPERATURES)
 
@@ -208,7 +208,7 @@ def _temperature(sampler: type) -> str:
 
 
 def _check_axis(name: str, values: list | None, sampler: object, field: str) -> None:
-    """Values that the sampler's field may have, none twice. Raises ConfigError."""
+    """Checks that the sampler's field allows all values, and that no value repeats. Raises ConfigError."""
     spec = next(spec_of(found) for found in dataclasses.fields(sampler) if found.name == field)
     kind = typing.get_type_hints(type(sampler))[field]
     optional = type(None) in typing.get_args(kind)

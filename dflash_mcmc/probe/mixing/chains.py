@@ -1,6 +1,6 @@
-"""Metropolis-Hastings chains as arrays: how a record keeps what a chain tells of its steps, and how that is read again.
+"""Metropolis-Hastings chains as arrays: how a record stores the steps of a chain, and how they are read back.
 
-A cell is one setting of a grid: the chains of all problems drawn with the same power, proposal and early rejection.
+A cell is one setting of the grid: the chains of all problems with the same power, proposal temperature and early rejection.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import numpy as np
 from dflash_mcmc.types import Cost
 
 DECISIONS = {"accept": "a", "identical": "i", "reject": "r", "abandon": "x"}
-"""Letters that stand for a step's decision in a record."""
+"""Letters for the decision of a step in a record."""
 _WHOLE = ("block", "step", "cut", "length", "proposal_length")
 _REAL = ("log_ratio", "log_p")
 COSTS = ("tokens_drawn", "tokens_skipped", "token_forwards", "target_forwards")
 
 
 def compact(trace: Sequence[dict]) -> dict[str, list | str]:
-    """A chain's trace (see `kernel.trace_entry`) by column, numbers to six digits, decisions as a text of letters."""
+    """A chain's trace (see `kernel.trace_entry`) by column: numbers to six digits, decisions as a string of letters."""
     columns: dict[str, list | str] = {name: [entry[name] for entry in trace] for name in _WHOLE}
     columns.update({name: [float(f"{entry[name]:.6g}") for entry in trace] for name in _REAL})
     return {**columns, "decision": "".join(DECISIONS[entry["decision"]] for entry in trace)}
 
 
 def cell_record(setting: tuple[float, float, str], result: object, cost: Cost, failure: str) -> dict:
-    """What a record says of a chain in one cell. Of one that could not be drawn (`result` None): why, and what it cost.
+    """The record of a chain in one cell. If it could not be drawn (`result` None), the record has the reason and the cost.
 
     Args:
-        setting: alpha, temperature of the proposal and early rejection of the cell.
+        setting: alpha, proposal temperature and early rejection of the cell.
         result: a `types.ChainResult`, or None.
     """
     setting = dict(zip(("alpha", "temperature", "early_reject"), setting, strict=True))
@@ -43,7 +43,7 @@ def cell_record(setting: tuple[float, float, str], result: object, cost: Cost, f
 
 
 class StepChain(NamedTuple):
-    """One chain, its steps as arrays of shape (steps,): whole numbers int64, log ratios and log p float64 in nats."""
+    """A chain. Its steps are arrays of shape (steps,): whole numbers int64, log ratios and log p float64 in nats."""
 
     problem: str
     number: int
@@ -54,14 +54,17 @@ class StepChain(NamedTuple):
     """Tokens of the state before the step."""
     proposal_length: np.ndarray
     log_ratio: np.ndarray
-    """Of abandoned proposals an upper bound."""
+    """For abandoned proposals, an upper bound."""
     log_p: np.ndarray
-    """Of the state behind the step. It changes only with a move, or between stages as the state grows: where the same
-    sequence was drawn again it keeps its number, which would else differ by rounding."""
+    """Log p of the state after the step.
+
+    It changes only if the chain moves, or between stages as the state grows. If the proposal repeats the state, the previous
+    value is kept, because a recomputed one would differ by rounding.
+    """
     decision: np.ndarray
     """Letters of `DECISIONS`."""
     last_log_p: float
-    """Of the state that the chain returns."""
+    """Log p of the state that the chain returns."""
     cost: dict[str, int]
 
     @property
@@ -70,17 +73,17 @@ class StepChain(NamedTuple):
 
     @property
     def moved(self) -> np.ndarray:
-        """Whether the step has changed the state, bool (steps,)."""
+        """Whether the step changed the state, bool (steps,)."""
         return self.decision == DECISIONS["accept"]
 
     @property
     def accepted(self) -> np.ndarray:
-        """Whether the proposal was accepted, the same as the state or not, bool (steps,)."""
+        """Whether the proposal was accepted, including proposals equal to the state, bool (steps,)."""
         return self.moved | (self.decision == DECISIONS["identical"])
 
 
 class Steps(NamedTuple):
-    """The steps of all chains of a cell, one behind the other."""
+    """The steps of all chains of a cell, concatenated."""
 
     problem: list[str]
     cut: np.ndarray
@@ -94,7 +97,7 @@ class Steps(NamedTuple):
 
     @property
     def real(self) -> np.ndarray:
-        """Whether something was proposed: under `cut=horizon` a place past the end changes nothing."""
+        """Whether the step has a proposal. With `cut=horizon`, a cut after the end of the sequence proposes nothing."""
         return self.cut < self.length
 
 
@@ -103,14 +106,14 @@ class Cell(NamedTuple):
 
     alpha: float
     temperature: float
-    """Of the proposal, as it comes to: a null that takes 1/alpha is 1/alpha."""
+    """Effective temperature of the proposal: 1/alpha if the setting is null."""
     early_reject: str
     chains: list[StepChain]
     num_failed: int
 
     @property
     def setting(self) -> dict[str, float | str]:
-        """What every row of a table begins with."""
+        """The first columns of every table row."""
         return {"alpha": self.alpha, "temperature": self.temperature, "early_reject": self.early_reject}
 
     @property
@@ -134,7 +137,7 @@ class Cell(NamedTuple):
 
 
 def cells_of(records: Sequence[dict]) -> list[Cell]:
-    """The cells of the records of chains, in the records' order; each record has the same cells."""
+    """The cells of the chains' records, in the order of the records. All records have the same cells."""
     found = []
     for number, first in enumerate(records[0]["cells"]):
         parts = [(record, record["cells"][number]) for record in records]
@@ -148,6 +151,6 @@ def _chain(record: dict, part: dict) -> StepChain:
     whole = [np.array(trace[name], np.int64) for name in _WHOLE]
     found = StepChain(record["problem"], record["chain"], *whole, *(np.array(trace[name], float) for name in _REAL),
                   np.array(list(trace["decision"]), "<U1"), part["log_p"], {name: part[name] for name in COSTS})
-    behind = np.where(found.moved, found.proposal_length, found.length)
-    same = np.concatenate([[False], ~found.moved[1:] & (found.length[1:] == behind[:-1])])
+    after = np.where(found.moved, found.proposal_length, found.length)
+    same = np.concatenate([[False], ~found.moved[1:] & (found.length[1:] == after[:-1])])
     return found._replace(log_p=found.log_p[np.maximum.accumulate(np.where(same, 0, np.arange(found.num_steps)))])

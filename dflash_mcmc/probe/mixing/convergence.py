@@ -1,10 +1,10 @@
-"""Whether parallel chains have converged: R-hat, effective sample size and autocorrelation of log p, from arviz.
+"""Convergence of parallel chains: R-hat, effective sample size and autocorrelation of log p, computed with arviz.
 
-R-hat is the rank-normalised split R-hat, and the effective sample size (ESS) is that of the bulk: Vehtari, Gelman, Simpson,
-Carpenter & Buerkner 2021, "Rank-Normalization, Folding, and Localization: An Improved R-hat" (arXiv 1903.08008). What arviz
-says of chains that hardly move is no measure of mixing (an ESS of all draws where they stand on one value, of twice the
-chains where on several, an R-hat that is not a number), so those are told apart here: a chain adds no more to the ESS than
-the states that it has stood in, and one that is stuck adds nothing.
+R-hat is the rank-normalised split R-hat, and the effective sample size (ESS) is the bulk ESS: Vehtari, Gelman, Simpson,
+Carpenter & Buerkner 2021, "Rank-Normalization, Folding, and Localization: An Improved R-hat" (arXiv 1903.08008). For chains
+that hardly move, arviz's numbers do not measure mixing. If all chains stay at one value, its ESS equals the number of draws.
+If they stay at different values, it equals twice the number of chains, and R-hat may be nan. This module therefore limits the
+ESS: a chain adds at most the number of states that it visits, and a stuck chain adds nothing.
 """
 
 from __future__ import annotations
@@ -21,50 +21,59 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 LEAST_STEPS, LEAST_CHAINS = 4, 2
-"""Steps that R-hat needs of a chain, since it is split into halves of two, and chains."""
+"""Fewest steps and chains for R-hat. It splits each chain into two halves of at least two steps."""
 LEAST_STEPS_OF_ESS = 20
-"""Steps that ESS needs of a chain. Autocorrelations of the halves are added up in pairs of lags, as far as a half reaches:
-below 10 steps there is no pair, so that whatever the chains do comes out as one constant above the number of draws; at 10
-there is one, and four autoregressive chains (0.8), whose ESS is 0.11 of the draws, get 0.40 on average; at 20 it is 0.19."""
+"""Smallest number of steps for ESS.
+
+The estimator sums autocorrelations of the half chains in pairs of lags. Below 10 steps there is no pair, and the result is a
+constant above the number of draws, whatever the values of the chains. At 10 steps there is one pair: four autoregressive
+chains (coefficient 0.8), whose true ESS is 0.11 of the draws, get 0.40 on average. At 20 steps they get 0.19.
+"""
 _ROUNDING = 1e7
-"""An R-hat above it divides by what rounding has made of no variance at all: where a single one of 64 times 2,000 values
-differs from the rest of its chain it is 1.3e3."""
+"""A larger R-hat is taken as infinite, since its denominator is only rounding error.
+
+For comparison, R-hat is 1.3e3 if a single one of 64 times 2,000 values differs from the rest of its chain.
+"""
 MOST_LAGS, DRAWS = 20, 200
 WINDOWS = ("all", "last_half", "last_stage")
-"""Steps that are looked at: all, also those in which the state still grows; the second half, without that warm-up; those of
-the last stage, which alone have one target."""
+"""Windows of steps.
+
+All steps include those in which the state still grows. The last half leaves out this warm-up. The last stage is the only
+window in which the target is always the same.
+"""
 
 
 class Convergence(NamedTuple):
-    """Of the parallel chains of a problem."""
+    """Convergence of the parallel chains of a problem."""
 
     chains: int
     steps: int
-    """Of each chain."""
+    """Steps of each chain."""
     stuck: int
-    """Chains that never left the state behind their first step here."""
+    """Number of chains whose state never changes after the first step of the window."""
     rhat: float | None
-    """None where it is not defined: below two chains or four steps, or where all halves stand on one value. Infinite where
-    halves differ, but nothing within them."""
+    """None if undefined: fewer than two chains or four steps, or all half chains have one value.
+
+    Infinite if half chains differ but do not vary within themselves.
+    """
     ess: float | None
-    """Of all chains together, in draws and at most as many; 0 where all are stuck, None below `LEAST_STEPS_OF_ESS`."""
+    """ESS of all chains together, at most the number of draws; 0 if all are stuck, None below `LEAST_STEPS_OF_ESS`."""
 
 
 class Window(NamedTuple):
-    """Steps of parallel chains, both arrays of shape (chains, steps): log p behind each (float64), whether it moved (bool)."""
+    """Steps of parallel chains, each array (chains, steps): log p after each step (float64), and whether it moved (bool)."""
 
     log_p: np.ndarray
     moved: np.ndarray
 
     @property
     def stuck(self) -> np.ndarray:
-        """Whether a chain never left the state behind its first step here, bool (chains,)."""
+        """Whether a chain's state never changes after the first step of the window, bool (chains,)."""
         return ~self.moved[:, 1:].any(axis=1)
 
 
 def window(chains: Sequence[StepChain], name: str) -> Window:
-    """One of `WINDOWS`. Chains that have ended earlier than others are not padded: of each the last steps are taken, as many
-    as the shortest has."""
+    """One of `WINDOWS`. If chains differ in length, each contributes as many of its last steps as the shortest one has."""
     kept = [chain.block == chain.block[-1] if name == "last_stage" else np.ones(chain.num_steps, bool) for chain in chains]
     length = min(int(mask.sum()) for mask in kept)
     length -= length // 2 if name == "last_half" else 0
@@ -77,7 +86,7 @@ def window(chains: Sequence[StepChain], name: str) -> Window:
 
 
 def convergence(steps: Window) -> Convergence:
-    """Of parallel chains."""
+    """The convergence of parallel chains."""
     (chains, length), stuck = steps.log_p.shape, int(steps.stuck.sum())
     rhat = _rhat(steps.log_p) if chains >= LEAST_CHAINS and length >= LEAST_STEPS else math.nan
     return Convergence(chains, length, stuck, None if math.isnan(rhat) else rhat,
@@ -85,20 +94,20 @@ def convergence(steps: Window) -> Convergence:
 
 
 def _rhat(log_p: np.ndarray) -> float:
-    """NaN where all halves stand on one value; of an odd number of steps the one in the middle is in neither."""
+    """R-hat, nan if all half chains have one value. With an odd number of steps, the middle one is in neither half."""
     import arviz
 
-    with np.errstate(divide="ignore", invalid="ignore"):  # of halves that are constant
+    with np.errstate(divide="ignore", invalid="ignore"):  # warnings for constant half chains
         rhat = float(arviz.rhat(log_p, method="rank"))
     return math.inf if rhat > _ROUNDING else rhat
 
 
 def _ess(steps: Window) -> float:
-    """arviz's, but at most the states that the chains which move have stood in: a state is one draw, however long it is kept.
+    """arviz's ESS, limited to the number of states that the moving chains visit: a state is one draw, however long it is kept.
 
-    So no more than the draws, which antithetic chains would pass; and nothing of chains that are stuck, whose one state is
-    where they came into the window, and no draw of their own. Without it a single move of many chains, of which next to no
-    variance is seen, would count as all their draws, and a cell look the better the less moves in it.
+    The limit also keeps ESS from exceeding the number of draws, as antithetic chains would. Stuck chains count nothing: their
+    only state is the one with which they enter the window. Without the limit, a single move among many chains gives almost no
+    variance and would count as all their draws, and a cell would look better the less its chains move.
     """
     import arviz
 
@@ -109,9 +118,9 @@ def _ess(steps: Window) -> float:
 
 
 def autocorrelation(log_p: np.ndarray) -> np.ndarray:
-    """Autocorrelation at lags 0, 1, ... of a chain that is not stuck: float64 (steps,), from log p of that shape.
+    """Autocorrelation at lags 0, 1, ... of a chain that is not stuck, float64 (steps,), from its log p.
 
-    Sums are divided by the sum of squares around the chain's own mean: of short chains it is too small by about 1 / steps.
+    The divisor is the sum of squares around the chain's own mean. For short chains the result is too small by about 1 / steps.
     """
     import arviz
 
@@ -119,34 +128,37 @@ def autocorrelation(log_p: np.ndarray) -> np.ndarray:
 
 
 def independent_autocorrelation(steps: int, lag: int) -> float:
-    """Its expectation for independent draws: the sum of all products of two different ones is minus the sum of squares."""
+    """The expected autocorrelation of independent draws.
+
+    Around their own mean, the products of all pairs of different draws sum to minus the sum of squares.
+    """
     return -(steps - lag) / (steps * (steps - 1))
 
 
 @cache
 def independent_rhats(chains: int, steps: int) -> np.ndarray:
-    """R-hat of independent draws, `DRAWS` times, float64 (DRAWS,): what perfect mixing gives in chains as short as these."""
+    """R-hat of independent draws, `DRAWS` times, float64 (DRAWS,): perfect mixing in chains as short as these."""
     key = Key(0).fold_in("independent chains", chains, steps)
     return np.array([_rhat(draws) for draws in key.uniforms(0, DRAWS * chains * steps).reshape(DRAWS, chains, steps)])
 
 
 def of_problems(cell: Cell, name: str) -> dict[str, Convergence]:
-    """Of each problem's chains in a window."""
+    """The convergence of each problem's chains in a window."""
     return {problem: convergence(window(chains, name)) for problem, chains in cell.problems.items()}
 
 
 def convergence_row(cell: Cell, name: str) -> dict:
-    """R-hat of the problems, and how many chains are stuck. Problems with too few steps are counted apart.
+    """R-hat over the problems, and the share of stuck chains. Problems with too few steps are counted separately.
 
-    The median is over the problems whose R-hat is defined (`rhat_problems`), as are the shares above a limit; of two in the
-    middle it is the larger, and None where it is infinite. `independent_above` are the shares that independent draws in as
-    few chains of as few steps would give by themselves. `all_stuck` is the share of problems whose chains are all stuck:
-    where they also agree there is no R-hat.
+    The median and the shares above a limit use the problems whose R-hat is defined (`rhat_problems`). For an even number the
+    median is the larger of the two in the middle; it is None if infinite. `independent_above` is the share that independent
+    draws give in as few chains and steps. `all_stuck` is the share of problems whose chains are all stuck; if they also agree,
+    R-hat is undefined.
     """
     found, long = _long_enough(cell, name, LEAST_STEPS)
     clusters, rhats = Clusters(list(long)), {key: of.rhat for key, of in long.items() if of.rhat is not None}
     defined, values = Clusters(list(rhats)), np.array(list(rhats.values()))
-    (inverse,) = defined.quantiles(1.0 / values, [0.5])  # infinite ones would spoil an interval
+    (inverse,) = defined.quantiles(1.0 / values, [0.5])  # the inverse, because infinite values would spoil an interval
     draws = np.concatenate([np.empty(0), *(independent_rhats(long[key].chains, long[key].steps) for key in rhats)])
     rhat = IntervalEstimate(_inverted(inverse.value), _inverted(inverse.high), _inverted(inverse.low), defined.size)
     stuck = clusters.ratio([of.stuck for of in long.values()], [of.chains for of in long.values()])
@@ -159,10 +171,10 @@ def convergence_row(cell: Cell, name: str) -> dict:
 
 
 def effective_samples_row(cell: Cell, name: str) -> dict:
-    """Effective sample size by steps and by what the chains have cost, from their start on.
+    """Effective sample size per step, and per token-forward of the whole chains.
 
-    A problem whose chains are all stuck adds its steps and cost, and nothing else: without it a cell would look the better
-    the more of its chains are stuck. One of too few steps adds nothing at all, and is counted (`too_short`).
+    A problem whose chains are all stuck adds its steps and cost but no ESS; otherwise a cell would look better the more of its
+    chains are stuck. A problem with too few steps is left out and counted in `too_short`.
     """
     found, long = _long_enough(cell, name, LEAST_STEPS_OF_ESS)
     clusters, ess = Clusters(list(long)), [of.ess for of in long.values()]
@@ -174,9 +186,9 @@ def effective_samples_row(cell: Cell, name: str) -> dict:
 
 
 def autocorrelation_rows(cell: Cell, name: str) -> list[dict]:
-    """Mean over problems and chains at each lag up to `MOST_LAGS`; those that are stuck have none and are counted.
+    """Mean autocorrelation over problems and chains at each lag up to `MOST_LAGS`. Stuck chains have none and are counted.
 
-    `independent` is what independent draws give in chains as short as these, -(n - lag) / (n (n - 1)) of n steps.
+    `independent` is the value of independent draws in chains of the same n steps, -(n - lag) / (n (n - 1)).
     """
     owners, curves, stuck = [], [], 0
     for problem, chains in cell.problems.items():
@@ -200,7 +212,7 @@ def autocorrelation_rows(cell: Cell, name: str) -> list[dict]:
 
 
 def _long_enough(cell: Cell, name: str, least: int) -> tuple[dict[str, Convergence], dict[str, Convergence]]:
-    """All problems, and those whose chains have at least so many steps."""
+    """All problems, and those whose chains have at least `least` steps."""
     found = of_problems(cell, name)
     return found, {problem: of for problem, of in found.items() if of.steps >= least}
 
@@ -211,7 +223,7 @@ def _above(limit: float, defined: Clusters, values: np.ndarray, draws: np.ndarra
 
 
 def _steps(found: dict[str, Convergence]) -> dict[str, int | None]:
-    """Steps of each chain: the fewest and the most of any problem."""
+    """The smallest and the largest number of steps per chain of any problem."""
     steps = [of.steps for of in found.values()]
     return {"fewest_steps": min(steps, default=None), "most_steps": max(steps, default=None)}
 

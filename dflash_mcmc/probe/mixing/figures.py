@@ -1,4 +1,4 @@
-"""The figures of chains. Those with a panel for each cell show the first cells of the grid, and say so."""
+"""The figures of the mixing probe. Figures with a panel per cell show only the first cells of the grid, and say so."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dflash_mcmc.probe.mixing.chains import Cell, StepChain
-from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
+from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE, RIGHT, WRONG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_CELLS = 6
-_PALETTE = (RIGHT, WRONG, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's."""
+_MOST_CELLS = _MOST_CHAINS = 6
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
-_MARKERS = "osD^vP"
-_PROPOSALS = {"identical": ("the same as the state", {"facecolor": OTHER}),
+_PROPOSALS = {"identical": ("equal to the state", {"facecolor": OTHER}),
               "different": ("complete, different", {"facecolor": RIGHT}),
-              "abandoned": ("abandoned, at an upper bound",
+              "abandoned": ("abandoned, at its upper bound",
                             {"facecolor": "white", "edgecolor": WRONG, "hatch": "/////", "linewidth": 0.8})}
-"""Columns of the histogram, what they are called and how they look."""
+"""Columns of the histogram: label and style."""
 
 
 def acceptance(tables: dict[str, list[dict]]) -> Figure:
-    """Acceptance and moved rate by relative cut and by length of the suffix, with intervals; a row of panels for each cell."""
+    """Acceptance and moved rate by relative cut and by suffix length, with intervals; a row of panels per cell."""
     settings = _settings(tables["cells"])
     shown = settings[:_MOST_CELLS]
     figure = _figure(9.0, 1.0 + 2.6 * len(shown))
@@ -37,7 +34,7 @@ def acceptance(tables: dict[str, list[dict]]) -> Figure:
             rows = [found for found in tables[table] if _setting(found) == setting]
             _rates(axes, rows, name)
             axes.set_title(_label(setting) if name == "cut" else "")
-            axes.set_xlabel({"cut": "cut / length of the sequence", "suffix": "tokens drawn anew"}[name]
+            axes.set_xlabel({"cut": "cut / length of the sequence", "suffix": "redrawn tokens"}[name]
                             + " (n: proposals)" if row == len(shown) - 1 else "")
     panels[0, 0].set_ylim(0.0, 1.02)
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
@@ -48,7 +45,7 @@ def acceptance(tables: dict[str, list[dict]]) -> Figure:
 def _rates(axes: Axes, rows: list[dict], name: str) -> None:
     places = np.arange(len(rows))
     for key, shift, colour, marker, label in (("acceptance", -0.12, OTHER, "s", "accepted"),
-                                              ("moved_rate", 0.12, RIGHT, "o", "moved (accepted, and not the same)")):
+                                              ("moved_rate", 0.12, RIGHT, "o", "moved (accepted and changed)")):
         kept = [place for place in places if rows[place][key] is not None]
         _whiskers(axes, [place + shift for place in kept], [rows[place] for place in kept], key, colour, marker, label)
     axes.set_xticks(places, [f"{row[name]}\nn={row['proposals']:,}" for row in rows], fontsize=7.5)
@@ -65,9 +62,9 @@ def _whiskers(axes: Axes, places: Sequence[float], rows: list[dict], key: str, c
 
 
 def traces(cells: Sequence[Cell]) -> Figure:
-    """log p along the steps of parallel chains of three problems: those with the fewest, the median and the most moves.
+    """Log p over the steps of parallel chains, for the problems with the fewest, the median and the most moves.
 
-    The problems are chosen anew for each cell. Lines are broken where the state grew between two stages.
+    The problems are chosen separately for each cell. Lines have gaps where the state grew between two stages.
     """
     shown = [cell for cell in cells if cell.chains][:_MOST_CELLS]
     figure = _figure(10.0, 0.8 + 2.6 * max(1, len(shown)))
@@ -79,27 +76,27 @@ def traces(cells: Sequence[Cell]) -> Figure:
             _trace(axes, chains, what)
         panels[row, 0].set_ylabel(f"{_label(_of(cell))}\nlog p of the state, nats", fontsize=8)
     for axes in panels[-1]:
-        axes.set_xlabel("step (gaps: the state grew)")
+        axes.set_xlabel("step (gap: the state grew)")
     _note(figure, [_of(cell) for cell in cells if cell.chains])
     return figure
 
 
 def _trace(axes: Axes, chains: list[StepChain], what: str) -> None:
     moves, steps = sum(int(chain.moved.sum()) for chain in chains), sum(chain.num_steps for chain in chains)
-    for number, chain in enumerate(chains[: len(_PALETTE)]):
+    for number, chain in enumerate(chains[: _MOST_CHAINS]):
         places, values = np.arange(1, chain.num_steps + 1, dtype=float), chain.log_p
-        behind = np.where(chain.moved, chain.proposal_length, chain.length)
-        grown = 1 + np.flatnonzero(chain.length[1:] != behind[:-1])
-        axes.plot(np.insert(places, grown, np.nan), np.insert(values, grown, np.nan), color=_PALETTE[number],
+        after = np.where(chain.moved, chain.proposal_length, chain.length)
+        grown = 1 + np.flatnonzero(chain.length[1:] != after[:-1])
+        axes.plot(np.insert(places, grown, np.nan), np.insert(values, grown, np.nan), color=PALETTE[number],
                   linestyle=_DASHES[number], linewidth=1.2, drawstyle="steps-post")
-        axes.plot(places[chain.moved], values[chain.moved], color=_PALETTE[number], linestyle="none",
-                  marker=_MARKERS[number], markersize=3.5)
-    axes.set_title(f"{what}: {chains[0].problem}\n{moves} of {steps} steps in {len(chains)} chains move", fontsize=8.5)
+        axes.plot(places[chain.moved], values[chain.moved], color=PALETTE[number], linestyle="none",
+                  marker=MARKERS[number], markersize=3.5)
+    axes.set_title(f"{what}: {chains[0].problem}\n{moves} of {steps} steps of {len(chains)} chains move", fontsize=8.5)
     axes.margins(y=0.1)
 
 
 def autocorrelation(data: dict[str, list[dict]], window: str) -> Figure:
-    """Mean autocorrelation of log p against the lag, a line for each cell; chains that are stuck have none."""
+    """Mean autocorrelation of log p over the lag, a line per cell, without stuck chains."""
     rows = [row for row in data["autocorrelation_by_lag"] if row["window"] == window]
     settings = _settings(rows)
     figure = _figure(7.0, 4.0 + 0.2 * min(len(settings), _MOST_CELLS))
@@ -108,26 +105,26 @@ def autocorrelation(data: dict[str, list[dict]], window: str) -> Figure:
     for number, setting in enumerate(settings[:_MOST_CELLS]):
         mine = [row for row in rows if _setting(row) == setting]
         lags, values = [row["lag"] for row in mine], [row["autocorrelation"] for row in mine]
-        label = f"{_label(setting)}: {mine[0]['chains']} chains that move, {mine[0]['stuck']} stuck"
-        axes.plot(lags, values, color=_PALETTE[number], linestyle=_DASHES[number], marker=_MARKERS[number], markersize=4,
+        label = f"{_label(setting)}: {mine[0]['chains']} moving chains, {mine[0]['stuck']} stuck"
+        axes.plot(lags, values, color=PALETTE[number], linestyle=_DASHES[number], marker=MARKERS[number], markersize=4,
                   label=label)
         axes.plot(lags, [row["independent"] for row in mine], color=INK, linestyle=":", linewidth=0.8)
         ends = [[row["autocorrelation"] if row[f"autocorrelation{end}"] is None else row[f"autocorrelation{end}"]
                  for row in mine] for end in ("_low", "_high")]
-        axes.fill_between(lags, *ends, color=_PALETTE[number], alpha=0.15, linewidth=0.0)
+        axes.fill_between(lags, *ends, color=PALETTE[number], alpha=0.15, linewidth=0.0)
     axes.set(title="Autocorrelation of log p, second half of the steps (dotted: independent draws)", xlabel="lag, steps",
-             ylabel="mean over chains that move")
+             ylabel="mean over moving chains")
     axes.xaxis.get_major_locator().set_params(integer=True)
     if settings:
         figure.legend(loc="outside lower left")
     else:
-        axes.text(0.5, 0.5, "no chain has moved", ha="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "no chain moves", ha="center", transform=axes.transAxes)
     _note(figure, settings)
     return figure
 
 
 def log_ratio(data: dict[str, list[dict]]) -> Figure:
-    """How often each log ratio comes, in bins that grow away from 0; numbers are counts."""
+    """Histogram of log ratios, in bins that widen away from 0. The numbers are counts."""
     from matplotlib.patches import Patch
 
     rows = data["log_ratio_counts"]
@@ -138,7 +135,7 @@ def log_ratio(data: dict[str, list[dict]]) -> Figure:
     for axes, setting in zip(panels, shown, strict=False):
         _histogram(axes, [row for row in rows if _setting(row) == setting])
         axes.set_title(_label(setting))
-    panels[-1].set_xlabel("log of the Metropolis-Hastings ratio, nats (from 0 on a proposal is accepted for certain)")
+    panels[-1].set_xlabel("log of the Metropolis-Hastings ratio, nats (at 0 and above, a proposal is always accepted)")
     figure.legend(handles=[Patch(label=label, **look) for label, look in _PROPOSALS.values()], loc="outside upper right",
                   ncols=3)
     _note(figure, settings)
@@ -150,7 +147,7 @@ def _histogram(axes: Axes, rows: list[dict]) -> None:
     places, under = np.arange(len(rows)), np.zeros(len(rows))
     for name, (_, look) in _PROPOSALS.items():
         counts = np.array([row[name] for row in rows])
-        there = counts > 0  # the outline of an empty bar would be a line
+        there = counts > 0  # an empty bar would show its outline as a line
         axes.bar(places[there], counts[there] / total, 0.9, bottom=under[there], **look)
         under += counts / max(1, total)
     for place, row in zip(places, rows, strict=True):
@@ -164,17 +161,17 @@ def _histogram(axes: Axes, rows: list[dict]) -> None:
 
 
 def grid(tables: dict[str, list[dict]], named: Sequence[tuple[str, tuple[float, float, str]]], window: str) -> Figure:
-    """Moved rate, share of problems with R-hat above 1.1 and ESS per 1,000 token forwards, alpha against temperature.
+    """Heat maps over alpha and temperature: moved rate, problems with R-hat above 1.1, and ESS per 1,000 token-forwards.
 
     Args:
-        named: of each place of the grid the temperature as given, and the setting that it comes to.
+        named: for each place of the grid, the temperature as given and the effective setting.
     """
     alphas = list(dict.fromkeys(setting[0] for _, setting in named))
     names = list(dict.fromkeys((temperature, setting[2]) for temperature, setting in named))
     one = len({early for _, early in names}) == 1
     panels = (("cells", "moved_rate", "Moved rate", "proposals"),
               ("convergence", "rhat_above_1.1", "Problems with R-hat > 1.1", "rhat_problems"),
-              ("effective_samples", "ess_per_1000_token_forwards", "ESS per 1,000 token forwards", "problems"))
+              ("effective_samples", "ess_per_1000_token_forwards", "ESS per 1,000 token-forwards", "problems"))
     figure = _figure(3.6 + 3.0 * max(1.8, 0.9 * len(names)), 1.8 + 0.75 * len(alphas))
     for axes, (table, key, title, count) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
         rows = {_setting(row): row for row in tables[table] if row.get("window", window) == window}
@@ -188,7 +185,7 @@ def grid(tables: dict[str, list[dict]], named: Sequence[tuple[str, tuple[float, 
         axes.set_xticks(range(len(names)), [name if one else f"{name}\n{early}" for name, early in names])
         axes.set_yticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas])
         axes.set(xlabel="proposal temperature", ylabel="alpha" if table == "cells" else "")
-    figure.suptitle(f"R-hat and ESS: window {window}; n: proposals on the left, else problems", fontsize=8,
+    figure.suptitle(f"R-hat and ESS: window {window}; n: proposals in the left panel, problems in the others", fontsize=8,
                     x=0.01, ha="left")
     return figure
 
@@ -234,4 +231,4 @@ def _label(setting: tuple[float, float, str]) -> str:
 
 def _note(figure: Figure, settings: Sequence[object]) -> None:
     if len(settings) > _MOST_CELLS:
-        figure.suptitle(f"the first {_MOST_CELLS} of {len(settings)} cells", fontsize=8, x=0.01, ha="left")
+        figure.suptitle(f"first {_MOST_CELLS} of {len(settings)} cells", fontsize=8, x=0.01, ha="left")

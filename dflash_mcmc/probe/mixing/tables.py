@@ -1,6 +1,6 @@
-"""The tables of chains: what is accepted and what moves, by place and by length, and what that costs.
+"""The tables of the mixing probe: acceptance and moves by cut and by length, log ratios, and cost.
 
-Rows are for one cell each and begin with its setting. Intervals are clustered by problem; None where there is no number.
+Each row is for one cell and begins with its setting. Intervals are clustered by problem. A value without data is None.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dflash_mcmc.probe.mixing.chains import COSTS, Cell, StepChain, Steps
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 CUT_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Of relative cut positions, cut / length."""
+"""Bins of the relative cut position, cut / length."""
 LENGTH_EDGES = (1, 5, 9, 17, 33, 65)
-"""First lengths of the bins of suffixes; the last is open."""
+"""First length of each bin of suffix lengths; the last bin is open."""
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 RATIO_EDGES = tuple(sign * size for sign, sizes in ((-1.0, (100, 30, 10, 3, 1, 0.3, 0.1, 0.03, 0.01)),
                                                    (1.0, (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100))) for size in sizes)
-"""Of the bins of log ratios, in nats; the outermost bins are open."""
+"""Edges of the bins of log ratios, in nats; the outermost bins are open."""
 NUM_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Lengths of chains whose chance to move is told, as far as there are chains of that length."""
+"""Numbers of steps for which `moves` has a row, as far as chains are that long."""
 
 
 def cells(cell: Cell) -> dict:
-    """What share of the steps was accepted, moved, changed nothing or was abandoned, and mean log p of the last states."""
+    """Shares of the steps that were accepted, moved, changed nothing or were abandoned, and mean log p of the final states."""
     steps, chains = cell.steps(), Clusters([chain.problem for chain in cell.chains])
     clusters = Clusters(steps.problem)
     return {**cell.setting,
@@ -37,9 +37,9 @@ def cells(cell: Cell) -> dict:
 
 
 def cost(cell: Cell) -> dict:
-    """Tokens of complete and of abandoned proposals, the share of tokens taken without the target, forwards of a chain.
+    """Tokens of complete and of abandoned proposals, share of tokens that needed no target forward, and forwards per chain.
 
-    How long an abandoned proposal would have become cannot be told from it: see `early_rejection`.
+    The full length of an abandoned proposal is unknown here; see `early_rejection`.
     """
     steps, chains = cell.steps(), Clusters([chain.problem for chain in cell.chains])
     clusters, tokens = Clusters(steps.problem), steps.proposal_length - steps.cut
@@ -56,7 +56,7 @@ def cost(cell: Cell) -> dict:
 
 
 def by_cut(cell: Cell) -> list[dict]:
-    """By where the cut is in the current sequence; those past its end, which change nothing, are left out."""
+    """Rates by the relative position of the cut. Cuts after the end of the sequence, which change nothing, are left out."""
     steps = cell.steps()
     relative = steps.cut / np.maximum(steps.length, 1)
     return [{**cell.setting, "cut": f"{low:g}-{high:g}", **_rates(steps, (relative >= low) & (relative < high))}
@@ -64,7 +64,7 @@ def by_cut(cell: Cell) -> list[dict]:
 
 
 def by_length(cell: Cell) -> list[dict]:
-    """By how many tokens of the current sequence are drawn anew: known before the draw, unlike the proposal's length."""
+    """Rates by the number of tokens redrawn, which, unlike the proposal's length, is known before the draw."""
     steps = cell.steps()
     suffix, ends = steps.length - steps.cut, [*(edge - 1 for edge in LENGTH_EDGES[1:]), None]
     return [{**cell.setting, "suffix": f"{low}+" if high is None else f"{low}-{high}",
@@ -80,10 +80,11 @@ def _rates(steps: Steps, among: np.ndarray) -> dict:
 
 
 def log_ratios(cell: Cell) -> list[dict]:
-    """Quantiles of the log ratio, in nats: of complete proposals, of those among them that differ from the state, and of all,
-    where abandoned ones stand at their bounds.
+    """Quantiles of the log ratio in nats, for three sets of proposals.
 
-    Early rejection leaves out of the former what is low, and puts the last too high: the truth is at or below them.
+    The sets are complete proposals; complete ones that differ from the state; and all, with abandoned ones at their upper
+    bounds. Early rejection removes low values from the first two sets and overstates values in the third: the true quantiles
+    are at or below these.
     """
     steps = cell.steps()
     kinds = {"complete": steps.real & ~steps.abandoned, "complete, different": ~steps.abandoned & ~steps.identical,
@@ -99,8 +100,10 @@ def log_ratios(cell: Cell) -> list[dict]:
 
 
 def log_ratio_counts(cell: Cell) -> list[dict]:
-    """Histogram of the log ratio: proposals that are the same as the state, complete ones that differ, and abandoned ones, at
-    their upper bounds. `low` and `high` in nats, None for the open ends."""
+    """Histogram of the log ratio, in nats. `low` and `high` are None for the open ends.
+
+    It counts proposals equal to the state, complete ones that differ, and abandoned ones at their upper bounds.
+    """
     steps = cell.steps()
     place = np.searchsorted(RATIO_EDGES, steps.log_ratio, side="right")
     kinds = {"identical": steps.real & steps.identical, "different": ~steps.abandoned & ~steps.identical,
@@ -112,11 +115,11 @@ def log_ratio_counts(cell: Cell) -> list[dict]:
 
 
 def moves(cell: Cell) -> list[dict]:
-    """The share of chains whose last n steps move at least once, or three times, against independent steps of one rate.
+    """The share of chains that move at least once, or three times, in their last n steps, compared with independent steps.
 
-    `by_acceptance` is what the mean acceptance of these steps promises, P(Binomial(n, rate) >= 1 or 3) (of one move: 1 - (1 -
-    a)^n); `by_moved_rate` the same of the share of them that move. What is left between the latter and the share is that
-    chains differ, and that steps of one chain hang together.
+    `by_acceptance` is the expectation from the mean acceptance of these steps, P(Binomial(n, rate) >= 1 or 3), which is 1 - (1
+    - a)^n for one move. `by_moved_rate` uses the moved rate instead. If the share differs from `by_moved_rate`, chains differ
+    from each other or the steps of a chain are not independent.
     """
     rows = []
     for n in NUM_STEPS:
@@ -133,17 +136,17 @@ def moves(cell: Cell) -> list[dict]:
 
 
 def independent_moves(clusters: Clusters, hits: np.ndarray, n: int, least: int) -> IntervalEstimate:
-    """P(Binomial(n, rate) >= least), the rate that of the hits, float64 (chains,), which each chain has made in n steps."""
+    """P(Binomial(n, rate) >= least), with rate = the sum of hits, float64 (chains,), over n steps per chain."""
     from scipy.stats import binom
 
     return clusters.statistic(lambda weights: binom.sf(least - 1, n, weights @ hits / (n * weights.sum(axis=1))))
 
 
 def early_rejection(every: Sequence[Cell]) -> list[dict]:
-    """What cells with early rejection spend, as shares of what those without spend. Empty where there is no such pair.
+    """Cost of cells with early rejection relative to the same cells without it. Empty if no such pair exists.
 
-    The chains of a pair have the same uniforms. Where early rejection is exact they make the same decisions, so that what is
-    not spent is what it saves; `same` is the share of chains of which that holds, every step taken alike.
+    The chains of a pair use the same uniforms. If early rejection is exact, they make the same decisions, and the difference
+    in cost is its saving. `same` is the share of chains for which all steps agree.
     """
     plain = {(cell.alpha, cell.temperature): cell for cell in every if cell.early_reject == "off"}
     rows = []

@@ -1,6 +1,6 @@
-"""Can the draft's block be the proposal of Metropolis-Hastings on p^alpha? Distances, importance weights, simulated chains.
+"""Can a draft's block be the proposal of Metropolis-Hastings on p^alpha? Distances, importance weights, simulated chains.
 
-The protocol of the document "Speculative MCMC Probe: Can a Draft Model Serve as an MCMC Proposal?" (sections 2 to 5).
+The protocol is from the document "Speculative MCMC Probe: Can a Draft Model Serve as an MCMC Proposal?" (sections 2 to 5).
 """
 
 from __future__ import annotations
@@ -213,10 +213,10 @@ def _add(columns: dict[str, list[float]], found) -> None:
 
 
 def _name(temperature: float) -> str:
-    """What records and random numbers know a temperature by."""
+    """The name of a temperature in records and random keys."""
     return f"{temperature:g}"
 
 
 def _digits(value: float) -> float:
-    """Six that count: a record is read, not calculated with further."""
+    """The value rounded to six significant digits, enough for a record."""
     return float(f"{value:.6g}")

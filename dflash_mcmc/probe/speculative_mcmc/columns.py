@@ -1,4 +1,4 @@
-"""The records of `probe=speculative_mcmc` as columns over tokens and blocks, and how fast the two proposals were."""
+"""The records of the speculative MCMC probe as columns over tokens and blocks, and the speeds of the two proposals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 
 class Proposal(NamedTuple):
-    """What is proposed, and how it is weighed: a row of the tables."""
+    """A proposal and its kind of weights, which identify the rows of the tables."""
 
     name: str
     """A temperature of the draft, or `target`."""
@@ -31,10 +31,10 @@ class Columns:
         sizes = [(record["problem"], record["blocks"], record["block_size"] - 1) for record in self.records]
         self.blocks = Clusters([problem for problem, count, _ in sizes for _ in range(count)])
         self.record = np.repeat(np.arange(len(sizes)), [count for _, count, _ in sizes])
-        """The number of the record that a block is of."""
+        """The index of each block's record."""
         self.tokens = Clusters([problem for problem, count, n in sizes for _ in range(count * n)])
         self.drafted = self.records[0]["block_size"] - 1 if self.records else 0
-        """Tokens of a block that are proposed: all but the anchor."""
+        """Proposed tokens per block: all but the anchor."""
         self.number = np.array([number for _, count, _ in sizes for number in range(count)])
         self.temperatures = [name for name in self._names() if name != "target"]
         self.proposals = [Proposal(name, weights) for name in self._names() for weights in ("reference", "joint")
@@ -44,29 +44,29 @@ class Columns:
         return list(self.records[0]["proposals"]) if self.records else []
 
     def of_tokens(self, name: str, column: str) -> np.ndarray:
-        """`kl` or `tvd` of a draft temperature, or of `p`, which is not sharpened."""
+        """`kl` or `tvd` at a draft temperature, or against `p`, the unsharpened target."""
         return np.array([value for record in self.records
                          for value in (record["p"] if name == "p" else record["proposals"][name])[column]])
 
     def of_blocks(self, proposal: Proposal, column: str) -> np.ndarray:
-        """A column of the simulated chains."""
+        """A column of the simulated chains, one value per block."""
         return np.array([value for record in self.records
                          for value in record["proposals"][proposal.name][proposal.weights][column]])
 
     def products(self, name: str) -> np.ndarray:
-        """Of each block, the product of its tokens' acceptances 1 - TVD."""
+        """The product of the tokens' acceptances 1 - TVD, for each block."""
         parts = [np.prod(1.0 - np.array(record["proposals"][name]["tvd"]).reshape(record["blocks"], -1), axis=1)
                  for record in self.records]
         return np.concatenate(parts) if parts else np.empty(0)
 
 
 class Speed:
-    """Seconds of a proposal, and what a second of proposals buys. Intervals are over problems, all numbers drawn together.
+    """Seconds per proposal, and accepted proposals per second. Intervals come from one joint bootstrap over problems.
 
-    A timed problem counts once, whatever its length; what is accepted is the mean over all blocks, timed or not.
+    A timed problem counts once, whatever its length. Acceptance is the mean over all blocks, timed or not.
 
     Args:
-        rows: chains that have proposed at once; a proposal of another batch takes another time, and is left out.
+        rows: number of chains that proposed at once; timings of other batch sizes are left out.
     """
 
     def __init__(self, columns: Columns, rows: int):
@@ -78,30 +78,30 @@ class Speed:
         self._rows, self.num_timed = rows, int(self._timed.sum())
 
     def counts(self) -> dict[str, int]:
-        """What the times are of."""
+        """The numbers of timed problems and rows."""
         return {"timed_problems": self.num_timed, "timed_rows": self._rows}
 
     def proposals(self, proposal: Proposal) -> IntervalEstimate:
-        """Proposals in a second."""
-        return self._told(self._problems.ratio(self._timed, self._of(proposal)))
+        """Proposals per second."""
+        return self._with_ends(self._problems.ratio(self._timed, self._of(proposal)))
 
     def against_target(self, proposal: Proposal) -> IntervalEstimate:
-        """The same, by those of the target."""
-        return self._told(self._problems.ratio(self._seconds["target"], self._of(proposal)))
+        """Speed relative to the target's proposals."""
+        return self._with_ends(self._problems.ratio(self._seconds["target"], self._of(proposal)))
 
     def bought(self, proposal: Proposal, values: np.ndarray, here: np.ndarray | None = None) -> IntervalEstimate:
-        """Mean of float64 (blocks,), or of those that are `here`, times the proposals in a second."""
+        """Mean of `values`, float64 (blocks,), over the blocks that `here` selects, times the proposals per second."""
         here = np.ones(len(values), bool) if here is None else here
         sums, counts = (np.bincount(self._record, part, len(self._timed)) for part in (values * here, here))
 
         def of(weights: np.ndarray) -> np.ndarray:
-            with np.errstate(divide="ignore", invalid="ignore"):  # a resample may lack timed problems, or such blocks
+            with np.errstate(divide="ignore", invalid="ignore"):  # a resample may have no timed problems or no selected blocks
                 return (weights @ sums) / (weights @ counts) * (weights @ self._timed) / (weights @ self._of(proposal))
 
-        return self._told(self._problems.statistic(of))
+        return self._with_ends(self._problems.statistic(of))
 
-    def _told(self, found: IntervalEstimate) -> IntervalEstimate:
-        """Without ends where a single problem was timed: all resamples that have it would have the same seconds."""
+    def _with_ends(self, found: IntervalEstimate) -> IntervalEstimate:
+        """The estimate, without an interval if only one problem was timed: its seconds would be the same in all resamples."""
         return found if self.num_timed > 1 else found._replace(low=None, high=None)
 
     def _of(self, proposal: Proposal) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Figures of `probe=speculative_mcmc`, from its tables."""
+"""The figures of the speculative MCMC probe, drawn from its tables."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dflash_mcmc.probe import Summary
-from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
+from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _LINE = "\n"
-_SHADES = ("#56B4E9", "#0072B2", "#003B5C")
-"""Of the draft's temperatures, the sharpest darkest."""
+_SHADES = (SKY, RIGHT, "#003B5C")
+"""Colours of the draft's temperatures; the sharpest is the darkest."""
 
 
 def figures(summary: Summary) -> dict[str, Figure]:
-    """`fig_bimodality` and `fig_proposals`; none where nothing was measured."""
+    """`fig_bimodality` and `fig_proposals`; none if nothing was measured."""
     if not summary.tables:
         return {}
     return {"fig_bimodality": _bimodality(summary), "fig_proposals": _overview(summary)}
 
 
 def _bimodality(summary: Summary) -> Figure:
-    """Blocks by simulated acceptance: a panel for each proposal."""
+    """Histograms of the blocks' simulated acceptance, a panel per proposal."""
     from matplotlib.figure import Figure
 
     rows = summary.tables["aggregate"]
@@ -48,7 +48,7 @@ def _histogram(axes: Axes, blocks: list[dict], floor: float) -> None:
         mine = [row["acceptance"] for row in blocks if row["weights"] == weights]
         if mine:
             axes.hist(mine, edges, weights=np.full(len(mine), 1.0 / len(mine)), label=f"{weights} weights", **look)
-    axes.axvline(floor, color=WRONG, linestyle="--", linewidth=1.2, label="no acceptance at all")
+    axes.axvline(floor, color=WRONG, linestyle="--", linewidth=1.2, label="floor (stuck chain)")
     axes.set(xlim=(0.0, 1.0))
 
 
@@ -71,9 +71,9 @@ def _draw_tokens(axes: Axes, summary: Summary) -> None:
         look = {"color": INK, "linestyle": "--"} if law[0] == "p" else {"color": _SHADES[(number - 1) % 3]}
         axes.plot([row["acceptance"] for row in rows], [row["share"] for row in rows], label=f"{law[0]}, T = {law[1]:g}",
                   **look)
-    axes.set(title="Tokens by acceptance 1 - TVD", xlabel="acceptance of a token, at most",
+    axes.set(title="Tokens by acceptance 1 - TVD", xlabel="acceptance of a token, upper limit",
              ylabel=f"share of {summary.values['num_predicted_tokens']:,} tokens", xlim=(0, 1), ylim=(0, 1))
-    axes.legend(title="law of the draft against")
+    axes.legend(title="draft compared with")
 
 
 def _draw_positions(axes: Axes, summary: Summary) -> None:
@@ -97,8 +97,8 @@ def _draw_moves(axes: Axes, summary: Summary) -> None:
     for offset, column, colour in ((-0.2, "acceptance", OTHER), (0.2, "moved", RIGHT)):
         values = [row[column] for row in rows]
         axes.bar(np.arange(len(rows)) + offset, values, 0.4, color=colour, yerr=_errors(rows, column), ecolor=INK, capsize=2,
-                 label={"moved": "accepted, another block"}.get(column, "accepted"))
-    axes.axhline(summary.values["acceptance_floor"], color=WRONG, linestyle="--", linewidth=1.2, label="no acceptance at all")
+                 label={"moved": "accepted, different block"}.get(column, "accepted"))
+    axes.axhline(summary.values["acceptance_floor"], color=WRONG, linestyle="--", linewidth=1.2, label="floor (stuck chain)")
     axes.set_xticks(range(len(rows)), [_label(*name, between="\n") for name in names])
     axes.set(title="Not every acceptance is a move", ylabel="share of proposals", ylim=(0, 1.3))
     axes.legend(ncols=3, loc="upper left", columnspacing=1.0, handlelength=1.2)
@@ -107,7 +107,7 @@ def _draw_moves(axes: Axes, summary: Summary) -> None:
 def _draw_speed(axes: Axes, summary: Summary) -> None:
     rows = _of_best_weights(summary.tables.get("throughput", []))
     if not rows:
-        axes.text(0.5, 0.5, "no proposals were timed\n(with this probe.timed_rows)", ha="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "no proposals were timed\nwith this probe.timed_rows", ha="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
     for offset, column, colour in ((-0.2, "accepts_per_second", OTHER), (0.2, "moves_per_second", RIGHT)):
@@ -115,13 +115,13 @@ def _draw_speed(axes: Axes, summary: Summary) -> None:
                  ecolor=INK, capsize=2, label=column.replace("_", " "))
     axes.set_xticks(range(len(rows)), [f"{_label(row['proposal'], row['temperature'], between=_LINE)}\n{row['speed']:.1f}x"
                                       for row in rows])
-    axes.set(title="What a second of proposals buys (speed below)", ylabel="per second")
+    axes.set(title="Accepted proposals per second (relative speed below)", ylabel="per second")
     axes.set_ylim(top=1.2 * max(row["accepts_per_second_high"] or row["accepts_per_second"] for row in rows))
     axes.legend(ncols=2, loc="upper left")
 
 
 def _of_best_weights(rows: list[dict]) -> list[dict]:
-    """The joint rows, where there are any, else those along the reference."""
+    """The rows with joint weights if there are any for the draft, else all rows."""
     joint = [row for row in rows if row["weights"] == "joint"]
     drafts = [row for row in joint if row["proposal"] == "draft"]
     return joint if drafts else rows
@@ -133,7 +133,7 @@ def _points(axes: Axes, at: np.ndarray, rows: list[dict], column: str, colour: s
 
 
 def _errors(rows: list[dict], column: str) -> np.ndarray:
-    """Below and above, (2, rows); 0 where there is no interval."""
+    """Distances to the lower and upper ends of the intervals, (2, rows); 0 without an interval."""
     def length(row: dict, end: str) -> float:
         return 0.0 if row[f"{column}_{end}"] is None else abs(row[f"{column}_{end}"] - row[column])
 

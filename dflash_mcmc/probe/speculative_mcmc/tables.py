@@ -1,4 +1,4 @@
-"""Tables of `probe=speculative_mcmc`, from its records alone. Sections are those of the document."""
+"""The tables of the speculative MCMC probe, from its records alone. Section numbers are those of the document."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dflash_mcmc.statistics.intervals import IntervalEstimate
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
 THRESHOLDS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.7)
 EASY, HARD = 0.7, 0.1
-"""Acceptance above which a block is easy, below which it is hard (section 3.2)."""
+"""A block with a larger acceptance than EASY is easy, with a smaller one than HARD hard (section 3.2)."""
 
 
 def summary(records: list[dict], num_samples: int, chain_steps: int, position_edges: Sequence[int],
             timed_rows: int) -> Summary:
-    """All tables; and what figures are drawn from.
+    """All tables, and the data of the figures.
 
     Args:
-        timed_rows: chains that have proposed at once in the timings that are told; times of other batches are left out.
+        timed_rows: number of chains that propose at once in the reported timings; timings of other batches are left out.
     """
     columns = Columns(records)
     counts = {"num_problems": len(columns.records), "num_skipped": len(records) - len(columns.records),
@@ -58,12 +58,12 @@ def _last_weights(columns: Columns) -> str:
 
 
 def _median(columns: Columns, proposal: Proposal) -> IntervalEstimate:
-    """Of the blocks' simulated acceptance: as all quantiles here an observation, of two in the middle the smaller."""
+    """Median of the blocks' simulated acceptance: an observation like all quantiles here, the smaller of the middle two."""
     return columns.blocks.quantiles(columns.of_blocks(proposal, "acceptance"), [0.5])[0]
 
 
 def _aggregate(columns: Columns, proposal: Proposal) -> dict:
-    """Section 3.1. The tokens' distances do not hang on how blocks are weighed, and the target has none to itself."""
+    """Section 3.1. Token distances do not depend on the weights of blocks, and the target has no distance to itself."""
     found: dict[str, IntervalEstimate] = {}
     if proposal.name != "target":
         found = {"kl": columns.tokens.mean(columns.of_tokens(proposal.name, "kl")),
@@ -80,7 +80,7 @@ def _aggregate(columns: Columns, proposal: Proposal) -> dict:
 
 
 def _tokens_of(columns: Columns, proposal: Proposal, here: np.ndarray | None = None) -> dict[str, int]:
-    """How many tokens the distances are over; the target has none to itself."""
+    """The number of tokens of the distances; the target has none."""
     blocks = columns.blocks.size if here is None else int(here.sum())
     return {} if proposal.name == "target" else {"tokens": blocks * columns.drafted}
 
@@ -93,21 +93,21 @@ def _baseline(columns: Columns) -> dict:
 
 
 def _percentiles(columns: Columns, proposal: Proposal) -> dict:
-    """Section 3.2: of the blocks' simulated acceptance."""
+    """Section 3.2: percentiles of the blocks' simulated acceptance."""
     found = columns.blocks.quantiles(columns.of_blocks(proposal, "acceptance"), [p / 100 for p in PERCENTILES])
     return {**proposal.columns(), **_flat(dict(zip((f"p{p}" for p in PERCENTILES), found, strict=True))),
             "blocks": columns.blocks.size}
 
 
 def _thresholds(columns: Columns, proposal: Proposal) -> dict:
-    """Section 3.2: share of blocks above."""
+    """Section 3.2: shares of blocks above each threshold."""
     acceptance = columns.of_blocks(proposal, "acceptance")
     return {**proposal.columns(), **_flat({f"above_{round(100 * t)}_percent": columns.blocks.mean(acceptance > t)
                                            for t in THRESHOLDS}), "blocks": columns.blocks.size}
 
 
 def _positions(columns: Columns, proposal: Proposal, edges: Sequence[int]) -> list[dict]:
-    """Section 3.3."""
+    """Section 3.3: acceptance and KL of early, middle and late blocks."""
     rows = []
     early, late = columns.number < edges[0], columns.number >= edges[1]
     acceptance = columns.of_blocks(proposal, "acceptance")
@@ -124,7 +124,7 @@ def _positions(columns: Columns, proposal: Proposal, edges: Sequence[int]) -> li
 
 
 def _tokens(columns: Columns, name: str) -> dict:
-    """Section 3.4: percentiles of the tokens' acceptance 1 - TVD; `p`, against the target as it is, at temperature 1."""
+    """Section 3.4: percentiles of the tokens' acceptance 1 - TVD; `p` is the unsharpened target at temperature 1."""
     levels = (5, 25, 50, 75, 95)
     found = columns.tokens.quantiles(1.0 - columns.of_tokens(name, "tvd"), [level / 100 for level in levels])
     return {"against": "p" if name == "p" else "p^alpha", "temperature": 1.0 if name == "p" else float(name),
@@ -132,12 +132,15 @@ def _tokens(columns: Columns, name: str) -> dict:
 
 
 def _convergence(columns: Columns, proposal: Proposal, steps: int) -> dict:
-    """Section 4.3. The document puts the median acceptance into a binomial law; blocks differ, and not every acceptance is a
-    move: `blocks_*` are means over blocks of the chance that each has with its own rate of moves."""
+    """Section 4.3: probability that a chain moves at least once, or three times.
+
+    The document uses the median acceptance in a binomial distribution (`median_*`). But blocks differ, and not every
+    acceptance is a move: `blocks_*` are means over blocks of the probability at each block's own rate of moves.
+    """
     moved, median = columns.of_blocks(proposal, "moved"), _median(columns, proposal)
     row: dict[str, object] = {**proposal.columns(), "steps": steps}
     for least, name in ((1, "once"), (3, "three_times")):
-        # The chance grows with the rate, so that the ends of the one's interval are those of the other's.
+        # The probability increases with the rate, so the ends of its interval are those of the rate.
         ends = (None if rate is None else chance_of_moves(rate, steps, least) for rate in median[:3])
         row |= IntervalEstimate(*ends, median.n).columns(f"median_{name}")
         own = np.array([chance_of_moves(rate, steps, least) for rate in moved])
@@ -146,7 +149,7 @@ def _convergence(columns: Columns, proposal: Proposal, steps: int) -> dict:
 
 
 def _weights(columns: Columns, name: str) -> dict:
-    """How much weights along the reference differ from those along the drawn tokens."""
+    """The differences between joint weights (given the drawn tokens) and reference weights."""
     def difference(column: str) -> np.ndarray:
         reference, joint = (columns.of_blocks(Proposal(name, weights), column) for weights in ("reference", "joint"))
         return joint - reference
@@ -160,7 +163,7 @@ def _weights(columns: Columns, name: str) -> dict:
 
 
 def _throughput(columns: Columns, speed: Speed) -> list[dict]:
-    """Section 5.1, with the measured speed of the two proposals: the document assumed 8 and its acceptance of the target's."""
+    """Section 5.1, with measured speeds. The document assumed a speed of 8 and an acceptance for the target."""
     rows = []
     for proposal in columns.proposals if speed.num_timed else ():
         found = {"proposals_per_second": speed.proposals(proposal), "speed": speed.against_target(proposal)}
@@ -172,7 +175,7 @@ def _throughput(columns: Columns, speed: Speed) -> list[dict]:
 
 
 def _strata(columns: Columns, speed: Speed) -> list[dict]:
-    """Section 5.2: easy and hard blocks, by the draft's own acceptance at its sharpest."""
+    """Section 5.2: easy, middle and hard blocks, by the acceptance of the draft at its lowest temperature."""
     sharpest = Proposal(columns.temperatures[-1], _last_weights(columns))
     acceptance = columns.of_blocks(sharpest, "acceptance")
     rows = []
@@ -199,7 +202,7 @@ def _blocks(columns: Columns) -> list[dict]:
 
 
 def _token_acceptance(columns: Columns) -> list[dict]:
-    """The share of tokens with at most so much acceptance, at 101 places."""
+    """The share of tokens whose acceptance is at most each of 101 values."""
     places = np.linspace(0.0, 1.0, 101)
     rows = []
     for name in ("p", *columns.temperatures):

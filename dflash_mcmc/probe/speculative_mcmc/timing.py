@@ -24,11 +24,11 @@ _REPEATS = 3
 
 
 class Timing:
-    """Times a proposal behind the middle anchor of an answer: drawn, and scored by the target, as a chain needs it.
+    """Times a proposal after the middle anchor of an answer. It includes drawing and scoring by the target, as in a chain.
 
     Args:
-        options: of the engine.
-        rows: chains that propose at once.
+        options: options of the engine.
+        rows: number of chains that propose at once.
         temperature: of both proposals.
     """
 
@@ -37,7 +37,7 @@ class Timing:
         self._law = SamplingParams(temperature=temperature)
 
     def of(self, answer: Answer) -> dict[str, float | int]:
-        """`seconds_target` and `seconds_draft` that a proposal takes, all rows' divided by their number, `timed_rows`.
+        """Seconds per proposal, `seconds_target` and `seconds_draft`: those of the batch divided by its size, `timed_rows`.
 
         Raises NotNumbers.
         """
@@ -54,7 +54,7 @@ class Timing:
             scored = answer.tokens[: anchor + 1]
             path = path.extended(scored, *(np.zeros(len(scored)) for _ in range(2)), np.zeros((len(scored), 2)), False)
             own: list[float] = []
-            for repeat in range(1 + _REPEATS):  # the first reads prompt and answer too
+            for repeat in range(1 + _REPEATS):  # the first repeat also reads prompt and answer
                 drawn = yield Draw(path, anchor + 1 + n, self._law, Key(row).fold_in(repeat), source)
                 own.append(time.perf_counter())
             times.append(own)
@@ -64,5 +64,5 @@ class Timing:
                                drafter=drafter)
         ended = list(engine.run((row, chain(row)) for row in range(self._rows)))
         if any(done.result is None for done in ended):
-            raise NotNumbers  # the engine has no other reason to give up a draw
+            raise NotNumbers  # the only reason for which the engine gives up a draw
         return (max(own[-1] for own in times) - max(own[0] for own in times)) / (_REPEATS * self._rows)

@@ -1,8 +1,8 @@
-"""Importance weights of proposed blocks: along the sequence that the draft was asked about, and along their own tokens.
+"""Importance weights of proposed blocks, given the reference tokens or given the block's own tokens.
 
-A block x of n tokens that q gives is worth log w = alpha · sum log p(x_k) - sum log q(x_k). The document takes p(x_k) after
-the *reference* tokens (`reference`); p(x_k | what stands before it in the block) is what makes w the ratio of two laws of
-blocks (`joint`).
+A block x of n tokens drawn from q has log w = alpha · sum log p(x_k) - sum log q(x_k). The document takes p(x_k) given the
+*reference* tokens before it (`reference`). With p(x_k) given the block's own tokens before it, w is the ratio of two
+distributions over blocks (`joint`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dflash_mcmc.probe.speculative_mcmc import independence
 
 
 class Proposed(NamedTuple):
-    """Blocks proposed in some places, and their tokens' log-probabilities in nats: each (blocks, samples, n)."""
+    """Proposed blocks with the log-probabilities of their tokens in nats, each (blocks, samples, n)."""
 
     tokens: np.ndarray
     """int64."""
@@ -29,12 +29,12 @@ class Proposed(NamedTuple):
 
 
 def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.ndarray, share: bool = True) -> np.ndarray:
-    """log p of continuations behind position `anchor`, int64 (samples, n), given their own tokens: float64 (samples, n).
+    """log p of continuations after position `anchor`, int64 (samples, n), given their own tokens: float64 (samples, n).
 
     Raises NotNumbers.
 
     Args:
-        share: read what continuations have in common once.
+        share: whether common prefixes of continuations are evaluated only once.
     """
     hidden, which = predictors(model, reading.cache, reading.hidden[0, anchor], anchor + 1, tokens, share)
     log_p, step = np.empty(tokens.shape), positions_at_once(model.vocab_size)
@@ -45,7 +45,7 @@ def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.
 
 
 def _of_rows(logits: torch.Tensor, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """log softmax of tokens in rows of logits, both int64 (n,): float64 (n,), nats."""
+    """Log softmax of tokens in rows of logits, both int64 (n,): float64 (n,), nats."""
     rows, tokens = (torch.from_numpy(numbers).to(logits.device) for numbers in (rows, tokens))
     return (logits[rows, tokens].double() - torch.logsumexp(logits.double(), dim=-1)[rows]).cpu().numpy()
 
@@ -56,7 +56,7 @@ def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temper
 
     Args:
         uniforms: float64 (samples, n).
-        share: read what continuations have in common once.
+        share: whether common prefixes of continuations are evaluated only once.
     """
     samples, n = uniforms.shape
     tree, drawn = Tree(model, reading.cache, anchor + 1), []
@@ -79,24 +79,24 @@ def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temper
 
 
 def _draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """(tokens, log p, log q) of each row."""
+    """The drawn token of each row, its log p and its log q."""
     target, weights = laws.weigh(logits), laws.weigh(logits / temperature)
     tokens, _ = laws.draw(weights, uniforms)
     return tokens, target.log_probability(tokens), weights.log_probability(tokens)
 
 
 def ended(proposed: Proposed, stop_ids: tuple[int, ...]) -> Proposed:
-    """The same blocks, each up to its first stop id: what stands behind it is no part of the sequence, and weighs nothing."""
+    """The same blocks, cut after their first stop id. Later tokens get log-probabilities of 0 and so do not count."""
     stops = np.isin(proposed.tokens, stop_ids)
-    behind = (np.cumsum(stops, axis=-1) - stops) > 0
-    return Proposed(np.where(behind, -1, proposed.tokens), np.where(behind, 0.0, proposed.log_p),
-                    np.where(behind, 0.0, proposed.log_q))
+    later = (np.cumsum(stops, axis=-1) - stops) > 0
+    return Proposed(np.where(later, -1, proposed.tokens), np.where(later, 0.0, proposed.log_p),
+                    np.where(later, 0.0, proposed.log_q))
 
 
 def chains(proposed: Proposed, alpha: float, uniforms: np.ndarray) -> dict[str, np.ndarray]:
-    """What independence Metropolis-Hastings makes of each place's samples, float64 (blocks,) by name.
+    """The results of independence Metropolis-Hastings on each block's samples, float64 (blocks,) by name.
 
-    `log_w` and `log_w_std` are mean and standard deviation over a block's samples; `effective` is Kong's number of them.
+    `log_w` and `log_w_std` are mean and standard deviation over the samples; `effective` is Kong's effective sample size.
 
     Args:
         uniforms: float64 (blocks, samples - 1).

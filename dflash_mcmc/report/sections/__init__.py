@@ -1,1 +1,1 @@
-"""The sections of a report: each module has `section(study)`, which is None where the runs have no data for it."""
+"""The sections of a report. Each module has `section(study)`, which returns None if the runs have no data for it."""

@@ -1,4 +1,4 @@
-"""How the chains behaved: what became of proposals, and what several chains of a problem are worth."""
+"""Chain diagnostics: outcomes of the proposals, and pass@k and majority@k over the chains of a problem."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_DRAWN = 7
-"""Curves that can be told apart."""
+"""The most curves that a reader can distinguish."""
 _PROPOSALS = """
-Moved are accepted proposals that differ from what they replaced, identical those that do not: they are accepted and explore
-nothing. Abandoned are proposals whose drawing stopped early, since they could no longer be accepted. Skipped is the share of
-drawn tokens that needed no forward, since they were those of the current sequence. The law's error bounds the total
-variation that early rejection with epsilon adds; 0 is exact. Intervals are of a bootstrap over problems.
+A moved proposal is accepted and differs from the suffix it replaces; an identical one is accepted and changes nothing. An
+abandoned proposal is one that stopped early because it could no longer be accepted. Tokens skipped is the share of drawn
+tokens that needed no forward because they repeat the current sequence. The law error bounds the total variation distance that
+early rejection with epsilon adds; 0 means exact. Intervals come from a bootstrap over problems.
 """
 _PASSES = """
-pass@k is the chance that one of k chains is right (unbiased, Chen et al. 2021), on the problems that have all chains.
+pass@k is the probability that at least one of k chains is correct (unbiased estimate, Chen et al. 2021). It uses the problems
+that have all chains.
 """
 _VOTES = """
-majority@k is the accuracy of the most frequent answer of k of their chains, over all ways to take k. Answers are one vote
-where they are equal as strings, normalised; a tie counts as the expected value of a fair draw. Votes of all chains are tied
-on {ties}.
+majority@k is the accuracy of the most frequent answer among k chains, averaged over all ways to choose k. Answers count as the
+same vote if their normalised strings are equal. A tie counts as its expected accuracy when the winner is drawn uniformly. The
+votes of all chains are tied on {ties}.
 """
 
 
 def section(study: Study) -> Section | None:
-    """Diagnostics of the runs that propose, and curves over the number of chains of the runs that have several."""
+    """A diagnostics table for runs with proposals, and curves over the number of chains for runs with several chains."""
     text, tables, drawings = "", [], []
     proposing = [run for run in study.runs if any(record["proposals"] for record in run.records)]
     if proposing:
@@ -44,9 +45,9 @@ def section(study: Study) -> Section | None:
     if several:
         curves = {run.shown: _curve(run) for run in several}
         rows = [row for curve in curves.values() for row in curve]
-        tables.append(Table("votes", "Several chains a problem", _vote_columns(), rows))
+        tables.append(Table("votes", "Several chains per problem", _vote_columns(), rows))
         first = dict(list(curves.items())[:_MOST_DRAWN])
-        of = f", of the first {_MOST_DRAWN} runs" if len(curves) > _MOST_DRAWN else ""
+        of = f"; the first {_MOST_DRAWN} runs" if len(curves) > _MOST_DRAWN else ""
         drawings.append(Drawing(f"fig_{study.dataset}_chains", f"pass@k, and accuracy of a majority vote over k chains{of}.",
                                 lambda: _figure(first)))
         text += "\n\n" + _PASSES + (_VOTES.format(ties=", ".join(map(_ties, voting))) if voting else "")
@@ -67,20 +68,21 @@ def _diagnosed(run: Run) -> dict:
 
 
 def _mean_log_p(run: Run) -> float | None:
-    """Of the samples that could be drawn: the others' is 0."""
+    """Mean over the samples that could be drawn; a sample that was not drawn has log p 0."""
     drawn = [record["log_p"] for record in run.records if record["verdict"] != NOT_DRAWN]
     return sum(drawn) / len(drawn) if drawn else None
 
 
 def _columns() -> list[Column]:
     return [named("run", "run"), counted("samples", "samples"), counted("proposals", "proposals"),
-            *(shared(name, name) for name in ("accepted", "moved", "identical", "abandoned", "skipped")),
+            *(shared(name, name) for name in ("accepted", "moved", "identical", "abandoned")),
+            shared("tokens skipped", "skipped"),
             Column("mean log p", lambda row: "-" if row["mean_log_p"] is None else f"{row['mean_log_p']:.2f}"),
             Column("law error", lambda row: f"{row['law_error']:.2g}")]
 
 
 def _curve(run: Run) -> list[dict]:
-    """Rows of k; without a majority where answers are no votes."""
+    """One row per k; without majority@k if the answers cannot be voted on."""
     passed = pass_curve(run.records)
     voted = [IntervalEstimate(None, None, None, 0)] * len(passed)
     if votes(run):
@@ -95,7 +97,7 @@ def _ties(run: Run) -> str:
 
 def _vote_columns() -> list[Column]:
     return [named("run", "run"), counted("k", "k"), shared("pass@k", "pass_at_k"), shared("majority@k", "majority_at_k"),
-            counted("problems", "n"), counted("left out", "left_out")]
+            counted("problems", "n"), counted("problems left out", "left_out")]
 
 
 def _figure(curves: dict[str, list[dict]]) -> Figure:
@@ -111,15 +113,15 @@ def _figure(curves: dict[str, list[dict]]) -> Figure:
             if rows[0][key] is None:
                 continue
             estimates = [IntervalEstimate(*ends(row, key), row["n"]) for row in rows]
-            beside = 1.0 + 0.02 * (number - (len(curves) - 1) / 2)
-            axes.errorbar([row["k"] * beside for row in rows], [100.0 * estimate.value for estimate in estimates],
+            shift = 1.0 + 0.02 * (number - (len(curves) - 1) / 2)
+            axes.errorbar([row["k"] * shift for row in rows], [100.0 * estimate.value for estimate in estimates],
                           error_bars(estimates), color=PALETTE[number], marker=MARKERS[number], markersize=5, capsize=2,
                           label=f"{label} (n = {rows[0]['n']:,})")
         ticks = sorted({row["k"] for rows in curves.values() for row in rows})
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
-        axes.set_xlabel("chains a problem, k")
+        axes.set_xlabel("chains per problem, k")
         axes.set_title(title)
     panels[0].set_ylabel("%, with 95 % intervals")
     drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if longest > 40 else 2)

@@ -1,4 +1,4 @@
-"""Improvements beside the published ones (the document's section 5.3), and what the draft is worth as a blend (6.3)."""
+"""Accuracies and improvements next to published ones (section 5.3 of the document); the draft as a blend (section 6.3)."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ _IMPROVEMENTS = (("ps", "greedy"), ("temp", "greedy"), ("ps", "temp"), ("blend_g
                  ("blend_ps", "ps"), ("draft_blend_ps", "ps"))
 _HERE = "these runs"
 _TEXT = """
-Published rows are quoted as they are: {sources}. The first row of the paper's table, which the document calls greedy, is
-"Base" in the paper. Neither source has an interval for a difference; ours are of a bootstrap over problems. Behind a
-difference in points stands what it is of the accuracy it starts from.
+Published values are quoted without change: {sources}. The first row of the paper's table, which the document calls greedy, is
+"Base" in the paper. The sources give no intervals for differences; the intervals of these runs come from a bootstrap over
+problems. The percentage in parentheses after a difference in points is the change relative to the accuracy that it starts
+from.
 """
-_OTHER_DATA = "Published rows are of {theirs} and these runs of {ours}: directions can be compared, sizes cannot."
+_OTHER_DATA = ("Published results are on {theirs}, these runs on {ours}: compare the directions of differences, not their "
+               "sizes.")
 
 
 def section(study: Study) -> Section | None:
-    """None where no two runs have a published counterpart."""
+    """None if fewer than two runs have a published counterpart."""
     roles = _roles(study)
     if len(roles) < 2:
         return None
@@ -43,32 +45,32 @@ def section(study: Study) -> Section | None:
     text = paragraphs(_TEXT.format(sources=sources))
     if study.dataset != DATASET:
         text.append(_OTHER_DATA.format(theirs=DATASET, ours=study.dataset))
-    several = [f"{METHODS[role]} is {run.label}" for role, run in roles.items() if len(_candidates(study)[role]) > 1]
+    several = [f"{run.label} for {METHODS[role]}" for role, run in roles.items() if len(_candidates(study)[role]) > 1]
     if several:
-        text.append(f"Where several runs are of one method, one stands for it here: {', '.join(several)}.")
+        text.append(f"If several runs have the same method, this section uses one of them: {'; '.join(several)}.")
     tables = [_accuracies(columns), _improvements(study, columns, roles)]
-    drawings = [Drawing(f"fig_{study.dataset}_paper_comparison", "Accuracies of these runs beside the published ones.",
+    drawings = [Drawing(f"fig_{study.dataset}_paper_comparison", "Accuracies of these runs next to published ones.",
                         lambda: _figure(columns))]
     blends = [roles[name] for name in ("ps", "draft_blend_ps", "blend_ps") if name in roles]
     if "draft_blend_ps" in roles and len(blends) > 1:
         tables.append(_blend_sources(study, blends))
         drawings.append(Drawing(f"fig_{study.dataset}_draft_comparison",
-                                "Accuracy and acceptance of power sampling by what is blended in.",
+                                "Accuracy and MH acceptance of power sampling by blend.",
                                 lambda: _draft_figure(study, blends)))
-    return Section("published", "Beside published results", text, tables, drawings)
+    return Section("published", "Comparison with published results", text, tables, drawings)
 
 
 def _candidates(study: Study) -> dict[str, list[Run]]:
-    """The runs that could stand for each method: at temperature 1 and above nothing is low about a temperature."""
+    """The runs that could represent each method. A low-temperature run has a temperature below 1."""
     found = {role: study.role(*made_of) for role, made_of in _ROLES.items()}
     found["temp"] = [run for run in found["temp"] if float(run.identity.get("sampler.temperature") or 1.0) < 1.0]
     return {role: runs for role, runs in found.items() if runs}
 
 
 def _roles(study: Study) -> dict[str, Run]:
-    """The run of each method. Power samplers are of one setting, with and without a blend: others are not compared.
+    """The run that represents each method. All power-sampling runs have the same settings except for the blend.
 
-    Of several settings that with the most methods counts, of equal ones the first.
+    Of several such settings, the one that covers the most methods is used; in a tie, the first.
     """
     candidates = _candidates(study)
     power = {role: runs for role, runs in candidates.items() if role.endswith("ps")}
@@ -80,14 +82,14 @@ def _roles(study: Study) -> dict[str, Run]:
 
 
 def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dict[str, IntervalEstimate]]:
-    """Accuracies by method, for each published model with its source, and for these runs."""
+    """Accuracies by method, for each published model and source, and for these runs."""
     found = {(paper.model, paper.source): paper.accuracy for paper in published()}
     found[_HERE, study.dataset] = {role: study.entry(run).accuracy for role, run in roles.items()}
     return found
 
 
 def _accuracies(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Table:
-    """Models down, methods across."""
+    """One row per model, one column per method."""
     rows = [{"model": model, "source": source, "method": METHODS[method], **estimate.columns("accuracy"),
              "n": estimate.n or None} for (model, source), of in columns.items() for method, estimate in of.items()]
     wide = [{"model": model, "source": source, **of} for (model, source), of in columns.items()]
@@ -101,7 +103,7 @@ def _accuracies(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> 
 
 
 def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, IntervalEstimate]], roles: dict[str, Run]) -> Table:
-    """Improvements down, models across."""
+    """One row per improvement, one column per model."""
     rows = []
     for method, base in _IMPROVEMENTS:
         row: dict[str, object] = {"improvement": f"{METHODS[method]} over {METHODS[base]}"}
@@ -121,7 +123,7 @@ def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, Interva
         return Column(model, text)
 
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    return Table("improvements", "Improvements in points", [named("improvement", "improvement"),
+    return Table("improvements", "Improvements (percentage points)", [named("improvement", "improvement"),
                                                             *(column(model) for model, _ in columns)], rows,
                  data=[{key: row.get(key) for key in keys} for row in rows])
 
@@ -139,7 +141,7 @@ def _measured(study: Study, run: Run, base: Run) -> dict:
 
 
 def _blend_sources(study: Study, blends: list[Run]) -> Table:
-    """The document's table 6.3."""
+    """Table 6.3 of the document."""
     rows = []
     for run in blends:
         share, source = study.entry(run).accuracy, {"layer": f"layer {run.identity.get('blend.layer')}", "draft": "draft"}
@@ -148,7 +150,7 @@ def _blend_sources(study: Study, blends: list[Run]) -> Table:
     columns = [named("condition", "run"), counted("correct", "correct"), counted("total", "total"),
                shared("accuracy", "accuracy"), Column("MH accept", lambda row: percent(row["acceptance"])),
                named("blend source", "blend_source")]
-    return Table("blend_sources", "The draft as what is blended in", columns, rows)
+    return Table("blend_sources", "Power sampling by blend", columns, rows)
 
 
 def _acceptance(run: Run) -> IntervalEstimate:
@@ -170,14 +172,14 @@ def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figu
                 _point(axes, group + (number - (len(methods) - 1) / 2) * 0.135, of[method], style)
     axes.set_xticks(range(len(columns)), [f"{model}\n{source}" for model, source in columns])
     axes.grid(axis="x", visible=False)
-    axes.set_ylabel("correct answers, %\n95 % intervals where n is known")
-    axes.set_title("Beside published results")
+    axes.set_ylabel("correct answers, %\n95 % intervals if n is known")
+    axes.set_title("Comparison with published results")
     drawn.legend(loc="outside lower center", ncols=4)
     return drawn
 
 
 def _point(axes: Axes, place: float, estimate: IntervalEstimate, style: dict) -> None:
-    """A point on its interval, with its value above both."""
+    """Draws a point and its interval, with the value above them."""
     value, known = 100.0 * estimate.value, estimate.low is not None
     if known:
         axes.plot([place] * 2, [100.0 * estimate.low, 100.0 * estimate.high], color=style["color"], linewidth=1.4, alpha=0.6)
@@ -195,7 +197,7 @@ def _draft_figure(study: Study, blends: list[Run]) -> Figure:
     left, right = drawn.subplots(1, 2, sharey=True)
     figure.draw_estimates(left, labels, shares, [f"{percent(share.value)}, n = {share.n:,}" for share in shares])
     figure.draw_estimates(right, labels, rates, [percent(rate.value) for rate in rates])
-    left.set_title("Accuracy by what is blended in")
+    left.set_title("Accuracy by blend")
     left.set_xlabel("correct answers, %, with 95 % intervals")
     right.set_title("MH acceptance")
     right.set_xlabel("proposals accepted, %, with 95 % intervals")

@@ -1,4 +1,4 @@
-"""Accuracy against what an answer costs, and which runs nothing else beats."""
+"""Accuracy against the cost of an answer, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COSTS = {"token_forwards": "token-forwards an answer", "share_seconds": "seconds of the device an answer"}
+_COSTS = {"token_forwards": "token-forwards per answer", "share_seconds": "device seconds per answer"}
 _TEXT = """
-Token-forwards are the positions that the target was evaluated at for an answer: prompt, prefixes read again and tokens
-drawn. Seconds of the device are an answer's share of the engine's time in its batch, seconds to the answer the time from its
-start to its end with the others beside it. A vote costs what all its chains cost; its seconds to the answer are those of the
-longest of them.
+Token-forwards are the positions that the target evaluates for an answer: prompt, recomputed prefixes and drawn tokens. Device
+seconds are the answer's share of the engine's time in its batch. Seconds to the answer are the time from its start to its end,
+while other answers run in the same batch. A vote costs the sum of its chains; its seconds to the answer are those of its
+slowest chain.
 
-On the Pareto front are the finished runs that no other equals at a lower cost, or beats at the same. It goes by the
-accuracies as they are: neighbours on it may well be ties. Runs stand on it with those over the same problems alone: over
-other problems an accuracy is another one. Of several such groups the largest has the front.
+A finished run is on the Pareto front if no other run is at least as accurate at a lower cost, or more accurate at the same
+cost. The front uses the measured accuracies; neighbouring points may differ by chance. It includes only the
+largest group of runs over the same problems, because accuracies over different problems are not comparable.
 """
 
 
 def section(study: Study) -> Section:
-    """A row for each run and vote."""
+    """One row per run and per vote."""
     rows = [_row(entry) for entry in study.entries]
     problems = Counter(frozenset(entry.outcomes.problems) for entry in study.entries if entry.run.complete)
     largest = max(problems, key=lambda found: (problems[found], len(found)), default=frozenset())
@@ -37,7 +37,7 @@ def section(study: Study) -> Section:
         for row in rows:
             row[f"front_{cost}"] = _on_front(row, rows, cost)
     return Section("cost", "Accuracy against cost", paragraphs(_TEXT),
-                   [Table("cost", "What an answer costs", _columns(), rows)],
+                   [Table("cost", "Cost of an answer", _columns(), rows)],
                    [Drawing("fig_pareto", "Accuracy against the cost of an answer, with the Pareto front.",
                             lambda: _figure(study, rows))])
 
@@ -48,7 +48,7 @@ def _row(entry: Entry) -> dict:
 
 
 def _on_front(row: dict, rows: Sequence[dict], cost: str) -> bool:
-    """Of finished runs over the same problems: a few samples are quickly the best, and so are easy ones."""
+    """Whether no other comparable run is better. Runs over few or easier problems look better, so they do not count."""
     return row["comparable"] and not any(
         other["comparable"] and other[cost] <= row[cost] and other["accuracy"] >= row["accuracy"]
         and (other[cost] < row[cost] or other["accuracy"] > row["accuracy"]) for other in rows)
@@ -62,11 +62,11 @@ def _columns() -> list[Column]:
             Column("token-forwards", lambda row: f"{row['token_forwards']:,.0f}"),
             Column("device seconds", lambda row: f"{row['share_seconds']:.3g}"),
             Column("seconds to the answer", lambda row: f"{row['seconds']:.3g}"),
-            front("front by forwards", "token_forwards"), front("front by seconds", "share_seconds")]
+            front("on front by token-forwards", "token_forwards"), front("on front by device seconds", "share_seconds")]
 
 
 def _figure(study: Study, rows: list[dict]) -> Figure:
-    """Points have numbers, with the names below: names would not fit beside them."""
+    """Accuracy over each cost. Points are numbered and named below the panels, since the names do not fit next to them."""
     from matplotlib.figure import Figure
 
     from dflash_mcmc.report.figure import label_points
@@ -84,8 +84,9 @@ def _figure(study: Study, rows: list[dict]) -> Figure:
                       fontsize=8, linespacing=1.35)
     panels[0].set_ylabel("correct answers, %")
     panels[0].set_title(f"Accuracy against cost on {study.dataset}")
-    panels[1].set_title("filled, dashed: Pareto front; grey: 95 % intervals", fontsize=8.5, fontweight="normal", loc="right")
-    drawn.draw_without_rendering()  # where the points are is known only now
+    panels[1].set_title("filled points, dashed line: Pareto front; grey: 95 % intervals", fontsize=8.5, fontweight="normal",
+                        loc="right")
+    drawn.draw_without_rendering()  # positions of points are known only after the layout
     drawn.set_layout_engine("none")
     for axes, cost in zip(panels, _COSTS, strict=True):
         label_points(axes, [(row[cost], 100.0 * row["accuracy"]) for row in rows])

@@ -1,4 +1,4 @@
-"""Does a blend help more under one sampler than under another? The document's section 4.4, with an interval."""
+"""Whether a blend helps more with one sampler than with another: section 4.4 of the document, with an interval."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ if TYPE_CHECKING:
 _CELLS = ("00", "01", "10", "11")
 _MOST_DRAWN = 6
 _TEXT = """
-The four cells differ in the blend and in the sampler alone. The interaction is what the sampler gains under the blend beyond
-what it gains without: (both - blend) - (sampler - neither). It is 0 where the two effects add up; with an interval around 0
-it is not shown that they do not. Intervals are of a bootstrap over problems, all four runs of a problem drawn together.
+The four cells of each row differ only in the blend and the sampler. A number in parentheses is the effect of the blend in
+points. The interaction is the gain from the sampler with the blend minus the gain from the sampler without it. It is 0 if
+the two effects add up. If its interval includes 0, an interaction is not shown. Intervals come from a bootstrap over
+problems that draws all four runs of a problem together.
 """
 
 
 class _Square(NamedTuple):
     runs: dict[str, Run]
-    """By blend off or on, then sampler off or on."""
+    """By blend off or on (first digit), then sampler off or on (second digit)."""
     found: Interaction
     problems: int
     left_out: int
 
 
 def section(study: Study) -> Section | None:
-    """A row for each sampler and blend of which all four cells are among the runs, nothing else differing between them."""
+    """One row per sampler and blend for which all four cells exist among the runs and differ in nothing else."""
     squares = [square for runs in _squares(study) if (square := _measured(study, runs)) is not None]
     if not squares:
         return None
     drawing = Drawing(f"fig_{study.dataset}_interaction", "Accuracy of greedy decoding and of the sampler, without and with "
-                      "the blend; above, the interaction in points.", lambda: _figure(squares[:_MOST_DRAWN]))
+                      "the blend. The number above each panel is the interaction in points.",
+                      lambda: _figure(squares[:_MOST_DRAWN]))
     return Section("interaction", "Interaction of blend and sampler", paragraphs(_TEXT),
                    [Table("interaction", "Blend and sampler", _columns(), [_row(square) for square in squares])], [drawing])
 
 
 def _squares(study: Study) -> list[dict[str, Run]]:
-    """Every run with a sampler and a blend, with the three runs that lack one of them or both."""
+    """For every run with a sampler and a blend: that run, and the three runs that lack the sampler, the blend or both."""
     found = []
     for both in study.runs:
         sampler, blend = both.component("sampler"), both.component("blend")
@@ -61,7 +63,7 @@ def _counterpart(study: Study, run: Run, sampler: str, blend: str, *groups: str)
 
 
 def _measured(study: Study, runs: dict[str, Run]) -> _Square | None:
-    """None where the four have no problem in common."""
+    """None if the four runs have no problem in common."""
     of = {name: study.entry(run).outcomes for name, run in runs.items()}
     sets = [set(outcomes.problems) for outcomes in of.values()]
     in_all, in_any = set.intersection(*sets), set.union(*sets)
@@ -88,11 +90,11 @@ def _columns() -> list[Column]:
     def blended(header: str, name: str, effect: str) -> Column:
         return Column(header, lambda row: f"{percent(row[f'accuracy_{name}'])} ({points(row[effect])})")
 
-    return [named("blend and sampler", "both_on"), counted("n", "problems"),
+    return [named("blend and sampler", "both_on"), counted("problems", "problems"),
             Column("greedy", lambda row: percent(row["accuracy_00"])), blended("greedy, blend", "10", "blend_on_greedy"),
             Column("sampler", lambda row: percent(row["accuracy_01"])), blended("sampler, blend", "11", "blend_on_sampler"),
-            differing("interaction (points)", "interaction"), differing("sum of both effects", "sum_of_both"),
-            differing("together", "together"), counted("left out", "left_out")]
+            differing("interaction (points)", "interaction"), differing("sum of the two effects (points)", "sum_of_both"),
+            differing("effect of both (points)", "together"), counted("problems left out", "left_out")]
 
 
 def _figure(squares: list[_Square]) -> Figure:

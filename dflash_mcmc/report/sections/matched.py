@@ -1,4 +1,4 @@
-"""Every run against majority votes of independent draws that cost as much: is it better than drawing more often?"""
+"""Compares every run with majority votes of independent draws at equal cost: is the sampler better than drawing more often?"""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from dflash_mcmc.statistics.shares import accuracy_of
 
 _COSTS = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
 _TEXT = """
-A sampler that costs as much as k independent draws has to beat their majority vote. Each run stands here against votes of as
-many chains of a run of sampler=temperature as a sample of it costs, once in token-forwards and once in seconds of the device:
-the largest k that costs no more, at least 1 and at most the chains that are recorded. What a vote costs stands beside: where
-it is well below the run, more chains would be needed for a fair vote. The vote of k counts as the mean over all ways to take
-k of a problem's chains. Differences, intervals and p are those of the paired table, p (Holm) adjusted for the rows of each
-table.
+A sampler that costs as much as k independent draws should beat their majority vote. Each run is compared with votes over k
+chains of a run of sampler=temperature, where k is the largest number whose cost is at most that of one sample of the run, but
+at least 1 and at most the recorded number of chains. One table matches token-forwards, the other device seconds. If the vote
+costs much less than the run, a fair vote would need more chains than are recorded. The accuracy of a vote of k is the mean
+over all ways to choose k of a problem's chains. Differences, intervals and p are those of the paired table; p (Holm) is
+adjusted for the rows of each table.
 """
 
 
 def section(study: Study) -> Section | None:
-    """A table for each cost. None without a run of several independent draws a problem, or another run to hold against it."""
+    """A table for each cost. None without independent draws (several per problem) and another run to compare them with."""
     drawn = [run for run in study.runs if run.component("sampler") == "temperature" and votes(run)]
     others = [run for run in study.runs if run.component("sampler") not in ("temperature", "greedy")]
     if not drawn or not others:
         return None
     tables = [Table(f"matched_{cost}", f"At equal {name}", _columns(name), _rows(study, drawn, others, cost))
               for cost, name in _COSTS.items()]
-    return Section("matched", "Against votes that cost as much", paragraphs(_TEXT), tables)
+    return Section("matched", "Compared with votes of equal cost", paragraphs(_TEXT), tables)
 
 
 def _rows(study: Study, drawn: list[Run], others: list[Run], cost: str) -> list[dict]:
@@ -42,21 +42,21 @@ def _rows(study: Study, drawn: list[Run], others: list[Run], cost: str) -> list[
 
 
 class _MatchedVotes:
-    """The votes of a run, each number of chains worked out once."""
+    """The votes of a run over k chains, computed once for each k."""
 
     def __init__(self, run: Run):
         self.run, self.records = run, full(run)
         self._of: dict[int, list[dict]] = {}
 
     def of(self, k: int) -> list[dict]:
-        """One record a problem, of so many chains."""
+        """One record per problem: the vote over k of its chains."""
         if k not in self._of:
             self._of[k] = aggregated(self.records, chains=k)
         return self._of[k]
 
 
 def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: str) -> dict | None:
-    """None where the two have no problem in common."""
+    """None if the two have no problem in common."""
     spent = cost_of(run.records, cost)
     k = affordable(votes_of.records, spent, cost)
     vote = votes_of.of(k)
@@ -76,5 +76,5 @@ def _columns(cost: str) -> list[Column]:
 
     return [named("run", "run"), costing(cost, "cost"), shared("accuracy", "accuracy"), named("votes of", "votes_of"),
             counted("k", "k"), costing(f"{cost} of the vote", "vote_cost"), shared("accuracy of the vote", "vote_accuracy"),
-            counted("n", "problems"), differing("difference (points)", "difference"),
+            counted("problems", "problems"), differing("difference (points)", "difference"),
             Column("p (Holm)", lambda row: probability(row["p_holm"])), named("verdict", "verdict")]

@@ -1,4 +1,4 @@
-"""The table of the guided-power-sampling document (section 4.1): accuracy, length, time and acceptance of every run."""
+"""Accuracy, length, time and acceptance of every run: the table of the guided-power-sampling document, section 4.1."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TEXT = """
-Accuracy counts every sample; intervals are of 95 %: Wilson's with one chain a problem, else a bootstrap over problems. MH
-accept is the share of proposals accepted, moved the share that also differ from what they replaced.
+Accuracy counts every sample. Intervals are 95 %: Wilson's with one chain per problem, else from a bootstrap over problems. MH
+accept is the share of proposals that were accepted; moved is the share that was accepted and changed the sequence.
 
-All that is not correct counts as wrong. How many samples have no answer at all can differ more between methods than anything
-else, so that a gain in accuracy may be one in formatting. Unsupported answers were beyond a limit of the grader, timeouts
-used up its time, errors made it fail. By strings is what the string rule of published numbers makes of the same answers
-(PRM800K's normalisation without its algebra); it decides nothing here.
+Every sample that is not correct counts as wrong. Methods can differ strongly in how many samples have no answer at all; a gain
+in accuracy may then be a gain in formatting. Unsupported answers exceed a limit of the grader, timeouts used up its time, and
+errors made it fail. String match is the accuracy by the string rule of published numbers (PRM800K's normalisation without its
+algebra), for comparison only; the verdicts do not use it.
 """
 _VOTES = """
-A majority or best-of-N row makes one answer a problem of so many of its chains, of the problems that have all; a tied vote
-counts as its expected value, and of fewer chains than there are the mean over all ways to take them is told. Its tokens and
-token-forwards are those of its chains together, its time that of the longest. Answers are one vote where they are equal as
-strings, normalised, whatever the gold answer. Independent draws have a row for each number of chains that costs as much as
-another run: the baseline of equal compute.
+A majority or best-of-N row combines the given number of chains into one answer per problem, for the problems that have all
+chains. A tied vote counts as its expected value. If a vote uses fewer chains than are recorded, the row is the mean over all
+ways to choose them. Its tokens and token-forwards are the sum over its chains, its time that of the slowest chain. Answers
+count as the same vote if their normalised strings are equal; the gold answer has no influence. Independent draws have a row
+for each number of chains that costs as much as another run, as a baseline of equal compute.
 """
 
 
 def section(study: Study) -> Section:
-    """A row for each run, and for the votes over its chains where it has several."""
+    """One row per run, and one per way to combine its chains if it has several."""
     rows = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries]
     columns = [named("condition", "run"), *_columns()]
     if any(row["accepted_length"] is not None for row in rows):
@@ -47,7 +47,7 @@ def section(study: Study) -> Section:
 
 
 def summary_of(entry: Entry) -> dict:
-    """`stats.summarise` of a row; of a vote the number of correct answers is the expected one."""
+    """`summaries.summarise` of an entry; for a vote the number of correct answers is its expected value."""
     if not entry.voted:
         return {**summaries.summarise(entry.run.condition, entry.records), "complete": entry.run.complete}
     summary = summaries.summarise(entry.run.condition, [{**record, "log_p": 0.0} for record in entry.records])
@@ -55,18 +55,18 @@ def summary_of(entry: Entry) -> dict:
 
 
 def _columns() -> list[Column]:
-    """Those of `report/table.py`, so that the page and the terminal cannot differ."""
+    """The columns of `report/table.py`, so that the page and the terminal agree."""
     def cell(number: int) -> Column:
         return Column(HEADERS[number], lambda row: row_of("", row)[number])
     return [cell(number) for number in range(1, len(HEADERS))]
 
 
 def _verdict_columns() -> list[Column]:
-    """Every verdict, and what the string rule says."""
+    """The count of every verdict, and the accuracy by string match."""
     def by_strings(row: dict) -> str:
         return "-" if row["same_string"] is None else percent(row["same_string"] / row["num_samples"])
     return [named("run", "run"), *(counted(verdict.replace("_", " "), verdict) for verdict in VERDICTS),
-            Column("accuracy", lambda row: percent(row["accuracy"])), Column("by strings", by_strings)]
+            Column("accuracy", lambda row: percent(row["accuracy"])), Column("string match", by_strings)]
 
 
 def _accepted_length(row: dict) -> str:
@@ -77,7 +77,7 @@ def _figure(study: Study) -> Figure:
     from matplotlib.figure import Figure
 
     labels, estimates = [entry.shown for entry in study.drawn], [entry.accuracy for entry in study.drawn]
-    same = set(study.baseline.problems)  # easier ones are as quickly the best as a few are
+    same = set(study.baseline.problems)  # runs over other, maybe easier, problems are not ranked
     ranked = [entry.run.complete and set(entry.outcomes.problems) == same for entry in study.drawn]
     best = max((entry.accuracy.value for entry, counts in zip(study.drawn, ranked, strict=True) if counts), default=None)
     texts = [f"{percent(estimate.value)}   {count(estimate.value * estimate.n)} of {estimate.n:,}" for estimate in estimates]

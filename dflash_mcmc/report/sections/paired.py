@@ -1,4 +1,4 @@
-"""Every run against the baseline, problem by problem, and how many problems a difference takes to be seen."""
+"""Compares every run with the baseline, problem by problem, and plans the number of problems of the next experiment."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SOUGHT = 0.03
-"""The difference of accuracies that the power analysis asks for."""
+"""The difference of accuracies that the power analysis plans for."""
 _FEWEST = 10
-"""Problems of a comparison that is drawn: the interval of fewer is all that there is room for."""
+"""Fewest common problems of a comparison that the figure shows; wider intervals would hide all others."""
 VERDICTS = {"a better": "better", "b better": "worse", "tie": "tie"}
 _NOTHING = dict.fromkeys(("both", "only_run", "only_baseline", "neither", "difference", "difference_low", "difference_high",
                           "p_value", "p_holm", "problems_for_3_points", "detectable_difference"))
 _TEXT = """
-Each run against {baseline}, on the problems that both have. The difference is in points of accuracy, each problem counting
-once, with an interval from a bootstrap over problems. p is of the exact McNemar test where every problem has one chain in
-both runs, else of a paired permutation test over problems; p (Holm) is adjusted for all rows of the table. A run is called
-better or worse only where p (Holm) is at most 0.05; else it is a tie.
+Each run is compared with {baseline} on the problems that both have. The difference is in percentage points of accuracy; each
+problem counts once, and the interval comes from a bootstrap over problems. p comes from the exact McNemar test if every
+problem has one chain in both runs, else from a paired permutation test over problems. p (Holm) is adjusted for all rows of the
+table. A run is called better or worse if p (Holm) is at most 0.05, else the verdict is a tie.
 
-Two columns are for the next experiment, of one comparison at p = 0.05. Where problems differ between the runs as they do here
-(with one chain by the share that only one of the runs solves, with several by the spread of their differences), a difference
-of {sought:.0f} points is found with 80 % power on so many problems; and on the problems of this comparison the smallest
-difference that is found with 80 % power is so many points. A hyphen: no such difference can be, or none is found.
+Two columns help to plan the next experiment, for a single comparison at p = 0.05 with 80 % power. One is the number of
+problems needed to detect a difference of {sought:.0f} points. The other is the smallest difference that can be detected with
+as many problems as in this comparison. Both assume that the runs differ as much as here: with one chain, in the share of
+problems that only one of them solves; with several, in the spread of their differences. A hyphen means that no such number
+exists.
 """
 
 
 def section(study: Study) -> Section | None:
-    """A row for each other run and vote."""
+    """One row for each run and vote other than the baseline."""
     base = study.entry(study.baseline)
     others = [entry for entry in study.entries if entry is not base]
     if not others:
@@ -65,21 +66,21 @@ def section(study: Study) -> Section | None:
     shown = [row for row in rows if row["run"] in names and row["problems"] >= _FEWEST] or rows
     return Section("paired", "Compared with the baseline",
                    paragraphs(_TEXT.format(baseline=study.baseline.label, sought=100.0 * SOUGHT)),
-                   [Table("paired", f"Against {study.baseline.label}", _columns(), rows)],
-                   [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{_left_to_the_table(rows)}.",
+                   [Table("paired", f"Compared with {study.baseline.label}", _columns(), rows)],
+                   [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{_too_few_problems(rows)}.",
                             lambda: _figure(title, shown))])
 
 
-def _left_to_the_table(rows: list[dict]) -> str:
+def _too_few_problems(rows: list[dict]) -> str:
     few = sum(row["problems"] < _FEWEST for row in rows)
-    return f"; {few} with fewer than {_FEWEST} problems in common are in the table alone" if 0 < few < len(rows) else ""
+    return f"; {few} with fewer than {_FEWEST} common problems are only in the table" if 0 < few < len(rows) else ""
 
 
 def _row(entry: Entry, base: Entry) -> dict:
     own, other, left_out = aligned(entry.outcomes, base.outcomes)
     row = {"run": entry.shown, "baseline": base.shown, "problems": len(own.problems), "left_out": left_out}
     if not own.problems:
-        return {**row, **_NOTHING, "test": "none", "verdict": "no problem in common: not compared"}
+        return {**row, **_NOTHING, "test": "none", "verdict": "not compared: no problem in common"}
     found = compare(own, other)
     return {**row, "both": found.both, "only_run": found.only_a, "only_baseline": found.only_b, "neither": found.neither,
             **found.difference.columns("difference"), "p_value": found.p_value, "p_holm": None, "test": found.test,
@@ -87,33 +88,33 @@ def _row(entry: Entry, base: Entry) -> dict:
 
 
 def _planned(own: PairedOutcomes, other: PairedOutcomes) -> dict[str, float | None]:
-    """For the next experiment; without numbers where the runs differ on too few problems for such a difference to be."""
+    """The two planning columns. They are None if the runs differ on too few problems for such a difference."""
     differences, problems = own.correct - other.correct, len(own.problems)
     if own.single and other.single:
         discordant = float(np.abs(differences).mean())
-        return {"problems_for_3_points": _told(problems_needed, SOUGHT, discordant) if discordant >= SOUGHT else None,
+        return {"problems_for_3_points": _or_none(problems_needed, SOUGHT, discordant) if discordant >= SOUGHT else None,
                 "detectable_difference": detectable(problems, discordant) if discordant else None}
     spread = float(differences.std(ddof=1)) if problems > 1 else 0.0
-    return {"problems_for_3_points": _told(problems_by_spread, SOUGHT, spread) if spread else None,
+    return {"problems_for_3_points": _or_none(problems_by_spread, SOUGHT, spread) if spread else None,
             "detectable_difference": detectable_by_spread(problems, spread) if spread else None}
 
 
-def _told(needed: Callable[[float, float], int], difference: float, varies: float) -> int | None:
+def _or_none(needed: Callable[[float, float], int], difference: float, varies: float) -> int | None:
     try:
         return needed(difference, varies)
-    except UserError:  # more than anybody has
+    except UserError:  # more problems than the search allows
         return None
 
 
 def _columns() -> list[Column]:
     return [
-        named("run", "run"), counted("n", "problems"), differing("difference (points)", "difference"),
+        named("run", "run"), counted("problems", "problems"), differing("difference (points)", "difference"),
         Column("p", lambda row: probability(row["p_value"])), Column("p (Holm)", lambda row: probability(row["p_holm"])),
-        named("verdict", "verdict"), counted("both", "both"), counted("only this", "only_run"),
-        counted("only baseline", "only_baseline"), counted("neither", "neither"), named("test", "test"),
-        counted("problems for 3 points", "problems_for_3_points"),
-        Column("points seen here", lambda row: points(row["detectable_difference"]).lstrip("+")),
-        counted("left out", "left_out"),
+        named("verdict", "verdict"), counted("both correct", "both"), counted("only run correct", "only_run"),
+        counted("only baseline correct", "only_baseline"), counted("none correct", "neither"), named("test", "test"),
+        counted("problems to detect 3 points", "problems_for_3_points"),
+        Column("detectable difference (points)", lambda row: points(row["detectable_difference"]).lstrip("+")),
+        counted("problems left out", "left_out"),
     ]
 
 
@@ -126,14 +127,14 @@ def _figure(title: str, rows: list[dict]) -> Figure:
     drawn = Figure(figsize=figure.rows_size(labels), layout="constrained")
     axes = drawn.subplots()
     figure.draw_estimates(axes, labels, [IntervalEstimate(*ends(row, "difference"), row["problems"]) for row in rows],
-                          [_said(row) for row in rows], [row["verdict"] in ("better", "worse") for row in rows])
+                          [_row_text(row) for row in rows], [row["verdict"] in ("better", "worse") for row in rows])
     axes.axvline(0.0, color=figure.INK, linewidth=0.8, zorder=1)
     axes.set_title(title)
-    axes.set_xlabel("points of accuracy, with 95 % intervals; p is adjusted for all rows (Holm)")
+    axes.set_xlabel("difference in accuracy (points), with 95 % intervals; p adjusted for all rows (Holm)")
     return drawn
 
 
-def _said(row: dict) -> str:
+def _row_text(row: dict) -> str:
     if row["difference"] is None:
         return row["verdict"]
     return f"{points(row['difference'])}   p {probability(row['p_holm'])}   {row['verdict']}   n {row['problems']:,}"

@@ -1,4 +1,4 @@
-"""Where the numbers come from: what each run is, what it was drawn with, and whether all of it is there."""
+"""The origin of the numbers: each run's settings, machine and software, and whether its records are complete."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dflash_mcmc.report.runs import Run
 from dflash_mcmc.report.study import Study
 
 _TEXT = """
-Expected is the number of problems times chains that the run was last asked for. Everything on this page is made from the
-records; the same command again completes an interrupted run.
+Expected is the number of problems times chains that the last start of the run asked for. Everything on this page is computed
+from the records. To complete an interrupted run, repeat its command.
 """
 
 
 def section(study: Study) -> Section:
-    """A table of runs, one of what differs between their identities, and what they share."""
+    """A table of the runs, one of the settings in which they differ, one of those they share, and one of package versions."""
     identities = {run.label: run.identity for run in study.runs}
     keys = list(dict.fromkeys(key for identity in identities.values() for key in identity))
     varying = [key for key in keys if len({json.dumps(identity.get(key)) for identity in identities.values()}) > 1]
     tables = [Table("provenance", "Runs", _columns(), [_row(run) for run in study.runs])]
     if varying:
         rows = [{"run": label, **{key: identity.get(key) for key in varying}} for label, identity in identities.items()]
-        tables.append(Table("identities", "What differs", [named("run", "run"), *map(_field, varying)], rows))
+        tables.append(Table("identities", "Settings that differ", [named("run", "run"), *map(_field, varying)], rows))
     first = study.runs[0].identity
     shared = [{"field": key, "value": json.dumps(first.get(key), ensure_ascii=False)} for key in keys if key not in varying]
-    tables.append(Table("shared", "What all runs share", [named("field", "field"), named("value", "value")], shared))
+    tables.append(Table("shared", "Settings that all runs share", [named("field", "field"), named("value", "value")], shared))
     tables.append(_packages(study.runs))
     return Section("provenance", "Provenance", paragraphs(_TEXT), tables)
 
@@ -44,12 +44,12 @@ def _row(run: Run) -> dict:
 
 
 def _commit(start: dict) -> str:
-    """Ten digits, with a star where the code was changed since."""
+    """The first ten digits of the commit, followed by a star if the working tree had changes."""
     return (start.get("commit") or "")[:10] + "*" * bool(start.get("dirty"))
 
 
 def _joined(run: Run, of: Callable[[dict], str | None]) -> str:
-    """The different values over the starts of a run."""
+    """The distinct values over the starts of a run."""
     return ", ".join(dict.fromkeys(str(value) for start in run.sessions if (value := of(start))))
 
 
@@ -61,7 +61,7 @@ def _columns() -> list[Column]:
             counted("problems", "problems"), counted("chains", "chains"), counted("records", "records"),
             counted("expected", "expected"), text("state", "state"), counted("not drawn", "not_drawn"),
             counted("starts", "starts"), text("first start", "started"),
-            text("commit (* changed)", "commit"), text("host", "host"), text("device", "device"), text("Python", "python")]
+            text("commit (* modified)", "commit"), text("host", "host"), text("device", "device"), text("Python", "python")]
 
 
 def _field(key: str) -> Column:
@@ -72,7 +72,7 @@ def _field(key: str) -> Column:
 
 
 def _packages(runs: list[Run]) -> Table:
-    """Versions over all starts of all runs."""
+    """Package versions over all starts of all runs."""
     versions: dict[str, list[str]] = {}
     for run in runs:
         for session in run.sessions:

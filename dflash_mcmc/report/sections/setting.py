@@ -1,4 +1,4 @@
-"""What was sampled, as a diagram (the document's section 2.4), with the values of a run among the runs."""
+"""A diagram of the sampler (section 2.4 of the document), with the settings of one of the runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 _TEXT = """
-The diagram has the values of {run}. A sequence grows block by block; in each step a proposal redraws a random suffix of it,
-and the Metropolis-Hastings rule takes the proposal or keeps the sequence.
+The diagram shows the settings of {run}. A sequence grows block by block. In each step a proposal redraws a random suffix, and
+the Metropolis-Hastings rule accepts the proposal or keeps the sequence.
 """
 
 
 def section(study: Study) -> Section | None:
-    """None without a run of `power_mh`; the diagram is of the first one with a blend, else of the first."""
+    """The diagram of the first `power_mh` run with a blend, else of the first `power_mh` run; None without one."""
     samplers = [run for run in study.runs if run.component("sampler") == "power_mh"]
     if not samplers:
         return None
     run = next((run for run in samplers if run.component("blend") != "none"), samplers[0])
-    return Section("setting", "What was sampled", paragraphs(_TEXT.format(run=run.label)), (),
+    return Section("setting", "How samples are drawn", paragraphs(_TEXT.format(run=run.label)), (),
                    [Drawing(f"fig_{study.dataset}_architecture", f"How {run.label} draws a sample.", lambda: _figure(run))])
 
 
@@ -43,8 +43,8 @@ def _figure(run: Run) -> Figure:
     law = r"$p^{\,\alpha}$" if blend == "none" else r"$p_{\mathrm{guided}}^{\,\alpha}$"
     target = _box(axes, 13, 35, "target model\nlogits of the last layer", RIGHT)
     kernel = _box(axes, 77, 24, f"Metropolis-Hastings on {law}\nα = {_number(run, 'sampler.alpha')}, "
-                  f"{_number(run, 'sampler.num_blocks')} blocks,\n{_number(run, 'sampler.num_steps')} steps a block", RIGHT)
-    proposal = _box(axes, 77, 42, f"proposal: a suffix drawn anew\nat temperature {_temperature(run)}", OTHER)
+                  f"{_number(run, 'sampler.num_blocks')} blocks,\n{_number(run, 'sampler.num_steps')} steps per block", RIGHT)
+    proposal = _box(axes, 77, 42, f"proposal: a redrawn suffix\nat temperature {_temperature(run)}", OTHER)
     answer = _box(axes, 77, 6, "sequence of tokens,\ngraded answer", INK)
     if blend == "none":
         _arrow(axes, target, kernel)
@@ -77,12 +77,12 @@ def _box(axes: Axes, x: float, y: float, text: str, colour: str) -> Text:
                      bbox={"boxstyle": "round,pad=0.6", "linewidth": 1.3, "facecolor": "white", "edgecolor": colour})
 
 
-def _arrow(axes: Axes, start: Text, end: Text, style: str = "-|>", said: str = "") -> None:
-    """From the edge of one box to that of another, with what it means beside it."""
+def _arrow(axes: Axes, start: Text, end: Text, style: str = "-|>", label: str = "") -> None:
+    """Draws an arrow between the edges of two boxes, with a label next to it."""
     from dflash_mcmc.report.figure import INK
 
     axes.annotate("", end.get_position(), start.get_position(), arrowprops={
         "arrowstyle": style, "linewidth": 1.2, "color": INK, "patchA": start.get_bbox_patch(), "patchB": end.get_bbox_patch(),
         "shrinkA": 3, "shrinkB": 3})
     middle = [(a + b) / 2 for a, b in zip(start.get_position(), end.get_position(), strict=True)]
-    axes.annotate(said, middle, (6, 0), textcoords="offset points", fontsize=8, va="center")
+    axes.annotate(label, middle, (6, 0), textcoords="offset points", fontsize=8, va="center")

@@ -1,4 +1,4 @@
-"""Accuracy where greedy decoding is right and where it is wrong (the document's section 4.2), and by level and subject."""
+"""Accuracy where greedy decoding is right and where it is wrong (section 4.2 of the document), by level and by subject."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 _BY_GREEDY = ("easy (greedy right)", "hard (greedy wrong)")
 _EASY = """
-Easy problems are those that {greedy} solves; its own 100 % and 0 % are by construction. Any other run looks better on the
-hard part and worse on the easy part than it is, since the parting is by a single outcome: compare runs within a part with
-each other, not with greedy.
+Easy problems are those that {greedy} solves, hard ones those it does not; its own 100 % and 0 % follow from this definition.
+The split depends on a single outcome of greedy decoding. It makes every other run look better on the hard part and worse on
+the easy part than it is. Within a part, compare runs with each other, not with greedy decoding.
 """
 _COUNTS = """
-The number of correct samples and of all stands behind each accuracy; n at the top is the number of problems. Intervals are
-in the CSV files.
+The counts after each accuracy are correct samples and all samples; n in a heading is the number of problems. The CSV files
+have the intervals.
 """
 
 
 def section(study: Study) -> Section | None:
-    """A table for each way of parting the problems that parts them."""
+    """A table for each split of the problems that has at least two parts."""
     text, tables, drawings = "", [], []
     greedy = study.role("greedy", "none")
     if greedy:
         easy = _solved(study.entry(greedy[0]))
         rows = _rows(study.entries, {problem: _BY_GREEDY[not right] for problem, right in easy.items()}, _BY_GREEDY)
-        tables.append(_table("difficulty", "By greedy's correctness", rows, _BY_GREEDY))
-        said = "Accuracy where greedy decoding is right, and where it is wrong."
-        drawings.append(Drawing(f"fig_{study.dataset}_difficulty", said, lambda: _figure(study, rows)))
+        tables.append(_table("difficulty", "By the correctness of greedy decoding", rows, _BY_GREEDY))
+        caption = "Accuracy on problems that greedy decoding solves, and on those that it does not."
+        drawings.append(Drawing(f"fig_{study.dataset}_difficulty", caption, lambda: _figure(study, rows)))
         text += _EASY.format(greedy=greedy[0].shown)
     for key in ("level", "subject"):
         of = {record["problem"]: str(record[key]) for run in study.runs for record in run.records if record[key] is not None}
@@ -51,7 +51,7 @@ def _solved(entry: Entry) -> dict[str, bool]:
 
 
 def _rows(entries: Sequence[Entry], stratum_of: dict[str, str], strata: Sequence[str]) -> list[dict]:
-    """Long rows: of each run and stratum in which it has records."""
+    """One row for each run and stratum in which the run has records."""
     rows = []
     for entry in entries:
         parts: dict[str, list[dict]] = {stratum: [] for stratum in strata}
@@ -67,7 +67,7 @@ def _rows(entries: Sequence[Entry], stratum_of: dict[str, str], strata: Sequence
 
 
 def _table(name: str, title: str, rows: list[dict], strata: Sequence[str]) -> Table:
-    """Runs down, strata across."""
+    """One row per run, one column per stratum."""
     wide: dict[str, dict] = {}
     for row in rows:
         wide.setdefault(row["run"], {"run": row["run"]})[row["stratum"]] = row
@@ -92,7 +92,8 @@ def _figure(study: Study, rows: list[dict]) -> Figure:
     for axes, stratum in zip(drawn.subplots(1, 2, sharey=True), _BY_GREEDY, strict=True):
         of = {row["run"]: row for row in rows if row["stratum"] == stratum}
         found = [of.get(label) for label in labels]
-        estimates = [IntervalEstimate(*ends(row, "accuracy"), row["n"]) if row else IntervalEstimate(None, None, None, 0) for row in found]
+        estimates = [IntervalEstimate(*ends(row, "accuracy"), row["n"]) if row else IntervalEstimate(None, None, None, 0)
+                     for row in found]
         texts = [f"{count(row['correct'])}/{row['n']:,}" if row else "-" for row in found]
         figure.draw_estimates(axes, labels, estimates, texts)
         axes.set_title(f"{stratum}, n = {max((row['problems'] for row in of.values()), default=0):,}")

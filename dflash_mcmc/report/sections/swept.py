@@ -1,4 +1,4 @@
-"""Accuracy over the numbers that a sweep has varied: a curve for each, a heat map for each two."""
+"""Accuracy over the numeric settings that a sweep varies: a curve for each, a heat map for each pair."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 _NO_AXES = ("version", "seed")
 _MOST_DRAWN = 8
 _NARROWEST = 5.0
-"""Points of accuracy that the colours of a map span at least: noise is not made to look like a landscape."""
+"""Smallest range of a map's colours in percentage points, so that noise does not look like structure."""
 _TEXT = """
-Runs that differ in these numbers alone; runs that differ in the seed are taken together. Each cell is an accuracy with its
-own noise: the best of many cells looks better than it is, and is worth drawing again with another seed.
+The runs of each table differ only in the settings given in its title; runs that differ only in the seed are pooled. Each
+accuracy has its own noise. The best of many looks better than it is: repeat it with another seed.
 """
 
 
 class _Swept(NamedTuple):
-    """Runs that differ in one or two numbers alone."""
+    """Runs that differ only in one or two numeric settings, and in the seed."""
 
     axes: tuple[str, ...]
     runs: dict[tuple[float, ...], list[Run]]
-    """By their values, ascending; several runs of one point differ in the seed alone."""
+    """By the values of the axes, ascending. Several runs of one point differ only in the seed."""
 
     @property
     def title(self) -> str:
@@ -41,20 +41,20 @@ class _Swept(NamedTuple):
 
     @property
     def over(self) -> list[str]:
-        """Names of the axes: `alpha` of `sampler.alpha`."""
+        """Short names of the axes: `alpha` for `sampler.alpha`."""
         return [axis.rpartition(".")[2] for axis in self.axes]
 
     def records(self, values: tuple[float, ...]) -> list[dict]:
-        """Over the seeds together: they are more chains of the same problems."""
+        """The records of all seeds at one point. They count as further chains of the same problems."""
         return [record for run in self.runs[values] for record in run.records]
 
     def at(self, values: tuple[float, ...]) -> IntervalEstimate:
-        """Accuracy."""
+        """The accuracy at one point."""
         return accuracy(self.records(values))
 
 
 def section(study: Study) -> Section | None:
-    """Nothing is averaged over: a map is of runs in which all else is equal, but for the seed."""
+    """Tables and figures. The runs of each are equal in all other settings but the seed; nothing is averaged over."""
     axes = _axes(study.runs)
     maps = [swept for pair in itertools.combinations(axes, 2) for swept in _parted(study.runs, pair) if _is_grid(swept)]
     curves = [swept for axis in axes for swept in _parted(study.runs, (axis,))
@@ -67,12 +67,12 @@ def section(study: Study) -> Section | None:
                 for name, swept in named_ones[:_MOST_DRAWN]]
     text = paragraphs(_TEXT)
     if len(named_ones) > len(drawings):
-        text.append(f"{len(named_ones) - len(drawings)} more have a table and no figure.")
-    return Section("swept", "Swept axes", text, [_table(swept, name) for name, swept in named_ones], drawings)
+        text.append(f"{len(named_ones) - len(drawings)} more have a table but no figure.")
+    return Section("swept", "Swept settings", text, [_table(swept, name) for name, swept in named_ones], drawings)
 
 
 def _axes(runs: Sequence[Run]) -> list[str]:
-    """Identity fields that are a number in several ways, the sampler's first."""
+    """Identity fields with several numeric values, those of the sampler first, then those of the blend."""
     values: dict[str, set] = {}
     for run in runs:
         for key, value in run.identity.items():
@@ -83,7 +83,7 @@ def _axes(runs: Sequence[Run]) -> list[str]:
 
 
 def _parted(runs: Sequence[Run], axes: tuple[str, ...]) -> list[_Swept]:
-    """The runs that have these axes, in parts in which all else but the seed is equal."""
+    """The runs that have these axes, grouped so that the runs of a group are equal in everything else but the seed."""
     parts: dict[str, dict[tuple[float, ...], list[Run]]] = {}
     for run in runs:
         values = tuple(run.identity.get(axis) for axis in axes)
@@ -94,19 +94,19 @@ def _parted(runs: Sequence[Run], axes: tuple[str, ...]) -> list[_Swept]:
 
 
 def _is_grid(swept: _Swept) -> bool:
-    """Two values at least on both axes, and more than a diagonal."""
+    """Whether both axes have at least two values and the runs are not only a diagonal."""
     sizes = [len({values[axis] for values in swept.runs}) for axis in (0, 1)]
     return min(sizes) > 1 and len(swept.runs) > max(sizes)
 
 
 def _covers(grid: _Swept, curve: _Swept) -> bool:
-    """Whether the curve is a row or a column of the map."""
+    """Whether the curve is a row or a column of the grid."""
     drawn = {id(run) for runs in grid.runs.values() for run in runs}
     return all(id(run) in drawn for runs in curve.runs.values() for run in runs)
 
 
 def _named(found: Sequence[_Swept], prefix: str) -> list[tuple[str, _Swept]]:
-    """`heatmap_alpha_beta`, with a number from the second of a kind."""
+    """Names such as `heatmap_alpha_beta`, numbered from the second of the same name."""
     names = ["_".join([prefix, *swept.over]) for swept in found]
     numbers = [names[:place].count(name) for place, name in enumerate(names)]
     return [(f"{name}_{number + 1}" if number else name, swept)
@@ -124,7 +124,7 @@ def _table(swept: _Swept, name: str) -> Table:
                      "token_forwards": sum(record["token_forwards"] for record in records) / len(records)})
     columns = [*(named(axis, axis) for axis in swept.over), shared("accuracy", "accuracy"), counted("samples", "n"),
                counted("runs", "runs"), shared("MH accept", "acceptance"),
-               Column("token-forwards a sample", lambda row: f"{row['token_forwards']:,.0f}"), named("state", "state")]
+               Column("token-forwards per sample", lambda row: f"{row['token_forwards']:,.0f}"), named("state", "state")]
     return Table(name, f"{swept.title}, over {' and '.join(swept.over)}", columns, rows)
 
 
@@ -140,7 +140,7 @@ def _map(swept: _Swept) -> Figure:
     middle, half = (np.nanmin(cells) + np.nanmax(cells)) / 2, max(_NARROWEST, np.nanmax(cells) - np.nanmin(cells)) / 2
     drawn = Figure(figsize=(2.6 + 1.15 * len(across), 1.7 + 0.62 * len(down)), layout="constrained")
     axes = drawn.subplots()
-    # Cividis reads the same for colour-blind readers, and in grey: from dark to light.
+    # Cividis can be read by colour-blind readers, and in greyscale from dark to light.
     image = axes.pcolormesh(np.ma.masked_invalid(cells), cmap="cividis", vmin=middle - half, vmax=middle + half,
                             edgecolors="white", linewidth=1.5)
     for values, estimate in estimates.items():

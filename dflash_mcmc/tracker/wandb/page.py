@@ -1,4 +1,4 @@
-"""The page itself: looks up what the runs have logged, makes the workspace, and makes the same one anew the next time."""
+"""The W&B workspace page: finds what the runs logged, and creates the page or updates the one created before."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 _MEDIA = ("image-file", "html-file")
 _TIMEOUT = 30  # seconds
-_CONFLICT = 409  # the name is taken
+_CONFLICT = 409  # HTTP status: the name is taken
 
 
 class Workspace(NamedTuple):
-    """Where the runs are."""
+    """The place of the runs in W&B."""
 
     entity: str
     project: str
     experiment: str | None
-    """The group of the runs; None for all of the project."""
+    """The W&B group of the runs; None for all runs of the project."""
 
     @property
     def title(self) -> str:
@@ -36,12 +36,12 @@ class Workspace(NamedTuple):
 
 
 def connect(entity: str | None, project: str, experiment: str | None) -> tuple[wandb.Api, Workspace]:
-    """The server, and where the runs are. Never prompts. Raises UserError without a login, a server or an entity."""
+    """The server, and the place of the runs. Never prompts. Raises UserError without a login, a server or an entity."""
     import wandb
 
     if not wandb.login(prompt=False, verify=False):
-        raise UserError("not logged in to W&B: wandb login (or WANDB_API_KEY=...), then wandb sync outputs/wandb/offline-run-*"
-                        " to upload what was drawn without a login, then this again")
+        raise UserError("not logged in to W&B: run wandb login (or set WANDB_API_KEY=...), then wandb sync "
+                        "outputs/wandb/offline-run-* to upload runs made without a login, then repeat this command")
     with asking():
         api = wandb.Api(timeout=_TIMEOUT)
         entity = entity or api.default_entity
@@ -52,20 +52,20 @@ def connect(entity: str | None, project: str, experiment: str | None) -> tuple[w
 
 @contextmanager
 def asking() -> Iterator[None]:
-    """What W&B or the network refuses inside is one line: a UserError."""
+    """A context that turns every error of W&B or the network into a UserError of one line."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # W&B's client raises errors of many kinds, some of them of private modules
+    except Exception as error:  # W&B's client raises many types, some of them from private modules
         raise UserError(f"W&B: {type(error).__name__}: {_line(error)}") from error
 
 
 def make(api: wandb.Api, place: Workspace, swept: Sequence[str], memory: Path) -> str:
-    """Makes the workspace, or makes the one that `memory` remembers anew. Returns its address. Raises UserError.
+    """Creates the workspace, or updates the one that `memory` remembers. Returns its address. Raises UserError.
 
     Args:
-        memory: JSON file of the addresses of pages that were made.
+        memory: JSON file with the addresses of the pages created so far.
     """
     from wandb_workspaces import expr
     from wandb_workspaces.workspaces import RunsetSettings, WorkspaceSettings
@@ -84,23 +84,23 @@ def make(api: wandb.Api, place: Workspace, swept: Sequence[str], memory: Path) -
 
 
 def logged(api: wandb.Api, place: Workspace) -> tuple[set[str], set[str]]:
-    """Keys under which the runs have logged (tables, figures and pages). Raises UserError where there is no run."""
+    """The keys under which the runs logged tables, and those of figures and pages. Raises UserError if there is no run."""
     with asking():
         filters = {"group": place.experiment} if place.experiment else None
         try:
             summaries = [dict(run.summary) for run in api.runs(f"{place.entity}/{place.project}", filters, lazy=False)]
-        except ValueError:  # there is no such project
+        except ValueError:  # the project does not exist
             summaries = []
     if not summaries:
         of = f" of the experiment {place.experiment}" if place.experiment else ""
-        raise UserError(f"{place.entity}/{place.project}: no runs{of} in W&B; draw some with tracker=wandb, and upload what "
-                        "was drawn offline: wandb sync outputs/wandb/offline-run-*")
+        raise UserError(f"{place.entity}/{place.project}: no runs{of} in W&B; make runs with tracker=wandb, and upload "
+                        "offline runs: wandb sync outputs/wandb/offline-run-*")
     kinds = [(key, value.get("_type")) for summary in summaries for key, value in summary.items() if hasattr(value, "get")]
     return {key for key, kind in kinds if kind == "table-file"}, {key for key, kind in kinds if kind in _MEDIA}
 
 
 def _workspace(place: Workspace, memory: Path) -> tuple[Workspace, dict[str, str]]:
-    """The page that was made before, else a new one; and all that are remembered."""
+    """The page created before, else a new one; and all remembered addresses."""
     from wandb_workspaces.workspaces import Workspace
 
     known = json.loads(memory.read_text()) if memory.is_file() else {}
@@ -108,21 +108,21 @@ def _workspace(place: Workspace, memory: Path) -> tuple[Workspace, dict[str, str
         try:
             with asking():
                 return Workspace.from_url(known[_key(place)]), known
-        except UserError as error:  # someone has deleted it, say
-            note(f"{known[_key(place)]} cannot be opened, a new page is made: {error}")
+        except UserError as error:  # for example because it was deleted
+            note(f"{known[_key(place)]} cannot be opened; creating a new page: {error}")
     return Workspace(entity=place.entity, project=place.project, name=place.title), known
 
 
 def _preset(api: wandb.Api, entity: str) -> str | None:
-    """Id of the chart with intervals, which is made where it is not there yet; None, and told, where W&B refuses it."""
+    """Id of the chart with intervals, created if it does not exist; None, with a note, if W&B refuses it."""
     name = panels.preset_name()
     try:
         return api.create_custom_chart(entity=entity, name=name, display_name="Shares with intervals", spec_type="vega2",
                                        access="private", spec=panels.INTERVALS)
-    except Exception as error:  # of a private module of W&B's client
+    except Exception as error:  # from a private module of W&B's client
         if getattr(getattr(error, "response", None), "http_status", None) == _CONFLICT or "exist" in str(error):
             return f"{entity}/{name}"
-        note(f"the chart with intervals is left out, W&B refuses it: {type(error).__name__}: {_line(error)}")
+        note(f"the chart with intervals is left out because W&B refuses it: {type(error).__name__}: {_line(error)}")
         return None
 
 

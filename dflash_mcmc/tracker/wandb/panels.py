@@ -1,4 +1,4 @@
-"""The panels of the page: what is compared, and in which chart."""
+"""The panels of the W&B page: the charts and the values that they compare."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section
 
 SWEPT = ("sampler.alpha", "blend.beta", "sampler.num_steps", "sampler.proposal_temperature")
-"""Fields of the configuration whose sweeps the page shows unless others are given."""
+"""Configuration fields whose sweeps the page shows by default."""
 COLUMNS = ("accuracy", "accuracy_low", "accuracy_high", "num_samples", "acceptance", "acceptance_low", "acceptance_high",
            "moved_rate", "mean_token_forwards", "mean_share_seconds")
-"""Columns of the summary that stand beside the runs' names."""
-_DARK_TO_LIGHT = ("#440154", "#31688E", "#35B779", "#FDE725")  # of matplotlib's viridis: readable in grey too
+"""Summary columns shown next to the runs' names."""
+_DARK_TO_LIGHT = ("#440154", "#31688E", "#35B779", "#FDE725")  # from matplotlib's viridis; readable in greyscale
 MANY = 100
-"""Runs that a chart shows; W&B takes ten unless it is told otherwise."""
+"""Number of runs that a chart shows; W&B's default is ten."""
 
 INTERVALS = {
     "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
@@ -44,22 +44,22 @@ INTERVALS = {
          "encoding": {"x": {"datum": 1}, "text": {"field": "counted", "type": "nominal"}}},
     ],
 }
-"""Vega-Lite: a bar a run with its interval and the number of samples; W&B's own bars know no intervals of single runs."""
+"""Vega-Lite chart: one bar per run with its interval and number of samples. W&B's own bars cannot show a run's interval."""
 
 
 def preset_name() -> str:
-    """Of the chart above in W&B: another one where the chart is another, since W&B never changes a chart that it has."""
+    """Name of the chart above in W&B. It contains a hash of the chart, because W&B never changes an existing chart."""
     return f"dflash-intervals-{hashlib.sha256(json.dumps(INTERVALS).encode()).hexdigest()[:8]}"
 
 
 def sections(chart: str | None, swept: Sequence[str], tables: Collection[str], figures: Collection[str]) -> list[Section]:
-    """The page from top to bottom.
+    """The sections of the page from top to bottom.
 
     Args:
         chart: id of the chart with intervals; None leaves it out.
-        swept: fields of the configuration; the first two span the map.
-        tables: keys under which runs have logged tables.
-        figures: keys under which runs have logged figures and pages.
+        swept: configuration fields; the first two are the axes of the map.
+        tables: keys under which runs logged tables.
+        figures: keys under which runs logged figures and pages.
     """
     from wandb_workspaces.workspaces import Section
 
@@ -91,7 +91,7 @@ def _intervals(chart: str) -> Panel:
 def _running() -> Panel:
     import wandb_workspaces.reports.v2 as wr
 
-    return wr.LinePlot(title="Accuracy while a run goes on", x="finished", y=["running/accuracy"], range_y=(0.0, 1.0),
+    return wr.LinePlot(title="Accuracy during a run", x="finished", y=["running/accuracy"], range_y=(0.0, 1.0),
                        title_x="samples", title_y="share of correct samples", max_runs_to_show=MANY)
 
 
@@ -102,7 +102,7 @@ def _sweep(swept: Sequence[str]) -> list[Panel]:
                for n, colour in enumerate(_DARK_TO_LIGHT)]
     columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(name), display_name=name) for name in swept]
     columns.append(wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric("accuracy"), display_name="accuracy"))
-    panels = [wr.ParallelCoordinatesPlot(title="Accuracy over what is swept", columns=columns, gradient=colours)]
+    panels = [wr.ParallelCoordinatesPlot(title="Accuracy over swept settings", columns=columns, gradient=colours)]
     if len(swept) > 1:
         panels.insert(0, wr.ScatterPlot(title=f"Accuracy (colour) over {swept[0]} and {swept[1]}", x=wr.Config(swept[0]),
                                         y=wr.Config(swept[1]), z=wr.SummaryMetric("accuracy"), gradient=colours))
@@ -113,8 +113,8 @@ def _sweep(swept: Sequence[str]) -> list[Panel]:
 def _acceptance() -> list[Panel]:
     import wandb_workspaces.reports.v2 as wr
 
-    return [_bars("Proposals accepted, and those that moved", ["acceptance", "moved_rate"], "share of proposals"),
-            wr.LinePlot(title="Acceptance while a run goes on", x="finished", y=["sample/acceptance"], range_y=(0.0, 1.0),
+    return [_bars("Proposals: accepted, and accepted with a change", ["acceptance", "moved_rate"], "share of proposals"),
+            wr.LinePlot(title="Acceptance during a run", x="finished", y=["sample/acceptance"], range_y=(0.0, 1.0),
                         title_x="samples", title_y="share of a sample's proposals", smoothing_type="average",
                         smoothing_factor=0.8, max_runs_to_show=MANY)]
 
@@ -123,11 +123,11 @@ def _cost() -> list[Panel]:
     import wandb_workspaces.reports.v2 as wr
 
     def against(cost: str, title: str) -> Panel:
-        # The running maximum is the Pareto front: the best accuracy at no more than this cost.
+        # The running maximum is the Pareto front: the best accuracy at this cost or less.
         return wr.ScatterPlot(title=title, x=wr.SummaryMetric(cost), y=wr.SummaryMetric("accuracy"), running_ymax=True)
 
-    return [against("mean_token_forwards", "Accuracy against token-forwards a sample"),
-            against("mean_share_seconds", "Accuracy against seconds of the device a sample"),
+    return [against("mean_token_forwards", "Accuracy against token-forwards per sample"),
+            against("mean_share_seconds", "Accuracy against device seconds per sample"),
             _bars("Token-forwards of the whole run", ["token_forwards"], "tokens")]
 
 

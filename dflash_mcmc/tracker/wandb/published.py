@@ -1,4 +1,4 @@
-"""The report of local runs, as a run of its own in W&B: its tables, figures and page, and which records it is made of."""
+"""Publishes the report of local runs as its own run in W&B: its tables, figures, page and the records it was computed from."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def publish(built: Built, place: Workspace, folder: Path) -> None:
-    """Logs a written report, as a version of the run and the artifact that its experiment has for it.
+    """Logs a written report as a new version of the run and artifact for its experiment.
 
     Args:
-        folder: below which wandb/ is made.
+        folder: folder in which wandb/ is created.
     """
     import wandb
 
@@ -43,13 +43,13 @@ def publish(built: Built, place: Workspace, folder: Path) -> None:
 def _use(run: wandb.Run, name: str) -> None:
     try:
         run.use_artifact(name)
-    except Exception as error:  # not there, in the words of one version of W&B's client or of another
-        note(f"{name} is not in W&B ({type(error).__name__}), so that the report's lineage lacks it: wandb sync "
+    except Exception as error:  # the record artifact does not exist; the type depends on the version of W&B's client
+        note(f"{name} is not in W&B ({type(error).__name__}), so the report's lineage lacks it; to upload it: wandb sync "
              "outputs/wandb/offline-run-*")
 
 
 def _table(path: Path) -> wandb.Table:
-    """A CSV file; numbers as numbers, nothing as nothing."""
+    """A CSV file as a W&B table; numbers as floats, empty cells as None."""
     import wandb
 
     with path.open(encoding="utf-8", newline="") as file:

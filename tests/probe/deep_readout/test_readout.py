@@ -1,4 +1,4 @@
-"""What a draft reads out: one pass against blocks that are drafted one after the other, and against what an engine drafts."""
+"""The draft's readout: one masked pass compared with drafting block by block, and with what the engine drafts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def example(drafter: DFlashDrafter) -> tuple[np.ndarray, AnswerBlocks]:
 
 
 def scaled_noise(features: torch.Tensor, segments) -> torch.Tensor:
-    """Position by position, and scaled segment by segment, in float64."""
+    """Noise drawn position by position and scaled segment by segment, in float64."""
     width = features.shape[1]
     drawn = np.stack([ndtri(KEY.uniforms(place * width, (place + 1) * width)) for place in range(len(features))])
     for start, stop in segments:
@@ -50,7 +50,7 @@ def scaled_noise(features: torch.Tensor, segments) -> torch.Tensor:
 
 @torch.inference_mode()
 def block_by_block(model, drafter, sequence, blocks, mode: str, context: str) -> torch.Tensor:
-    """Hidden states (blocks, size - 1, hidden) of a cache that grows by a block at a time."""
+    """Hidden states (blocks, size - 1, hidden) with a cache that grows by one block at a time."""
     draft, last = drafter.network, blocks.anchors[-1]
     states = model(torch.from_numpy(sequence)[None], output_hidden_states=True).hidden_states
     features = torch.cat([states[layer + 1][0] for layer in drafter.tapped_layers], dim=-1)[:last]
@@ -85,7 +85,7 @@ def block_by_block(model, drafter, sequence, blocks, mode: str, context: str) ->
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(("size", "sliding"), [(5, (None, None)), (3, (None, None)), (5, (4, None))],
                          ids=["whole", "short", "sliding"])
-def test_one_pass_is_block_by_block(model, context, size, sliding):
+def test_one_pass_equals_block_by_block(model, context, size, sliding):
     drafter = pair(model, size, sliding)
     sequence, blocks = example(drafter)
     together = hidden_states(drafter, sequence, blocks, context, KEY)
@@ -97,7 +97,7 @@ def test_one_pass_is_block_by_block(model, context, size, sliding):
         torch.testing.assert_close(together.draft[row], expected, atol=TOLERANCE, rtol=0)
 
 
-def test_modes_and_contexts_are_different_things(model):
+def test_modes_and_contexts_differ(model):
     drafter = pair(model)
     sequence, blocks = example(drafter)
     found = {context: hidden_states(drafter, sequence, blocks, context, KEY).draft for context in CONTEXTS}
@@ -109,8 +109,8 @@ def test_modes_and_contexts_are_different_things(model):
     assert (found["block"] - found["prompt"])[:, 1:].abs().max() > 0.1
 
 
-def test_masks_hide_what_is_asked_for(model):
-    """In the mode `mask` no token behind a block's known one is looked at; in the mode `gold` all of them are."""
+def test_masks_hide_the_predicted_tokens(model):
+    """In the mode `mask` a block does not see its own tokens after the known one; in the mode `gold` it sees all of them."""
     drafter = pair(model)
     sequence, blocks = example(drafter)
     other = sequence.copy()
@@ -134,7 +134,7 @@ def test_noise_has_the_norm_of_each_segment():
     assert not torch.equal(drawn, noise(features, segments, Key(4).fold_in("noise")))
 
 
-def test_noise_in_pieces_is_noise_at_once(monkeypatch):
+def test_noise_does_not_depend_on_pieces(monkeypatch):
     features = torch.randn(40, 24, generator=torch.Generator().manual_seed(0))
     whole = noise(features, [(0, 30), (30, 40)], KEY)
     monkeypatch.setattr("dflash_mcmc.probe.deep_readout.readout._NOISE_VALUES", 7 * 24)
@@ -142,7 +142,7 @@ def test_noise_in_pieces_is_noise_at_once(monkeypatch):
 
 
 def test_ranks_and_probabilities_by_hand():
-    """Hidden states that are the logits themselves: 4 words, two positions."""
+    """The hidden states are the logits themselves: 4 words, two positions."""
     target = SimpleNamespace(logits=lambda hidden: hidden, vocab_size=4)
     drafter = SimpleNamespace(target=target, logits=lambda hidden: 2.0 * hidden)
     low, tied = [0.0, np.log(2.0), np.log(5.0), -np.inf], [1.0, 1.0, 1.0, 0.0]
@@ -156,7 +156,7 @@ def test_ranks_and_probabilities_by_hand():
     assert (worst.rank["target"], worst.p["target"][0]) == ([4, 4], 0.0)
 
 
-def test_the_target_is_read_one_position_before(model, monkeypatch):
+def test_the_target_predicts_from_the_position_before(model, monkeypatch):
     drafter = pair(model)
     sequence, blocks = example(drafter)
     hidden = hidden_states(drafter, sequence, blocks, "full", KEY)
@@ -175,9 +175,10 @@ def test_the_target_is_read_one_position_before(model, monkeypatch):
 
 
 def engine_logits(drafter: DFlashDrafter, sequence: np.ndarray, anchors: list[int], aside: bool) -> torch.Tensor:
-    """What a decoder drafts with at these anchors, (blocks, drafted, vocabulary): from a slot cache that it fills itself.
+    """The draft logits of a decoder at these anchors, (blocks, drafted, vocabulary), from a slot cache that it fills itself.
 
-    `aside` asks once all is read, as samplers and blends do that go over a sequence again; else each before it is read.
+    With `aside` it drafts after all positions are read, as samplers and blends do that visit a sequence again; else it drafts
+    each block before the block is read.
     """
     model, size, length = drafter.target, drafter.num_drafted + 1, 256
     runner = ModelRunner(model, NoBlend(), "sdpa", length, 32, 64, drafter)
@@ -199,7 +200,7 @@ def engine_logits(drafter: DFlashDrafter, sequence: np.ndarray, anchors: list[in
 
 @pytest.mark.parametrize("aside", [False, True])
 @pytest.mark.parametrize("which", ["random", "sliding", "embedded"])
-def test_masks_are_what_the_engine_drafts_with(model, make_config, which, aside):
+def test_mask_mode_equals_the_engines_drafts(model, make_config, which, aside):
     if which == "embedded":
         config = make_config("decoder=speculative_match", "draft=tiny")
         parts = config.model.load("cpu")

@@ -1,4 +1,4 @@
-"""The tables of what a draft reads out: the document's own figures, hand-computed cases, and no records at all."""
+"""The deep readout tables: the document's own numbers, cases by hand, and no records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = 151_669
 
 
 def record(problem: str, p_target: list[float], ranks: dict[str, list[int]], p_draft: float = 0.2, **changes) -> dict:
-    """A record of a block of len(p_target) + 1 tokens; changes of its other entries."""
+    """A record of a block of len(p_target) + 1 tokens, with changes of its other entries."""
     n = len(p_target)
     return {"problem": problem, "chain": 0, "prompt_length": 96, "block_size": n + 1, "block": [0] * n,
             "p": {name: p_target if name == "target" else [p_draft] * n for name in READERS}, "rank": ranks,
@@ -40,7 +40,7 @@ def pick(rows: list[dict], **wanted) -> dict:
 
 
 def test_the_documents_factors_from_its_ranks():
-    """Section 3.3. Its 42.3 is cut off, not rounded: 12,920 / 305 = 42.36."""
+    """Section 3.3. The document truncates its 42.3 instead of rounding: 12,920 / 305 = 42.36."""
     tokens = Tokens([record("a", [0.001] * 2, ranks([205, 405], [2161] * 2, [1476] * 2, [12000, 13840]))], "full")
     for name in ("p_target < 0.01", "all"):
         rows = {row["component"]: row for row in tables.decomposition(tokens) if row["tokens"] == name}
@@ -57,14 +57,14 @@ def test_the_documents_factors_from_its_ranks():
         assert rows["target"]["factor_of_geometric_means"] == pytest.approx(geometric)
 
 
-def test_chance_is_the_rank_in_an_order_that_is_drawn_anew():
+def test_chance_is_the_rank_in_a_random_order():
     tokens = Tokens([record("a", [0.5], ranks([1], [1], [1], [1]), parameters={"words": 4})], "full")
     row = pick(tables.decomposition(tokens), tokens="all", component="chance")
     assert (row["mean_rank"], row["factor"]) == (2.5, 0.4)
     assert row["factor_of_geometric_means"] == pytest.approx((1 * 2 * 3 * 4) ** -0.25)
 
 
-def test_low_confidence_is_apart_from_all():
+def test_low_confidence_tokens_have_their_own_rows():
     tokens = Tokens([record("a", [0.001, 0.5, 0.01], ranks([9, 1, 1], [20, 2, 2], [10, 1, 1], [100, 4, 4]))], "full")
     table = tables.decomposition(tokens)
     low, every = (pick(table, tokens=name, component="+ features") for name in ("p_target < 0.01", "all"))
@@ -74,8 +74,8 @@ def test_low_confidence_is_apart_from_all():
     assert (values["num_tokens"], values["num_low_confidence_tokens"]) == (3, 1)
 
 
-def test_wins_are_strict_and_buckets_hold_their_lower_ends():
-    """Five tokens: better, tied and worse in rank; in probability two are tied with the draft's 0.1."""
+def test_wins_are_strict_and_buckets_include_their_lower_ends():
+    """Five tokens: their ranks are better, equal and worse; two have the same probability as the draft, 0.1."""
     given = [0.009, 0.01, 0.1, 0.1, 0.9]
     tokens = Tokens([record("a", given, ranks([5, 5, 5, 1, 1], [4, 5, 6, 1, 2], [1] * 5, [7] * 5), p_draft=0.1)], "full")
     row = pick(tables.overall(tokens), mode="mask")
@@ -93,8 +93,8 @@ def test_wins_are_strict_and_buckets_hold_their_lower_ends():
 
 @pytest.mark.parametrize(("context", "means"), [("full", [98.0, 101.0, 134.0]), ("block", [98.0, 3.0, 3.0]),
                                                 ("prompt", [98.0, 98.0, 98.0])])
-def test_blocks_and_what_they_see(context, means):
-    """Blocks of three tokens behind prompts of 96 and 100; block 12 is in the group 10 to 19."""
+def test_blocks_and_their_contexts(context, means):
+    """Blocks of three tokens after prompts of 96 and 100 tokens; block 12 is in the group 10 to 19."""
     one, other = ({"block": numbers, "block_size": 3, "prompt_length": length}
                   for numbers, length in (([0, 1, 1, 1, 12], 96), ([0, 1, 1, 1, 12], 100)))
     tokens = Tokens([record(name, [0.5] * 5, ranks([1] * 5, [n, 2, 2, 2, 9], [3] * 5, [4] * 5), **place)
@@ -104,7 +104,7 @@ def test_blocks_and_what_they_see(context, means):
     assert [row["block"] for row in table] == [*map(str, range(10)), "10 - 19"]
     assert [(row["block"], row["n"], row["rank_mask"]) for row in present] == [("0", 2, 20), ("1", 6, 2), ("10 - 19", 2, 9)]
     assert [row["context_positions"] for row in present] == means
-    # Of two problems a resample has the first alone, both, or the second alone.
+    # A resample of two problems has the first alone, both, or the second alone.
     assert (present[0]["context_positions_low"], present[0]["context_positions_high"]) == (96.0, 100.0)
     assert (present[0]["rank_mask_low"], present[0]["rank_mask_high"]) == (10, 30)
     curve = [row for row in tables.block_curves(tokens) if row["reader"] == "mask" and row["n"]]
@@ -139,7 +139,7 @@ def test_tables_without_a_token():
 
 
 def qwen3_4b() -> dict:
-    """The counts of the document's pair, from weights that take no memory."""
+    """The parameter counts of the document's pair, from weights that use no memory."""
     with torch.device("meta"):
         model = Qwen3ForCausalLM(Qwen3Config(
             vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
@@ -152,9 +152,9 @@ def qwen3_4b() -> dict:
 
 
 def test_the_documents_parameters():
-    """Section 4.1, in millions; but for the target's layers, where it takes the tied head off once too often.
+    """Section 4.1, in millions, except the target's layers: the document subtracts the tied head once too often.
 
-    36 layers of the draft's own size are 3,633.5 M, of which the draft's 5 are 13.9 %, not 15.5 % of 3,244.6 M.
+    36 layers of the draft's size have 3,633.5 M parameters. The draft's 5 layers are 13.9 % of these, not 15.5 % of 3,244.6 M.
     """
     counts = qwen3_4b()
     rows = parameter_rows(counts)
@@ -168,7 +168,7 @@ def test_the_documents_parameters():
 
 
 @pytest.mark.parametrize(("family", "changes"), [("qwen3", {}), ("qwen3", {"tie_word_embeddings": True}), ("gpt2", {})])
-def test_components_are_the_whole_model(family, changes):
+def test_components_add_up_to_the_whole_model(family, changes):
     model = random_model(family, **changes)
     counts = count_parameters(LanguageModel(model), network(random_model("qwen3")))
     parts = [counts[name] for name in ("target_layers", "embedding", "target_other")]
@@ -181,7 +181,7 @@ def texts(figure) -> str:
     return "\n".join(text.get_text() for axes in figure.axes for text in [axes.title, *axes.texts, *axes.get_xticklabels()])
 
 
-def test_figures_say_their_numbers():
+def test_figures_contain_their_numbers():
     tokens = Tokens([record("a", [0.001] * 2, ranks([205, 405], [2161] * 2, [1476] * 2, [12000, 13840]))], "full")
     assert "n = 2" in texts(figures.buckets(tables.confidence(tokens)))
     fall = texts(figures.decomposition(tables.decomposition(tokens)))
@@ -189,10 +189,10 @@ def test_figures_say_their_numbers():
     assert "0\n2" in texts(figures.by_block(tables.block_curves(tokens), "block"))
     assert "91-127\n2" in texts(figures.by_position(tables.position_curves(tokens), "full"))
     diagram = texts(architecture.architecture(qwen3_4b()))
-    assert all(text in diagram for text in ("36 layers", "12,800 to 2,560", "33", "the embedding's weights again"))
+    assert all(text in diagram for text in ("36 layers", "12,800 to 2,560", "33", "same weights as the embedding"))
 
 
-def test_a_fall_that_goes_up_says_so():
+def test_a_rank_that_gets_worse_is_marked():
     tokens = Tokens([record("a", [0.5], ranks([20], [40], [80], [10]))], "full")
     figure = figures.decomposition(tables.decomposition(tokens))
     assert "40\n4.0x worse" in texts(figure)

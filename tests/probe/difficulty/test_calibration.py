@@ -1,4 +1,4 @@
-"""Logistic regression against scipy's optimiser, predictions by other problems alone, scores worked out by hand."""
+"""Logistic regression compared with scipy's optimiser, predictions from other problems alone, scores by hand."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dflash_mcmc.probe.difficulty.detection import Cases
 
 
 def drawn(seed: int, size: int = 400, slope: float = 1.5) -> tuple[Cases, np.ndarray]:
-    """Cases that are wrong with chance 1 / (1 + exp(-slope · x)), two a problem, and x."""
+    """Cases that are wrong with probability 1 / (1 + exp(-slope · x)), two per problem, and x."""
     numbers = np.random.default_rng(seed)
     x = numbers.normal(size=size)
     return Cases([f"p{n // 2}" for n in range(size)], numbers.random(size) < 1.0 / (1.0 + np.exp(-slope * x)), []), x
 
 
 @pytest.mark.parametrize("columns", [1, 2])
-def test_the_fit_is_the_optimisers(columns):
+def test_the_fit_equals_the_optimisers(columns):
     numbers = np.random.default_rng(columns)
     features = numbers.normal(size=(80, columns))
     labels = (numbers.random(80) < 0.3 + 0.4 * (features[:, 0] > 0)).astype(float)
@@ -31,15 +31,15 @@ def test_the_fit_is_the_optimisers(columns):
     assert calibration.fit(features, labels) == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_fit_is_finite_where_the_signal_tells_all():
+def test_the_fit_is_finite_if_the_signal_separates_all_cases():
     x = np.linspace(-1.0, 1.0, 20)[:, None]
-    told, one_kind = calibration.fit(x, (x[:, 0] > 0).astype(float)), calibration.fit(x, np.zeros(20))
-    assert np.isfinite([*told, *one_kind]).all()
-    assert told[1] > 5
+    separated, one_kind = calibration.fit(x, (x[:, 0] > 0).astype(float)), calibration.fit(x, np.zeros(20))
+    assert np.isfinite([*separated, *one_kind]).all()
+    assert separated[1] > 5
     assert one_kind[0] < -5
 
 
-def test_nothing_of_a_problem_is_in_its_own_prediction():
+def test_a_prediction_does_not_use_its_own_problem():
     cases, x = drawn(0, 60)
     fold_of = calibration.folds(cases.names, 5)
     before = calibration.predict(cases, [x], fold_of)
@@ -51,7 +51,7 @@ def test_nothing_of_a_problem_is_in_its_own_prediction():
     assert (after.chance[~held] != before.chance[~held]).all()
 
 
-def test_folds_have_equally_many_problems_and_no_order():
+def test_folds_are_equally_large_and_random():
     problems = [f"arith-{number:03d}" for number in range(300)]
     found = calibration.folds(problems, 5)
     assert np.bincount(found).tolist() == [60] * 5
@@ -69,13 +69,13 @@ def test_scores_by_hand():
     assert found.brier.value == pytest.approx((0.01 + 0.04 + 0.16 + 0.09) / 4)
     assert found.skill.value == pytest.approx(1 - 0.075 / 0.25)
     assert found.skill.low < found.skill.value < found.skill.high
-    assert found.calibration_error == pytest.approx((abs(-0.5) + abs(2 - 1.5)) / 4)  # sums of 0.2, 0.3 and of 0.6, 0.9
+    assert found.calibration_error == pytest.approx((abs(-0.5) + abs(2 - 1.5)) / 4)  # bins with sums 0.2, 0.3 and 0.6, 0.9
     rows = calibration.reliability(cases, predictions, 2)
     assert [(row["bin"], row["predicted"], row["observed"], row["wrong"], row["n"]) for row in rows] == [
         (1, pytest.approx(0.25), 0.0, 0, 2), (2, pytest.approx(0.75), 1.0, 2, 2)]
 
 
-def test_chances_that_are_right_look_calibrated_and_wrong_ones_do_not():
+def test_true_probabilities_are_calibrated_and_others_are_not():
     cases, x = drawn(1, 4000)
     exact = 1.0 / (1.0 + np.exp(-1.5 * x))
     base = np.full(cases.size, cases.wrong.mean())
@@ -88,7 +88,7 @@ def test_chances_that_are_right_look_calibrated_and_wrong_ones_do_not():
     assert right.skill.low > 0.2
 
 
-def test_the_error_by_chance_is_what_simulated_outcomes_show():
+def test_the_error_by_chance_equals_that_of_simulated_outcomes():
     numbers = np.random.default_rng(2)
     chance = numbers.random(500)
     predictions = calibration.Predictions(chance, np.full(500, 0.5))
@@ -98,7 +98,7 @@ def test_the_error_by_chance_is_what_simulated_outcomes_show():
     assert np.mean(simulated) == pytest.approx(found, rel=0.15)
 
 
-def test_equal_chances_share_a_bin():
+def test_equal_probabilities_share_a_bin():
     assert calibration.bins(np.array([0.3, 0.1, 0.2, 0.4]), 2).tolist() == [1, 0, 0, 1]
     assert calibration.bins(np.array([0.5, 0.5, 0.5, 0.9]), 4).tolist() == [0, 0, 0, 1]
     assert np.bincount(calibration.bins(np.random.default_rng(0).random(100), 10)).tolist() == [10] * 10

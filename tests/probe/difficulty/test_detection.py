@@ -1,4 +1,4 @@
-"""AUROC is Mann-Whitney's, resampled as whole problems; differences are paired."""
+"""AUROC equals Mann-Whitney's statistic; resamples are of whole problems; differences are paired."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_mcmc.statistics.intervals import Clusters
 
 
 def random_cases(seed: int, size: int = 60, problems: int = 17, ties: int = 9) -> tuple[Cases, np.ndarray, np.ndarray]:
-    """Cases, a score that tells something, and one that tells nothing: both with ties."""
+    """Cases, an informative score and an uninformative one, both with ties."""
     numbers = np.random.default_rng(seed)
     wrong = numbers.random(size) < 0.4
     scores = numbers.integers(0, ties, size) + 2.0 * wrong
@@ -32,13 +32,13 @@ def by_pairs(wrong: np.ndarray, scores: np.ndarray, weights: np.ndarray, same=la
 
 def test_by_hand():
     cases = Cases("abcd", [True, False, True, False], [])
-    assert cases.auroc(cases.pairs(np.array([3.0, 1.0, 1.0, 2.0]))).value == 0.625  # 1, 1, 0 and a half of 4
+    assert cases.auroc(cases.pairs(np.array([3.0, 1.0, 1.0, 2.0]))).value == 0.625  # pairs: 1, 1, 0 and 1/2, of 4
     assert cases.auroc(cases.pairs(np.array([4.0, 1.0, 3.0, 2.0]))).value == 1.0
     assert cases.auroc(cases.pairs(np.zeros(4))).value == 0.5
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_is_mann_whitneys(seed):
+def test_auroc_equals_mann_whitney(seed):
     cases, scores, _ = random_cases(seed)
     statistic = stats.mannwhitneyu(scores[cases.wrong], scores[~cases.wrong]).statistic
     found = cases.auroc(cases.pairs(scores))
@@ -46,8 +46,8 @@ def test_it_is_mann_whitneys(seed):
     assert found.n == cases.size
 
 
-def test_intervals_are_those_of_weighted_cases():
-    """The same from the weights of single cases, as `Clusters.statistic` gives them, for a signal and a difference."""
+def test_intervals_equal_those_of_weighted_cases():
+    """For a signal and for a difference, equal to `Clusters.statistic` with weights of single cases."""
     cases, scores, other = random_cases(1, size=25, problems=9)
     by_case = Clusters(cases.problems)
     single = by_case.statistic(lambda weights: np.array([by_pairs(cases.wrong, scores, row) for row in weights]))
@@ -58,8 +58,8 @@ def test_intervals_are_those_of_weighted_cases():
     assert cases.mean(scores) == pytest.approx(by_case.mean(scores))
 
 
-def test_problems_are_drawn_anew_and_not_cases():
-    """A problem's cases that are copies of one another say no more than one of them."""
+def test_problems_are_resampled_not_cases():
+    """Copies of a problem's cases add no information."""
     cases, scores, _ = random_cases(2, problems=60)
     single, copied = (Cases(list(np.repeat(cases.problems, times)), np.repeat(cases.wrong, times), []) for times in (1, 8))
     one, many = (of.auroc(of.pairs(np.repeat(scores, times))) for of, times in ((single, 1), (copied, 8)))
@@ -69,7 +69,7 @@ def test_problems_are_drawn_anew_and_not_cases():
     assert narrow.high - narrow.low < 0.5 * (many.high - many.low)
 
 
-def test_pairs_within_groups_alone():
+def test_only_pairs_within_groups_count():
     cases, scores, _ = random_cases(3)
     group = np.arange(cases.num_problems) % 4
     of_case = group[cases.place]
@@ -79,7 +79,7 @@ def test_pairs_within_groups_alone():
 
 
 @pytest.mark.parametrize("wrong", [[True] * 3, [False] * 3])
-def test_where_all_are_of_a_kind_there_is_no_number(wrong):
+def test_no_auroc_if_all_cases_have_one_label(wrong):
     cases = Cases("abc", wrong, [])
     assert not cases.decided
     assert cases.auroc(cases.pairs(np.arange(3.0)))[:3] == (None, None, None)

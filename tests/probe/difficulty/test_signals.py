@@ -1,4 +1,4 @@
-"""Signals against float64 loops and numbers worked out by hand; each place has its own two laws, whatever the pieces."""
+"""Signals compared with float64 loops and numbers by hand; each place has its own distributions, whatever the pieces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = {*signals.DRAFT, *signals.TARGET}
 
 
 def by_loops(target: np.ndarray, draft: np.ndarray, token: int) -> dict[str, float]:
-    """The signals of one token from float64 logits (vocabulary,), straight from the definitions."""
+    """The signals of one token from float64 logits (vocabulary,), by definition."""
     p, q = (np.exp(logits - logits.max()) for logits in (target, draft))
     p, q = p / p.sum(), q / q.sum()
     pairs = [(float(a), float(b)) for a, b in zip(p, q, strict=True) if a > 0 or b > 0]
@@ -42,7 +42,7 @@ def test_by_hand():
     p, q = torch.tensor([[0.8, 0.15, 0.05, 0.0]]), torch.tensor([[0.5, 0.3, 0.2, 0.0]])  # the fourth id has no token
     found = {name: float(values[0]) for name, values in signals.of_tokens(p.log(), q.log(), torch.tensor([1])).items()}
     assert set(found) == NAMES
-    assert found["total_variation"] == pytest.approx(0.30, abs=1e-6)  # the document's example, section 4.1, with the rest
+    assert found["total_variation"] == pytest.approx(0.30, abs=1e-6)  # the document's example, section 4.1
     assert found["minus_log_acceptance"] == pytest.approx(-math.log(0.70), abs=1e-6)
     assert found["kl_target_draft"] == pytest.approx(0.8 * math.log(1.6) - 0.15 * math.log(2) - 0.05 * math.log(4), abs=1e-6)
     assert found["draft_surprisal"] == pytest.approx(-math.log(0.3), abs=1e-6)
@@ -51,7 +51,7 @@ def test_by_hand():
     assert found["top1_disagreement"] == 0.0
 
 
-def test_equal_laws_do_not_disagree():
+def test_equal_distributions_do_not_disagree():
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     found = signals.of_tokens(logits, logits + 3.0, torch.arange(5))
     for name in ("kl_target_draft", "kl_draft_target", "total_variation", "minus_log_acceptance", "top1_disagreement"):
@@ -60,7 +60,7 @@ def test_equal_laws_do_not_disagree():
 
 
 @pytest.mark.parametrize("block_size", [BLOCK_SIZE, 3])
-def test_along_an_answer_they_are_those_of_every_block_alone(block_size):
+def test_signals_along_an_answer_equal_those_of_single_blocks(block_size):
     model = random_target()
     draft = random_draft(model)
     found = signals.along(model, DFlashDrafter(draft, model, block_size), TOKENS[:PROMPT_LENGTH], TOKENS[PROMPT_LENGTH:])
@@ -77,7 +77,7 @@ def test_along_an_answer_they_are_those_of_every_block_alone(block_size):
 
 
 def shorter(draft, block_size, model, anchor):
-    """Logits of a block of so many positions, drafted alone."""
+    """Logits of a block of this size, drafted alone."""
     whole = draft.shape
     draft.shape = replace(whole, block_size=block_size)
     try:
@@ -99,7 +99,7 @@ def test_pieces_change_nothing(monkeypatch):
         np.testing.assert_allclose(pieces.values[name], whole.values[name], atol=1e-5)
 
 
-def test_of_some_tokens():
+def test_signals_of_a_range_of_tokens():
     values = {"target_entropy": np.array([0.5, 2.0, 0.25, 1.0 / 3.0])}
     found = signals.Signals(np.array([1, 2, 3, 5]), values)
     assert found.mean() == {"target_entropy": pytest.approx(0.770833)}

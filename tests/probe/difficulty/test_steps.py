@@ -1,4 +1,4 @@
-"""Equations are judged exactly, and only where they say what they seem to say; tokens are found by their characters."""
+"""Equations are checked exactly, and only if their text is unambiguous; tokens are found by their characters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEFT_ALONE = ("2x+3=7", "2x-3=7", "x = 3+4 = 7", "x - 3 + 4 = 7", "y - 3 + 4 = 7
 def test_equations_are_found_and_judged(text, form):
     whole = form.format(text)
     (found,) = steps(whole)
-    if text == "1,200+300=15,00":  # no thousands: the number ends at the comma
+    if text == "1,200+300=15,00":  # not a thousands separator: the number ends at the comma
         assert found.text == "1,200+300=15"
     else:
         assert (found.text, whole[found.start : found.stop]) == (text, text)
@@ -37,26 +37,26 @@ def test_equations_are_found_and_judged(text, form):
 
 
 @pytest.mark.parametrize("text", LEFT_ALONE)
-def test_what_is_no_plain_arithmetic_is_left_alone(text):
+def test_text_that_is_not_plain_arithmetic_is_skipped(text):
     assert steps(text) == []
 
 
-def test_a_sign_behind_a_word_may_be_an_operator():
+def test_a_sign_after_a_word_may_be_an_operator():
     assert [step.text for text in ("-3+5=2", "thus: -3+5=2", "(-3+5=2)") for step in steps(text)] == ["-3+5=2"] * 3
     assert steps("total -3+5=2") == []
 
 
-def test_all_of_a_text_in_its_order():
+def test_all_equations_of_a_text_in_order():
     text = "First 7*24=140+28=168. Then 47+168=216.\nThe answer is \\boxed{216}."
     assert [(step.text, step.wrong) for step in steps(text)] == [("7*24=140+28=168", False), ("47+168=216", True)]
 
 
 @settings(deadline=None)
 @given(some.lists(some.integers(0, 999), min_size=2, max_size=5), some.data())
-def test_judged_as_python_judges_them(numbers, data):
+def test_equations_are_evaluated_as_by_python(numbers, data):
     signs = data.draw(some.lists(some.sampled_from("+-*"), min_size=len(numbers) - 1, max_size=len(numbers) - 1))
     side = "".join(f"{number}{sign}" for number, sign in zip(numbers, [*signs, ""], strict=True))
-    value = eval(side)  # its own text
+    value = eval(side)  # the text that this test generated
     off = data.draw(some.integers(-2, 2))
     (found,) = steps(f"so {side}={value + off}.")
     assert found.wrong == (off != 0)
@@ -70,13 +70,13 @@ def test_no_text_breaks_it(text):
         assert "=" in step.text
 
 
-def test_long_texts_are_read_and_long_equations_are_not():
+def test_long_texts_are_parsed_and_long_equations_skipped():
     assert steps("(" * 5000 + "1+1=2" + ")" * 5000) == []
     assert len(steps("1+1=2. " * 5000)) == 5000
 
 
 def test_the_solutions_of_real_datasets_hold(shared_data):
-    """Whoever wrote them did the sums: an equation found wrong would be one misread."""
+    """Their authors did the sums, so an equation found wrong would be a parsing error."""
     for name, field, least in (("gsm8k/test.jsonl", "answer", 4000), ("math500/test.jsonl", "solution", 80)):
         found = [step for line in (shared_data / name).read_text().splitlines() for step in steps(json.loads(line)[field])]
         assert len(found) >= least
@@ -88,7 +88,7 @@ def test_tokens_are_found_by_their_characters():
     pieces = ["So", " ", "7", "*", "24", "=1", "6", "8.", ""]
     found = ends(lambda tokens: "".join(pieces[token] for token in tokens), np.arange(len(pieces)))
     assert found == [2, 3, 4, 5, 7, 9, 10, 12, 12]
-    marked = ["▁So", "▁", *pieces[2:]]  # as SentencePiece writes: a space at the start of what is decoded is dropped
+    marked = ["▁So", "▁", *pieces[2:]]  # as SentencePiece does: a space at the start of the decoded text is dropped
     assert ends(lambda tokens: "".join(marked[token] for token in tokens).replace("▁", " ").removeprefix(" "),
                 np.arange(len(pieces))) == found
     (step,) = steps(text)
@@ -112,7 +112,7 @@ def test_with_tokenizers_that_split_characters(text, name, request):
     found = ends(decode, tokens)
     assert found == sorted(found)
     assert found[-1] == len(text)
-    for number, end in enumerate(found):  # straight: all tokens so far decoded at once, unfinished characters cut off
+    for number, end in enumerate(found):  # by definition: decode all tokens so far, without unfinished characters
         assert decode(tokens[: number + 1]).rstrip("\ufffd") == text[:end]
     for step in steps(text):
         written = decode(tokens[np.array(inside(step, found))])

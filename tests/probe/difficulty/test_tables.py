@@ -1,4 +1,4 @@
-"""Tables and figures of made-up records: nothing fails where nothing can be told, and what the draft adds is found."""
+"""Tables and figures of synthetic records: they work without AUROCs, and show what the draft adds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_mcmc.probe.difficulty import figures, signals, tables
 
 
 def answer(problem: int, wrong: bool, level: int | None = 1, **changed) -> dict:
-    """A record whose signals are larger where it is wrong; those of the draft are not."""
+    """A record whose signals are larger if it is wrong, except those of the draft."""
     numbers = np.random.default_rng(problem)
     values = {name: float(numbers.random()) for name in signals.DRAFT}
     values.update({name: float(numbers.random() + 3.0 * wrong) for name in signals.TARGET})
@@ -32,22 +32,22 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_without_wrong_or_right_ones_numbers_are_none_and_figures_say_so(name):
+def test_without_wrong_or_right_cases_values_are_none_and_figures_say_so(name):
     found = tables.summary(CASES[name], 5, 10)
     json.dumps(found._asdict(), allow_nan=False)
     drawn = figures.figures(found)
     assert set(drawn) == {"fig_difficulty_auroc", "fig_difficulty_roc", "fig_difficulty_reliability"}
     for figure in drawn.values():
         figure.draw_without_rendering()
-    says_so = ["".join(text.get_text() for text in axes.texts) for axes in drawn["fig_difficulty_auroc"].axes]
-    nothing = {"all right": "none is wrong", "all wrong": "none is right", "all skipped": "nothing to ask"}.get(name)
+    panels = ["".join(text.get_text() for text in axes.texts) for axes in drawn["fig_difficulty_auroc"].axes]
+    nothing = {"all right": "all are right", "all wrong": "all are wrong", "all skipped": "no case"}.get(name)
     if nothing:
-        assert all(text.startswith(nothing) for text in says_so)
+        assert all(text.startswith(nothing) for text in panels)
         assert found.values["answers/best_draft_auroc"] is None
         assert all(row["auroc"] is None for row in found.tables["answers"])
         assert found.tables["reliability"] == found.tables["combined"] == found.data["roc"] == []
     else:
-        assert says_so == ["", "nothing to ask: no detector can be judged" if name == "no steps" else ""]
+        assert panels == ["", "no case, so there is no AUROC" if name == "no steps" else ""]
         assert found.values["answers/best_baseline_auroc"] == 1.0
     assert found.values["num_skipped"] == (name == "all skipped")
     if name == "one problem":
@@ -56,13 +56,13 @@ def test_without_wrong_or_right_ones_numbers_are_none_and_figures_say_so(name):
     assert ("level" in {row["signal"] for row in found.tables["answers"]}) == (name != "no levels")
 
 
-def test_what_the_draft_adds_is_found_where_it_adds_something():
+def test_the_gain_from_a_draft_that_adds_information():
     numbers = np.random.default_rng(0)
     made = [answer(n, n % 3 == 0) for n in range(150)]
     for record in made:
         wrong = record["verdict"] == "wrong"
         for values in (record["mean"], record["max"]):
-            values.update({name: float(numbers.normal() + wrong) for name in values})  # all alike, and independent
+            values.update({name: float(numbers.normal() + wrong) for name in values})  # equally informative and independent
             values["draft_entropy"] = values["target_entropy"]
     gains = {row["signal"]: row for row in tables.summary(made, 5, 10).tables["combined"]
              if row["cases"] == "answers" and row["baseline"] == "target_entropy mean"}

@@ -1,4 +1,4 @@
-"""Medians by bisection are those of the observations laid out, and tables are what a loop over tokens gives."""
+"""Medians by bisection equal those of all observations, and tables equal those of a loop over tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash_mcmc.statistics.intervals import Clusters
 
 
 @pytest.mark.parametrize(("problems", "tokens", "largest"), [(2, 1, 2), (7, 3, 4), (20, 31, 100), (15, 8, 150_000)])
-def test_median_and_interval_are_those_of_all_tokens_laid_out(problems, tokens, largest):
+def test_median_and_interval_equal_those_of_all_tokens(problems, tokens, largest):
     generator = np.random.default_rng(problems)
     ranks = [generator.integers(1, largest + 1, tokens + number % 3).astype(float) for number in range(problems)]
     found = Clusters(range(problems)).statistic(median_of(ranks))
@@ -18,7 +18,7 @@ def test_median_and_interval_are_those_of_all_tokens_laid_out(problems, tokens, 
     assert (found.value, found.low, found.high) == (expected.value, expected.low, expected.high)
 
 
-def test_median_where_problems_have_no_tokens():
+def test_median_if_problems_have_no_tokens():
     median = median_of([np.array([]), np.array([4.0, 9.0, 1.0]), np.array([7.0])])
     assert median(np.array([[1, 1, 1], [5, 0, 1]])).tolist() == [4.0, 7.0]
     assert np.isnan(median(np.array([[3, 0, 0]]))).all()
@@ -41,7 +41,7 @@ def test_rows_by_hand():
     assert (row["source"], row["layer"], row["norm"], row["n"]) == ("layer", 0, "none", 4)
     assert (row["mean_rank"], row["median_rank"], row["mean_log_p"]) == (7.0, 2.0, -3.0)
     assert (row["share_rank_1"], row["agreement"]) == (0.25, 0.25)
-    # Of two problems a resample has the first twice, both, or the second twice.
+    # A resample of two problems has the first twice, both, or the second twice.
     assert (row["mean_rank_low"], row["mean_rank_high"]) == (5.0, pytest.approx(23 / 3))
     draft = Ranked(RECORDS, hard_only=False).row("draft")
     assert (draft["n"], draft["mean_rank"], draft["mean_log_p"], draft["agreement"]) == (2, 3.5, -2.0, 0.5)
@@ -50,13 +50,13 @@ def test_rows_by_hand():
     assert (hard["mean_log_p"], hard["agreement"]) == (-7.0, 0.0)
 
 
-def test_what_the_norm_does_by_hand():
+def test_the_effect_of_the_norm_by_hand():
     row = Ranked(RECORDS, hard_only=False).norm_row(0)
     assert row["mean_rank_raw_over_normed"] == pytest.approx(28 / 36)
     assert (row["share_better_raw"], row["share_better_normed"], row["n"]) == (0.25, 0.5, 4)
 
 
-def test_no_hard_token_is_no_number():
+def test_no_values_without_hard_tokens():
     row = Ranked(RECORDS[1:], hard_only=True).row("target")
     assert row["n"] == 0
     assert {row[name] for name in ("mean_rank", "median_rank", "mean_log_p", "share_rank_1", "agreement")} == {None}

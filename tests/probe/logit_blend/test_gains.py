@@ -1,4 +1,4 @@
-"""Sums of blends against a loop over tokens in float64 and cases by hand."""
+"""Sums of blends compared with a loop over tokens in float64, and cases by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sums_of(model: LanguageModel, norm: str = "none", betas=BETAS, hard_below: f
 
 @torch.no_grad()
 def by_loop(model: LanguageModel, name: str, norm: str, beta: float, hard_below: float) -> dict[str, list[float]]:
-    """`SUMS` of the hard and the easy tokens, token by token in float64, from hidden states blended as the engine does."""
+    """`SUMS` of the hard and the easy tokens, token by token in float64, from hidden states blended as in the engine."""
     (states,) = layers.readings(model, ANSWER, [0, 1, 2])
     head, totals = model.head.weight.double(), {"hard": np.zeros(len(SUMS)), "easy": np.zeros(len(SUMS))}
     for t, token in enumerate(ANSWER.tokens):
@@ -47,7 +47,7 @@ def by_loop(model: LanguageModel, name: str, norm: str, beta: float, hard_below:
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 @pytest.mark.parametrize("norm", ["none", "final"])
-def test_sums_are_those_of_a_loop_over_tokens(family, norm):
+def test_sums_equal_those_of_a_loop_over_tokens(family, norm):
     model = LanguageModel(random_model(family, sharpness=1.0))
     found = sums_of(model, norm)
     assert (found["num_tokens"], found["num_hard"]) == (8, found["sums"]["hard"]["0"][0][0])
@@ -61,9 +61,9 @@ def test_sums_are_those_of_a_loop_over_tokens(family, norm):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_without_a_share_and_with_the_target_itself_nothing_is_gained(family):
+def test_no_gain_at_beta_zero_or_from_the_target_itself(family):
     model = LanguageModel(random_model(family))
-    model.forbid([50, 55])  # whose logits are -inf, and no number once they are blended
+    model.forbid([50, 55])  # their logits are -inf, and nan once blended
     for norm in ("none", "final"):
         for part, sources in sums_of(model, norm)["sums"].items():
             for name, cells in sources.items():
@@ -76,7 +76,7 @@ def test_without_a_share_and_with_the_target_itself_nothing_is_gained(family):
             assert [cell[name] for name in ("gain", "wins", "losses", "rank_wins", "rank_losses")] == [0.0] * 5
 
 
-def test_a_share_of_one_is_the_layer_alone():
+def test_beta_one_is_the_layer_alone():
     model = LanguageModel(random_model(sharpness=1.0))
     (states,) = layers.readings(model, ANSWER, [0])
     tokens = torch.from_numpy(ANSWER.tokens)
@@ -89,7 +89,7 @@ def test_a_share_of_one_is_the_layer_alone():
     assert uniform == pytest.approx(float((-math.log(model.vocab_size) - target.log_p).sum()), rel=1e-5)
 
 
-def test_neither_pieces_nor_groups_of_layers_show(monkeypatch):
+def test_results_do_not_depend_on_pieces_or_groups_of_layers(monkeypatch):
     model = LanguageModel(random_model(sharpness=1.0))
     whole = sums_of(model)
     monkeypatch.setattr(layers, "_STATES_BYTES", 1)
@@ -102,7 +102,7 @@ def test_neither_pieces_nor_groups_of_layers_show(monkeypatch):
 
 
 def test_flattening_wins_the_hard_tokens_of_any_target():
-    """Why the published 20.5 % needs a control: what knows nothing wins too, where tokens are chosen for their low p."""
+    """Why the published 20.5 % needs a control: a blend without information wins too if tokens are selected for a low p."""
     generator = torch.Generator().manual_seed(0)
     logits, tokens = 4.0 * torch.randn(2000, 61, generator=generator), torch.arange(2000) % 61
     forbidden = torch.zeros(61, dtype=torch.bool)
@@ -137,7 +137,7 @@ def test_rows_by_hand():
     assert (row["n"], row["gain"]) == (16, -0.125)
 
 
-def test_a_part_without_tokens_has_no_numbers():
+def test_a_part_without_tokens_has_no_values():
     (row,) = Blended([{"sums": {part: {"5": NONE[part]} for part in ("hard", "easy")}}], [0.05]).table("hard")
     assert row["n"] == 0
     assert {value for name, value in row.items() if name not in ("source", "layer", "beta", "n")} == {None}

@@ -1,4 +1,4 @@
-"""A chain's trace goes into a record and comes back; log p changes only where the state does."""
+"""A chain's trace survives the record; log p changes only if the state does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_mcmc.types import Cost, Trajectory
 
 
 def path_of(log_p: list[float]) -> Trajectory:
-    """A sequence with these log-probabilities of its tokens."""
+    """A sequence whose tokens have these log-probabilities."""
     return Trajectory.start(np.array([1])).extended(np.arange(len(log_p)), np.array(log_p), np.array(log_p),
                                               np.zeros((len(log_p), 2)), False)
 
@@ -24,7 +24,7 @@ STEPS = [MetropolisStep(path_of([-1.0, -1.0, -0.3]), 1, 3, 0.25, "accept"),
 
 @pytest.fixture
 def record() -> dict:
-    """A chain of two stages: the state has 2 tokens, moves to 3, is drawn again, grows to 4 and stays."""
+    """A chain of two stages: the state has 2 tokens, moves to 3, is proposed again, grows to 4 and stays."""
     trace = [trace_entry(step, block, number, length) for step, block, number, length in
              zip(STEPS, (1, 1, 2, 2), (1, 2, 1, 2), (2, 3, 4, 4), strict=True)]
     found = cell_record((4.0, 0.25, "exact"), result(STEPS[-1].trajectory, STEPS, 0.0, trace), Cost(12, 9, 30, 4), "")
@@ -32,7 +32,7 @@ def record() -> dict:
     return {"problem": "a", "chain": 3, "cells": [found, failed]}
 
 
-def test_a_record_holds_the_trace_by_column(record):
+def test_a_record_stores_the_trace_by_column(record):
     found = record["cells"][0]
     assert found["trace"]["decision"] == "aixr"
     assert found["trace"]["cut"] == [1, 2, 0, 3]
@@ -45,7 +45,7 @@ def test_a_record_holds_the_trace_by_column(record):
                                   "tokens_drawn": 0, "tokens_skipped": 0, "token_forwards": 7, "target_forwards": 0}
 
 
-def test_the_chains_of_a_cell_come_back(record):
+def test_the_chains_of_a_cell_are_read_back(record):
     cell, failed = cells_of([record])
     (chain,) = cell.chains
     assert (chain.problem, chain.number, chain.num_steps, cell.num_failed) == ("a", 3, 4, 0)
@@ -61,13 +61,13 @@ def test_the_chains_of_a_cell_come_back(record):
     assert failed.steps().problem == []
 
 
-def test_log_p_of_the_same_sequence_is_one_number(record):
-    """The step that draws the state again has, by rounding, another log p; behind it the state grows."""
+def test_log_p_of_an_unchanged_sequence_is_constant(record):
+    """The step that proposes the state itself has a slightly different log p from rounding; after it the state grows."""
     record["cells"][0]["trace"]["log_p"] = [-2.3, -2.30001, -2.8, -2.80003]
     (chain,) = cells_of([record])[0].chains
     assert chain.log_p.tolist() == [-2.3, -2.3, -2.8, -2.8]
     record["cells"][0]["trace"].update(decision="aara", proposal_length=[3, 3, 2, 4], log_p=[-2.3, -2.4, -2.8, -2.9])
-    assert cells_of([record])[0].chains[0].log_p.tolist() == [-2.3, -2.4, -2.8, -2.9]  # moves to as many tokens
+    assert cells_of([record])[0].chains[0].log_p.tolist() == [-2.3, -2.4, -2.8, -2.9]  # a move to the same number of tokens
 
 
 def test_every_decision_of_the_kernel_has_a_letter():

@@ -1,4 +1,4 @@
-"""R-hat and ESS are those of Vehtari et al. 2021; chains that never move are told apart, not taken for well mixed."""
+"""R-hat and ESS equal those of Vehtari et al. 2021; chains that never move do not count as well mixed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def normal(*shape: int, name: str = "x") -> np.ndarray:
 
 
 def chain(log_p, moved=None, block=None, problem="a", number=0, forwards=100) -> StepChain:
-    """A chain whose state has five tokens all the time."""
+    """A chain whose state always has five tokens."""
     log_p = np.asarray(log_p, float)
     moved = np.concatenate([[True], np.diff(log_p) != 0.0]) if moved is None else np.asarray(moved, bool)
     ones = np.ones(len(log_p), np.int64)
@@ -30,7 +30,7 @@ def moving(log_p: np.ndarray) -> Window:
 
 
 def split_rhat(draws: np.ndarray) -> float:
-    """R-hat of split chains, by the definition (Gelman et al. 2013, section 11.4)."""
+    """Split R-hat by definition (Gelman et al. 2013, section 11.4)."""
     half = draws.shape[1] // 2
     parts = np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
     between, within = half * parts.mean(axis=1).var(ddof=1), parts.var(axis=1, ddof=1).mean()
@@ -45,7 +45,7 @@ def rank_rhat(draws: np.ndarray) -> float:
     return max(split_rhat(ranked(draws)), split_rhat(ranked(np.abs(draws - np.median(draws)))))
 
 
-def test_rhat_is_the_papers():
+def test_rhat_equals_the_papers():
     for scale in (0.0, 1.0, 5.0):
         draws = normal(4, 30) + scale * np.arange(4)[:, None]
         assert convergence(moving(draws)).rhat == pytest.approx(rank_rhat(draws), rel=1e-9)
@@ -62,7 +62,7 @@ def test_independent_chains_have_converged_and_separated_ones_have_not():
 
 
 def test_ess_of_an_autoregressive_chain():
-    """Of x_t = a x_(t-1) + noise it is n (1 - a) / (1 + a)."""
+    """The ESS of x_t = a x_(t-1) + noise is n (1 - a) / (1 + a)."""
     noise, draws = normal(4, 4000, name="noise"), np.zeros((4, 4000))
     for step in range(1, 4000):
         draws[:, step] = 0.8 * draws[:, step - 1] + noise[:, step]
@@ -70,13 +70,13 @@ def test_ess_of_an_autoregressive_chain():
 
 
 def of_values(*rows: list[float]) -> Window:
-    """Chains that move where their value changes, and with the first step."""
+    """Chains that move when their value changes, and in the first step."""
     log_p = np.array(rows, float)
     return Window(log_p, np.diff(log_p, axis=1, prepend=np.nan) != 0.0)
 
 
-@pytest.mark.parametrize("steps", [20, 28])  # of 14 equal ranks the mean is rounded, and the variance is not 0
-def test_stuck_chains_are_told_apart(steps):
+@pytest.mark.parametrize("steps", [20, 28])  # for 14 equal ranks the mean is rounded, and the variance is not 0
+def test_stuck_chains_are_counted_separately(steps):
     draws, still = normal(3, steps), np.zeros((3, steps), bool)
     level = np.arange(3.0)[:, None] * np.ones((3, steps))
     assert convergence(Window(level, still)) == Convergence(3, steps, 3, np.inf, 0.0)
@@ -84,11 +84,11 @@ def test_stuck_chains_are_told_apart(steps):
     draws[0] = 0.5
     found = convergence(of_values(*draws))
     assert (found.stuck, found.rhat) == (1, pytest.approx(rank_rhat(draws)))
-    assert 0.0 < found.ess <= 2 * steps  # of the two that move
+    assert 0.0 < found.ess <= 2 * steps  # of the two moving chains
 
 
-def test_halves_on_one_value_have_no_rhat():
-    """The step in the middle is in neither half, so that its move is seen by none: arviz gives NaN."""
+def test_constant_halves_have_no_rhat():
+    """The middle step is in neither half, so its move is in no half: arviz returns nan."""
     assert convergence(of_values([0, 0, 1, 0, 0], [0, 0, 2, 0, 0])).rhat is None
     assert convergence(of_values([0, 0, 1, 0, 0], [3, 3, 1, 3, 3])).rhat == np.inf
     row = conv.convergence_row(cell_of(chain([0, 0, 1, 0, 0]), chain([0, 0, 0, 0, 0], number=1)), "all")
@@ -96,8 +96,8 @@ def test_halves_on_one_value_have_no_rhat():
 
 
 @pytest.mark.parametrize("at", [2, 12, 21])
-def test_a_single_move_is_two_states(at):
-    """Four chains of 24 steps, all but one stuck on the same value: arviz says 6 to 41 draws."""
+def test_a_single_move_counts_as_two_states(at):
+    """Four chains of 24 steps, three of them stuck on one value: arviz returns 6 to 41 draws."""
     rows = [[1.0] * at + [0.0] * (24 - at), *[[0.0] * 24] * 3]
     assert convergence(of_values(*rows)).ess == 2.0
     rows[0][-1] = 2.0
@@ -105,18 +105,18 @@ def test_a_single_move_is_two_states(at):
 
 
 def test_effective_samples_are_at_most_the_draws():
-    """Of chains that alternate arviz gives N log10 N, twice as many."""
+    """For alternating chains arviz returns N log10 N, twice the number of draws."""
     assert convergence(of_values(*[[0.0, 1.0] * 30] * 2)).ess == 120.0
     for number in range(20):
         assert convergence(moving(normal(2, 20, name=str(number)))).ess <= 40.0
 
 
 def test_steps_that_keep_their_state_are_one_draw():
-    """Four chains of a hundred independent values, each of which stands for five steps."""
+    """Four chains of a hundred independent values, each kept for five steps."""
     assert convergence(of_values(*np.repeat(normal(4, 100), 5, axis=1))).ess == pytest.approx(400, rel=0.15)
 
 
-def test_a_move_of_the_first_step_is_not_one_within_the_window():
+def test_a_move_in_the_first_step_does_not_count():
     assert Window(np.ones((2, 4)), np.array([[True, False, False, False], [False, True, False, False]])).stuck.tolist() == [
         True, False]
 
@@ -127,28 +127,28 @@ def test_short_and_single_chains():
     found = convergence(moving(normal(1, 50)))
     assert found.rhat is None
     assert found.ess > 10.0
-    two = np.array([[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]])  # folded around the median it is constant
+    two = np.array([[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]])  # constant when folded around the median
     assert convergence(moving(two)).rhat == pytest.approx(split_rhat(two))
 
 
-def test_windows_end_where_the_chains_end():
+def test_windows_end_with_the_chains():
     chains = [chain([1, 2, 3, 4, 5, 6, 7], block=[1, 1, 1, 1, 2, 2, 2]), chain([8, 9, 10, 11, 12], block=[1, 1, 1, 2, 2])]
     assert window(chains, "all").log_p.tolist() == [[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]]
     assert window(chains, "last_half").log_p.tolist() == [[5, 6, 7], [10, 11, 12]]
     assert window(chains, "last_stage").log_p.tolist() == [[6, 7], [11, 12]]
 
 
-def test_autocorrelation_is_the_textbooks():
+def test_autocorrelation_equals_the_textbooks():
     values = normal(17)
     around = values - values.mean()
     by_hand = [sum(around[t] * around[t + lag] for t in range(17 - lag)) / sum(around**2) for lag in range(17)]
     assert autocorrelation(values) == pytest.approx(by_hand)
 
 
-def test_independent_draws_have_the_autocorrelation_that_is_told():
+def test_independent_draws_have_the_expected_autocorrelation():
     curves = np.mean([autocorrelation(draws) for draws in normal(4000, 6)], axis=0)
-    told = [conv.independent_autocorrelation(6, lag) for lag in range(1, 6)]
-    assert curves[1:] == pytest.approx(told, abs=0.02)
+    expected = [conv.independent_autocorrelation(6, lag) for lag in range(1, 6)]
+    assert curves[1:] == pytest.approx(expected, abs=0.02)
 
 
 def cell_of(*chains: StepChain) -> Cell:
@@ -175,7 +175,7 @@ def test_the_table_of_convergence():
     assert (short["rhat"], short["stuck"], short["rhat_problems"], short["too_short"]) == (None, None, 0, 1)
 
 
-def test_what_independent_draws_give():
+def test_rhats_of_independent_draws():
     many = conv.independent_rhats(4, 8)
     assert many.shape == (conv.DRAWS,)
     row = conv.convergence_row(cell_of(*(chain(draws, number=n) for n, draws in enumerate(normal(4, 8)))), "all")
@@ -183,7 +183,7 @@ def test_what_independent_draws_give():
     assert row["independent_above_1.1"] == np.mean(many > 1.1) < row["independent_above_1.01"]
 
 
-def test_effective_samples_count_stuck_problems_as_none():
+def test_stuck_problems_add_no_effective_samples():
     draws = normal(2, 20)
     alone = conv.effective_samples_row(cell_of(*(chain(values) for values in draws)), "all")
     assert alone["ess_per_step"] == pytest.approx(convergence(moving(draws)).ess / 40)
@@ -195,7 +195,7 @@ def test_effective_samples_count_stuck_problems_as_none():
     assert (both["problems"], both["too_short"]) == (2, 0)
 
 
-def test_problems_too_short_for_effective_samples_are_counted_and_add_nothing():
+def test_problems_too_short_for_effective_samples_are_left_out_and_counted():
     draws, short = normal(2, 20), [chain(values, problem="s") for values in normal(2, 19)]
     long = [chain(values) for values in draws]
     both, alone = (conv.effective_samples_row(cell_of(*chains), "all") for chains in ([*long, *short], long))

@@ -1,4 +1,4 @@
-"""The tables of chains against counting by hand."""
+"""The tables of the mixing probe compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_log_ratio_counts(cell):
     assert rows[0]["low"] is None
 
 
-def test_moves_of_chains_that_differ_are_not_what_the_mean_promises():
-    """Half of the chains move at each of ten steps, the other half never; all that is proposed is accepted."""
+def test_moves_of_unequal_chains_differ_from_those_of_the_mean():
+    """Half of the chains move at each of ten steps, the other half never; all proposals are accepted."""
     moving, still = [(0, 5, 5, 0.0, "a")] * 10, [(4, 5, 5, 0.0, "i")] * 10
     cell = cell_of(*(chain(moving if number % 2 else still, problem=str(number)) for number in range(8)))
     rows = {(row["steps"], row["at_least"]): row for row in tables.moves(cell)}
@@ -104,7 +104,7 @@ def test_moves_of_chains_that_differ_are_not_what_the_mean_promises():
     assert rows[8, 1]["share_low"] < 0.5 < rows[8, 1]["share_high"]
 
 
-def test_moves_are_those_of_the_last_steps_of_chains_that_are_long_enough():
+def test_moves_are_in_the_last_steps_of_long_enough_chains():
     first_moves = [(0, 5, 5, 0.0, "a"), *[(0, 5, 5, -9.0, "r")] * 3]
     rows = {(row["steps"], row["at_least"]): row for row in
             tables.moves(cell_of(chain(first_moves), chain([(0, 5, 5, 0.0, "a")] * 2, "b")))}
@@ -112,13 +112,13 @@ def test_moves_are_those_of_the_last_steps_of_chains_that_are_long_enough():
 
 
 def test_the_documents_chance_to_move_at_a_mean_acceptance():
-    """1 - 0.9^10 = 65 %, and 7 % at least three times, of speculative_mcmc_probe, at an acceptance of a tenth."""
+    """1 - 0.9^10 = 65 %, and 7 % for at least three moves, at an acceptance of 0.1, as in speculative_mcmc_probe."""
     hits, clusters = np.array([1.0]), tables.Clusters(["a"])
     assert tables.independent_moves(clusters, hits, 10, 1).value == pytest.approx(1 - 0.9**10)
     assert tables.independent_moves(clusters, hits, 10, 3).value == pytest.approx(0.0702, abs=1e-4)
 
 
-def test_early_rejection_is_measured_against_the_same_chains_without():
+def test_early_rejection_is_compared_with_the_same_chains_without():
     rejected = [(*step[:4], "r") if step[4] == "x" else step for step in FIRST]
     off = cell_of(chain(rejected, tokens_drawn=40, token_forwards=100), chain(SECOND, "b", tokens_drawn=60),
                   early_reject="off")
@@ -132,7 +132,7 @@ def test_early_rejection_is_measured_against_the_same_chains_without():
         assert tables.early_rejection([off, other])[0]["same"] == 0.0
 
 
-def test_a_cell_of_which_nothing_could_be_drawn():
+def test_a_cell_without_chains():
     empty = cell_of(num_failed=2)
     assert tables.cells(empty)["acceptance"] is None
     assert tables.cells(empty)["failed"] == 2

@@ -1,4 +1,4 @@
-"""Simulated acceptance against the exact one of a small case; the document's derived figures."""
+"""Simulated acceptance compared with the exact one of a small case; the document's derived numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_long_chains_have_the_exact_acceptance():
 
 
 def test_a_chain_that_accepts_the_other_way_round_does_not():
-    """The mutant: w(x) / w(y) in place of w(y) / w(x)."""
+    """The mutant: w(x) / w(y) instead of w(y) / w(x)."""
     drawn = samples(400, 500, 0)
     wrong = simulate(-np.log(WEIGHTS)[drawn], np.random.default_rng(1).random((400, 499)), drawn[..., None]).acceptance
     assert abs(wrong.mean() - EXACT) > 0.05
@@ -44,13 +44,13 @@ def test_equilibrium_is_estimated_without_a_chain():
     drawn = samples(2000, 100, 2)
     found = in_equilibrium(np.log(WEIGHTS)[drawn])
     assert abs(found.mean() - EXACT) < 0.01
-    for row in range(3):  # all pairs, one by one
+    for row in range(3):  # pair by pair
         w = WEIGHTS[drawn[row]]
         pairs = sum(min(w[i], w[j]) for i, j in itertools.permutations(range(100), 2))
         assert found[row] == pytest.approx(pairs / (99 * w.sum()))
 
 
-def test_weights_may_be_as_small_as_those_of_sequences():
+def test_very_small_weights():
     drawn = samples(5, 20, 3)
     small = np.log(WEIGHTS)[drawn] - 5000.0
     np.testing.assert_allclose(in_equilibrium(small), in_equilibrium(small + 5000.0))
@@ -58,7 +58,7 @@ def test_weights_may_be_as_small_as_those_of_sequences():
 
 
 def test_a_step_by_hand():
-    """Weights 1, 2, 0.5, 0.5: the second is taken for sure; the third with chance 1/4; behind it the fourth for sure."""
+    """Weights 1, 2, 0.5, 0.5: the second is accepted, the third with probability 1/4; then the fourth is accepted."""
     log_weights, tokens = np.log([[1.0, 2.0, 0.5, 0.5]] * 2), np.array([[[7, 0], [7, 1], [8, 1], [8, 1]]] * 2)
     found = simulate(log_weights, np.array([[0.99, 0.2, 0.99], [0.99, 0.3, 0.3]]), tokens)
     np.testing.assert_allclose(found.acceptance, [1.0, 1 / 3])
@@ -72,8 +72,8 @@ def test_even_weights_are_always_accepted_and_count_in_full():
     assert effective_samples(flat)[0] == pytest.approx(10.0)
 
 
-def test_the_floor_is_what_hopeless_weights_give():
-    """Weights that differ by thousands of nats: true acceptance 0; the simulated one is the floor, 4.2 % at K = 100."""
+def test_the_floor_of_the_simulated_acceptance():
+    """Weights differ by thousands of nats: the true acceptance is 0, the simulated one is the floor, 4.2 % at K = 100."""
     assert acceptance_floor(2) == 0.5
     assert acceptance_floor(100) == pytest.approx(0.0423, abs=1e-4)
     weights = 1e4 * np.random.default_rng(4).random((4000, 100))
@@ -84,7 +84,7 @@ def test_the_floor_is_what_hopeless_weights_give():
 
 
 def test_the_document_s_chances():
-    """Section 4.3. The first two are the document's 65 % and 7 %; its 99.5 % and 99 % should be 99.9 % and 96 %."""
+    """Section 4.3. The document's 65 % and 7 % are right; its 99.5 % and 99 % should be 99.9 % and 96 %."""
     assert chance_of_moves(0.10, 10, 1) == pytest.approx(1 - 0.9**10) == pytest.approx(0.65, abs=0.005)
     assert chance_of_moves(0.10, 10, 3) == pytest.approx(0.07, abs=0.005)
     assert chance_of_moves(0.53, 10, 1) == pytest.approx(1 - 0.47**10) == pytest.approx(0.9995, abs=5e-5)

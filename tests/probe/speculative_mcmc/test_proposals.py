@@ -1,4 +1,4 @@
-"""Distances and draws against float64 loops and numbers that can be worked out by hand."""
+"""Distances and draws compared with float64 loops and numbers by hand."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_two_tokens_by_hand():
 
 
 def test_the_document_s_example_of_alpha():
-    """Section 4.1: 0.80 and 0.15 against 0.50 and 0.30; p^4 puts 99.9 % on the first, and TVD grows."""
+    """Section 4.1: 0.80 and 0.15 against 0.50 and 0.30; p^4 gives the first token 99.9 %, and TVD grows."""
     target, draft = torch.tensor([[0.80, 0.15, 0.05]]).log(), torch.tensor([[0.50, 0.30, 0.20]]).log()
     assert torch.softmax(4 * target, -1)[0, 0].item() == pytest.approx(0.9988, abs=1e-4)
     assert distances(target, draft, 1.0, 1.0).total_variation.item() == pytest.approx(0.30, abs=1e-6)
     assert distances(target, draft, 4.0, 1.0).total_variation.item() > 0.49
-    # Sharpened as much, q gives the wrong token 11 %, as the document says.
+    # q sharpened in the same way gives the wrong token 11 %, as the document says.
     assert torch.softmax(4 * draft, -1)[0, 1].item() == pytest.approx(0.112, abs=1e-3)
 
 
@@ -53,14 +53,14 @@ def test_against_loops(alpha, temperature):
         assert found.total_variation[row].item() == pytest.approx(0.5 * np.abs(p - q).sum(), rel=1e-4, abs=1e-6)
 
 
-def test_the_same_law_is_no_distance_away():
+def test_equal_distributions_have_distance_zero():
     logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(1))
     found = distances(logits, logits, 4.0, 0.25)
     assert found.kl.max() < 1e-6
     assert found.total_variation.max() < 1e-6
 
 
-def test_draws_follow_the_law_and_know_their_probability():
+def test_draws_follow_q_and_have_its_probabilities():
     logits = torch.tensor([[1.0, -torch.inf, 0.0, 2.0], [0.0, 0.0, 0.0, -torch.inf]])
     grid = (torch.arange(20_000, dtype=torch.float64) + 0.5).div(20_000).expand(2, -1)
     drawn = draw(logits, 0.5, grid)
@@ -73,13 +73,13 @@ def test_draws_follow_the_law_and_know_their_probability():
     assert (drawn.tokens[1] != 3).all()
 
 
-def test_the_ends_of_the_uniform_stay_inside():
+def test_extreme_uniforms_draw_valid_tokens():
     logits = torch.tensor([[-torch.inf, 0.0, 30.0, -torch.inf]])
     tokens = draw(logits, 1.0, torch.tensor([[2.0**-53, 1 - 2.0**-53]], dtype=torch.float64)).tokens
     assert tokens.tolist() == [[1, 2]]
 
 
-def test_log_probability_is_that_of_the_softmax():
+def test_log_probability_equals_the_softmax():
     logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(2))
     tokens = torch.tensor([[0, 6], [1, 1], [5, 2]])
     torch.testing.assert_close(log_probability(logits, tokens), torch.log_softmax(logits.double(), -1).gather(1, tokens))

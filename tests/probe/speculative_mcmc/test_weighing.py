@@ -1,4 +1,4 @@
-"""Weights of blocks: along their own tokens, up to a stop id; chains of a small case."""
+"""Weights of blocks given their own tokens, up to a stop id; chains of a small case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = torch.randint(0, 58, (1, 24), generator=torch.Generator().manual_seed(7
 
 
 def log_p_of(model: LanguageModel, prefix: list[int], tokens: list[int]) -> list[float]:
-    """One forward for each token, float64."""
+    """log p of each token, one forward per token, float64."""
     found = []
     for token in tokens:
         with torch.no_grad():
@@ -27,7 +27,7 @@ def log_p_of(model: LanguageModel, prefix: list[int], tokens: list[int]) -> list
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("anchor", [0, 11, 23])
-def test_joint_weights_are_those_of_the_drawn_tokens(anchor, share, monkeypatch):
+def test_joint_weights_condition_on_the_drawn_tokens(anchor, share, monkeypatch):
     model = LanguageModel(random_model())
     drawn = np.random.default_rng(8).integers(0, 3, (9, 3))
     monkeypatch.setattr("dflash_mcmc.probe.speculative_mcmc.weighing.positions_at_once", lambda size: 4)  # in pieces
@@ -38,7 +38,7 @@ def test_joint_weights_are_those_of_the_drawn_tokens(anchor, share, monkeypatch)
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_the_target_s_own_blocks_know_their_probabilities(share):
+def test_the_targets_own_blocks_have_its_probabilities(share):
     model = LanguageModel(random_model(sharpness=1.0))
     reading = sequences.read(model, TOKENS, keep_cache=True)
     uniforms = torch.from_numpy(np.random.default_rng(0).random((6, 3)).repeat(2, axis=0))
@@ -48,7 +48,7 @@ def test_the_target_s_own_blocks_know_their_probabilities(share):
     for tokens, log_p in zip(found.tokens[0], found.log_p[0], strict=True):
         np.testing.assert_allclose(log_p, log_p_of(model, prefix, tokens.tolist()), atol=2e-4)
     assert found.tokens.shape == (1, 12, 3)
-    # The law of the first token, by hand: uniforms fall where the sharpened law's sums say.
+    # The distribution of the first token by hand: uniforms fall as the cumulative sharpened probabilities require.
     with torch.no_grad():
         law = torch.softmax(model.logits(reading.hidden[0, 10]).double() / 0.5, -1)
     upto = law.cumsum(-1)
@@ -56,7 +56,7 @@ def test_the_target_s_own_blocks_know_their_probabilities(share):
     np.testing.assert_allclose(found.log_q[0, :, 0], law.log()[torch.from_numpy(found.tokens[0, :, 0])].numpy(), atol=1e-5)
 
 
-def test_nothing_counts_behind_a_stop_id():
+def test_nothing_counts_after_a_stop_id():
     tokens = np.array([[[5, 3, 7], [3, 3, 9], [1, 2, 4]]])
     ones = np.ones(tokens.shape)
     found = ended(Proposed(tokens, -ones, -2 * ones), (3,))
@@ -65,8 +65,8 @@ def test_nothing_counts_behind_a_stop_id():
     np.testing.assert_array_equal(found.log_q[0], [[-2, -2, 0], [-2, 0, 0], [-2, -2, -2]])
 
 
-def test_chains_weigh_by_alpha():
-    """alpha 2: log w = 2 log p - log q = (-1, 1, -1): the second is taken, the third with chance exp(-2)."""
+def test_weights_use_alpha():
+    """alpha 2: log w = 2 log p - log q = (-1, 1, -1): the second is accepted, the third with probability exp(-2)."""
     log_p, log_q = np.array([[[-1.0], [-0.5], [-1.5]]]), np.array([[[-1.0], [-2.0], [-2.0]]])
     proposed = Proposed(np.array([[[4], [5], [4]]]), log_p, log_q)
     kept, taken = (chains(proposed, 2.0, np.array([[0.5, uniform]])) for uniform in (0.14, 0.13))

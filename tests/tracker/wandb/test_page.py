@@ -116,14 +116,14 @@ def test_the_page_and_the_report_of_local_runs(server, dashboard, make_config, t
     assert '"config:sampler.value.num_steps"' in json.dumps(spec_of(server))  # anew
     server.views.clear()
     anew = dashboard(environment, "--experiment", "demo")
-    assert "cannot be opened, a new page is made" in anew.stderr
+    assert "cannot be opened; creating a new page" in anew.stderr
     assert len(server.views) == 1
 
 
 def test_what_it_cannot_do_is_one_line(server, dashboard, tmp_path):
     environment = server.environment(tmp_path)
     for given, arguments, said in (
-        ({}, [], "error: not logged in to W&B: wandb login"),
+        ({}, [], "error: not logged in to W&B: run wandb login"),
         (environment, ["--experiment", "other"], "error: tester/p: no runs of the experiment other in W&B"),
         ({**environment, "WANDB_BASE_URL": "http://127.0.0.1:9"}, ["--entity", "tester"], "error: W&B: "),
     ):
