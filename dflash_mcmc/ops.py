@@ -109,12 +109,13 @@ def grid_slot(number: int, block_size: int) -> int:
     return number % block_size
 
 
-def grid_origin(blend: object, trajectory: Trajectory) -> int:
-    """The position at which the first block starts, for an operation on `path`: that of the first generated token.
+def grid_origin(restarts: bool, trajectory: Trajectory) -> int:
+    """The position at which the first block starts, for an operation on `trajectory`.
 
-    Under a blend with `grid=cut` it is where the operation starts.
+    Args:
+        restarts: False for the first generated token; True for the token at which the operation starts.
     """
-    return len(trajectory.prompt) + (trajectory.length if getattr(blend, "grid", "absolute") == "cut" else 0)
+    return len(trajectory.prompt) + (trajectory.length if restarts else 0)
 
 
 Operation: TypeAlias = Draw | Score

@@ -41,7 +41,18 @@ class Trajectory(NamedTuple):
 
     @property
     def length(self) -> int:
+        """Generated tokens."""
         return len(self.tokens)
+
+    @property
+    def sequence(self) -> np.ndarray:
+        """Prompt and generated tokens, int64."""
+        return np.concatenate([self.prompt, self.tokens])
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of prompt and generation."""
+        return len(self.prompt) + len(self.tokens)
 
     def complete(self, horizon: int) -> bool:
         """Whether nothing can follow: the path ended, or is `horizon` tokens long."""

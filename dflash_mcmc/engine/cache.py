@@ -92,6 +92,13 @@ class SlotCache(Cache):
         """Positions of a row."""
         return self.values.shape[3]
 
+    @property
+    def drafts(self) -> SlotCache:
+        """The companion of a cache that has one."""
+        if self.companion is None:
+            raise ValueError("no drafter keeps anything beside this cache")
+        return self.companion
+
     def reserve(self, length: int) -> None:
         """Makes rows at least so long.
 
@@ -131,7 +138,7 @@ class SlotCache(Cache):
         self.keys[:, row, :, start:stop] = source.keys[:, source_row, :, start:stop]
         self.values[:, row, :, start:stop] = source.values[:, source_row, :, start:stop]
         if self.companion is not None:
-            self.companion.copy(source.companion, source_row, row, start, stop)
+            self.companion.copy(source.drafts, source_row, row, start, stop)
 
     def clear(self, row: int | slice = slice(None)) -> None:
         """Forgets a row, or all: what is masked has weight zero, but zero times what is no number is no number."""

@@ -1,16 +1,16 @@
-"""What the host knows of a draw before a step is taken: its uniforms, its floor, and whether that is crossed already."""
+"""What the host knows about a draw before its first decode step: uniforms, the floor, and whether the floor is crossed."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from dflash_mcmc.engine.rows import Start
-from dflash_mcmc.ops import Draw
+from dflash_mcmc.ops import Draw, Floor
 from dflash_mcmc.types import Trajectory
 
 
 def uniforms_of(draw: Draw) -> np.ndarray:
-    """Of the positions that the draw may fill, float64; greedy decoding takes none."""
+    """Uniforms of the positions that the draw may fill, float64; greedy decoding needs none."""
     length = max(draw.horizon - draw.trajectory.length, 0)
     if draw.params.temperature == 0.0:
         return np.full(length, 0.5)
@@ -18,7 +18,7 @@ def uniforms_of(draw: Draw) -> np.ndarray:
 
 
 def until_abandoned(draw: Draw, along: Trajectory) -> int:
-    """Tokens of `along` after the draw's path up to the one at which the draw may be abandoned; all where at none."""
+    """Tokens of `along` after the draw's trajectory, up to the one at which the draw may be abandoned."""
     start, floor = draw.trajectory.length, draw.floor
     if floor is None or along.length == start:
         return along.length - start
@@ -28,16 +28,27 @@ def until_abandoned(draw: Draw, along: Trajectory) -> int:
 
 
 def is_abandoned(draw: Draw, trajectory: Trajectory) -> bool:
-    """Whether a draw ends here: what it shares with the path that it goes along has crossed its floor."""
+    """Whether a draw ends here, since the tokens that it shares with `along` have crossed its floor."""
     if draw.floor is None or trajectory.length == draw.trajectory.length:
         return False
     return draw.floor.crossed(float(draw.floor.weights(trajectory, draw.trajectory.length)[-1]), trajectory.length)
 
 
-def with_floor(start: Start, draw: Draw, base: Trajectory) -> Start:
-    """The start of a draw whose path is `base` by now, with its floor."""
-    floor = draw.floor
+def start_of(draw: Draw, base: Trajectory, row: int, uniforms: np.ndarray, grid_origin: int) -> Start:
+    """The start of a draw in a row.
+
+    Args:
+        base: the draw's trajectory, with the tokens that it shares with `along`.
+        uniforms: of the positions after `base`.
+        grid_origin: position at which the draft's first block starts.
+    """
+    origin, first = len(base.prompt), base.sequence_length
+    start = Start(row, int(base.sequence[-1]), first, origin + draw.horizon - 1, origin, uniforms, grid_origin=grid_origin)
+    return start if draw.floor is None else _with_floor(start, draw.floor, draw.trajectory.length, base)
+
+
+def _with_floor(start: Start, floor: Floor, length: int, base: Trajectory) -> Start:
     threshold = floor.log_uniform + floor.reference - floor.margin
-    weights = floor.weights(base, draw.trajectory.length)
+    weights = floor.weights(base, length)
     return start._replace(alpha=floor.alpha, weight=float(weights[-1]) if len(weights) else 0.0, floor=threshold,
                           log_length=-np.inf if floor.length is None else float(np.log(floor.length)))

@@ -1,33 +1,34 @@
-"""Decode steps captured as CUDA graphs and replayed: on a GPU the time of a small step is the time to launch its kernels.
+"""Decode steps captured as CUDA graphs and replayed: on a GPU a small step takes as long as the launches of its kernels.
 
-A graph has fixed shapes, so the engine keeps to a short ladder of batches and key lengths there, and each rung is captured
-when it is first needed. Steps in which rows draw from several laws run without a graph.
+A graph has fixed shapes. So on a GPU the engine uses a short ladder of batches and key lengths, and captures each shape when
+it is first needed. Steps in which rows draw with different sampling parameters run without a graph.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from dflash_mcmc.engine.cache import SlotCache
-from dflash_mcmc.engine.model_runner import Group, ModelRunner
 from dflash_mcmc.engine.rows import Rows, Status
-from dflash_mcmc.engine.speculative.speculator import Speculator
+from dflash_mcmc.engine.stepper import Group, Stepper
 
 _WARM_UPS = 2
 
 
 class GraphedSteps:
-    """Stands in for a decoder or a speculator, of whose step it keeps one graph for each batch, key length and law."""
+    """Replays the steps of another stepper, with a graph for each batch, key length and group."""
 
-    def __init__(self, stepper: ModelRunner | Speculator):
+    def __init__(self, stepper: Stepper):
         self._stepper, self.cost = stepper, stepper.cost
         self.tokens_a_step, self.reach = stepper.tokens_a_step, stepper.reach
         self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
-        self._pool = None
+        self._pool: Any = None
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
-        """As `ModelRunner.step`."""
+        """See `Stepper.step`."""
         if len(groups) > 1:
             self._stepper.step(cache, state, batch, key_length, groups, floors)
             return
@@ -39,7 +40,7 @@ class GraphedSteps:
     def _capture(self, *arguments) -> torch.cuda.CUDAGraph:
         state = arguments[1]
         status = state.status.clone()
-        state.status.fill_(Status.DONE)  # a step leaves rows that are not live as they are: warming up changes nothing
+        state.status.fill_(Status.DONE)  # a step changes live rows only: the warm-up has no effect
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""Teacher forcing on a slot cache: what the target and a law make of given tokens."""
+"""Teacher forcing on a slot cache: log-probabilities of given tokens."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from dflash_mcmc.ops import Score, grid_origin
 
 def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
            sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """(log p, log q, intervals) of the tokens of `score`, piece by piece; None where the logits are not numbers.
+    """(log p, log q, intervals) of the tokens of `score`, read piece by piece; None where the logits are not numbers.
 
     Args:
-        cache, row: hold the sequence up to the token before the last that is not scored.
-        sequence: int64, prompt, path and the given tokens.
+        cache, row: hold the sequence up to the second-last token before the scored ones.
+        sequence: int64, prompt, trajectory and given tokens.
     """
     # The first logits are those at the position before the first given token.
-    origin = grid_origin(runner.blend, score.trajectory)
+    origin = grid_origin(runner.blend.restarts_grid(), score.trajectory)
     start, parts = len(sequence) - len(score.tokens) - 1, []
     for first, size in chunks(start, len(sequence) - 1, runner.prefill_chunk):
         logits = runner.logits_at(cache, row, sequence, origin, first, size, {score.source})
         if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
             return None
-        parts.append(_of_a_piece(logits, score, sequence, first))
+        parts.append(_piece(logits, score, sequence, first))
     log_p, log_q, interval = (np.concatenate(values) for values in zip(*parts, strict=True))
     return log_p, log_q, interval
 
 
-def _of_a_piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray,
+def _piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray,
                 first: int) -> tuple[np.ndarray, ...]:
-    """(log p, log q, intervals) of the tokens after consecutive positions, each with its own history."""
+    """(log p, log q, intervals) of the tokens after consecutive positions from `first` on, each with its own history."""
     values = logits[score.source]
     targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
     seen = None

@@ -1,4 +1,4 @@
-"""The host's half of a live chain, and the ladder of shapes."""
+"""The host's state of a live chain, and the sizes of the pieces in which prompts are read."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _SMALLEST_CHUNK = 8
 
 
 class Slot:
-    """A live chain: its generator, the operation under way, and whose keys and values its row and its spare row hold.
+    """A live chain: its generator, its current operation, and the tokens whose keys and values its rows hold.
 
     Attributes:
-        base: the path that the tokens under way come after.
+        base: the trajectory that the draw in progress extends.
         held: tokens whose keys and values the row holds, from position 0 on.
-        saved: tokens of the current sequence, of which the spare row holds positions `saved_from` to `len(saved) - 1`.
+        saved: tokens of the current sequence; the spare row holds their positions from `saved_from` on.
         clock: the engine's clock at the chain's start.
-        counts: of the draw that has ended.
-        walk: what became of its blocks, where a trace is kept.
+        counts: counts of the latest draw that has ended.
+        walk: a trace entry for each drafted block, where a trace is kept.
     """
 
     __slots__ = ("base", "chain", "clock", "cost", "counts", "held", "operation", "saved", "saved_from", "started", "tag",
@@ -34,22 +34,23 @@ class Slot:
         self.started, self.cost = time.perf_counter(), Cost()
         self.base: Trajectory = operation.trajectory
         self.held = self.saved = np.empty(0, np.int64)
-        self.saved_from, self.counts, self.walk = 0, RowCounts(), []
+        self.saved_from, self.counts = 0, RowCounts()
+        self.walk: list[dict[str, object]] = []
 
     def charge(self, **amounts: int) -> None:
         """Adds to the chain's cost, by the names of `Cost`."""
         self.cost = self.cost._replace(**{name: getattr(self.cost, name) + amount for name, amount in amounts.items()})
 
     def restorable(self, sequence: np.ndarray, start: int) -> int:
-        """Up to which position the spare row can give back `sequence` from `start` on; `start` where it cannot."""
+        """The position up to which the spare row holds `sequence` from `start` on; `start` where it holds nothing."""
         if not self.saved_from <= start < len(self.saved):
             return start
         return max(start, common_prefix(self.saved, sequence))
 
     def save(self, current: np.ndarray, start: int) -> tuple[int, int]:
-        """The span that has to be copied to the spare row so that it holds `current` from position `start` on.
+        """The span to copy to the spare row so that it holds `current` from position `start` on.
 
-        `current` is the sequence that a rejected draw will be followed by; the draw overwrites the row from `start` on.
+        `current` is the sequence that the chain returns to after a rejection; the draw overwrites the row from `start` on.
         """
         in_row = common_prefix(self.held, current)
         if self.saved_from <= in_row < common_prefix(self.saved, current):
@@ -64,7 +65,7 @@ class Slot:
 def chunks(start: int, stop: int, largest: int) -> Iterator[tuple[int, int]]:
     """(first position, size) of chunks that cover `start` to `stop - 1`; the last may reach beyond.
 
-    Sizes are 8, 16, 24, 32, 48, 64, 96, ...: few, so that chunks of several rows come together, and never half of it padding.
+    Sizes are 8, 16, 24, 32, 48, 64, 96, ...: few, so that chunks of several rows share a forward, with less than half padding.
     """
     while start < stop:
         needed, size = min(stop - start, largest), _SMALLEST_CHUNK
@@ -77,6 +78,11 @@ def chunks(start: int, stop: int, largest: int) -> Iterator[tuple[int, int]]:
         start += size
 
 
+def reading_cost(start: int, stop: int, largest: int) -> dict[str, int]:
+    """The cost of reading positions `start` to `stop - 1` in chunks, by the names of `Cost`."""
+    return {"target_forwards": len(list(chunks(start, stop, largest))), "token_forwards": stop - start}
+
+
 def round_up(value: int, step: int) -> int:
-    """The smallest multiple of `step` that is not below `value`."""
+    """The smallest multiple of `step` that is at least `value`."""
     return -(-value // step) * step

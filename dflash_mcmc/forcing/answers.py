@@ -75,9 +75,7 @@ def _gold(config: Config, model: LanguageModel, work: Work, pending: list[Proble
 
 
 def _greedy(config: Config, model: LanguageModel, work: Work, prompts: dict[str, np.ndarray]) -> Iterator[tuple[Unit, Answer]]:
-    from dflash_mcmc.blend.none import NoBlend
-
-    engine = build.engine_of(config, model, max(map(len, prompts.values())), len(work.units), NoBlend())
+    engine = build.engine_of(config, model, max(map(len, prompts.values())), len(work.units), None)
 
     def chain(prompt: np.ndarray) -> Chain:
         greedy = SamplingParams(temperature=0.0)

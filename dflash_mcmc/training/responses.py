@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import ranks
@@ -125,7 +124,7 @@ def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) ->
     share = min(_PIECE, -(-len(prompts) // ranks.world_size()))
     length = prompt_length + horizon
     planned = plan_memory(model, hardware.num_slots, share, length, prompt_length, options, hardware.memory_gb)
-    return BatchedEngine(model, NoBlend(), planned.num_slots, length, options, prompt_length)
+    return BatchedEngine(model, None, planned.num_slots, length, options, prompt_length)
 
 
 def _write(piece: Path, drawn: list[Response]) -> None:

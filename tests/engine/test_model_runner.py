@@ -45,7 +45,7 @@ def whole(number, law=SamplingParams(), source="blended"):  # noqa: B008  (a law
 def stepped(monkeypatch, replacement, blend, laws, speculation=None):
     """Results of an engine whose decode step is wrapped."""
     engine = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), blend, 4, 64, speculation=speculation)
-    monkeypatch.setattr(engine, "_stepper", replacement(engine._stepper))
+    monkeypatch.setattr(engine._loop, "stepper", replacement(engine._loop.stepper))
     return {d.tag: d.result.trajectory for d in engine.run((n, whole(n, *laws)) for n in range(6))}
 
 
@@ -96,7 +96,7 @@ def test_a_step_leaves_rows_that_are_not_live_as_they_are():
     running = engine.steps((n, whole(n)) for n in range(8))
     for _ in range(3):
         next(running)
-    rows = engine._rows
+    rows = engine._loop.rows
     rows.status.fill_(Status.DONE)
 
     def state():
@@ -104,8 +104,8 @@ def test_a_step_leaves_rows_that_are_not_live_as_they_are():
                                     rows.status)]
 
     before = state()
-    with torch.inference_mode(), engine._runner.ready():
-        engine._runner.step(engine._cache, rows, 8, 64, engine._groups, True)
+    with torch.inference_mode(), engine._memory.runner.ready():
+        engine._loop.stepper.step(engine._memory.cache, rows, 8, 64, engine._loop.groups, True)
     for old, new in zip(before, state(), strict=True):
         assert torch.equal(old, new)
 
@@ -190,7 +190,7 @@ def test_several_steps_between_checks_on_a_doubling_ladder(monkeypatch):
         np.testing.assert_allclose(done.result.trajectory.log_p, expected[done.tag].log_p, atol=1e-4)
     long = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), NoBlend(), 8, 150)
     for engine in (long, BatchedEngine(model, NoBlend(), 8, 64)):
-        before = engine._cache.length
+        before = engine._memory.cache.length
         list(engine.run((n, whole(n)) for n in range(3)))
-        assert engine._cache.length <= engine._rows.tokens.shape[1], before
+        assert engine._memory.cache.length <= engine._loop.rows.tokens.shape[1], before
     assert [Ladder(8, 256, True).batch(n) for n in (1, 8, 9, 40)] == [8, 8, 16, 64]

@@ -22,11 +22,11 @@ def model():
 def test_caches_are_as_large_as_predicted(model, changes):
     options = Options(**changes)
     engine = BatchedEngine(model, NoBlend(), 12, 150, options, prompt_length=100)
-    engine._reserve(150)
-    if engine._spare:
-        engine._copy(engine._spare, engine._cache, 0, 0, 1)
-    caches = [engine._cache, engine._spare, engine._prompts and engine._prompts._cache]
-    rows = engine._rows
+    memory, rows = engine._memory, engine._loop.rows
+    memory.reserve(150)
+    if memory.spare:
+        memory._copy(memory.spare, memory.cache, 0, 0, 1)
+    caches = [memory.cache, memory.spare, memory.prompts and memory.prompts._cache]
     held = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches if cache)
     held += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
     assert predict(model, 12, 150, 100, options).caches == held

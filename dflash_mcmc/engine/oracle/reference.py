@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.blending import TargetBlend, Unblended
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.dflash.network import block_pass
@@ -28,8 +29,10 @@ class ReferenceEngine:
         drafter: that the blend mixes in, or that laws are drawn from; its network is used, nothing else.
     """
 
-    def __init__(self, model: torch.nn.Module, parts: LanguageModel, blend: object, drafter: DFlashDrafter | None = None):
-        self.model, self.parts, self.blend, self.drafter = model, parts, blend, drafter
+    def __init__(self, model: torch.nn.Module, parts: LanguageModel, blend: TargetBlend | None,
+                 drafter: DFlashDrafter | None = None):
+        self.model, self.parts, self.drafter = model, parts, drafter
+        self.blend: TargetBlend = Unblended() if blend is None else blend
         self._origin = 0
 
     def run(self, chain: Chain) -> ChainResult:
@@ -39,7 +42,7 @@ class ReferenceEngine:
     def answer(self, operation: Operation) -> Trajectory:
         """The path that a Draw or a Score asks for."""
         trajectory = operation.trajectory
-        self._origin = grid_origin(self.blend, trajectory)
+        self._origin = grid_origin(self.blend.restarts_grid(), trajectory)
         if isinstance(operation, Score):
             for token in operation.tokens:
                 blended, source = self._logits(trajectory, operation.source)
@@ -71,7 +74,7 @@ class ReferenceEngine:
         # A head product for each term: mixing logits, where the batched engine mixes hidden states.
         base = output.logits[0, -1].double()
         drafted = self._drafted(trajectory, tokens, output.hidden_states, base) if self.drafter else None
-        parts = [drafted] if getattr(self.blend, "needs_draft", False) else [head(state).double() for state in states]
+        parts = [drafted] if self.blend.needs_draft else [head(state).double() for state in states]
         blended = self.blend.mix(base, parts, lambda _: head(norm(states[0])).double())
         if source == "draft" and not self._slot(trajectory):
             drafted = blended

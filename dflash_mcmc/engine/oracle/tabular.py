@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine import logits_processor as laws
+from dflash_mcmc.engine.blending import TargetBlend, Unblended
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.speculation import Block, Chance, Noise, Speculation, Uniforms
 from dflash_mcmc.ops import Chain, Draw, Operation, SamplingParams, Score, drive, grid_origin, grid_slot
@@ -71,10 +71,10 @@ class TabularEngine:
         draft: that the blend mixes in, or that laws are drawn from.
     """
 
-    def __init__(self, model: TabularModel, blend: object | None = None, speculation: Speculation | None = None,
+    def __init__(self, model: TabularModel, blend: TargetBlend | None = None, speculation: Speculation | None = None,
                  draft: TabularDraft | None = None):
-        self.model, self.blend, self.speculation = model, NoBlend() if blend is None else blend, speculation
-        self.draft, self._origin = draft, 0
+        self.model, self.speculation, self.draft, self._origin = model, speculation, draft, 0
+        self.blend: TargetBlend = Unblended() if blend is None else blend
         self._laws: dict[tuple, np.ndarray] = {}
 
     def run(self, chain: Chain) -> ChainResult:
@@ -83,7 +83,7 @@ class TabularEngine:
 
     def answer(self, operation: Operation) -> Trajectory:
         """The path that a Draw or a Score asks for."""
-        self._origin = grid_origin(self.blend, operation.trajectory) - len(operation.trajectory.prompt)
+        self._origin = grid_origin(self.blend.restarts_grid(), operation.trajectory) - len(operation.trajectory.prompt)
         if isinstance(operation, Score):
             trajectory = operation.trajectory
             for token in operation.tokens:
@@ -180,7 +180,7 @@ class TabularEngine:
         drafted = self.draft.logits(prefix[: len(prefix) - slot + 1], (0,) * (slot - 1)) if slot else last
         if source == "draft" and slot:
             return drafted
-        if getattr(self.blend, "needs_draft", False):
+        if self.blend.needs_draft:
             parts = [drafted]
         else:
             parts = [self.model.logits(prefix, "tapped") for _ in self.blend.tapped_layers(1)]

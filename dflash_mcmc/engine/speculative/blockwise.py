@@ -11,24 +11,30 @@ import torch
 
 from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.cache import SlotCache
-from dflash_mcmc.engine.model_runner import Group, ModelRunner
-from dflash_mcmc.engine.rows import Rows, Status
-from dflash_mcmc.engine.speculative.block_grid import Said
+from dflash_mcmc.engine.model_runner import ModelRunner
+from dflash_mcmc.engine.plain_steps import PlainSteps
+from dflash_mcmc.engine.rows import RowCounts, Rows, Status
+from dflash_mcmc.engine.speculative.block_grid import BlockGrid, Said
 from dflash_mcmc.engine.speculative.commit import Offer, commit
 from dflash_mcmc.engine.speculative.drafter import Anchors
+from dflash_mcmc.engine.stepper import Group
 
 
 class BlockSteps:
     """Stands in for a decoder that has a grid; steps in which a row draws from something else are the decoder's."""
 
-    def __init__(self, runner: ModelRunner):
-        self.runner, self.drafter, self.cost = runner, runner.drafter, runner.cost
-        self.tokens_a_step = self.reach = runner.grid.block_size
+    def __init__(self, runner: ModelRunner, grid: BlockGrid):
+        self.runner, self.drafter, self._plain = runner, grid.drafter, PlainSteps(runner)
+        self.tokens_a_step = self.reach = grid.block_size
         self._offsets = torch.arange(self.reach, device=runner.model.device)
+
+    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """The cost of a draw, by the names of `Cost`."""
+        return self._plain.cost(tokens, counts)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
-        """As `ModelRunner.step`, up to a block for every live row that draws from the draft."""
+        """See `Stepper.step`; up to a block for every live row that draws from the draft."""
         # A penalty takes the history of every slot: those rows go token by token.
         whole = [group.source == "draft" and group.params.repetition_penalty == 1.0 for group in groups]
         from_draft = tuple(group for group, mine in zip(groups, whole, strict=True) if mine)
@@ -36,11 +42,11 @@ class BlockSteps:
         if not others:
             self._block(cache, state, batch, key_length, groups, floors)
         elif not from_draft:
-            self.runner.step(cache, state, batch, key_length, groups, floors)
+            self._plain.step(cache, state, batch, key_length, groups, floors)
         else:  # each kind of rows in a step of its own, so that no row's numbers depend on what the others do
             status, mine = state.status[:batch].clone(), torch.zeros(batch, dtype=torch.bool, device=state.device)
-            mine[torch.cat([group.rows for group in from_draft])] = True
-            for step, part, live in ((self._block, from_draft, mine), (self.runner.step, others, ~mine)):
+            mine[torch.cat([group.members() for group in from_draft])] = True
+            for step, part, live in ((self._block, from_draft, mine), (self._plain.step, others, ~mine)):
                 state.status[:batch] = torch.where(live, status, Status.DONE)
                 step(cache, state, batch, key_length, part, floors)
                 status = torch.where(live, state.status[:batch], status)
@@ -95,6 +101,6 @@ class BlockSteps:
             return laws.process(logits, groups[0].params, None)
         processed = torch.zeros_like(logits)
         for group in groups:
-            mine = (group.rows[:, None] * slots + torch.arange(slots, device=logits.device)).reshape(-1)
+            mine = group.slots(slots)
             processed[mine] = laws.process(logits[mine], group.params, None)
         return processed

@@ -104,7 +104,7 @@ class DFlashDrafter:
 
     def hidden_aside(self, anchors: Anchors) -> torch.Tensor:
         """As `hidden`, and the cache is as before: for anchors behind which the target has been already."""
-        cache = anchors.cache.companion
+        cache = anchors.cache.drafts
         positions = anchors.position[:, None] + torch.arange(self.num_drafted + 1, device=anchors.position.device)
         before = cache.at(anchors.rows, positions)
         hidden = self.hidden(anchors)
@@ -113,7 +113,7 @@ class DFlashDrafter:
 
     def hidden(self, anchors: Anchors) -> torch.Tensor:
         """Hidden states (rows, n, width) from which the head predicts the drafted tokens."""
-        num_rows, block, cache = len(anchors.position), self.num_drafted + 1, anchors.cache.companion
+        num_rows, block, cache = len(anchors.position), self.num_drafted + 1, anchors.cache.drafts
         tokens = torch.full((num_rows, block), self.network.shape.mask_token_id, device=anchors.position.device)
         tokens[:, 0] = anchors.fed()
         embeddings = torch.nn.functional.embedding(tokens, self._embedding) * self.network.shape.embedding_scale

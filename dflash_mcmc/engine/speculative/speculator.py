@@ -14,11 +14,12 @@ import torch
 
 from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.cache import SlotCache
-from dflash_mcmc.engine.model_runner import Group, ModelRunner
+from dflash_mcmc.engine.model_runner import ModelRunner
 from dflash_mcmc.engine.rows import RowCounts, Rows, Status
 from dflash_mcmc.engine.speculative.commit import Offer, commit
 from dflash_mcmc.engine.speculative.drafter import Anchors
 from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict
+from dflash_mcmc.engine.stepper import Group
 from dflash_mcmc.ops import SamplingParams
 
 
@@ -58,7 +59,7 @@ class Speculator:
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
-        """As `ModelRunner.step`, up to `tokens_a_step` tokens for every live row."""
+        """See `Stepper.step`; up to `tokens_a_step` tokens for every live row."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
         uniforms = self._uniforms(state, batch, positions)
@@ -142,7 +143,7 @@ class Speculator:
         processed = torch.zeros_like(next(iter(logits.values())))
         for group in groups:
             params, source = setting_of(group)
-            mine = (group.rows[:, None] * slots + torch.arange(slots, device=group.rows.device)).reshape(-1)
+            mine = group.slots(slots)
             processed[mine] = laws.process(logits[source][mine], params, None if seen is None else seen[mine])
         return processed
 

@@ -1,4 +1,4 @@
-"""The acceptance walk, position by position: what a drafted block was, what the target thought of it, what was kept."""
+"""The trace of speculation: for each drafted block its tokens, their probabilities, and the tokens that were kept."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from collections.abc import Sequence
 
 from dflash_mcmc.engine.slots import Slot
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.speculator import Walk
+from dflash_mcmc.engine.speculative.speculator import Speculator
 
 
 class Tracer:
-    """Collects the walks of all rows, each for its chain."""
+    """Collects a trace entry for each block of each chain.
 
-    def keep(self, walk: Walk, slots: Sequence[Slot]) -> None:
-        """Adds one entry to every slot whose row has gained a token. Waits for the device."""
+    Args:
+        speculator: its `walk` describes the latest step.
+    """
+
+    def __init__(self, speculator: Speculator):
+        self._speculator = speculator
+
+    def keep(self, slots: Sequence[Slot]) -> None:
+        """Adds one entry to every slot whose row has gained a token in the latest step. Waits for the device."""
+        walk = self._speculator.walk
+        if walk is None:
+            return
         log_p = rules.target_log_p(walk.block)
         log_q = rules.draft_log_q(walk.block) if walk.block.draft is not None else None
         columns = [x.cpu().tolist() for x in (
@@ -32,5 +42,5 @@ class Tracer:
 
 
 def _number(log_p: float) -> float | None:
-    """None for a token that the law does not allow: JSON has no infinities."""
+    """None for a token of probability zero: JSON has no infinities."""
     return log_p if math.isfinite(log_p) else None

@@ -1,0 +1,120 @@
+"""Decode steps of one token a row.
+
+Nothing in a step looks at a value on the host, makes a tensor from host data or has a shape that depends on values, so that
+on a GPU it can be captured once and replayed (`graphs.py`). The exception is a draft that is asked about every token
+(`speculative/block_grid.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dflash_mcmc.engine import logits_processor as laws
+from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.model_runner import ModelRunner
+from dflash_mcmc.engine.rows import RowCounts, Rows, Status
+from dflash_mcmc.engine.speculative.block_grid import Said
+from dflash_mcmc.engine.speculative.commit import below_floor
+from dflash_mcmc.engine.stepper import Group
+
+Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""(tokens, log q, intervals): int64 (rows,), float64 (rows,), float64 (rows, 2)."""
+
+
+class PlainSteps:
+    """Draws one token for every live row in each step, with one forward of the target."""
+
+    tokens_a_step = 1
+
+    def __init__(self, runner: ModelRunner):
+        self.runner = runner
+        self.reach = runner.grid.block_size if runner.grid else 1
+
+    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """The cost of a draw, by the names of `Cost`."""
+        return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.fed,
+                "blocks_drafted": counts.blocks}
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool) -> None:
+        """One token for every live row among the first `batch`; see `Stepper.step`."""
+        rows, position = state.ids[:batch], state.position[:batch]
+        fed = state.tokens[rows, position][:, None]
+        said = self._said(cache, state, batch, key_length, groups)
+        hidden = self.runner.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
+        sources = {group.source for group in groups}
+        logits = self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], sources, said)
+        target = laws.weigh(logits["blended"])
+        failed = ~torch.isfinite(target.maximum[:, 0])
+        for values in list(logits.values())[1:]:
+            failed |= ~torch.isfinite(values.amax(dim=-1))
+        tokens, log_q, interval = _draw(logits, target, state.uniforms[rows, position + 1], groups, state.seen[:batch])
+        log_p = target.log_probability(tokens)
+        scores = torch.cat([log_p[:, None], log_q[:, None], interval], dim=1)
+        self._write(state, batch, failed, tokens, scores, floors)
+
+    def _said(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Said | None:
+        """The draft's hidden states for the next tokens; None where no row needs them."""
+        grid = self.runner.grid
+        if grid is None or not (self.runner.on_grid or any(group.source == "draft" for group in groups)):
+            return None
+        return grid.at_step(cache, state, batch, key_length)
+
+    def _write(self, state: Rows, batch: int, failed: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor,
+               floors: bool) -> None:
+        """Moves the live rows on; the others stay as they are."""
+        rows, at, status = state.ids[:batch], state.position[:batch] + 1, state.status[:batch]
+        live = status == Status.LIVE
+        drawn = live & ~failed
+        where = torch.where(drawn, at, state.nowhere)
+        state.tokens[rows, where], state.scores[rows, where] = tokens, scores
+        if len(state.seen):
+            state.seen[rows, tokens] = state.seen[rows, tokens] | drawn
+        state.position[:batch] += drawn
+        state.work[:, :batch] += live
+        ended = (tokens[:, None] == self.runner.stops).any(dim=-1) | (at >= state.last[:batch])
+        found = Status.DONE * ended
+        if floors:
+            below = _below_floor(state, batch, drawn, at, scores)
+            found = torch.where(ended, found, Status.ABANDONED * below)
+        found = torch.where(failed, Status.FAILED, found)
+        state.status[:batch] = torch.where(live, found, status)
+
+
+def _below_floor(state: Rows, batch: int, drawn: torch.Tensor, at: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Adds the tokens' weights, and returns which rows may be abandoned."""
+    gain = state.alpha[:batch] * scores[:, 0] - scores[:, 1]
+    state.weight[:batch] += torch.where(drawn, gain, 0.0)
+    return below_floor(state, at[:, None], state.weight[:batch, None])[:, 0]
+
+
+def _draw(logits: dict[str, torch.Tensor], target: laws.Weights, uniforms: torch.Tensor, groups: tuple[Group, ...],
+          seen: torch.Tensor) -> Drawn:
+    """Draws of all rows, each by its own group."""
+    if len(groups) == 1:
+        return _draw_group(groups[0], logits[groups[0].source], uniforms, seen, target)
+    tokens = torch.zeros_like(uniforms, dtype=torch.int64)
+    log_q, interval = torch.zeros_like(uniforms), torch.zeros_like(uniforms)[:, None].repeat(1, 2)
+    for group in groups:
+        mine = group.members()
+        tokens[mine], log_q[mine], interval[mine] = _draw_group(
+            group, logits[group.source][mine], uniforms[mine], seen[mine] if len(seen) else seen, None)
+    return tokens, log_q, interval
+
+
+def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, seen: torch.Tensor,
+                target: laws.Weights | None) -> Drawn:
+    """Draws of the rows of one group.
+
+    Args:
+        target: the target's weights, where the rows are all rows of the batch.
+    """
+    processed = laws.process(logits, group.params, seen if len(seen) else None)
+    if group.params.temperature == 0.0:
+        tokens = laws.argmax(processed)
+        certain = torch.zeros_like(uniforms)
+        return tokens, certain, torch.stack([certain, certain + 1.0], dim=1)
+    # A draw from the target itself uses the target's weights, which are known.
+    weights = target if target is not None and processed is target.logits else laws.weigh(processed)
+    tokens, interval = laws.draw(weights, uniforms)
+    return tokens, weights.log_probability(tokens), interval

@@ -1,0 +1,57 @@
+"""What the decode loop asks of whatever makes a decode step: plain, block by block, speculative, or a captured graph."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from dflash_mcmc.engine.cache import SlotCache
+from dflash_mcmc.engine.rows import RowCounts, Rows
+from dflash_mcmc.ops import SamplingParams
+
+
+class Group(NamedTuple):
+    """Rows that draw with the same sampling parameters from the same logits."""
+
+    params: SamplingParams
+    source: str
+    rows: torch.Tensor | None
+    """int64 indices; None for all rows of the batch."""
+
+    def slots(self, count: int) -> torch.Tensor:
+        """Indices of `count` consecutive slots for each of the rows, int64 (rows * count,)."""
+        rows = self.members()
+        return (rows[:, None] * count + torch.arange(count, device=rows.device)).reshape(-1)
+
+    def members(self) -> torch.Tensor:
+        """The rows of one group among several."""
+        if self.rows is None:
+            raise ValueError("a single group has all rows of the batch, and names none")
+        return self.rows
+
+
+class Stepper(Protocol):
+    """Makes decode steps."""
+
+    @property
+    def tokens_a_step(self) -> int:
+        """The most tokens that a row can gain in a step."""
+
+    @property
+    def reach(self) -> int:
+        """Positions after a row's own that a step touches."""
+
+    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """The cost of a draw of `tokens` tokens, by the names of `Cost`."""
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool) -> None:
+        """One step for every live row among the first `batch`. The results are in `state`.
+
+        Args:
+            cache, state: of all rows.
+            batch, key_length: a shape of the ladder.
+            groups: the sampling parameters of the rows.
+            floors: whether any row has a floor; without one, no floor is looked at.
+        """
