@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import typing
 from pathlib import Path
 
 from dflash_mcmc.config.command import config_folder
 from dflash_mcmc.errors import UserError, did_you_mean
-from dflash_mcmc.fields import spec_of
-from dflash_mcmc.process import program
+from dflash_mcmc.process import program, usage
 from dflash_mcmc.registry import components
 
 
@@ -42,10 +39,8 @@ def print_fields(group: str) -> None:
     found = components(group)
     for component in found.values():
         print(f"{group}/{component.name}: {component.summary}  [{_short(Path(component.file))}:{component.line}]")
-        types = typing.get_type_hints(component.cls)
-        for field in dataclasses.fields(component.cls):
-            spec = spec_of(field)
-            print(f"  {field.name:<20} {spec.role:<9} {spec.describe(types[field.name])}: {spec.help}")
+        for line in usage.field_lines(component.cls):
+            print(line)
 
 
 def main() -> None:

@@ -1,27 +1,39 @@
-"""Training, from the command line: of the embedded target, or of a DFlash draft. Stopped anywhere, it goes on.
+"""Trains the embedded target or a DFlash draft. The same command resumes a training that was stopped.
 
-    python -m dflash_mcmc.train model=tiny                      the embedded target
-    python -m dflash_mcmc.train draft=tiny                      a draft for it
-    python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=FILE     a draft for any target
+    python -m dflash_mcmc.train model=tiny                                      the embedded target
+    python -m dflash_mcmc.train draft=tiny                                      a draft for the embedded target
+    python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=FILE   a draft for any target
 """
 
 from __future__ import annotations
 
 from dflash_mcmc.config import command
-from dflash_mcmc.process import program, ranks
+from dflash_mcmc.process import program, ranks, usage
 
 
 def main() -> None:
-    """Trains what the command line says and exits."""
+    """Trains what the command line asks for and exits."""
     program.run(_main)
 
 
 def _main(arguments: list[str]) -> None:
+    if usage.is_asked_for(arguments):
+        print(_help())
+        return
     names = [text.removeprefix("draft=") for text in arguments if text.startswith("draft=")]
     if names:
         _train_draft(names[-1], [text for text in arguments if not text.startswith("draft=")])
     else:
         _train_target(arguments)
+
+
+def _help() -> str:
+    from dflash_mcmc.training.recipe import DraftPlan
+    from dflash_mcmc.training.target import TrainingPlan
+
+    described = f"{__doc__}\nOptions of the groups model, hardware and tracker: python -m dflash_mcmc.catalogue GROUP"
+    return usage.text(described, {"Fields with model=tiny, set in conf/train.yaml": TrainingPlan,
+                                  "Fields with draft=tiny or draft=dflash, set in conf/train_draft*.yaml": DraftPlan})
 
 
 def _train_target(overrides: list[str]) -> None:

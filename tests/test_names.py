@@ -1,4 +1,6 @@
-"""One word, four places; leaves import only the trunk; light modules import no heavy library."""
+"""Names and imports: each component has its option, file and test; components do not import each other; the command lines start
+without heavy libraries.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,24 @@ def test_samplers_and_trunk_import_no_model_library(path):
     assert not top_level & HEAVY
 
 
-def test_command_line_starts_without_heavy_libraries():
-    code = "import sys, dflash_mcmc.__main__, dflash_mcmc.config.command as c; c.prepare(); print(*sys.modules)"
+def modules_after(code: str) -> set[str]:
+    """Names of the modules that a new interpreter has imported after the code."""
+    code += "\nimport sys; print('MODULES', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not set(done.stdout.split()) & HEAVY
+    return set(done.stdout.partition("MODULES ")[2].split())
+
+
+def test_command_line_starts_without_heavy_libraries():
+    imported = modules_after("import dflash_mcmc.__main__, dflash_mcmc.config.command as c; c.prepare()")
+    assert "dflash_mcmc.__main__" in imported
+    assert not imported & HEAVY
+
+
+@pytest.mark.parametrize("module", ["dflash_mcmc.train", "dflash_mcmc.bench.__main__"])
+def test_help_imports_no_heavy_library(module):
+    imported = modules_after(f"import {module} as command; command._main(['--help'])")
+    assert module in imported
+    assert not imported & HEAVY
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -1,4 +1,4 @@
-"""The command: what is trained is told by one word."""
+"""`python -m dflash_mcmc.train`: a small training of the target and of a draft, the help text, and a bad option."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ def test_trains_a_draft(command):
     assert "tokens for each forward of the target" in done.stdout + done.stderr
 
 
-def test_mistake_is_one_line(command, tmp_path):
+def test_help_lists_the_fields_of_both_trainings(command, tmp_path):
+    done = command("dflash_mcmc.train", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "python -m dflash_mcmc.train draft=tiny" in done.stdout
+    assert "warmup_steps" in done.stdout
+    assert "responses.max_new_tokens" in done.stdout
+    assert "whole number >= 2: maximal length of a response in tokens" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_draft_is_an_error_of_one_line(command, tmp_path):
     done = command("dflash_mcmc.train", "draft=tny", *DRAFT)
     assert done.returncode == 2
     assert done.stderr == "error: draft: given 'tny' (did you mean 'tiny'?); allowed: 'tiny', 'dflash'\n"

@@ -1,7 +1,7 @@
-"""`python -m dflash_mcmc.bench`: the engine's speed and memory, as tables and as JSON.
+"""Measures the engine's speed and memory. The results are printed as tables and written to bench.json.
 
-    python -m dflash_mcmc.bench                              everything (half an hour on two cores)
-    python -m dflash_mcmc.bench subjects=[tiny] parts=[a,c]  some of it
+    python -m dflash_mcmc.bench                               all parts (half an hour on two cores)
+    python -m dflash_mcmc.bench subjects=[tiny] parts=[a,c]   two parts, for the embedded model
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.process import program
+from dflash_mcmc.process import program, usage
 from dflash_mcmc.store.files import write_atomically
 
 _SUBJECTS = ("tiny", "mid")
@@ -29,27 +29,28 @@ _WITH_DRAFT = ("h", "i", "j", "k")
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """What is measured: `conf/bench.yaml`."""
+    """The configuration of a benchmark: `conf/bench.yaml`."""
 
-    subjects: list[str] = runtime("models: tiny (embedded), mid (random, 107 M parameters)")  # noqa: RUF009
-    parts: list[str] = runtime("a against the published loop, b switches, c overhead, d slots, "  # noqa: RUF009
+    subjects: list[str] = runtime("models to measure: tiny (embedded), mid (random, 107 M parameters)")  # noqa: RUF009
+    parts: list[str] = runtime("parts to run: a published loop, b switches, c overhead, d slots, "  # noqa: RUF009
                                "e decoding, f memory, g growth, h decoders, i chains by decoder, "
-                               "j against transformers' speculation, k probe=speculative_mcmc, "
-                               "l processes that share a run")
-    tiny_slots: int = runtime("chains in the batch of the embedded model", ge=1)
-    mid_slots: int = runtime("chains in the batch of the mid-size model", ge=1)
-    most_slots: int = runtime("where part d ends for the embedded model; for the mid-size one at mid_slots", ge=1)
-    waves: int = runtime("chains for each slot", ge=1)
-    blocks: int = runtime("of power_mh", ge=1)
-    loop_chains: int = runtime("chains of the loop over transformers.generate", ge=1)
-    mid_horizon: int = runtime("new tokens of the mid-size model", ge=16)
-    decoder_slots: list[int] = runtime("chains in the batch, of parts h and i")  # noqa: RUF009
-    decoder_chains: int = runtime("chains of parts h and j where they run one by one; part i takes half", ge=1)
-    draft_path: str = runtime("folder of the embedded model's draft, of parts h to k")
+                               "j speculation of transformers, k probe=speculative_mcmc, "
+                               "l several processes in one run")
+    tiny_slots: int = runtime("number of slots for the embedded model", ge=1)
+    mid_slots: int = runtime("number of slots for the mid-size model", ge=1)
+    most_slots: int = runtime("largest number of slots in part d for the embedded model; the mid-size model uses mid_slots",
+                              ge=1)
+    waves: int = runtime("number of chains per slot", ge=1)
+    blocks: int = runtime("number of blocks of power_mh", ge=1)
+    loop_chains: int = runtime("number of chains of the loop over transformers.generate", ge=1)
+    mid_horizon: int = runtime("number of new tokens of the mid-size model", ge=16)
+    decoder_slots: list[int] = runtime("numbers of slots in parts h and i")  # noqa: RUF009
+    decoder_chains: int = runtime("number of chains in parts h and j with one slot; part i uses half", ge=1)
+    draft_path: str = runtime("folder of the embedded model's draft for parts h to k")
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def check(self) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError for an unknown subject or part, a bad number of slots, or a missing draft."""
         for field, given, known in (("subjects", self.subjects, _SUBJECTS), ("parts", self.parts, _PARTS)):
             if not given or set(given) - set(known):
                 raise ConfigError(field, given, f"some of {', '.join(known)}")
@@ -60,7 +61,7 @@ class Bench:
 
 
 def bench(plan: Bench) -> Path:
-    """Measures, prints tables as they are done, and returns the JSON file that holds all of them."""
+    """Runs the parts, prints the table of each part when it is finished, and returns the path of the JSON file."""
     import torch
 
     from dflash_mcmc.bench.measure import Sizes
@@ -81,7 +82,7 @@ def bench(plan: Bench) -> Path:
             started = time.perf_counter()
             rows = PARTS[part](subject, sizes)
             title = (PARTS[part].__doc__ or "").partition("\n")[0]
-            lines = table(rows) if rows else "skipped: there is no draft for this model"
+            lines = table(rows) if rows else "skipped: this model has no draft"
             print(f"\n{name}: {title} [{time.perf_counter() - started:.0f} s]\n{lines}", flush=True)
             report["results"].setdefault(name, {})[part] = rows
             write_atomically(path, json.dumps(report, indent=1) + "\n")
@@ -89,7 +90,7 @@ def bench(plan: Bench) -> Path:
 
 
 def table(rows: list[dict]) -> str:
-    """Rows as a table; numbers with three digits that count."""
+    """Rows as a table. Numbers have three significant digits."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[_cell(row.get(key)) for key in keys] for row in rows]
     align = ["left"] + ["right"] * (len(keys) - 1)
@@ -111,11 +112,14 @@ def _processor() -> str:
 
 
 def main() -> None:
-    """Measures what the command line says and exits."""
+    """Runs the benchmark of the command line and exits."""
     program.run(_main)
 
 
 def _main(arguments: list[str]) -> None:
+    if usage.is_asked_for(arguments):
+        print(usage.text(__doc__, {"Fields, set in conf/bench.yaml": Bench}))
+        return
     plan, _ = command.compose_once("bench", arguments, Bench)
     plan.check()
     print(f"\nwritten to {bench(plan)}")

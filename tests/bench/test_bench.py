@@ -1,7 +1,8 @@
-"""The benchmark runs, measures what it says, and refuses what it does not know. Its figures are no test's business."""
+"""The benchmark: each part returns its rows, and bad values are errors. The measured speeds are not tested."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from dflash_mcmc.bench import assisted, decoders, measure, published
-from dflash_mcmc.bench.__main__ import main, table
+from dflash_mcmc.bench.__main__ import Bench, main, table
 from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.engine.speculative.dflash import checkpoint
 from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape
@@ -21,7 +22,7 @@ SMALL = measure.Sizes(slots=2, waves=1, loop_chains=1, blocks=2, most_slots=2, d
 
 @pytest.fixture(scope="module")
 def drafted(tmp_path_factory):
-    """The embedded model with a random draft and short answers: what parts measure does not hang on how good the draft is."""
+    """The embedded model with a random draft and short answers. The tests do not depend on the quality of the draft."""
     folder = tmp_path_factory.mktemp("draft")
     shape = DFlashShape(hidden_size=128, num_layers=1, num_heads=2, num_key_heads=1, head_dim=16, intermediate_size=32,
                         block_size=3, mask_token_id=468, target_layers=(1, 4), num_target_layers=8, max_positions=1024,
@@ -50,22 +51,34 @@ def test_every_part_writes_its_rows(command, tmp_path):
     assert "tiny: (a) The engine against the loop" in done.stdout
 
 
-@pytest.mark.parametrize(("override", "told"), [("parts=[x]", "parts: given ['x']; allowed: some of a, b"),
-                                                ("subjects=[]", "subjects: given []; allowed: some of tiny, mid"),
-                                                ("waves=0", "waves: given 0"),
-                                                ("decoder_slots=[0]", "decoder_slots: given [0]"),
-                                                ("draft_path=nowhere", "draft_path: given 'nowhere'; allowed: the folder of")])
-def test_mistakes_are_one_line(monkeypatch, capsys, override, told):
+@pytest.mark.parametrize(("override", "message"), [("parts=[x]", "parts: given ['x']; allowed: some of a, b"),
+                                                   ("subjects=[]", "subjects: given []; allowed: some of tiny, mid"),
+                                                   ("waves=0", "waves: given 0"),
+                                                   ("decoder_slots=[0]", "decoder_slots: given [0]"),
+                                                   ("draft_path=nowhere",
+                                                    "draft_path: given 'nowhere'; allowed: the folder of")])
+def test_bad_values_are_errors_of_one_line(monkeypatch, capsys, override, message):
     monkeypatch.setattr(sys, "argv", ["bench", override])
     with pytest.raises(SystemExit, match="2"):
         main()
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {told}")
+    assert error.startswith(f"error: {message}")
     assert error.count("\n") == 1
 
 
+def test_help_lists_the_fields(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    printed = capsys.readouterr().out
+    assert "python -m dflash_mcmc.bench subjects=[tiny]" in printed
+    for field in dataclasses.fields(Bench):
+        assert field.name in printed
+    assert "whole number >= 16: number of new tokens of the mid-size model" in printed
+
+
 def test_the_loop_draws_what_the_engine_draws():
-    """Same law: where the proposal is all but certain, the same tokens; and it counts every token that it feeds."""
+    """With an almost deterministic proposal both draw about as many tokens, and the loop counts every token that it feeds."""
     subject = subject_of("tiny", 64)._replace(horizon=24)
     sampler = measure.power_mh(alpha=1000.0, num_blocks=2, num_steps=1, early_reject="off")
     prompt = subject.prompts[0]
@@ -78,7 +91,7 @@ def test_the_loop_draws_what_the_engine_draws():
 
 
 def finite(rows: list[dict], without: tuple[str, ...] = ()) -> None:
-    """Every figure is a number, but for those of the rows that have none."""
+    """Checks that values are finite and that exactly the rows named in `without` lack a value."""
     for row in rows:
         assert all(np.isfinite(value) for value in row.values() if isinstance(value, float))
         assert (None in row.values()) == (next(iter(row.values())) in without), row
@@ -105,7 +118,7 @@ def test_a_model_without_a_draft_is_measured_with_ngrams(drafted):
 
 
 @pytest.mark.slow
-def test_chains_are_the_same_by_every_match(drafted):
+def test_every_match_decoder_gives_the_same_chains(drafted):
     rows = {row["by"]: row for row in decoders.chains(drafted, SMALL._replace(decoder_slots=(2,)))}
     finite(list(rows.values()), ("plain", "draft_mh, draft", "draft_mh, mixture", "draft_mh, eps"))
     for name in ("match, draft's best", "match, blocks of 2", "match, draft sampled", "match, ngram"):
@@ -113,7 +126,7 @@ def test_chains_are_the_same_by_every_match(drafted):
         assert rows[name]["token-forwards"] > rows["plain"]["token-forwards"]
 
 
-def test_transformers_speculates_with_the_same_draft(drafted):
+def test_transformers_uses_the_same_draft(drafted):
     rows = assisted.against_transformers(drafted, SMALL)
     assert len(rows) == 10
     for row in rows:
@@ -122,7 +135,7 @@ def test_transformers_speculates_with_the_same_draft(drafted):
         assert row["same tokens"] == (1.0 if row["law"] == "greedy" else None)
 
 
-def test_tables_have_three_digits_that_count():
+def test_numbers_in_tables_have_three_significant_digits():
     lines = table([{"a": "x", "b": 1234.5}, {"a": "y", "b": 0.012345}, {"a": "z", "b": None}]).splitlines()
     assert [line.split("|")[2].strip() for line in lines[2:]] == ["1,234", "0.0123", "-"]
     assert np.isfinite(float("0.0123"))

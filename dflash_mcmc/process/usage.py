@@ -1,0 +1,39 @@
+"""The text of `--help` for commands that compose one configuration: the usage and the fields. No model library is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+from dflash_mcmc.fields import spec_of
+
+
+def is_asked_for(arguments: list[str]) -> bool:
+    """Whether the command line contains `--help` or `-h`."""
+    return not {"--help", "-h"}.isdisjoint(arguments)
+
+
+def text(description: str, plans: dict[str, type]) -> str:
+    """The description, then the fields of each plan below its heading. `plans` maps headings to configuration classes."""
+    sections = ["\n".join([f"{heading}:", *field_lines(plan)]) for heading, plan in plans.items()]
+    note = "A field is set by FIELD=VALUE. Fields marked identity change the result; fields marked runtime do not."
+    return "\n\n".join([description.strip(), *sections, note])
+
+
+def field_lines(plan: type) -> list[str]:
+    """Role, allowed values and meaning of every field, one field a line. Names of nested fields are dotted."""
+    found = _fields(plan, "")
+    width = max([20, *(len(name) for name, *_ in found)])
+    return [f"  {name:<{width}} {role:<9} {meaning}" for name, role, meaning in found]
+
+
+def _fields(plan: type, prefix: str) -> list[tuple[str, str, str]]:
+    """(name, role, meaning) of each field; fields without a specification are groups and are left out."""
+    found, types = [], typing.get_type_hints(plan)
+    for field in dataclasses.fields(plan):
+        declared, spec = types[field.name], spec_of(field)
+        if dataclasses.is_dataclass(declared):
+            found += _fields(declared, f"{prefix}{field.name}.")
+        elif spec is not None:
+            found.append((prefix + field.name, spec.role, f"{spec.describe(declared)}: {spec.help}"))
+    return found
