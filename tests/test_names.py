@@ -1,6 +1,4 @@
-"""Names and imports: each component has its option, file and test; components do not import each other; the command lines start
-without heavy libraries.
-"""
+"""Names and imports: a component has an option, a file and a test; components do not import each other; help is light."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ COMPONENTS = [component for group in GROUPS for component in components(group).v
 
 
 @pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: f"{c.group}={c.name}")
-def test_one_word_four_places(component):
+def test_a_component_has_an_option_a_file_and_a_test(component):
     assert (ROOT / "conf" / component.group / f"{component.name}.yaml").is_file()
     place = PACKAGE / component.group / component.name
     assert Path(component.file) in (place.with_suffix(".py"), place / "__init__.py")
@@ -31,7 +29,7 @@ def test_one_word_four_places(component):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_leaves_import_only_the_trunk(path):
+def test_components_do_not_import_each_other(path):
     parts = path.relative_to(PACKAGE).parts
     group = parts[0]
     if group not in GROUPS or parts[1] == "__init__.py":
@@ -40,13 +38,13 @@ def test_leaves_import_only_the_trunk(path):
     for imported in _imports(ast.parse(path.read_text())):
         parts = imported.split(".")
         is_leaf = parts[0] == "dflash_mcmc" and len(parts) > 2 and parts[1] in GROUPS
-        assert not is_leaf or f"{imported}.".startswith(f"{own}."), f"{path.name} imports the leaf {imported}"
+        assert not is_leaf or f"{imported}.".startswith(f"{own}."), f"{path.name} imports the component {imported}"
 
 
 @pytest.mark.parametrize("path", [*PACKAGE.glob("sampler/*.py"), *(PACKAGE / f"{n}.py" for n in (
     "rng", "ops", "types", "statistics/summaries", "registry"))],
                          ids=lambda p: p.name)
-def test_samplers_and_trunk_import_no_model_library(path):
+def test_samplers_and_shared_modules_import_no_model_library(path):
     tree = ast.parse(path.read_text())
     top_level = {name.split(".")[0] for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))
                  for name in _imports(node)}
@@ -74,7 +72,7 @@ def test_help_imports_no_heavy_library(module):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_public_things_say_what_they_are(path):
+def test_modules_and_public_names_have_docstrings(path):
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), f"{path.name} has no docstring"
     for node in tree.body:

@@ -1,1 +1,1 @@
-"""Measurements of the engine: `python -m dflash_mcmc.bench`. Ratios within one process, since machines are noisy."""
+"""Benchmarks of the engine: `python -m dflash_mcmc.bench`. Ratios are taken within one process, because machines are noisy."""

@@ -1,6 +1,7 @@
-"""Speculation by `transformers` with the same draft: its class for DFlash, driven by its own `generate`, and ours beside it.
+"""Compares the engine's speculation with that of `transformers` (`generate` with an assistant model) for the same draft.
 
-The published layout and theirs are the same weights under two other names (checked by `tests/engine/speculative/dflash/test_network.py`).
+The class for DFlash in `transformers` has the same weights, two of them under other names. This is checked by
+`tests/engine/speculative/dflash/test_network.py`.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ _RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.out
 
 
 class Generated(NamedTuple):
-    """Generations one after the other."""
+    """Answers that were generated one after the other."""
 
     seconds: float
     tokens: list[list[int]]
     rounds: int
-    """Forwards of the target, but for those that read a prompt."""
+    """Forwards of the target, without those that read a prompt."""
     by_rounds: int
-    """Tokens that they gave."""
+    """Tokens that these forwards produced."""
 
     @property
     def per_second(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return sum(map(len, self.tokens)) / self.seconds
 
 
 def against_transformers(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(j) Against `generate(assistant_model=...)` of transformers with the same draft, one chain at a time."""
+    """(j) Comparison with `generate(assistant_model=...)` of transformers for the same draft, one chain at a time."""
     if not subject.draft:
         return []
     theirs, reason = assistant(subject.draft.load(subject.model).network)
@@ -51,7 +52,7 @@ def against_transformers(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def _at(subject: Subject, chains: int, value: float, theirs: torch.nn.Module | None, reason: str) -> list[dict]:
-    """Rows at a temperature. Greedy tokens are to be those of plain `generate`; drawn ones only have its law."""
+    """Rows at a temperature. Greedy tokens should equal those of plain `generate`; sampled tokens only have the same law."""
     law, sampler = (f"temperature {value:g}", temperature(value)) if value else ("greedy", Greedy(alpha=1.0))
     cases: dict[str, Callable[[range], Generated]] = {"generate": partial(_generate, subject, value, None)}
     if theirs:
@@ -73,7 +74,7 @@ def _at(subject: Subject, chains: int, value: float, theirs: torch.nn.Module | N
 
 
 def _in_turn(cases: dict[str, Callable[[range], Generated]], chains: int) -> dict[str, Generated]:
-    """All cases over the same problems, in several turns."""
+    """Runs all cases over the same problems, in several turns."""
     count = -(-chains // TURNS)
     turns = [{name: case(range(turn * count, (turn + 1) * count)) for name, case in cases.items()} for turn in range(TURNS)]
     found = {}
@@ -84,13 +85,13 @@ def _in_turn(cases: dict[str, Callable[[range], Generated]], chains: int) -> dic
 
 
 def assistant(network: DFlash) -> tuple[torch.nn.Module | None, str]:
-    """(the same weights in the class of transformers, ""), or (None, why that cannot be)."""
+    """(the draft as a model of transformers, ""), or (None, the reason why transformers cannot run it)."""
     shape = network.shape
     if not hasattr(transformers, "MuseGlimmerAssistantModel"):
-        return None, f"transformers {transformers.__version__} has no DFlash network of its own"
+        return None, f"transformers {transformers.__version__} has no DFlash network"
     if set(shape.sliding) != {None} or shape.bias or (shape.embedding_scale, shape.logit_scale, shape.logit_softcap) != (
             1.0, 1.0, None):
-        return None, "its class has neither our windows nor biases nor scales"
+        return None, "its class supports no sliding windows, biases or scales"
     config = transformers.MuseGlimmerAssistantConfig(
         hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size, num_hidden_layers=shape.num_layers,
         num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_key_heads, head_dim=shape.head_dim,
@@ -103,7 +104,7 @@ def assistant(network: DFlash) -> tuple[torch.nn.Module | None, str]:
 
 
 def _ours(subject: Subject) -> list[Decoding]:
-    """Plain decoding, the decoder to be recommended, and the rule that theirs applies."""
+    """Plain decoding, the recommended decoder, and the verification rule of `transformers`."""
     match = SpeculativeMatch(draft_temperature=0.0, trace=False, fault=None)
     reject = SpeculativeRejection(draft_temperature=None, verification="token", trace=False, fault=None)
     return [PLAIN._replace(name="engine, plain"), Decoding("engine, match", match, subject.draft),
@@ -111,7 +112,7 @@ def _ours(subject: Subject) -> list[Decoding]:
 
 
 def _generate(subject: Subject, value: float, draft: torch.nn.Module | None, numbers: range) -> Generated:
-    """Generations of `generate`; their tokens come from PyTorch's generator."""
+    """Answers of `generate`; their tokens depend on PyTorch's random generator."""
     settings = GenerationConfig(
         max_new_tokens=subject.horizon, do_sample=value > 0, temperature=value or None, top_k=0 if value else None,
         eos_token_id=list(subject.model.stop_ids), pad_token_id=0, **({"speculation_type": "dflash"} if draft else {}))
@@ -129,12 +130,12 @@ def _generate(subject: Subject, value: float, draft: torch.nn.Module | None, num
         started = time.perf_counter()
         tokens = [generate(number) for number in tqdm(numbers, desc=label, unit="chain", mininterval=1.0, leave=False)]
         seconds = time.perf_counter() - started
-    count = len(numbers)  # the forward that reads a prompt gives a token too
+    count = len(numbers)  # the forward that reads a prompt produces a token too
     return Generated(seconds, tokens, counted.forwards - count, sum(map(len, tokens)) - count)
 
 
 def _drawn(subject: Subject, sampler: object, decoding: Decoding, numbers: range) -> Generated:
-    """Generations of the engine, in the order of their problems."""
+    """Answers of the engine, in the order of their problems."""
     got = run(subject, sampler, 1, len(numbers), label=decoding.name, decoding=decoding, first=numbers.start)
     tokens = [chain.result.trajectory.tokens.tolist() for chain in sorted(got.done, key=lambda chain: chain.tag)]
     count = sum(map(len, tokens))
@@ -142,7 +143,7 @@ def _drawn(subject: Subject, sampler: object, decoding: Decoding, numbers: range
 
 
 class _Counted:
-    """Counts the forwards of a model inside."""
+    """A context that counts the forwards of a model."""
 
     def __init__(self, model: torch.nn.Module):
         self._model, self.forwards = model, 0

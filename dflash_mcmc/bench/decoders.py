@@ -1,8 +1,8 @@
-"""The parts of the benchmark on decoders and on the draft as a proposal: the same chains by each, beside plain decoding.
+"""The parts of the benchmark on decoders, and on the draft as a proposal of `draft_mh`. All cases run the same chains.
 
-Cases take turns, so that a slow minute of the machine falls on all of them. Ratios are to plain decoding in the same run: of
-tokens a second where answers are drawn, since a decoder that leaves only the law as it is draws other tokens, and not as many;
-of problems an hour where chains are, since tokens that rejection draws cannot be skipped by what the current sequence is.
+Cases take turns, so that a slow minute of the machine affects all of them. Ratios are relative to plain decoding in the same
+run. Part h compares tokens per second, because decoders that only preserve the law draw answers of other lengths. Part i
+compares problems per hour. There, the engine skips tokens that repeat the current sequence, but not with rejection.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.greedy import Greedy
 
 _PLAIN_TEMPERATURE = 0.25
-"""Of a subject without a draft, which is measured at one law only."""
+"""The only temperature for a subject without a draft."""
 _NGRAM = NgramDraft(num_drafted=7, longest=3)
 
 
 class Case(NamedTuple):
-    """A line of a table."""
+    """What one row of a table measures."""
 
     name: str
     sampler: object
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def drawing(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(h) Decoders against plain decoding, by law; in brackets the chains in the batch."""
+    """(h) Decoders compared with plain decoding, by law. The number of slots is in brackets."""
     rows = []
     for value in (0.0, 0.25, 1.0) if subject.draft else (_PLAIN_TEMPERATURE,):
         law, sampler = (f"temperature {value:g}", temperature(value)) if value else ("greedy", Greedy(alpha=1.0))
@@ -56,7 +56,7 @@ def drawing(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def chains(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(i) power_mh of 4 blocks of 2 steps by each decoder, and draft_mh; in brackets the chains in the batch."""
+    """(i) power_mh with 4 blocks of 2 steps by each decoder, and draft_mh. The number of slots is in brackets."""
     if not subject.draft:
         return []
     law = 1.0 / power_mh().alpha
@@ -65,7 +65,7 @@ def chains(subject: Subject, sizes: Sizes) -> list[dict]:
     proposing = Decoding("draft", Plain(), subject.draft)
     cases += [Case(f"draft_mh, {name}", sampler, proposing, sizes.decoder_slots) for name, sampler in _draft_mh(law).items()]
     half = sizes._replace(waves=max(1, sizes.waves // 2), decoder_chains=max(1, sizes.decoder_chains // 2))
-    found = _in_turn(subject, cases, half)  # a chain is several answers' work
+    found = _in_turn(subject, cases, half)  # a chain takes as long as several answers
     plain, rows = found[PLAIN.name], []
     for name, by_batch in found.items():
         together = joined(list(by_batch.values()))
@@ -82,14 +82,14 @@ def chains(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def _decodings(subject: Subject, value: float) -> list[Decoding]:
-    """What is compared where tokens are drawn at this temperature."""
+    """The decoders to compare for samples at this temperature."""
     found = [PLAIN, _match("ngram", _NGRAM, 0.0)]
     if not subject.draft:
         return found
     half = (subject.draft.load(subject.model).num_drafted + 2) // 2
     found[1:1] = [_match("draft's best", subject.draft, 0.0),
                   _match(f"blocks of {half}", dataclasses.replace(subject.draft, block_size=half), 0.0)]
-    if value:  # a draft at temperature 0 is the one before
+    if value:  # at temperature 0 this case equals "match, draft's best"
         found[3:3] = [_match("draft sampled", subject.draft, value)]
     for name, verification in (("rejection", "token"), ("rejection by block", "block")):
         decoder = SpeculativeRejection(draft_temperature=None, verification=verification, trace=False, fault=None)
@@ -102,7 +102,7 @@ def _match(name: str, draft: object, value: float) -> Decoding:
 
 
 def _draft_mh(law: float) -> dict[str, DraftMH]:
-    """With power_mh's target and schedule; proposals at the temperature of its own."""
+    """Samplers with the target and the schedule of power_mh; `law` is the temperature of their draft."""
     values = dict(alpha=power_mh().alpha, draft_temperature=law, num_blocks=4, num_steps=2, cut="current", proposal="draft",
                   draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-5)
     changes = {"draft": {}, "mixture": {"proposal": "mixture"}, "eps": {"early_reject": "eps"}}
@@ -110,7 +110,7 @@ def _draft_mh(law: float) -> dict[str, DraftMH]:
 
 
 def _in_turn(subject: Subject, cases: Sequence[Case], sizes: Sizes) -> dict[str, dict[int, Measurement]]:
-    """Runs by case and batch, each in several turns over the same problems."""
+    """Measurements by case and number of slots. Each case runs in several turns over the same problems."""
     found: dict[str, dict[int, Measurement]] = {case.name: {} for case in cases}
     for batch in sizes.decoder_slots:
         mine = [case for case in cases if batch in case.batches]
@@ -123,7 +123,7 @@ def _in_turn(subject: Subject, cases: Sequence[Case], sizes: Sizes) -> dict[str,
 
 
 def _chains_a_turn(subject: Subject, sizes: Sizes, batch: int) -> int:
-    """Those of the mid-size model, which has no draft, take seconds each."""
+    """Chains per turn. The mid-size model, which has no draft, runs fewer, because each of its chains takes seconds."""
     if not subject.draft:
         return -(-batch // TURNS)
     return max(-(-sizes.decoder_chains // TURNS), sizes.waves * batch if batch > 1 else 1)

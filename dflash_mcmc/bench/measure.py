@@ -19,32 +19,32 @@ from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.sampler.temperature import Temperature
 
 TURNS = 2
-"""Of each of several things that are measured beside one another."""
+"""How often each of several cases runs when they take turns."""
 
 
 class Sizes(NamedTuple):
-    """How much is measured."""
+    """Sizes of the measurements."""
 
     slots: int
     waves: int
-    """Chains for each slot: with several, the last wave does not rule."""
+    """Chains per slot. With several, the half-empty last wave has little weight."""
     loop_chains: int
-    """Chains of the loop over `generate`."""
+    """Number of chains of the loop over `generate`."""
     blocks: int
     most_slots: int
     decoder_slots: Sequence[int] = ()
-    """Batches of the parts on decoders."""
+    """Numbers of slots in the parts on decoders."""
     decoder_chains: int = 1
-    """Chains of a batch of one, which by its waves would have too few."""
+    """Number of chains with one slot, where `waves` would give too few."""
 
 
 class Measurement(NamedTuple):
-    """Runs of the engine. Means are over chains, rates over proposals."""
+    """The result of one or several runs of the engine. Means are over chains, rates over proposals."""
 
     seconds: float
     done: list[Finished]
     counters: Counters
-    """Of the last run."""
+    """Counters of the last run."""
 
     @property
     def num_chains(self) -> int:
@@ -52,7 +52,7 @@ class Measurement(NamedTuple):
 
     @property
     def mean_drawn(self) -> float:
-        """Tokens drawn by the model."""
+        """Mean number of tokens that the model drew for a chain."""
         return self.mean_cost("tokens_drawn")
 
     @property
@@ -77,22 +77,22 @@ class Measurement(NamedTuple):
 
     @property
     def accepted_length(self) -> float | None:
-        """tau: drafted tokens that a block keeps, and one; None where nothing was drafted."""
+        """tau: one plus the mean number of drafted tokens that a block keeps; None if nothing was drafted."""
         blocks = self.mean_cost("blocks_drafted")
         return 1.0 + self.mean_cost("tokens_kept") / blocks if blocks else None
 
     @property
     def per_hour(self) -> float:
-        """Chains an hour."""
+        """Chains per hour."""
         return 3600 * self.num_chains / self.seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens that the model drew."""
+        """Tokens per second that the model drew."""
         return self.mean_drawn * self.num_chains / self.seconds
 
     def mean_cost(self, name: str) -> float:
-        """A field of `Cost`."""
+        """Mean of a field of `Cost` over the chains."""
         return sum(getattr(chain.cost, name) for chain in self.done) / self.num_chains
 
     def _rate(self, name: str) -> float:
@@ -101,7 +101,7 @@ class Measurement(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """A decoder with its draft: components. The draft may also be what a sampler proposes with."""
+    """A decoder and a draft, as components. The draft may also be used by a sampler for its proposals."""
 
     name: str
     decoder: object
@@ -112,7 +112,7 @@ PLAIN = Decoding("plain", Plain(), NoDraft())
 
 
 def power_mh(**changes) -> PowerMH:
-    """The sampler of the published setting, 16 blocks of 2 steps, but for `changes`."""
+    """The sampler with the published setting, 16 blocks of 2 steps, and `changes`."""
     values = dict(alpha=4.0, proposal_temperature=None, num_blocks=16, num_steps=2, cut="current", proposal="base",
                   rule="exact", after_eos="continue", early_reject="exact", epsilon=1e-5, rescore=False, top_k=0, top_p=1.0,
                   min_p=0.0, repetition_penalty=1.0)
@@ -120,17 +120,17 @@ def power_mh(**changes) -> PowerMH:
 
 
 def temperature(value: float) -> Temperature:
-    """Plain sampling."""
+    """Plain sampling at this temperature."""
     return Temperature(alpha=1.0, temperature=value, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 
 
 def run(subject: Subject, sampler: object, slots: int, num_chains: int, options: Options | None = None,
         blend: object | None = None, horizon: int | None = None, chains_per_prompt: int = 1, label: str = "",
         decoding: Decoding = PLAIN, first: int = 0) -> Measurement:
-    """Runs chains of a sampler, prompt after prompt, and times it. The engine is made, and warm, before the clock starts.
+    """Measures a run of chains of a sampler, prompt after prompt. The engine is built and warmed up before the clock starts.
 
     Args:
-        first: number of the first chain, which gives its prompt and its key.
+        first: number of the first chain. A chain's number determines its prompt and its key.
     """
     horizon, longest = horizon or subject.horizon, max(map(len, subject.prompts))
     drafter = decoding.draft.load(subject.model)
@@ -152,5 +152,5 @@ def run(subject: Subject, sampler: object, slots: int, num_chains: int, options:
 
 
 def joined(runs: Sequence[Measurement]) -> Measurement:
-    """Several runs as one."""
+    """Several runs as one measurement."""
     return Measurement(sum(run.seconds for run in runs), [chain for run in runs for chain in run.done], runs[-1].counters)

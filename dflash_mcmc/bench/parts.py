@@ -1,4 +1,4 @@
-"""The parts of the benchmark. Each takes a subject and the sizes, and returns rows: dictionaries with the same keys."""
+"""The parts of the benchmark. Each takes a subject and the sizes, and returns table rows: dictionaries with the same keys."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _REPEATS = 20
 
 
 def against_the_published_loop(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(a) The engine against the loop over `transformers.generate`, at 2 and at 10 steps a block."""
+    """(a) The engine compared with the published loop over `transformers.generate`, at 2 and at 10 steps per block."""
     rows = []
     for steps, chains in ((2, sizes.loop_chains), (10, max(1, sizes.loop_chains // 2))):
         sampler, full = (power_mh(num_blocks=sizes.blocks, num_steps=steps, early_reject=early) for early in ("exact", "off"))
         bar = tqdm(range(chains), desc=f"{subject.name} loop over generate, {steps} steps", unit="chain", leave=False)
-        # The same problems for both. Levels alternate with a period of five: a step of one more than a multiple meets all.
+        # Both run the same problems. Levels have a period of five, so a step of 5 n + 1 visits all levels.
         step = len(subject.prompts) // chains // 5 * 5 + 1
         same = subject._replace(prompts=[subject.prompts[n * step % len(subject.prompts)] for n in range(chains)])
         loop = [published.chain(same, full, same.prompts[n], Key(0).fold_in("loop", n)) for n in bar]
@@ -51,7 +51,7 @@ def against_the_published_loop(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def switches(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(b) What each switch contributes, alone and together; proposals of a blended target at the end."""
+    """(b) The effect of each switch, alone and together. The last rows are proposals for a blended target."""
     slots = max(1, sizes.slots // 4)
     chains, blocks = sizes.waves * slots, max(1, sizes.blocks // 4)
     plain, early = (power_mh(num_blocks=blocks, early_reject=name) for name in ("off", "exact"))
@@ -85,7 +85,7 @@ def switches(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def overhead(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(c) A step of the engine over a bare forward of the same model at the same batch and context."""
+    """(c) Duration of an engine step relative to a bare forward of the same model at the same batch and context."""
     rows, half = [], subject._replace(causal_lm=copy.deepcopy(subject.causal_lm).to(torch.bfloat16))
     for batch in (8, 32, sizes.slots):
         for context in (64, 192):
@@ -96,7 +96,7 @@ def overhead(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def slots(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(d) Rates against the number of slots."""
+    """(d) Rates by number of slots."""
     rows, count = [], 1
     while count <= sizes.most_slots:
         chains = sizes.waves * count
@@ -112,7 +112,7 @@ def slots(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def decoding(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(e) Greedy and temperature decoding against `transformers.generate` in batches."""
+    """(e) Greedy and temperature decoding compared with `transformers.generate` in batches."""
     from dflash_mcmc.sampler.greedy import Greedy
 
     rows, batch, chains = [], 32, 32 * sizes.waves
@@ -135,19 +135,19 @@ def decoding(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def memory(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(f) Peak memory against the plan, each in a fresh process."""
+    """(f) Peak memory compared with the plan. Each measurement has a fresh process."""
     rows, longest = [], max(map(len, subject.prompts))
     for count in (8, sizes.slots):
         planned = predict(subject.model, count, longest + subject.horizon, longest, Options())
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             peak = pool.apply(_peak_bytes, (subject.name, subject.horizon, count))
-        rows.append({"slots": count, "planned MB": planned.total / 1e6, "of it caches MB": planned.caches / 1e6,
+        rows.append({"slots": count, "planned MB": planned.total / 1e6, "planned caches MB": planned.caches / 1e6,
                      "peak MB": peak / 1e6, "peak / planned": peak / planned.total})
     return rows
 
 
 def growth(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(g) Cost of power sampling against blocks, steps, length and chains; plain sampling is the unit."""
+    """(g) Cost of power sampling by blocks, steps, length and chains, in units of plain sampling."""
     slots = max(1, sizes.slots // 2)
     chains, rows = sizes.waves * slots, []
     unit = run(subject, temperature(0.25), slots, chains, label="temperature")
@@ -188,7 +188,7 @@ def _median_seconds(call: Callable[[], object]) -> float:
 
 @torch.inference_mode()
 def _bare_forward(subject: Subject, batch: int, context: int) -> float:
-    """Seconds of one forward of a token for each row, as `transformers` does it: its own cache, logits of all rows."""
+    """Seconds of one forward with a token per row as in `transformers`: with its cache, and logits of all rows."""
     cache = DynamicCache()
     subject.causal_lm(input_ids=torch.full((batch, context), 9), past_key_values=cache, use_cache=True, logits_to_keep=1)
     fed, position = torch.full((batch, 1), 9), torch.full((batch, 1), context)
@@ -207,7 +207,7 @@ def _bare_forward(subject: Subject, batch: int, context: int) -> float:
 
 @torch.inference_mode()
 def _engine_step(subject: Subject, batch: int, context: int) -> float:
-    """Seconds of one step of the engine, draw and bookkeeping included, with every row at about that context."""
+    """Seconds of one engine step, including draw and bookkeeping, with about `context` tokens in every row."""
     stops, subject.model.stop_ids = subject.model.stop_ids, ()
     try:
         engine = BatchedEngine(subject.model, NoBlend(), batch, context + 2 * _REPEATS, Options())
@@ -223,7 +223,7 @@ def _engine_step(subject: Subject, batch: int, context: int) -> float:
 
 @torch.inference_mode()
 def _generate(subject: Subject, batch: int, chains: int, sample: bool, stop: bool) -> tuple[float, int]:
-    """(seconds, tokens up to each stop id) of `generate` over batches of left-padded prompts."""
+    """(seconds, number of tokens) of `generate` over batches of left-padded prompts. Tokens after a stop id do not count."""
     stops = list(subject.model.stop_ids)
     settings = GenerationConfig(max_new_tokens=subject.horizon, do_sample=sample, temperature=0.25 if sample else None,
                                 top_k=0 if sample else None, eos_token_id=stops or None, pad_token_id=0)
@@ -240,9 +240,9 @@ def _generate(subject: Subject, batch: int, chains: int, sample: bool, stop: boo
 
 
 def _peak_bytes(name: str, horizon: int, slots: int) -> int:
-    """Memory that an engine and a run of it take beyond the loaded model."""
+    """Memory of an engine and its run, without the loaded model."""
     subject, process = subject_of(name, horizon), psutil.Process()
-    run(subject, temperature(1.0), 1, 1)  # what PyTorch allocates once is not the engine's
+    run(subject, temperature(1.0), 1, 1)  # PyTorch's one-time allocations do not belong to the engine
     before, peak, stopped = process.memory_info().rss, 0, threading.Event()
 
     def watch():

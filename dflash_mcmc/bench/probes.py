@@ -1,4 +1,4 @@
-"""`probe=speculative_mcmc` against a loop over blocks, as a script writes it: answer by answer, block by block."""
+"""Compares `probe=speculative_mcmc` with a simple script that loops over answers and blocks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 
 _SAMPLES, _ALPHA, _TIMED_ROWS = 100, 4.0, 8
-"""The probe's defaults."""
-_ALONE, _DEFAULTS = "drafts and weights alone", "also the target's own blocks, and timing"
+"""Defaults of the probe."""
+_ALONE, _DEFAULTS = "drafts and weights", "drafts, weights, target's own blocks, timing"
 
 
 def blocks_per_second(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(k) `probe=speculative_mcmc` against a loop over blocks: greedy answers, drafts and weights, of the same problems.
+    """(k) `probe=speculative_mcmc` compared with a loop over blocks: greedy answers, drafts and weights of the same problems.
 
-    The loop does no more. What the probe does besides by default, blocks of the target's own and the times of the two
-    proposals, stands in a last row: of as many problems as the row before it, with no loop to be compared with.
+    The last row measures the probe with its defaults, which add blocks of the target's own and the times of the two proposals.
+    It has as many problems as the row before it, and no loop to compare with.
     """
     if subject.draft is None:
         return []
@@ -86,7 +86,7 @@ def _loop(subject: Subject, drafter: DFlashDrafter, weights: str, problems: int)
 
 
 def _answer(subject: Subject, drafter: DFlashDrafter, prompt: torch.Tensor, weights: str) -> int:
-    """The document's sections 2.1 and 2.2 for a problem; returns the number of its blocks."""
+    """Sections 2.1 and 2.2 of the document for one problem. Returns the number of blocks."""
     stops = list(subject.model.stop_ids)
     settings = GenerationConfig(max_new_tokens=subject.horizon, do_sample=False, eos_token_id=stops, pad_token_id=stops[0])
     tokens = subject.causal_lm.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)
@@ -106,7 +106,7 @@ def _answer(subject: Subject, drafter: DFlashDrafter, prompt: torch.Tensor, weig
 
 def _draft(subject: Subject, drafter: DFlashDrafter, keys: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor,
            anchor: int) -> torch.Tensor:
-    """Logits (block_size - 1, vocabulary) of a block, from the cached context."""
+    """Logits of the draft for a block, (block_size - 1, vocabulary), from the cached context."""
     network, size = drafter.network, drafter.num_drafted + 1
     given = torch.full((1, size), network.shape.mask_token_id)
     given[0, 0] = tokens[0, anchor]
@@ -122,16 +122,16 @@ def _draft(subject: Subject, drafter: DFlashDrafter, keys: torch.Tensor, values:
 
 def _block(subject: Subject, tokens: torch.Tensor, anchor: int, target: torch.Tensor, draft: torch.Tensor,
            weights: str) -> None:
-    """Metrics, samples, weights and a chain, at each temperature."""
+    """Computes metrics, samples, weights and a chain at each temperature."""
     log_p = torch.log_softmax(target, dim=-1)
     sharp = torch.softmax(_ALPHA * target, dim=-1)
     for temperature in (1.0, 0.5, 1.0 / _ALPHA):
         q = torch.softmax(draft / temperature, dim=-1)
         log_q = q.clamp(min=1e-30).log()
-        for a, b, log_b in zip(sharp, q, log_q, strict=True):  # KL, TVD and acceptance of each position
+        for a, b, log_b in zip(sharp, q, log_q, strict=True):  # KL, total variation and acceptance at each position
             (a * (a.clamp(min=1e-30).log() - log_b)).sum().item()
             1.0 - 0.5 * (a - b).abs().sum().item()
-        drawn = torch.multinomial(q, _SAMPLES, replacement=True)  # noqa: TID251 what a script would use
+        drawn = torch.multinomial(q, _SAMPLES, replacement=True)  # noqa: TID251  (a script would use it)
         own = log_p.gather(1, drawn).sum(dim=0)
         if weights == "joint":
             rows = torch.cat([tokens[:, : anchor + 1].expand(_SAMPLES, -1), drawn.T], dim=1)

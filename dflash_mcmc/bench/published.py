@@ -1,7 +1,7 @@
-"""Power sampling the way the published code runs it: one chain, one call of `transformers.generate` for each proposal.
+"""Power sampling as in the published code: one chain, and one call of `transformers.generate` per proposal.
 
-arXiv 2510.14901's `power_samp_utils.py`, with our exact acceptance so that both do the same work: every proposal reads prompt
-and prefix anew, and every one is completed. Nothing is kept between calls.
+It follows `power_samp_utils.py` of arXiv 2510.14901, but with our exact acceptance, so that both do the same work. Every
+proposal is completed, and reads the prompt and the prefix again. Nothing is kept between calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dflash_mcmc.types import Trajectory
 
 
 class Spent(NamedTuple):
-    """What one chain has cost."""
+    """The cost of one chain."""
 
     seconds: float
     token_forwards: int
@@ -30,7 +30,7 @@ class Spent(NamedTuple):
 
 
 def chain(subject: Subject, sampler: PowerMH, prompt: np.ndarray, key: Key) -> Spent:
-    """One chain of `sampler` by `generate`; its tokens come from PyTorch's generator, seeded by the key."""
+    """Runs one chain of `sampler` with `generate`. The key seeds PyTorch's random generator."""
     torch.manual_seed(key.integer(2**31))
     started, loop = time.perf_counter(), _PublishedLoop(subject, sampler)
     generator = sampler.chain(prompt, subject.horizon, key)
@@ -52,7 +52,7 @@ class _PublishedLoop:
 
     @torch.inference_mode()
     def draw(self, path: Trajectory, horizon: int) -> Trajectory:
-        """Extends a path with one call of `generate`, scores from its own outputs."""
+        """Extends a path by one call of `generate`; its log-probabilities come from the outputs of the call."""
         if path.complete(horizon):
             return path
         given = torch.from_numpy(np.concatenate([path.prompt, path.tokens]))[None]

@@ -1,4 +1,4 @@
-"""What it costs that several processes draw one run: claims, plans, and how evenly the work falls to them."""
+"""The cost of several processes in one run: claims, the plan of a run, and how evenly the samples are divided."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ seconds = time.perf_counter() - started
 (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(len(pending), seconds, int(peak) / 1024)
 """
-"""What a process does before it draws, but for problems and model."""
+"""What a process does before it draws its first sample, without loading problems and model."""
 
 
 def sharing(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(l) processes that draw one run: samples that fall to each, a claim against a sample, and the plan of a large run."""
+    """(l) Several processes in one run: samples of each process, time of a claim relative to a sample, plan of a large run."""
     if subject.name != "tiny":
         return []
     rows = []
@@ -44,21 +44,21 @@ def sharing(subject: Subject, sizes: Sizes) -> list[dict]:
             counts, seconds, mean = _shares(Path(folder) / str(number), number)
             claim = _claim_seconds(Path(folder) / f"claims-{number}", number)
             rows.append({"what": f"{number} process{'es' * (number > 1)}", "samples of each": " ".join(map(str, counts)),
-                         "farthest from even, %": 100 * max(abs(count * number / sum(counts) - 1) for count in counts),
-                         "s": seconds, "claim, us": 1e6 * claim, "claim of a sample, %": 100 * claim / mean})
+                         "largest deviation, %": 100 * max(abs(count * number / sum(counts) - 1) for count in counts),
+                         "s": seconds, "claim, us": 1e6 * claim, "claim / sample, %": 100 * claim / mean})
         rows.append(_plan(Path(folder) / "plan"))
     return rows
 
 
 def _shares(folder: Path, number: int) -> tuple[list[int], float, float]:
-    """(samples that each process has drawn, seconds, mean seconds of a sample)."""
+    """(number of samples of each process, seconds, mean seconds of a sample)."""
     command = [sys.executable, "-m", PACKAGE.name, *_RUN, f"paths.outputs={folder}"]
     started = time.perf_counter()
     processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=PACKAGE.parent,
                                   env={**os.environ, "OMP_NUM_THREADS": "1", "DFLASH_MCMC_SHARD": f"{index}/{number}"})
                  for index in range(number)]
     if any([process.wait() for process in processes]):
-        raise RuntimeError(f"a process that should have drawn its share failed: {' '.join(command)}")
+        raise RuntimeError(f"a process of the run failed: {' '.join(command)}")
     (run,) = (folder / "demo").iterdir()
     counts = [path.read_bytes().count(b"\n") for path in sorted(run.glob("records*.jsonl"))]
     records = read_records(run)
@@ -66,7 +66,7 @@ def _shares(folder: Path, number: int) -> tuple[list[int], float, float]:
 
 
 def _claim_seconds(folder: Path, number: int) -> float:
-    """Seconds of a claim in a folder in which so many processes write."""
+    """Seconds of a claim in a folder with the records of `number` processes."""
     folder.mkdir(parents=True)
     for other in range(number):
         (folder / records_file(other)).write_text(json.dumps({"problem": f"of {other}", "chain": 0}) + "\n")
@@ -78,7 +78,7 @@ def _claim_seconds(folder: Path, number: int) -> float:
 
 
 def _plan(folder: Path) -> dict:
-    """A large run of which nothing is recorded: seconds and memory, in a process of its own."""
+    """Seconds and memory for the plan of a large run without records, measured in a separate process."""
     done = subprocess.run([sys.executable, "-c", _PLAN, folder], capture_output=True, text=True, check=True,
                           cwd=PACKAGE.parent)
     pending, seconds, megabytes = done.stdout.split()

@@ -1,4 +1,4 @@
-"""What is measured: a model with prompts. `tiny` is the embedded one; `mid` has a hundred million random weights."""
+"""The subjects of a benchmark: models with prompts. `tiny` is the embedded model; `mid` has 107 million random weights."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MID = dict(
     pad_token_id=None,
 )
 _LAYER_GAIN, _LOGIT_SCALE = 3.0, 8.0
-"""Random logits of this spread have 0.5 nats a token, and power sampling accepts half of its proposals: as on real models."""
+"""With these values a token has 0.5 nats and power sampling accepts half of its proposals, as with real models."""
 _NUM_STOPS, _SHORTEST, _LONGEST, _NUM_PROMPTS = 64, 20, 60, 512
 
 
 class Subject(NamedTuple):
-    """A model and what it is asked."""
+    """A model, its prompts, and a draft."""
 
     name: str
     causal_lm: torch.nn.Module
@@ -33,13 +33,13 @@ class Subject(NamedTuple):
     model: LanguageModel
     prompts: list[np.ndarray]
     horizon: int
-    """New tokens, at most."""
+    """Maximal number of new tokens."""
     draft: DFlashDraft | None = None
-    """Trained for it; None where there is none."""
+    """Draft for this model; None if it has none."""
 
 
 def tiny(config: Config, draft: str) -> Subject:
-    """The embedded model and problems, as `python -m dflash_mcmc` runs them; `draft` is a folder, loaded where it is used."""
+    """The embedded model and its problems, as `python -m dflash_mcmc` uses them. `draft` is a folder, loaded on use."""
     import transformers
 
     model = config.model.load("cpu")
@@ -52,7 +52,7 @@ def tiny(config: Config, draft: str) -> Subject:
 
 
 def mid(horizon: int) -> Subject:
-    """A random Qwen3 of 107 M parameters, tempered so that acceptance is realistic."""
+    """A random Qwen3 of 107 M parameters, whose logits are scaled for realistic acceptance."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     with torch.random.fork_rng():
@@ -70,6 +70,6 @@ def mid(horizon: int) -> Subject:
 
 
 def subject_of(name: str, mid_horizon: int, draft: str = "") -> Subject:
-    """`tiny`, with the draft in that folder, or `mid`; also in a process of its own, which needs no draft."""
+    """The subject `tiny` or `mid`. `draft` is the folder of the draft of `tiny`; it may be empty if no draft is used."""
     config, _ = command.compose_once("config", ["tracker=none"], Config)
     return tiny(config, draft) if name == "tiny" else mid(mid_horizon)

@@ -13,39 +13,39 @@ from dflash_mcmc.tracker import RunInfo, Tracker
 @register("tracker", "jsonl")
 @dataclass(slots=True, kw_only=True)
 class JsonlTracker(Tracker):
-    """JSON lines in the run folder: one for every finished sample, one for the summary, one that names tables and figures."""
+    """JSON lines in the run folder: per finished sample, for the summary, and for the names of tables and figures."""
 
     def start(self, info: RunInfo) -> JsonlWriter:
-        """Opens `metrics.jsonl` of the run folder."""
+        """A writer to `metrics.jsonl` in the run folder."""
         return JsonlWriter(info.folder / "metrics.jsonl")
 
 
 class JsonlWriter:
-    """Appends to the file, which is open only while a line is written."""
+    """Appends lines to the file. The file is open only while a line is written."""
 
     def __init__(self, path: Path):
         self._path = path
 
     def log(self, metrics: dict, step: int) -> None:
-        """One line for a sample."""
+        """Writes a line for a sample."""
         self._write({"step": step, **metrics})
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
-        """One line for the summary."""
+        """Writes a line for the summary."""
         self._write({"summary": metrics})
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
-        """One line, where there is anything: tables with their numbers of rows, and the figures' files in the run folder."""
+        """Writes a line if there are tables or figures: numbers of rows by table, and figure files relative to the run folder."""
         if tables or figures:
             self._write({"tables": {name: len(rows) for name, rows in tables.items()},
                          "figures": [str(path.relative_to(folder)) for path in figures]})
 
     def preempt(self) -> None:
-        """One line."""
+        """Writes a line that marks the run as preempted."""
         self._write({"preempted": True})
 
     def finish(self, exit_code: int) -> None:
-        """Has nothing to close."""
+        """Does nothing, because no file is open."""
 
     def _write(self, entry: dict) -> None:
         with self._path.open("a", encoding="utf-8") as file:

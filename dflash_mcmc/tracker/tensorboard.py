@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's folder, for users without a tracking service."""
+"""Tracking with TensorBoard event files in the run folder, for users without a tracking service."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 
 COLUMNS = ("problem", "chain", "level", "subject", "verdict", "answer", "gold", "num_tokens", "log_p", "proposals", "accepted",
            "moved", "seconds")
-_FLUSH_SECONDS = 1  # what a kill may lose; the default is two minutes
+_FLUSH_SECONDS = 1  # a kill loses at most these seconds of data; the default is two minutes
 
 
 @register("tracker", "tensorboard")
 @dataclass(slots=True, kw_only=True)
 class TensorBoardTracker(Tracker):
-    """TensorBoard's event files in the run folder; to look at them: tensorboard --logdir outputs."""
+    """TensorBoard event files in the run folder. To view them: tensorboard --logdir outputs."""
 
     def check(self, config: Config) -> None:
-        """Raises UserError where the package is missing, before anything is drawn."""
+        """Raises UserError before sampling if the package is missing."""
         if importlib.util.find_spec("tensorboard") is None:
-            raise UserError("tracker=tensorboard needs the package tensorboard, which is not there: pip install tensorboard")
+            raise UserError("tracker=tensorboard needs the package tensorboard, which is not installed: pip install tensorboard")
 
     def start(self, info: RunInfo) -> TensorBoardRun:
-        """Opens the folder; a continued run gets a further event file there, which TensorBoard reads as one run."""
+        """Opens an event file in the run folder. A resumed run has several event files, which TensorBoard reads as one run."""
         from torch.utils.tensorboard import SummaryWriter
 
         return TensorBoardRun(SummaryWriter(str(info.folder), flush_secs=_FLUSH_SECONDS), info)
 
 
 class TensorBoardRun:
-    """An open run: scalars over the number of samples, tables as texts."""
+    """An open run. Scalars are logged over the number of samples, tables as texts."""
 
     def __init__(self, writer: SummaryWriter, info: RunInfo):
         self._writer, self._steps = writer, 0
         writer.add_text("run", "\n".join([f"# {info.name or info.condition}", *(f"- {tag}" for tag in info.tags)]))
 
     def log(self, metrics: dict, step: int) -> None:
-        """The scalars of a sample."""
+        """Logs the scalars of a sample."""
         self._steps = step
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
-        """The summary's numbers as scalars `summary/...`, and the table of all samples as a text."""
+        """Logs numbers of the summary as scalars `summary/...`, and the table of all samples as a text."""
         self._steps = len(records)
         for name, value in metrics.items():
             if isinstance(value, (int, float)):
@@ -63,7 +63,7 @@ class TensorBoardRun:
             self._writer.add_text("samples", _markdown(samples, COLUMNS), self._steps)
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
-        """Tables as texts, figures as images. Records and configuration are in the folder already."""
+        """Logs tables as texts and figures as images. Records and configuration are already in the folder."""
         from matplotlib.image import imread
 
         for name, rows in tables.items():
@@ -72,10 +72,10 @@ class TensorBoardRun:
             self._writer.add_image(f"figures/{path.stem}", imread(path), self._steps, dataformats="HWC")
 
     def preempt(self) -> None:
-        """Has nobody to tell."""
+        """Does nothing: TensorBoard has no state for preempted runs."""
 
     def finish(self, exit_code: int) -> None:
-        """Writes what is left and closes the file."""
+        """Writes the remaining data and closes the file."""
         self._writer.close()
 
 

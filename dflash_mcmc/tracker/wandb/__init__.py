@@ -1,4 +1,4 @@
-"""Weights & Biases. Never prompts, never hangs, never stops a run."""
+"""Tracking with Weights & Biases. It never prompts, and never blocks or stops a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TABLE_COLUMNS = ("problem", "chain", "level", "subject", "verdict", "correct", "answer", "gold", "num_tokens", "log_p",
                  "proposals", "accepted", "acceptance", "moved", "seconds", "text")
 _UNWRITTEN_SECONDS = 3.0
-"""W&B's process writes and sends every one or two seconds."""
+"""How long logged metrics may be unwritten: W&B's process writes and sends every one or two seconds."""
 _IN_ARTIFACT = ("records*.jsonl", "config.yaml", "run.json", "summary.json", "*.csv")
 
 
@@ -34,24 +34,24 @@ _IN_ARTIFACT = ("records*.jsonl", "config.yaml", "run.json", "summary.json", "*.
 class WandbTracker(Tracker):
     """Weights & Biases: online when the user is logged in, otherwise offline, to be synced later."""
 
-    project: str = runtime("project in the dashboard")
-    entity: str | None = runtime("user or team; null takes the user's default")
-    mode: str = runtime("auto = online when logged in, otherwise offline; offline", choices=("auto", "offline"))
-    folder: str = runtime("folder below which wandb/ is made")
-    connect_seconds: float = runtime("longest wait for the server before going on offline", gt=0)
+    project: str = runtime("project name in W&B")
+    entity: str | None = runtime("user or team; null uses the user's default")
+    mode: str = runtime("auto = online when logged in, otherwise offline; offline = always offline", choices=("auto", "offline"))
+    folder: str = runtime("folder in which wandb/ is created")
+    connect_seconds: float = runtime("maximal wait for the server in seconds; then the run continues offline", gt=0)
 
     def key(self) -> str:
-        """What has been told is noted under this: the agent of a W&B sweep gives a run of its own, which was told nothing."""
+        """Name under which logged records are noted. An agent of a W&B sweep has a new W&B run, so it has a name of its own."""
         return f"wandb/{os.environ['WANDB_RUN_ID']}" if "WANDB_SWEEP_ID" in os.environ else "wandb"
 
     def start(self, info: RunInfo) -> WandbRun:
-        """Opens the run, or continues it: its id is the identity."""
+        """Opens the W&B run, or resumes it. Its id contains the identity of the run."""
         import wandb
 
         mode, why = self._mode(wandb)
         folder = Path(self.folder).resolve()
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
-        # Beside the run instead of in the home folder: an offline run can then be synced from another machine.
+        # The data is next to the run, not in the home folder, so that an offline run can be synced from another machine.
         os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
         try:
             return WandbRun(lambda: self._init(wandb, info, mode), info, mode, why)
@@ -59,24 +59,24 @@ class WandbTracker(Tracker):
             if mode == "offline":
                 raise
             reason = " ".join(str(error).split())[:120]
-            wandb.teardown()  # the service still holds the run's id for the attempt that failed
+            wandb.teardown()  # the service still reserves the run's id for the failed attempt
             return WandbRun(lambda: self._init(wandb, info, "offline"), info, "offline", f"no connection: {reason}")
 
     def _mode(self, wandb) -> tuple[str, str]:
         if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-            return "offline" if os.environ["WANDB_MODE"] != "disabled" else "disabled", "WANDB_MODE says so"
+            return "offline" if os.environ["WANDB_MODE"] != "disabled" else "disabled", "WANDB_MODE is set"
         if self.mode == "offline":
-            return "offline", "tracker.mode says so"
-        # Looks for a key in the environment and in netrc; asks nobody and no server.
+            return "offline", "tracker.mode=offline"
+        # Looks for a key in the environment and in netrc. It asks neither the user nor the server.
         return ("online", "") if wandb.login(prompt=False, verify=False) else ("offline", "not logged in")
 
     def _init(self, wandb, info: RunInfo, mode: str) -> wandb.Run:
         settings = wandb.Settings(
             init_timeout=self.connect_seconds, finish_timeout=120, silent=True, console="off",
-            # The default keeps 15 s of data in memory, which a kill would lose.
+            # By default 15 s of data are kept in memory, which a kill would lose.
             x_transaction_log_flush_interval=1, x_file_stream_transmit_interval=2,
         )
-        # In a sweep W&B takes its agent's id, project and account in place of these.
+        # In a sweep W&B uses the id, project and account of its agent instead of these.
         return wandb.init(
             project=self.project, entity=self.entity, id=f"{info.experiment}-{info.identity}",
             name=info.name or info.condition, group=info.experiment, job_type=info.condition, tags=list(info.tags),
@@ -86,10 +86,10 @@ class WandbTracker(Tracker):
 
 
 class WandbRun:
-    """An open run.
+    """An open W&B run.
 
-    SLURM ends a job with a SIGTERM to each of its processes, and W&B's own, which writes and sends, dies of it. While this one
-    has its grace time another is started, and what the dead one may have kept to itself is told again.
+    SLURM ends a job with a SIGTERM to each of its processes. The process of W&B, which writes and sends the data, dies of it,
+    while our process still has its grace time. Then another process of W&B is started, and recent metrics are logged again.
     """
 
     def __init__(self, open_run: Callable[[], wandb.Run], info: RunInfo, mode: str, why: str):
@@ -104,12 +104,12 @@ class WandbRun:
         self._run.define_metric("finished", hidden=True, summary="none")
 
     def log(self, metrics: dict, step: int) -> None:
-        """Logs a sample. `step`, the number of samples so far, is the x axis: it goes on where an earlier start stopped."""
+        """Logs a sample. `step`, the number of samples so far, is the x axis: a resumed run continues the count."""
         self._steps = step
         self._log(metrics)
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
-        """Sets the summary, the run's name in it as `label` for charts over runs, and logs the table of all samples."""
+        """Sets the summary and logs the table of all samples. `label` in the summary is the run's name in charts over runs."""
         self._steps = len(records)
         rows = [_row(record) for record in records if "verdict" in record]
         if rows:
@@ -117,7 +117,7 @@ class WandbRun:
         self._run.summary.update({**metrics, "label": self._info.name or self._info.condition})
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
-        """Logs tables and figures, and the folder's records, configuration and tables as a version of an artifact."""
+        """Logs tables and figures. Records, configuration and tables of the folder become a version of an artifact."""
         import wandb
 
         shown = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
@@ -133,15 +133,15 @@ class WandbRun:
         self._run.log_artifact(artifact)
 
     def preempt(self) -> None:
-        """Marks the run as one that goes on."""
+        """Marks the run as preempted: it will be resumed."""
         self._outlive(lambda: self._run.mark_preempting())
 
     def finish(self, exit_code: int) -> None:
-        """Writes what is left and closes the run."""
+        """Writes the remaining data and closes the run."""
         self._outlive(lambda: self._run.finish(exit_code=exit_code))
 
     def _outlive(self, call: Callable[[], None]) -> None:
-        """Calls, again with a new process where this one was asked to end and W&B's is dead."""
+        """Calls `call`. If it fails after a signal to stop, W&B's process is dead: a new one is started and the call is repeated."""
         try:
             call()
         except Exception:
@@ -153,7 +153,7 @@ class WandbRun:
     def _begin_again(self) -> None:
         import wandb
 
-        with contextlib.suppress(Exception):  # it says goodbye to the dead one
+        with contextlib.suppress(Exception):  # it contacts the dead process
             wandb.teardown()
         self._begin()
         for _, values in self._recent:
@@ -172,15 +172,15 @@ class WandbRun:
             self._begin_again()
 
     def _define(self, values: dict) -> None:
-        # By name: of several patterns that fit, W&B takes any.
+        # Each name is defined, because W&B uses any one of several matching patterns.
         for name in values.keys() - self._defined:
-            of_one = name.startswith(("sample/", "unit/"))  # the last one's numbers say nothing of the run
+            of_one = name.startswith(("sample/", "unit/"))  # values of the last sample or unit do not describe the run
             self._run.define_metric(name, step_metric="finished", summary="none" if of_one else None)
         self._defined |= values.keys()
 
 
 def artifact_name(*parts: str) -> str:
-    """`records-<experiment>-<identity>`, say; W&B admits letters of ASCII, digits, `.`, `_` and `-`."""
+    """A name such as `records-<experiment>-<identity>`. W&B allows ASCII letters, digits, `.`, `_` and `-`."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts))
 
 
@@ -193,6 +193,6 @@ def _table(rows: list[dict], columns: tuple[str, ...] | None = None) -> wandb.Ta
     import wandb
 
     columns = columns or tuple(dict.fromkeys(key for row in rows for key in row))
-    # A column may hold a number in one row and a text in another: levels of a dataset, say.
+    # A column, such as the level, may contain a number in one row and a text in another.
     return wandb.Table(columns=list(columns), data=[[row.get(column) for column in columns] for row in rows],
                        allow_mixed_types=True)
