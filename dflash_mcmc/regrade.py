@@ -80,18 +80,14 @@ def _share(estimate: IntervalEstimate) -> str:
 
 def grader_config(overrides: Sequence[str]) -> Config:
     """A configuration with the grader of the overrides, which may name nothing else. Raises UserError."""
-    from hydra import initialize_config_dir
-
-    from dflash_mcmc.config import command
-    from dflash_mcmc.config.schema import Config, to_typed
+    from dflash_mcmc.config.command import compose_once
+    from dflash_mcmc.config.schema import Config
 
     for text in overrides:
         name, _, value = text.lstrip("+~").partition("=")
         if name.partition(".")[0] != "grader":
             raise ConfigError(name, value, "grader=... and its fields, grader.timeout_seconds=8 say: nothing else grades")
-    command.prepare()
-    with initialize_config_dir(str(command.config_folder()), version_base="1.3"):
-        config = to_typed(command.compose_checked("config", list(overrides)), Config)
+    config, _ = compose_once("config", overrides, Config)
     if hasattr(config.grader, "check"):
         config.grader.check(config)
     return config

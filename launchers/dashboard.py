@@ -22,7 +22,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc.config.command import config_folder
+from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program
 

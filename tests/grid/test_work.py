@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hydra.core.hydra_config import HydraConfig
 
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.schema import hash_of, identity_of, run_folder
@@ -11,14 +10,12 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import planning, snapshot, work
 from dflash_mcmc.grid.folder import Grid, Point
 from dflash_mcmc.process.stopping import Stopped
-from dflash_mcmc.run.samples import RunResult
-from dflash_mcmc.run.tracking import readable_name, tags
+from dflash_mcmc.run.loop import RunResult
 
 
 @pytest.fixture
-def grid(make_grid, tmp_path, monkeypatch) -> Grid:
+def grid(make_grid, tmp_path) -> Grid:
     """Of `condition=ps,temp sampler.alpha=2 dataset.limit=3`."""
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     grid = make_grid()
     command = cli.check_command(["-m", "condition=ps", "sampler.alpha=2,3", "dataset.limit=3", "tracker=none",
                                  "hardware=slurm_cpu", f"paths.outputs={tmp_path}"])
@@ -35,17 +32,18 @@ def grid(make_grid, tmp_path, monkeypatch) -> Grid:
 
 @pytest.fixture
 def executed(monkeypatch):
-    """Stands in for a run: remembers the configurations, and raises what a test says."""
-    configs = []
+    """Replaces the run: remembers the jobs and raises what a test asks for."""
+    jobs = []
 
-    def execute(config):
-        configs.append(config)
+    def execute(job):
+        jobs.append(job)
         if execute.error:
             raise execute.error
+        config = job.config
         return RunResult(run_folder(config, hash_of(identity_of(config))), {}, 3, 0)
 
-    execute.error, execute.configs = None, configs
-    monkeypatch.setattr("dflash_mcmc.run.samples.execute", execute)
+    execute.error, execute.jobs = None, jobs
+    monkeypatch.setattr("dflash_mcmc.run.loop.execute", execute)
     monkeypatch.setattr(work, "die_with_parent", lambda: None)  # it would be that of the tests
     return execute
 
@@ -58,11 +56,11 @@ def ended(grid: Grid, point: int) -> int:
 
 def test_the_point_is_run_under_the_name_of_its_command(grid, executed):
     assert ended(grid, 1) == 0
-    (config,) = executed.configs
+    ((config, overrides, choices),) = executed.jobs
     assert config.sampler.alpha == 3
     assert config.model.path.startswith(str(grid.folder / "code"))
-    assert readable_name(config) == "ps alpha=3"
-    assert "model=tiny" in tags(config)
+    assert set(overrides) >= {"condition=ps", "sampler.alpha=3"}
+    assert choices["model"] == "tiny"
     assert str(run_folder(config, hash_of(identity_of(config)))) == grid.points[1].folder
 
 
