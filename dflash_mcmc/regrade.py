@@ -1,7 +1,7 @@
 """`python -m dflash_mcmc.regrade RUNS... grader=...`: grades recorded texts again. Nothing is drawn, and no record is changed.
 
-The new grades are a run of their own beside the old one (`grading.again`), so that reports and statistics take either, and a
-start with that grader goes on from it. Each of its records has the old grade in `before`. What changed is printed.
+The new grades become a run of their own beside the old one (`grading.again`): reports and statistics read either, and a start
+with that grader continues the new one. Each of its records has the old grade in `before`. The changes are printed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 _SHOWN = 20
-"""Changed samples that are printed; the records have all of them."""
+"""Number of changed samples that are printed; the records have all of them."""
 _WIDTH = 60
 
 
 def report(regraded: Regraded) -> str:
-    """What changed: accuracy, a table of old and new verdicts, and the changed samples."""
+    """The changes: accuracy, a table of old and new verdicts, and the changed samples."""
     from dflash_mcmc.statistics.shares import accuracy
 
     records = regraded.records
@@ -100,11 +100,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _main(arguments: list[str]) -> None:
     parser = program.OneLineParser("python -m dflash_mcmc.regrade",
-                            description="Grades recorded texts again, and shows what changes.")
+                            description="Grades recorded texts again and shows the changes.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run or of an experiment, glob, or id of a run in "
                         "W&B; and overrides of the grader: grader=math grader.timeout_seconds=8")
-    parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="where ids of W&B are looked "
-                        "up; default: outputs")
+    parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="folder in which ids of W&B "
+                        "are looked up; default: outputs")
     given = parser.parse_args(arguments)
     from dflash_mcmc.report.locate import run_folders
 
@@ -115,7 +115,7 @@ def _main(arguments: list[str]) -> None:
 
 
 def _reports(runs: Sequence[Found], config: Config) -> Iterator[str]:
-    """What changed in each run. One without texts is left out where it was not asked for by its own name."""
+    """The changes of each run. A run without texts is left out, unless it was named itself."""
     pool = config.grader.start()
     try:
         for folder, named in runs:

@@ -86,7 +86,7 @@ class Composer:
 
     def _choose(self, overrides: Sequence[Override]) -> _Chosen:
         choosing = [override for override in overrides if self._chooses(override, overrides)]
-        setting = [override for override in overrides if override.is_hydra_override() and not self._chooses(override, overrides)]
+        setting = [override for override in overrides if override.is_hydra_override() and override not in choosing]
         key = tuple(override.input_line for override in (*choosing, *setting))
         if key not in self._chosen:
             mistakes.check_choices([override for override in choosing if override.key_or_group != _SEARCH_PATH])

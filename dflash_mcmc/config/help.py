@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,11 +15,10 @@ Groups and their options (meanings: python -m dflash_mcmc.catalogue; fields: pyt
 
 {options}
 
-Sweep: sweep=alpha_beta, or -m condition=greedy,ps sampler.alpha=2,4     What it will cost: dry_run=true     The prompt: show=prompt
-
-Options of your own: --config-dir FOLDER     Flags of Hydra: --hydra-help
-
+Sweep: sweep=alpha_beta, or -m condition=greedy,ps sampler.alpha=2,4
+What it will cost: dry_run=true     The prompt: show=prompt
 Values of a command line: --cfg job     How they are composed: --info
+Options of your own: --config-dir FOLDER     Flags of Hydra: --hydra-help
 """
 
 
@@ -37,6 +37,6 @@ def text(arguments: Sequence[str]) -> str:
 def _own_folders(arguments: Sequence[str]) -> list[Path]:
     """The folder after `--config-dir` or `-cd`, or in `--config-dir=FOLDER`."""
     flags = ("--config-dir", "-cd")
-    after = [following for flag, following in zip(arguments, arguments[1:], strict=False) if flag in flags]
+    after = [following for flag, following in itertools.pairwise(arguments) if flag in flags]
     joined = [text.partition("=")[2] for text in arguments if text.startswith("--config-dir=")]
     return [Path(folder) for folder in (*after, *joined)]

@@ -18,7 +18,7 @@ from dflash_mcmc.registry import GROUPS, components
 
 
 def check_choices(overrides: Sequence[Override]) -> None:
-    """Checks overrides of groups. Raises UserError for a group of components that is left out, and for a value that is no name."""
+    """Raises UserError for a group of components that is left out, and for a value that is not a name."""
     for override in overrides:
         name, value = override.key_or_group, override.value()
         if override.is_delete():

@@ -1,4 +1,4 @@
-"""FOR THE MERGE: take the other branch's `run/loop.py`. This adapter gives today's two drivers the one interface of the loop."""
+"""FOR THE MERGE: take the other branch's `run/loop.py`. An adapter of today's two drivers to `execute(job)`."""
 
 from __future__ import annotations
 

@@ -23,9 +23,8 @@ def grid(make_grid, tmp_path) -> Grid:
     (grid.folder / "code").unlink()
     snapshot.copy_code(grid.folder / "code")
     for number, point in enumerate(planned):
-        snapshot.write_point(grid.point_file(number), point.config, grid.folder / "code")
-    grid.points = [Point(label=point.label, overrides=point.overrides, choices=point.choices, digest=point.digest,
-                         folder=str(point.folder)) for point in planned]
+        snapshot.write_point(grid.point_file(number), point.job.config, grid.folder / "code")
+    grid.points = [Point.of(point) for point in planned]
     grid.save()
     return grid
 
