@@ -1,4 +1,4 @@
-"""Training, from the command line: of the embedded target, or of a DFlash draft. Stopped anywhere, it goes on.
+"""Trains the embedded target or a DFlash draft. Training that was stopped goes on with the same command.
 
     python -m dflash_mcmc.train model=tiny                      the embedded target
     python -m dflash_mcmc.train draft=tiny                      a draft for it
@@ -12,7 +12,7 @@ from dflash_mcmc.process import program, ranks
 
 
 def main() -> None:
-    """Trains what the command line says and exits."""
+    """Runs the command line and exits."""
     program.run(_main)
 
 

@@ -20,6 +20,7 @@ from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import program
+from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
 
 _SUBJECTS = ("tiny", "mid")
@@ -67,8 +68,8 @@ def bench(plan: Bench) -> Path:
     from dflash_mcmc.bench.parts import PARTS
     from dflash_mcmc.bench.subject import subject_of
 
-    machine = {"processor": _processor(), "cores": torch.get_num_threads(), "python": platform.python_version(),
-               "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+    machine = {"processor": cpu_model() or platform.processor(), "cores": torch.get_num_threads(),
+               "python": platform.python_version(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     report = {"machine": machine, "plan": dataclasses.asdict(plan), "results": {}}
     path = Path(plan.paths.outputs) / "bench.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,12 +103,6 @@ def _cell(value: object) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def main() -> None:
