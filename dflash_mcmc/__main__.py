@@ -1,33 +1,28 @@
-"""The single entrypoint: `python -m dflash_mcmc`, or `dflash-mcmc`. Exit codes: `program.py`."""
+"""The single entrypoint: `python -m dflash_mcmc`, or `dflash-mcmc`. Exit codes: `process/program.py`."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-
-from dflash_mcmc.config import sweep as sweeps
-from dflash_mcmc.config.checks import to_config
-from dflash_mcmc.config.command import Command, check_command, config_folder, prepare
-from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config import help
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program, ranks
-from dflash_mcmc.run import estimate
-from dflash_mcmc.run.build import first_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from dflash_mcmc.config.command import Command
+    from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.run.loop import RunResult
 
-_SECONDS_TO_TELL = 60.0
-"""In which the first process of a launch, which may still be starting, tells what is wrong with the command line."""
+_SECONDS_TO_REPORT = 60.0
+"""Time in which the first process of a launch, which may still be starting, reports what is wrong with the command line."""
+
+Tables = dict[Callable[[list[Path]], str], list[Path]]
+"""Folders of complete runs by the function that renders them as one table."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -36,47 +31,29 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    prepare()
+    if help.is_asked_for(arguments):
+        print(help.text(arguments), end="")
+        return
     command = _checked(arguments)
-    if any(job.config.show for job in command.jobs):
-        if not ranks.rank():
-            print("\n\n".join(dict.fromkeys(first_prompt(job.config) for job in command.jobs)))
-        return
-    if any(job.config.dry_run for job in command.jobs):
-        if not ranks.rank():
-            print(estimate.table(command.jobs, command.sweep.num_trials if command.sweep else None))
-        return
-    if command.launcher and command.jobs:
+    if command.shows:
+        _show(arguments)
+    elif any(job.config.show for job in command.jobs):
+        _print_prompts(command.jobs)
+    elif any(job.config.dry_run for job in command.jobs):
+        _print_estimate(command)
+    elif command.launcher:
         from dflash_mcmc.grid.submission import submit
 
         submit(command)
-        return
-    tables: dict[Callable[[list[Path]], str], list[Path]] = {}
-
-    def task(composed: DictConfig) -> tuple[RunResult, float | None]:
-        config = to_config(composed)
-        hydra_config = HydraConfig.get()
-        result = _run(Job(config, tuple(hydra_config.overrides.task), dict(hydra_config.runtime.choices)))
-        if not ranks.rank() and not result.num_left:
-            tables.setdefault(result.table, []).append(result.folder)
-        return result, sweeps.objective_of(config.objective, result.summary)
-
-    outcomes = sweeps.SweepOutcomes(command.sweep) if command.sweep else None
-    sys.argv = [sys.argv[0], *command.arguments]
-    if outcomes:
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # what its sweeper raises comes to us
-    try:
-        hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(
-            outcomes.job(task) if outcomes else _reraised(task))()
-    except ValueError:
-        if not (outcomes and outcomes.all_failed):  # then there is no best trial, and that is its exception
-            raise
-    _print_tables(tables)
-    if outcomes and not ranks.rank():
-        sys.exit(outcomes.tell(command.jobs[0].config.objective))
+    elif command.sweep:
+        sys.exit(_run_sweep(command))
+    else:
+        _run_single(command.jobs[0])
 
 
 def _checked(arguments: list[str]) -> Command:
+    from dflash_mcmc.config.command import check_command
+
     try:
         command = check_command(arguments)
         if command.launcher and command.jobs and ranks.world_size() > 1:
@@ -87,48 +64,99 @@ def _checked(arguments: list[str]) -> Command:
         return command
     except UserError:
         if ranks.rank():
-            # Every process of a launch finds the same, and the first tells it. But a launcher ends all with the first that
-            # goes, so that one which went in silence could take the message with it. Alone with a mistake, it tells it.
-            sleep(_SECONDS_TO_TELL)
+            # Every process of a launch finds the same mistake, and the first one reports it. A launcher ends all processes
+            # when one of them ends, so that a silent end could come before the report. After a while this one reports it.
+            sleep(_SECONDS_TO_REPORT)
         raise
 
 
 def _check_problems(jobs: list[Job]) -> None:
-    """That every point's problems can be had, before the first point starts. Raises UserError."""
+    """Reads the problems of every point before the first point starts. Raises UserError."""
     drawn = [job.config.dataset for job in jobs if not (job.config.show or job.config.dry_run)]
     for dataset in {repr(dataset): dataset for dataset in drawn}.values():
         dataset.problems()
 
 
-def _run(job: Job) -> RunResult:
-    """Runs a job and prints a line about it."""
+def _show(arguments: list[str]) -> None:
+    """Lets Hydra show what its flags ask for: --cfg, --info, --hydra-help, --version, --shell-completion."""
+    import hydra
+
+    from dflash_mcmc.config.command import prepare
+    from dflash_mcmc.config.groups import config_folder
+
+    prepare()
+    sys.argv = [sys.argv[0], *arguments]
+    hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(lambda composed: None)()
+
+
+def _print_prompts(jobs: list[Job]) -> None:
+    from dflash_mcmc.run.build import first_prompt
+
+    if not ranks.rank():
+        print("\n\n".join(dict.fromkeys(first_prompt(job.config) for job in jobs)))
+
+
+def _print_estimate(command: Command) -> None:
+    from dflash_mcmc.run import estimate
+
+    if not ranks.rank():
+        print(estimate.table(command.jobs, command.sweep.num_trials if command.sweep else None))
+
+
+def _run_single(job: Job) -> None:
+    from dflash_mcmc.config.sweep import print_error
+
+    tables: Tables = {}
+    try:
+        _run(job, tables)
+    except UserError as error:
+        if os.environ.get("DFLASH_MCMC_TRACEBACK"):
+            raise
+        print_error(str(error))
+        sys.exit(program.USER_ERROR)
+    _print_tables(tables)
+
+
+def _run_sweep(command: Command) -> int:
+    """Runs every point of a grid, or lets a search choose its points. Returns the exit code."""
+    from dflash_mcmc.config.sweep import SweepOutcomes
+
+    tables: Tables = {}
+    outcomes = SweepOutcomes(command.sweep, lambda job: _run(job, tables))
+    if command.sweep.searches:
+        from dflash_mcmc.config.search import search
+
+        try:
+            search(command, outcomes.run)
+        except ValueError:
+            if not outcomes.all_failed:  # then there is no best trial, which the sweeper reports by this exception
+                raise
+    else:
+        for job in command.jobs:
+            outcomes.run(job.overrides, lambda job=job: job)
+    _print_tables(tables)
+    return 0 if ranks.rank() else outcomes.report(command.jobs[0].config.objective)
+
+
+def _run(job: Job, tables: Tables) -> RunResult:
+    """Executes a job and prints its result in a line; a complete run is added to `tables`."""
     from dflash_mcmc.run.loop import execute
 
     result = execute(job)
+    if ranks.rank():
+        return result
     drawn = f"{result.num_new} new {result.unit}s" if result.num_new else "complete before, nothing drawn"
     beyond = f"; {result.num_beyond} more than asked for are recorded, and counted" if result.num_beyond else ""
     left = f"; {result.num_left} more are being drawn by other processes" if result.num_left else ""
-    if not ranks.rank():
-        print(f"{result.folder}: {drawn}{beyond}{left}")
+    print(f"{result.folder}: {drawn}{beyond}{left}")
+    if not result.num_left:
+        tables.setdefault(result.table, []).append(result.folder)
     return result
 
 
-def _print_tables(tables: dict[Callable[[list[Path]], str], list[Path]]) -> None:
+def _print_tables(tables: Tables) -> None:
     for table, folders in tables.items():
         print("\n" + table(list(dict.fromkeys(folders))))
-
-
-def _reraised(task):
-    """Hydra would print a traceback for an Exception; a SystemExit passes through it."""
-    def wrapper(composed: DictConfig) -> None:
-        try:
-            task(composed)
-        except UserError as error:
-            if os.environ.get("DFLASH_MCMC_TRACEBACK"):
-                raise
-            sweeps.tell(str(error))
-            sys.exit(2)
-    return wrapper
 
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
-"""`python -m dflash_mcmc.catalogue`: every option of every group, with its meaning and its file; with a group, its fields."""
+"""`python -m dflash_mcmc.catalogue` lists every option with its meaning and its file; with a group it lists the fields."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_mcmc.config.command import config_folder
+from dflash_mcmc.config.groups import option_files
 from dflash_mcmc.errors import UserError, did_you_mean
-from dflash_mcmc.process import program, usage
-from dflash_mcmc.registry import components
+from dflash_mcmc.process import program
 
 
 def options() -> dict[str, dict[str, tuple[str, Path]]]:
-    """Group -> option -> (meaning, file): the first comment line of each file of `conf/`."""
-    listed: dict[str, dict[str, tuple[str, Path]]] = {}
-    for file in sorted(config_folder().glob("*/*.yaml")):
-        comments = [line.lstrip("# ").strip() for line in file.read_text().splitlines()
-                    if line.startswith("#") and "@package" not in line]
-        listed.setdefault(file.parent.name, {})[file.stem] = (comments[0] if comments else "", file)
-    return listed
+    """Group -> option -> (meaning, file). The meaning is the first comment line of the option's file."""
+    return {group: {name: (_meaning(file), file) for name, file in files.items()} for group, files in option_files().items()}
+
+
+def _meaning(file: Path) -> str:
+    comments = [line.lstrip("# ").strip() for line in file.read_text().splitlines()
+                if line.startswith("#") and "@package" not in line]
+    return comments[0] if comments else ""
 
 
 def print_options() -> None:
@@ -36,15 +36,17 @@ def _print_group(group: str, entries: dict[str, tuple[str, Path]]) -> None:
 
 def print_fields(group: str) -> None:
     """The fields of every component of a group."""
-    found = components(group)
-    for component in found.values():
+    from dflash_mcmc.config import usage
+    from dflash_mcmc.registry import components
+
+    for component in components(group).values():
         print(f"{group}/{component.name}: {component.summary}  [{_short(Path(component.file))}:{component.line}]")
         for line in usage.field_lines(component.cls):
             print(line)
 
 
 def main() -> None:
-    """Prints what is asked for."""
+    """Runs the command line and exits."""
     program.run(_main)
 
 
@@ -60,7 +62,7 @@ def _main(arguments: list[str]) -> None:
             raise UserError(f"unknown group {group!r}{did_you_mean(group, known)}; allowed: {', '.join(known)}")
         if group in GROUPS:
             print_fields(group)
-        else:  # values for the fields of other groups
+        else:  # its options set fields of other groups
             _print_group(group, known[group])
 
 

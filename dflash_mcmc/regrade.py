@@ -1,7 +1,7 @@
 """`python -m dflash_mcmc.regrade RUNS... grader=...`: grades recorded texts again. Nothing is drawn, and no record is changed.
 
-The new grades are a run of their own beside the old one (`grading.again`), so that reports and statistics take either, and a
-start with that grader goes on from it. Each of its records has the old grade in `before`. What changed is printed.
+The new grades become a run of their own beside the old one (`grading.again`): reports and statistics read either, and a start
+with that grader continues the new one. Each of its records has the old grade in `before`. The changes are printed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 _SHOWN = 20
-"""Changed samples that are printed; the records have all of them."""
+"""Number of changed samples that are printed; the records have all of them."""
 _WIDTH = 60
 
 
 def report(regraded: Regraded) -> str:
-    """What changed: accuracy, a table of old and new verdicts, and the changed samples."""
+    """The changes: accuracy, a table of old and new verdicts, and the changed samples."""
     from dflash_mcmc.statistics.shares import accuracy
 
     records = regraded.records
@@ -80,18 +80,14 @@ def _share(estimate: IntervalEstimate) -> str:
 
 def grader_config(overrides: Sequence[str]) -> Config:
     """A configuration with the grader of the overrides, which may name nothing else. Raises UserError."""
-    from hydra import initialize_config_dir
-
-    from dflash_mcmc.config import command
-    from dflash_mcmc.config.schema import Config, to_typed
+    from dflash_mcmc.config.command import compose_once
+    from dflash_mcmc.config.schema import Config
 
     for text in overrides:
         name, _, value = text.lstrip("+~").partition("=")
         if name.partition(".")[0] != "grader":
             raise ConfigError(name, value, "grader=... and its fields, grader.timeout_seconds=8 say: nothing else grades")
-    command.prepare()
-    with initialize_config_dir(str(command.config_folder()), version_base="1.3"):
-        config = to_typed(command.compose_checked("config", list(overrides)), Config)
+    config, _ = compose_once("config", overrides, Config)
     if hasattr(config.grader, "check"):
         config.grader.check(config)
     return config
@@ -104,11 +100,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _main(arguments: list[str]) -> None:
     parser = program.OneLineParser("python -m dflash_mcmc.regrade",
-                            description="Grades recorded texts again, and shows what changes.")
+                            description="Grades recorded texts again and shows the changes.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run or of an experiment, glob, or id of a run in "
                         "W&B; and overrides of the grader: grader=math grader.timeout_seconds=8")
-    parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="where ids of W&B are looked "
-                        "up; default: outputs")
+    parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="folder in which ids of W&B "
+                        "are looked up; default: outputs")
     given = parser.parse_args(arguments)
     from dflash_mcmc.report.locate import run_folders
 
@@ -119,7 +115,7 @@ def _main(arguments: list[str]) -> None:
 
 
 def _reports(runs: Sequence[Found], config: Config) -> Iterator[str]:
-    """What changed in each run. One without texts is left out where it was not asked for by its own name."""
+    """The changes of each run. A run without texts is left out, unless it was named itself."""
     pool = config.grader.start()
     try:
         for folder, named in runs:

@@ -8,16 +8,17 @@
 from __future__ import annotations
 
 from dflash_mcmc.config import command
-from dflash_mcmc.process import program, ranks, usage
+from dflash_mcmc.config.help import is_asked_for
+from dflash_mcmc.process import program, ranks
 
 
 def main() -> None:
-    """Trains what the command line asks for and exits."""
+    """Runs the command line and exits."""
     program.run(_main)
 
 
 def _main(arguments: list[str]) -> None:
-    if usage.is_asked_for(arguments):
+    if is_asked_for(arguments):
         print(_help())
         return
     names = [text.removeprefix("draft=") for text in arguments if text.startswith("draft=")]
@@ -28,6 +29,7 @@ def _main(arguments: list[str]) -> None:
 
 
 def _help() -> str:
+    from dflash_mcmc.config import usage
     from dflash_mcmc.training.recipe import DraftPlan
     from dflash_mcmc.training.target import TrainingPlan
 

@@ -1,15 +1,15 @@
 """The comparison page in your Weights & Biases account, made from code.
 
-    python -m dflash_mcmc -m experiment=demo condition=greedy,ps,blend_ps tracker=wandb    draws, or tells W&B what is drawn
-    wandb sync outputs/wandb/offline-run-*                                                  what was drawn without a login
+    python -m dflash_mcmc -m experiment=demo condition=greedy,ps,blend_ps tracker=wandb    draws, or logs what is drawn
+    wandb sync outputs/wandb/offline-run-*                                                  uploads runs drawn without a login
     make dashboard                                                                          the page; prints its address
-    make dashboard RUNS=outputs/demo                                                        and the report of these runs in it
+    make dashboard RUNS=outputs/demo                                                        also logs the report of these runs
     python launchers/dashboard.py --experiment demo --swept sampler.alpha blend.beta        only the runs of one experiment
 
 The page shows accuracy by condition with intervals, the sweep, acceptance, cost against accuracy, the table of samples, and
-what probes have drawn. RUNS are folders of runs as for `python -m dflash_mcmc.report`: their report (paired table, figures,
-the whole page) is logged beside the runs, with the records that it is made of as its lineage. A page that was made before is
-made anew at the same address; what you add to it by hand belongs into a copy of it.
+the results of probes. RUNS are folders of runs as for `python -m dflash_mcmc.report`: their report (paired table, figures,
+the whole page) is logged beside the runs, with the records that it is made of as its lineage. A page that exists is
+overwritten at the same address: make your own additions in a copy.
 
 It needs an account, which `wandb login` sets up, and the package wandb-workspaces (pip install 'dflash_mcmc[dashboard]').
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc.config.command import config_folder
+from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program
 

@@ -2,12 +2,12 @@
 
     python launchers/local.py experiment=guided_power_sampling condition=ps
     python launchers/local.py -m experiment=guided_power_sampling condition=greedy,ps sampler.alpha=2,4
-    python launchers/local.py --processes 2 -m experiment=demo condition=greedy,temp        on CPUs, with so many processes
+    python launchers/local.py --processes 2 -m experiment=demo condition=greedy,temp        on CPUs, with two processes
 
-What follows is a command line of `python -m dflash_mcmc`. Each process goes through all of its points and draws what no other
-has claimed, so that points of unequal length leave no GPU idle, as they do where each process is given points of its own
-(Hydra's joblib launcher). The first one shows the progress, tells of points that failed and prints the table of all; the exit
-code is its own. Where another one dies that is told, and the rest draw its share (`accelerate launch` would end them, too).
+The arguments are a command line of `python -m dflash_mcmc`. Each process goes through all points and draws the samples that
+no other process has claimed: points of unequal length leave no GPU idle. The first process shows the progress, reports points
+that failed and prints the table of all points; its exit code becomes that of the command. If another process dies, this is
+reported and the others draw its share (`accelerate launch` would end them as well).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from dflash_mcmc.config.command import check_command, prepare
+from dflash_mcmc.config.command import check_command
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program
 from dflash_mcmc.process.stopping import SIGNALS
@@ -37,23 +37,22 @@ def _main(arguments: list[str]) -> None:
     count = _num_gpus() if given.processes is None else given.processes
     if count < 1:
         raise UserError(f"--processes: given {count}; allowed: at least 1")
-    prepare()
-    check_command(command)  # a mistake is told once, and by this process
+    check_command(command)  # so that a mistake is reported once, by this process
     started = [_start(number, count, command) for number in range(count)]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them, and this one has to see how they end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and this one waits for the others
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: [process.send_signal(number) for process in started])
     running = dict(enumerate(started))
     while running:
         for number in [number for number, process in running.items() if process.poll() is not None]:
-            _tell(number, running.pop(number).returncode)
+            _report_death(number, running.pop(number).returncode)
         time.sleep(_POLL_SECONDS)
     first = started[0].returncode
     sys.exit(first if first >= 0 else 128 - first)
 
 
 def _num_gpus() -> int:
-    """Raises UserError where there are none."""
+    """Number of GPUs. Raises UserError if there are none."""
     import torch
 
     if not (count := torch.cuda.device_count()):
@@ -62,13 +61,13 @@ def _num_gpus() -> int:
 
 
 def _start(number: int, count: int, command: list[str]) -> subprocess.Popen:
-    """A process that knows its place as those of torchrun do."""
+    """Starts a process with the environment variables of torchrun."""
     place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     return subprocess.Popen([sys.executable, "-m", "dflash_mcmc", *command],
                             env={**os.environ, **{name: str(value) for name, value in place.items()}})
 
 
-def _tell(number: int, code: int) -> None:
+def _report_death(number: int, code: int) -> None:
     if code < 0:
         what = "nothing recorded is lost: run the same command again" if number == 0 else "the others draw its share"
         print(f"process {number} died of {signal.Signals(-code).name}; {what}", file=sys.stderr)

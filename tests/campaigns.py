@@ -1,4 +1,4 @@
-"""Many draws of a decoder on the batched engine, and whether they have the law of drawing token by token."""
+"""Many draws of a decoder on the batched engine, and tests whether they have the law of plain decoding."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tests.laws import conditional
 
 _SWAPS = 2000
 _EXPECTED = 5.0
-"""In a cell of a chi-square test, at least."""
+"""Smallest expected count of a cell in a chi-square test."""
 
 
 def random_drafter(parts: LanguageModel, model: torch.nn.Module, mask: int) -> DFlashDrafter:
-    """Blocks of three tokens, from a network that has never seen the target, `mask` being one of the target's tokens."""
+    """A drafter of three tokens per block with an untrained network. `mask` is the token id that the network uses as mask."""
     draft = network(model, block_size=4)
     draft.shape = dataclasses.replace(draft.shape, mask_token_id=mask)
     return DFlashDrafter(draft, parts, 4)
 
 
-def drawn(model: LanguageModel, speculation: Speculation | None, prompts: Sequence[np.ndarray], law: SamplingParams, horizon: int,
-          key: Key, num_slots: int, repeats: int = 1) -> list[tuple[int, ...]]:
-    """Tokens behind every prompt, each `repeats` times, by independent keys."""
+def drawn(model: LanguageModel, speculation: Speculation | None, prompts: Sequence[np.ndarray], law: SamplingParams,
+          horizon: int, key: Key, num_slots: int, repeats: int = 1) -> list[tuple[int, ...]]:
+    """Answers to every prompt: `repeats` answers per prompt, with independent keys."""
     found: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def chain(number: int, prompt: np.ndarray):
@@ -53,7 +53,7 @@ def drawn(model: LanguageModel, speculation: Speculation | None, prompts: Sequen
 
 def exact_law(model: torch.nn.Module, prompt: Sequence[int], law: SamplingParams, horizon: int,
               stops: Sequence[int]) -> dict[tuple[int, ...], float]:
-    """Of every complete sequence, from the model's own forward and a law that is written out."""
+    """Probability of every complete sequence, from the model's own forward and the law in `tests/laws.py`."""
     complete, open_ones = {}, {(): 1.0}
     for length in range(1, horizon + 1):
         with torch.inference_mode():
@@ -66,7 +66,7 @@ def exact_law(model: torch.nn.Module, prompt: Sequence[int], law: SamplingParams
 
 
 def chi_square(found: Sequence[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """p-value; cells of fewer than five are pooled, and what the law does not have is impossible."""
+    """p-value. Cells with small expected counts are pooled. It is 0 if a sequence was found that the law excludes."""
     counts = Counter(found)
     if counts.keys() - law.keys():
         return 0.0
@@ -79,9 +79,10 @@ def chi_square(found: Sequence[tuple[int, ...]], law: dict[tuple[int, ...], floa
 
 
 def swapped(statistic: Callable[[np.ndarray, np.ndarray], float], one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """A paired permutation test, (pairs, ...) each: (p-value, standard deviations above the mean under the null).
+    """A paired permutation test of arrays (pairs, ...): (p-value, standard deviations above the mean under the null).
 
-    Under it the two of a pair have one law, so that which is which says nothing. Tokens of one generation may hang together.
+    Under the null hypothesis both members of a pair have the same law, so they can be swapped. Tokens of one answer may be
+    dependent, because whole answers are swapped.
     """
     generator, seen = np.random.default_rng(0), statistic(one, other)
     swaps = generator.random((_SWAPS, len(one), *[1] * (one.ndim - 1))) < 0.5
@@ -90,7 +91,7 @@ def swapped(statistic: Callable[[np.ndarray, np.ndarray], float], one: np.ndarra
 
 
 def two_histograms(one: np.ndarray, other: np.ndarray) -> float:
-    """Two-sample chi-square of counts (generations, cells), rare cells pooled."""
+    """Two-sample chi-square statistic of counts (answers, cells). Rare cells are pooled."""
     table = np.stack([one.sum(axis=0), other.sum(axis=0)])
     rare = table.sum(axis=0) < 2 * _EXPECTED
     table = np.column_stack([table[:, ~rare], table[:, rare].sum(axis=1)])
@@ -99,5 +100,5 @@ def two_histograms(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def two_means(one: np.ndarray, other: np.ndarray) -> float:
-    """How far apart they are."""
+    """Absolute difference of the two means."""
     return abs(float(one.mean() - other.mean()))

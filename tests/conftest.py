@@ -1,4 +1,4 @@
-"""Shared fixtures. Nothing here reaches a network; every run writes below a temporary folder."""
+"""Shared fixtures. No test uses a network, and every run writes below a temporary folder."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.schema import Config
 from tests import processes
 
-gc.set_threshold(50_000, 20, 10)  # composing a configuration makes so many objects that the default costs a quarter of it
+gc.set_threshold(50_000, 20, 10)  # with the defaults, garbage collection takes a quarter of the time for a configuration
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
-"""Real data beside the checkout; tests that need it are skipped where it is absent."""
+"""Real data next to the checkout. Tests that need it are skipped if it is missing."""
 
 
 @pytest.fixture
 def make_config(tmp_path):
-    """The typed configuration of overrides, with outputs below the test's folder and no tracker unless given."""
+    """A function from overrides to a typed configuration. Outputs are below the test's folder; the default tracker is none."""
     cli.prepare()
 
     def make(*overrides: str) -> Config:
@@ -44,7 +44,7 @@ def make_config(tmp_path):
 
 @pytest.fixture
 def command(tmp_path):
-    """Runs `python -m dflash_mcmc...` in a process of its own: command("dflash_mcmc", "sampler=greedy")."""
+    """A function that runs a command in a separate process: command("dflash_mcmc", "sampler=greedy")."""
 
     def run(module: str, *arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess:
         return processes.run(["-m", module, *arguments], tmp_path, timeout, **environment)
@@ -54,7 +54,7 @@ def command(tmp_path):
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of the real data."""
+    """Folder of the real data. Skips the test if it is missing."""
     if not SHARED.is_dir():
         pytest.skip(f"real data not found at {SHARED}")
     return SHARED

@@ -1,4 +1,4 @@
-"""Laws on the tabular model written out from their definitions, sharing no code with what they check."""
+"""Laws on the tabular model, computed from their definitions. They share no code with the modules that they check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple[float, 
 
 def conditional(logits: list[float], prefix: tuple[int, ...], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
                 min_p: float = 0.0, repetition_penalty: float = 1.0) -> dict[int, float]:
-    """Probabilities of the next token, with sorted lists."""
+    """Probabilities of the next token by its sampling parameters, computed with sorted lists."""
     penalty = repetition_penalty
     logits = [(x / penalty if x > 0 else x * penalty) if v in prefix else x for v, x in enumerate(logits)]
     weights = {v: math.exp(x / temperature) for v, x in enumerate(logits)}
@@ -44,14 +44,14 @@ def conditional(logits: list[float], prefix: tuple[int, ...], temperature: float
 
 
 def sequences(model: TabularModel, horizon: int) -> list[tuple[int, ...]]:
-    """Those with a stop id at the end and only there, and full-length ones without."""
+    """All complete sequences: those that end with their only stop id, and those of full length without a stop id."""
     stops = set(model.stop_ids)
     return [tokens for length in range(1, horizon + 1) for tokens in itertools.product(range(model.vocab_size), repeat=length)
             if not stops & set(tokens[:-1]) and (tokens[-1] in stops or length == horizon)]
 
 
 def product_law(model: TabularModel, horizon: int, blend: tuple[float, str] | None = None, **options) -> dict:
-    """The law of drawing token by token."""
+    """The law of sequences whose tokens are drawn one by one. `options` are sampling parameters."""
     law = {}
     for tokens in sequences(model, horizon):
         probability = 1.0
@@ -64,21 +64,25 @@ def product_law(model: TabularModel, horizon: int, blend: tuple[float, str] | No
 
 
 def power_law(model: TabularModel, horizon: int, alpha: float, support: dict, blend: tuple[float, str] | None = None) -> dict:
-    """p^alpha of the blended model over the sequences of `support`, normalised."""
+    """p^alpha of the blended model, normalised over the sequences of `support`."""
     p = product_law(model, horizon, blend)
     weights = {tokens: p[tokens] ** alpha for tokens in support}
     return {tokens: weight / sum(weights.values()) for tokens, weight in weights.items()}
 
 
 def published_law(model: TabularModel, alpha: float, temperature: float, blocks: int, block_length: int, steps: int) -> dict:
-    """The kernel of arXiv 2510.14901's code: capped proposals, overlap only, no length term, return at the first stop id."""
+    """The law of the code of arXiv 2510.14901.
+
+    Proposals are not longer than the state. The ratio covers only the overlap and has no length term. A chain returns after the
+    block with its first stop id.
+    """
     stops, done, live = set(model.stop_ids), {}, {(): 1.0}
 
     def add(law: dict, tokens: tuple, probability: float) -> None:
         law[tokens] = law.get(tokens, 0.0) + probability
 
     def grow(tokens: tuple, length: int) -> dict:
-        """Continuations up to a length or a stop id, with their probability under q."""
+        """Continuations up to a length or a stop id, with their probabilities under q."""
         if len(tokens) >= length or (tokens[-1:] and tokens[-1] in stops):
             return {tokens: 1.0}
         grown, prefix = {}, (*PROMPT, *tokens)

@@ -1,8 +1,9 @@
-"""The process from which tests/processes.py starts programs: it has imported the packages that this project uses, nothing of
-the project itself, and forks for each program that it is asked for.
+"""The process from which tests/processes.py starts programs. It imports the packages that this project uses, but no module of
+the project itself, and forks once for each requested program.
 
-`python preloaded.py FD`, where FD is a socket. A request is four file descriptors: a file with the program as JSON, its
-standard output, its standard error, and a pipe that is told the program's process id and, when it has ended, its exit code.
+It is started by `python preloaded.py FD`, where FD is a socket. A request consists of four file descriptors: a file with the
+program as JSON, its standard output, its standard error, and a pipe. The process id of the program is written to the pipe, and
+at its end the exit code.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from pathlib import Path
 PACKAGES = ("torch._dynamo", "transformers.models.qwen3.modeling_qwen3", "accelerate", "scipy.stats", "sympy", "math_verify",
             "pebble", "matplotlib.pyplot", "hydra.main", "hydra._internal.hydra", "omegaconf", "jinja2", "tabulate",
             "tqdm.auto", "yaml", "psutil")
-"""Those that may be imported long before: pandas and what imports it (statsmodels, arviz, datasets) start a thread then, and
-wandb remembers the process."""
+"""Packages that can be imported before a fork. pandas, and the packages that import it (statsmodels, arviz, datasets), start a
+thread when they are imported, and wandb stores the process id."""
 
 
 def main(given: int) -> None:
-    """Serves requests until the other end closes; returns in the forked process, as the program that was asked for."""
+    """Serves requests until the socket is closed. It returns in a forked process, prepared to run the requested program."""
     for name in PACKAGES:
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
-        sys.exit("a process with threads cannot be forked: one of the packages has started some")
+        sys.exit("a process with threads cannot be forked: one of the packages has started threads")
     assert "dflash_mcmc" not in sys.modules
-    gc.freeze()  # the collector would write to, and so copy, the pages that the programs share
+    gc.freeze()  # garbage collection would write to memory pages that the programs share, and so copy them
     with socket.socket(fileno=given) as requests:
         while True:
             descriptors = _received(requests)
@@ -45,8 +46,8 @@ def main(given: int) -> None:
             for descriptor in descriptors:
                 os.close(descriptor)
             _reap()
-    program, output, errors, told = descriptors
-    _supervise(told)
+    program, output, errors, report = descriptors
+    _supervise(report)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(errors, 2)
@@ -57,7 +58,7 @@ def main(given: int) -> None:
 
 
 def _received(requests: socket.socket) -> list[int]:
-    """The descriptors of a request; none where the other end has closed."""
+    """The file descriptors of a request. The list is empty if the socket was closed."""
     descriptors = array.array("i")
     _, ancillary, _, _ = requests.recvmsg(1, socket.CMSG_SPACE(4 * descriptors.itemsize))
     for _, _, data in ancillary:
@@ -66,7 +67,7 @@ def _received(requests: socket.socket) -> list[int]:
 
 
 def _reap() -> None:
-    """Ended programs are waited for, so that their time counts as this process's children's."""
+    """Waits for programs that have ended, so that their time counts as time of this process's children."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -74,20 +75,20 @@ def _reap() -> None:
         pass
 
 
-def _supervise(told: int) -> None:
-    """Forks: the parent tells the child's id and end, and is gone; returns in the child."""
+def _supervise(report: int) -> None:
+    """Forks. The parent reports the child's process id and exit code, and then exits. The function returns in the child."""
     child = os.fork()
     if child:
-        os.write(told, f"{child}\n".encode())
+        os.write(report, f"{child}\n".encode())
         _, status = os.waitpid(child, 0)
-        os.write(told, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        os.write(report, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         os._exit(0)
-    os.close(told)
+    os.close(report)
     os.setsid()
 
 
 def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
-    """What the interpreter does before it runs the first line of a program."""
+    """Sets up the process as a new interpreter does before it runs the first line of a program."""
     own = set(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     os.environ.clear()
     os.environ.update(environment)
@@ -103,7 +104,7 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> N
 
 
 def run(kind: str, what: str) -> None:
-    """`python -m what`, `python -c what`, or `python what`."""
+    """Runs the program as `python -m what`, `python -c what` or `python kind` would."""
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif kind == "-c":

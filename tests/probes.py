@@ -1,4 +1,4 @@
-"""What the tests of probes have in common: a configuration with other values, and records with and without a run."""
+"""Helpers for tests of probes: configurations with changed values, and records with and without a run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def composed(folder: Path, *overrides: str) -> Config:
 
 
 def records(folder: Path) -> list[dict]:
-    """Those of a run, as they stand in its file."""
+    """The records of a run, in the order of its file."""
     return [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
 
 
 def killed(run: Path, folder: Path) -> Path:
-    """A copy of the run below `folder`/outputs, as a kill in its third record would have left it."""
+    """A copy of the run below `folder`/outputs, in the state after a kill during its third record."""
     outputs = run.parent.parent
     copy = shutil.copytree(outputs, folder / "outputs") / run.relative_to(outputs)
     kept = (copy / RECORDS).read_text().splitlines(keepends=True)[:2]
@@ -39,18 +39,18 @@ def killed(run: Path, folder: Path) -> Path:
 
 
 def without_times(found: list[dict]) -> list[dict]:
-    """What must be the same in every run."""
+    """The records without times, which must be the same in every run."""
     return [{name: value for name, value in record.items() if not name.startswith("seconds")} for record in found]
 
 
 def changed(config: Config, limit: int | None = None, drafting: bool = True, **changes) -> Config:
-    """The configuration with other values of the probe, and so many problems."""
+    """The configuration with `changes` of the probe, at most `limit` problems, and no draft unless `drafting`."""
     dataset = config.dataset if limit is None else replace(config.dataset, limit=limit)
     draft = config.draft if drafting else NoDraft()
     return replace(config, probe=replace(config.probe, **changes), dataset=dataset, draft=draft)
 
 
 def measured(config: Config) -> list[dict]:
-    """The records of all units, without a run."""
+    """The records of all units, measured without a run folder."""
     work = Work(config.probe.units(config), "cpu")
     return [{**unit._asdict(), **record} for unit, record in config.probe.measure(config, work)]

@@ -1,14 +1,14 @@
-"""Programs in processes of their own, without the seconds that each would spend on its imports.
+"""Starts programs in separate processes, without the seconds that each would need for its imports.
 
     done = processes.run(["-m", "dflash_mcmc", "sampler=greedy"], folder)  # as subprocess.run: returncode, stdout, stderr
     with processes.start(["-m", "dflash_mcmc"], folder, WANDB_MODE="offline") as program:  # as subprocess.Popen
         os.kill(program.pid, signal.SIGINT)
         output, errors = program.communicate(timeout=60)
 
-A program is forked from a process that has imported torch, transformers and the like, and nothing of this project
-(tests/preloaded.py); everything else is its own: arguments, folder, environment, output, session (its id is its process
-group's), exit code, end of the interpreter. What it starts itself, it starts from nothing. What such a process cannot show is
-that the imports work on their own, or what memory they take: for that use subprocess.
+A program is forked from a process that has imported torch, transformers and other packages, but nothing of this project
+(tests/preloaded.py). Everything else belongs to the program: arguments, folder, environment, output, session (its id is the id
+of the process group), exit code, and end of the interpreter. Processes that a program starts are not forked from the preloaded
+process. Use subprocess for tests of the imports themselves, or of the memory that they take.
 """
 
 from __future__ import annotations
@@ -28,64 +28,64 @@ from pathlib import Path
 from typing import BinaryIO
 
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "MPL", "PYTHON", "LD_")
-"""Beginnings of the names of variables that the packages read when they are imported; PYTHONPATH may be given."""
+"""Prefixes of the variables that packages read when they are imported. A program may have another PYTHONPATH nevertheless."""
 
 
 class Program:
-    """A running program. Its output goes to files, so that it never waits for a reader."""
+    """A running program. It writes its output to files, so it never waits for a reader."""
 
     def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str]):
         self.args = [sys.executable, *arguments]
         self.returncode: int | None = None
-        self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  (open as long as this is)
-        self._told, telling = os.pipe()
+        self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  (open as long as this object)
+        self._report, reporting = os.pipe()
         with tempfile.TemporaryFile("w+") as request:
             json.dump({"arguments": arguments, "folder": str(folder), "environment": environment}, request)
             request.flush()
             request.seek(0)
-            files = [request.fileno(), self._output.fileno(), self._errors.fileno(), telling]
+            files = [request.fileno(), self._output.fileno(), self._errors.fileno(), reporting]
             socket.send_fds(_preloaded(), [b"1"], files)
-            os.close(telling)
+            os.close(reporting)
             self.pid = int(self._line())
 
     def _line(self) -> str:
         text = b""
         while not text.endswith(b"\n"):
-            read = os.read(self._told, 1)
+            read = os.read(self._report, 1)
             if not read:
-                raise RuntimeError("the process that starts programs has ended: see its message on standard error")
+                raise RuntimeError("the process that starts programs has ended; its message is on standard error")
             text += read
         return text.decode()
 
     def poll(self) -> int | None:
-        """The exit code, minus a signal's number; None while it runs."""
+        """The exit code, or minus the number of the signal that ended the program. None while it runs."""
         return self._await(0)
 
     def _await(self, seconds: float | None) -> int | None:
-        if self.returncode is None and select.select([self._told], [], [], seconds)[0]:
+        if self.returncode is None and select.select([self._report], [], [], seconds)[0]:
             self.returncode = int(self._line())
-            os.close(self._told)
+            os.close(self._report)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Waits for the end and returns the exit code. Raises subprocess.TimeoutExpired."""
         if self._await(timeout) is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Waits for the end; all of the output and errors. Raises subprocess.TimeoutExpired."""
+        """Waits for the end and returns (standard output, standard error). Raises subprocess.TimeoutExpired."""
         self.wait(timeout)
         return self.stdout, self.stderr
 
     @property
     def stdout(self) -> str:
-        """What it has printed so far."""
+        """Standard output so far."""
         return _content(self._output)
 
     @property
     def stderr(self) -> str:
-        """What it has told so far."""
+        """Standard error so far."""
         return _content(self._errors)
 
     def send_signal(self, number: int) -> None:
@@ -93,7 +93,7 @@ class Program:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Ends it and what it has started in its session."""
+        """Kills the program and all processes of its session."""
         if self.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -110,11 +110,11 @@ def _content(file: BinaryIO) -> str:
 
 
 def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> Program:
-    """Starts `python *arguments` (`-m module`, `-c code` or a file, and what follows) in a folder and a session of its own.
+    """Starts `python *arguments` in a folder and in a new session. The arguments begin with `-m module`, `-c code` or a file.
 
-    `environment` is set beside this process's variables; None takes one away.
+    `environment` is added to this process's variables. The value None removes a variable.
     """
-    # Without the service that W&B has started in this process and would share with its children.
+    # W&B may have started a service in this process. It would share that with child processes.
     given = {**os.environ, "WANDB_SERVICE": None, **environment}
     given = {name: value for name, value in given.items() if value is not None and not name.startswith("PYTEST_")}
     _check(given)
@@ -123,14 +123,14 @@ def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> 
 
 def run(arguments: Sequence[str], folder: Path, timeout: float = 300,
         **environment: str | None) -> subprocess.CompletedProcess:
-    """Runs `python *arguments` to its end; see `start`. Raises subprocess.TimeoutExpired, and ends it."""
+    """Runs `python *arguments` to its end; see `start`. On a timeout it kills the program and raises TimeoutExpired."""
     with start(arguments, folder, **environment) as program:
         output, errors = program.communicate(timeout)
         return subprocess.CompletedProcess(program.args, program.returncode, output, errors)
 
 
 def start_ranks(count: int, arguments: Sequence[str], folder: Path, **environment: str | None) -> list[Program]:
-    """The same command once for each process of a launch, with the variables that `accelerate launch` sets."""
+    """Starts the same command `count` times, with the variables that `accelerate launch` sets for its processes."""
     sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     return [start(arguments, folder, RANK=str(rank), LOCAL_RANK=str(rank), **sizes, **environment) for rank in range(count)]
 
@@ -140,17 +140,17 @@ def _check(given: dict[str, str]) -> None:
     names = [name for name in given.keys() | base.keys()
              if name.startswith(READ_AT_IMPORT) and name != "PYTHONPATH" and given.get(name, base.get(name)) != base.get(name)]
     if names:
-        raise ValueError(f"{', '.join(sorted(names))}: read when packages are imported, which has been done: use subprocess")
+        raise ValueError(f"{', '.join(sorted(names))}: read when packages are imported, and they are imported already: use subprocess")
 
 
 @functools.cache
 def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads would start in the process that forks
+    return {**os.environ, "OMP_NUM_THREADS": "1"}  # with more, threads would start in the process that forks
 
 
 @functools.cache
 def _preloaded() -> socket.socket:
-    """The socket of the process that forks, which ends with this one."""
+    """The socket of the process that forks. That process ends with this one."""
     ours, theirs = socket.socketpair()
     process = subprocess.Popen([sys.executable, Path(__file__).with_name("preloaded.py"), str(theirs.fileno())],
                                pass_fds=[theirs.fileno()], env=_environment(), stdin=subprocess.DEVNULL)

@@ -1,7 +1,8 @@
-"""Records that satisfy all counts of the guided-power-sampling document at once, with every field of real ones.
+"""Records that satisfy all counts of the guided-power-sampling document at once, with every field of real records.
 
-Six conditions on 104 problems: tables 4.1 (accuracy, tokens, times, acceptance), 4.2 (by greedy correctness), 4.3 (overlap of
-ps and blend_ps), 4.4 (interaction) and 6.3 (draft). What the document does not tell is made up, by rule and not at random.
+Six conditions on 104 problems reproduce tables 4.1 (accuracy, tokens, times, acceptance), 4.2 (by greedy correctness), 4.3
+(overlap of ps and blend_ps), 4.4 (interaction) and 6.3 (draft). Values that the document does not contain are made up by fixed
+rules, not at random.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ _SUBJECTS = ("Algebra", "Counting & Probability", "Geometry", "Intermediate Alge
 
 
 class Condition(NamedTuple):
-    """What the document tells of a condition."""
+    """Results of a condition in the document."""
 
     solved: frozenset[int]
-    """Numbers of the problems that are correct. Problems 0 to 73 are easy: greedy solves them."""
+    """Numbers of the solved problems. Problems 0 to 73 are easy, which means that greedy solves them."""
     mean_tokens: int
     mean_seconds: int
     accepted: int | None = None
-    """Of 3,328 proposals: 104 problems of 16 blocks of 2 steps."""
+    """Number of accepted proposals out of 3,328: 104 problems of 16 blocks of 2 steps."""
 
 
 def _solved(easy: range, hard: range) -> frozenset[int]:
@@ -32,22 +33,22 @@ def _solved(easy: range, hard: range) -> frozenset[int]:
 CONDITIONS = {
     "greedy": Condition(_solved(range(74), range(0)), 626, 64),
     "temp": Condition(_solved(range(72), range(74, 75)), 626, 65),
-    # Of the 70 easy problems that ps solves blend_ps solves all, of the 5 hard ones all but one: 74 both, 1 and 7 alone.
+    # blend_ps solves all 70 easy and 4 of the 5 hard problems that ps solves: 74 by both, 1 only by ps, 7 only by blend_ps.
     "ps": Condition(_solved(range(70), range(74, 79)), 613, 511, 1857),
     "blend_greedy": Condition(_solved(range(68), range(74, 77)), 627, 62),
     "blend_ps": Condition(_solved(range(73), range(75, 83)), 604, 471, 1677),
-    # The document tells the sum alone, 75; its tokens and times are those of ps.
+    # The document has only the sum, 75. Tokens and times are copied from ps.
     "draft_blend_ps": Condition(_solved(range(71), range(76, 80)), 613, 511, 1717),
 }
 
 
 def records(name: str) -> list[dict]:
-    """The records of a condition, one a problem."""
+    """The records of a condition, one per problem."""
     return [_record(CONDITIONS[name], number) for number in range(NUM_PROBLEMS)]
 
 
 def problem(number: int) -> dict:
-    """Id, level, subject and gold answer of a problem; hard ones have higher levels."""
+    """Id, level, subject and gold answer of a problem; hard problems have higher levels."""
     level = 1 + number % 4 if number < NUM_EASY else 3 + number % 3
     return {"problem": f"test/{_SUBJECTS[number % 7].lower().replace(' ', '_')}/{number}.json", "level": level,
             "subject": _SUBJECTS[number % 7], "gold": str(number + 2)}
@@ -80,14 +81,14 @@ def _record(condition: Condition, number: int) -> dict:
 
 
 def _spread(number: int, width: int) -> int:
-    """A whole number between -width and width that differs from problem to problem and sums to 0 over them."""
+    """A whole number between -width and width, different for each problem. The sum over all problems is 0."""
     half = number % (NUM_PROBLEMS // 2)
     size = 1 + half * 37 % width
     return size if number < NUM_PROBLEMS // 2 else -size
 
 
 def _trace(accepted: int, number: int, length: int) -> list[dict]:
-    """32 steps, of which so many are accepted that all problems have `accepted` together."""
+    """32 steps. Over all problems, `accepted` steps are accepted in total."""
     entries, log_p = [], -0.1 * length - 32.0
     for place in range(BLOCKS * STEPS):
         block, step = place // STEPS + 1, place % STEPS + 1

@@ -1,4 +1,4 @@
-"""What every refusal is held to: one line, which says what was given and what is allowed."""
+"""Checks of errors: one line that contains the given value and the allowed ones."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dflash_mcmc.errors import UserError
 
 @contextmanager
 def refused(*parts: str, start: str = "") -> Iterator[None]:
-    """What is done inside is refused with a UserError of one line, which begins with `start` and has these parts in it."""
+    """Expects a UserError of one line that begins with `start` and contains all of `parts`."""
     with pytest.raises(UserError) as caught:
         yield
-    told = str(caught.value)
-    assert told.startswith(start)
-    assert "\n" not in told
+    message = str(caught.value)
+    assert message.startswith(start)
+    assert "\n" not in message
     for part in parts:
-        assert part in told
+        assert part in message
 
 
 def command_is_refused(arguments: list[str], *parts: str, start: str = "") -> None:
-    """A command line of the entrypoint is."""
+    """Expects such an error for a command line of `python -m dflash_mcmc`."""
     command.prepare()
     with refused(*parts, start=start):
         command.check_command(arguments)

@@ -1,4 +1,4 @@
-"""Runs in this process."""
+"""Executes runs in the test's own process."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from dflash_mcmc.run import loop
 
 
 def execute(config: Config) -> loop.RunResult:
-    """Runs a configuration that no command line has asked for."""
+    """Executes a configuration that does not come from a command line."""
     return loop.execute(Job(config))

@@ -1,4 +1,4 @@
-"""Exact laws of draws that are carried out block by block, on tables."""
+"""Exact laws of speculative decoding on the tabular engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRAFTS = {
 }
 SMALL = TabularModel(3, (0,), seed=3, scale=1.5)
 DRAFTS |= {"small": TabularDraft(3, 2, seed=2), "small_sequential": TabularDraft(3, 2, sequential=True, seed=5)}
-"""For laws over several blocks and for mistakes, where a fourth token would cost minutes."""
+"""Drafts with three tokens, for laws over several blocks and for faults. With four tokens these tests take minutes."""
 LAWS = {
     "temperature": SamplingParams(0.8),
     "filters": SamplingParams(1.2, top_k=3, top_p=0.9, min_p=0.05),
@@ -31,7 +31,7 @@ LAWS = {
 
 
 def slow_ones(temperatures: tuple[float | None, ...], slow: float | None) -> list:
-    """Every draft, temperature and law, those marked slow that take seconds: they have their own draws at every token."""
+    """All combinations of draft, temperature and law. Those that take seconds, with `temperature == slow`, are marked slow."""
     return [pytest.param(draft, temperature, law, marks=[pytest.mark.slow] * (
                 draft != "point" and temperature == slow and law in ("temperature", "penalty")))
             for draft in ("parallel", "sequential", "point") for temperature in temperatures for law in LAWS]
@@ -39,14 +39,14 @@ def slow_ones(temperatures: tuple[float | None, ...], slow: float | None) -> lis
 
 def speculative_error(speculation: Speculation, law: SamplingParams, horizon: int = HORIZON,
                       model: TabularModel = MODEL) -> float:
-    """Total variation between the law of a draw and that of drawing token by token."""
+    """Total variation between the law of a speculative draw and the law of plain decoding."""
     engine = TabularEngine(model, None, speculation)
     drawn = law_of(lambda key: engine.answer(Draw(Trajectory.start(PROMPT), horizon, law, key)))
     return total_variation(drawn, product_target(TabularEngine(model), horizon, law))
 
 
 def differing(speculation: Speculation, law: SamplingParams, num_seeds: int, horizon: int = 6) -> int:
-    """Of so many seeds, those whose tokens are not those of drawing token by token."""
+    """Number of seeds, out of `num_seeds`, whose tokens differ from those of plain decoding."""
     speculative, plain = TabularEngine(MODEL, None, speculation), TabularEngine(MODEL)
     count = 0
     for seed in range(num_seeds):

@@ -1,4 +1,4 @@
-"""Small random models of several families, for the engines' tests."""
+"""Small random models of several families, for tests of the engines."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ FAMILIES = tuple(_FAMILIES)
 
 
 def random_model(family: str = "qwen3", sharpness: float = 4.0, **changes) -> torch.nn.Module:
-    """Float32, in eval mode; `sharpness` scales the head so that laws are neither flat nor certain; `changes` of the config.
+    """A random model in float32 and eval mode. `changes` are changes of its configuration.
 
-    Norm weights are random as well: with ones, a norm that is left out or applied twice would hardly show.
+    `sharpness` scales the head so that the laws of tokens are neither flat nor almost certain. The norm weights are random
+    too, because with ones the tests could not detect a norm that is left out or applied twice.
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -49,12 +50,13 @@ def random_model(family: str = "qwen3", sharpness: float = 4.0, **changes) -> to
 
 @cache
 def rows_do_not_depend_on_the_batch() -> bool:
-    """Whether this machine's arithmetic gives a row the same bits in every batch of eights, as the engine's shapes rely on."""
+    """Whether a row has the same bits in all batches of 8, 16, 24... rows on this machine. The engine relies on it."""
+    # The widths occur in the models of this file and in the embedded model.
     return all(_bits_stay(*widths) for widths in ((32, 48), (128, 64), (128, 384), (384, 128), (128, 512)))
 
 
 def _bits_stay(inputs: int, outputs: int) -> bool:
-    """In a layer of these widths: those of the models here and of the embedded one."""
+    """Whether that holds for a linear layer of these widths."""
     generator = torch.Generator().manual_seed(0)
     weight, rows = torch.randn(outputs, inputs, generator=generator), torch.randn(64, inputs, generator=generator)
     whole = torch.nn.functional.linear(rows, weight)

@@ -15,11 +15,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from dflash_mcmc.config import command
+from dflash_mcmc.config import command, usage
+from dflash_mcmc.config.help import is_asked_for
 from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.process import program, usage
+from dflash_mcmc.process import program
+from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
 
 _SUBJECTS = ("tiny", "mid")
@@ -68,8 +70,8 @@ def bench(plan: Bench) -> Path:
     from dflash_mcmc.bench.parts import PARTS
     from dflash_mcmc.bench.subject import subject_of
 
-    machine = {"processor": _processor(), "cores": torch.get_num_threads(), "python": platform.python_version(),
-               "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+    machine = {"processor": cpu_model() or platform.processor(), "cores": torch.get_num_threads(),
+               "python": platform.python_version(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     report = {"machine": machine, "plan": dataclasses.asdict(plan), "results": {}}
     path = Path(plan.paths.outputs) / "bench.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,19 +107,13 @@ def _cell(value: object) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
 def main() -> None:
     """Runs the benchmark of the command line and exits."""
     program.run(_main)
 
 
 def _main(arguments: list[str]) -> None:
-    if usage.is_asked_for(arguments):
+    if is_asked_for(arguments):
         print(usage.text(__doc__, {"Fields, set in conf/bench.yaml": Bench}))
         return
     plan, _ = command.compose_once("bench", arguments, Bench)

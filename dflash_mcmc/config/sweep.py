@@ -1,4 +1,4 @@
-"""A sweep as a whole: the jobs that a command line stands for, and what became of each of them."""
+"""A sweep as a whole: the points of a command line, and the outcome of each of its jobs."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ from hydra.errors import HydraException
 
 from dflash_mcmc.errors import UserError, of_the_disk
 from dflash_mcmc.process import ranks
-from dflash_mcmc.registry import GROUPS
-from dflash_mcmc.statistics import summaries
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.run.loop import RunResult
 
 
 class Sweep(NamedTuple):
-    """How the points of a sweep come about."""
+    """Where the points of a sweep come from."""
 
     params: tuple[str, ...] = ()
-    """Overrides of `hydra.sweeper.params`: those of conf/sweep."""
+    """The overrides in `hydra.sweeper.params`, which a file of conf/sweep sets."""
     num_trials: int | None = None
-    """Of a search, whose sweeper chooses the points; None for a grid."""
+    """Number of points of a search; None for a grid."""
+    searches: bool = False
+    """Whether a sweeper chooses the points, such as Optuna's; otherwise they are a grid."""
 
 
 def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
-    """The overrides of every job of a grid. Of a search: one point, and each other value or end of a range in its place.
+    """The overrides of every job of a grid. For a search: one point, and that point with each other value or end of a range.
 
-    Of two overrides of one field the later one counts, as Hydra has it. Raises UserError, of one line.
+    The later of two overrides of one field counts, as in Hydra. Raises UserError, of one line.
     """
-    lists = list({override.get_key_element(): _values(override, sweep.num_trials is not None)
-                  for override in overrides}.values())
-    if sweep.num_trials is None:
+    lists = list({override.get_key_element(): _values(override, sweep.searches) for override in overrides}.values())
+    if not sweep.searches:
         yield from map(list, itertools.product(*lists))
         return
     first = [values[0] for values in lists]
@@ -50,8 +48,8 @@ def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
             yield [*first[:place], value, *first[place + 1 :]]
 
 
-def _values(override: Override, search: bool) -> list[str]:
-    """An override for each value that a swept one stands for; itself where it is none."""
+def _values(override: Override, searches: bool) -> list[str]:
+    """An override for each value that a swept one has; any other override itself."""
     key, text = override.get_key_element(), override.input_line
     if not override.is_sweep_override():
         return [text]
@@ -59,7 +57,7 @@ def _values(override: Override, search: bool) -> list[str]:
         raise UserError(f"sweep: given several values, {text.partition('=')[2]}; allowed: one, the points of which are swept")
     try:
         if isinstance(override.value(), IntervalSweep):
-            if not search:
+            if not searches:
                 raise UserError(f"cannot sweep {text!r} as a grid; allowed: values, a range(...), or a search such as "
                                 "sweep=optuna")
             return [f"{key}={override.value().start}", f"{key}={override.value().end}"]
@@ -68,28 +66,16 @@ def _values(override: Override, search: bool) -> list[str]:
         raise UserError(f"cannot read {text!r}: {' '.join(str(error).split())}") from error
 
 
-def deferred(override: Override) -> str:
-    """The override as a sweep over its one value, where it belongs to a component.
-
-    Hydra composes a sweep's configuration once without the groups that are swept, where a field such as `blend.beta` may
-    have no place yet; what is swept is left out of that. Only bare words and numbers, which Hydra gives back as they are.
-    """
-    key, _, value = override.input_line.partition("=")
-    of_component = key.partition(".")[0] in GROUPS and "." in key
-    bare = isinstance(override.value(), (str, int, float)) and not set(value) & set("'\"$\\")
-    return f"{key}=choice({value})" if of_component and bare and value else override.input_line
-
-
 def differing(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """What each job has that not all have, as text; all that it has where it is alone."""
+    """The overrides of each job that are not common to all jobs, as text; all overrides of a single job."""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
     return [" ".join(text for text in job if text not in common) for job in jobs]
 
 
 class _Outcome(NamedTuple):
-    overrides: list[str]
+    overrides: Sequence[str]
     state: str
-    """`done`, `before` (complete before), `same` (the run of a job before it) or `failed`."""
+    """`done`, `before` (complete before), `same` (the run of an earlier job) or `failed`."""
     reason: str = ""
     value: float | None = None
     """The objective."""
@@ -98,51 +84,54 @@ class _Outcome(NamedTuple):
 class SweepOutcomes:
     """Runs the jobs of a sweep: one that fails does not stop the others."""
 
-    def __init__(self, sweep: Sweep):
-        self.search = sweep.num_trials is not None
+    def __init__(self, sweep: Sweep, run: Callable[[Job], RunResult]):
+        self._searches, self._run = sweep.searches, run
         self._outcomes: list[_Outcome] = []
         self._folders: set[Path] = set()
         self._exit_code = 0
 
-    def job(self, task: Callable[[DictConfig], tuple[RunResult, float | None]]) -> Callable[[DictConfig], float | None]:
-        """The task of a job for Hydra, which returns the objective."""
-        from hydra.core.hydra_config import HydraConfig
+    def run(self, overrides: Sequence[str], compose: Callable[[], Job]) -> float | None:
+        """Runs the job that `compose` returns and notes its outcome. Returns the objective, None if there is none.
 
-        def run(composed: DictConfig) -> float | None:
-            overrides = list(HydraConfig.get().overrides.task)
-            try:
-                result, value = task(composed)
-                if self.search and value is None:
-                    raise UserError("probe: given one whose summary has no accuracy; allowed: probe=none in a search")
-            except Exception as error:
-                self._fail(overrides, of_the_disk(error) or error)
-                if self.search:  # its sweeper learns of failures by exceptions
-                    raise
-                return None
-            state = "done" if result.num_new else "same" if result.folder in self._folders else "before"
-            self._folders.add(result.folder)
-            self._outcomes.append(_Outcome(overrides, state, value=value))
-            return value
+        A search learns of failures by exceptions: only there does an error leave this method.
+        """
+        try:
+            job = compose()
+            result = self._run(job)
+            value = objective_of(job.config.objective, result.summary)
+            if self._searches and value is None:
+                raise UserError("probe: given one whose summary has no accuracy; allowed: probe=none in a search")
+        except Exception as error:
+            self._fail(overrides, of_the_disk(error) or error)
+            if self._searches:
+                raise
+            return None
+        state = "done" if result.num_new else "same" if result.folder in self._folders else "before"
+        self._folders.add(result.folder)
+        self._outcomes.append(_Outcome(overrides, state, value=value))
+        return value
 
-        return run
-
-    def _fail(self, overrides: list[str], error: Exception) -> None:
+    def _fail(self, overrides: Sequence[str], error: Exception) -> None:
         of_user = isinstance(error, UserError)
         if not of_user or os.environ.get("DFLASH_MCMC_TRACEBACK"):
             traceback.print_exception(error)
         reason = str(error) if of_user else f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if not self.search:  # its sweeper tells it
-            tell(reason)
+        if not self._searches:  # the sweeper of a search prints it
+            print_error(reason)
         self._exit_code = 2 if of_user and self._exit_code != 1 else 1
         self._outcomes.append(_Outcome(overrides, "failed", reason))
 
     @property
     def all_failed(self) -> bool:
-        """Whether there were jobs, and none of them came to its end."""
+        """Whether there were jobs and all of them failed."""
         return bool(self._outcomes) and all(outcome.state == "failed" for outcome in self._outcomes)
 
-    def tell(self, objective: str) -> int:
-        """Prints how many jobs did what, and a line for each that failed. Returns the exit code: 2 with those, 1 with bugs."""
+    def report(self, objective: str) -> int:
+        """Prints a line for each job that failed and how many jobs had which outcome.
+
+        Returns:
+            The exit code: 0, 2 if jobs failed by mistakes of the user, 1 if one failed by a bug.
+        """
         states = [outcome.state for outcome in self._outcomes]
         labels = differing([outcome.overrides for outcome in self._outcomes])
         for label, outcome in zip(labels, self._outcomes, strict=True):
@@ -150,7 +139,7 @@ class SweepOutcomes:
                 print(f"failed: {label}: {outcome.reason}", file=sys.stderr)
         found = {label: outcome.value for label, outcome in zip(labels, self._outcomes, strict=True)
                  if outcome.value is not None}
-        if self.search and found:
+        if self._searches and found:
             best = max(found.values())
             label, *alike = [label for label, value in found.items() if value == best]
             tie = f", a tie with {len(alike)} more" if alike else ""
@@ -161,17 +150,19 @@ class SweepOutcomes:
         return self._exit_code
 
 
-def tell(reason: str) -> None:
-    """An error, in one line, and which process of a launch had it."""
+def print_error(reason: str) -> None:
+    """Prints an error, in one line, with the number of the process in a launch of several."""
     process = f" (process {ranks.rank()})" if ranks.rank() else ""
     print(f"error{process}: {reason}", file=sys.stderr)
 
 
 def objective_of(name: str, summary: dict) -> float | None:
-    """What a search maximises: `accuracy`, or `accuracy_per_cost`, correct samples per million token-forwards.
+    """What a search maximises: `accuracy`, or `accuracy_per_cost`, the correct samples per million token-forwards.
 
-    Of one answer a problem where the run has it (`aggregate`).
+    With `aggregate`, accuracy counts one answer a problem.
     """
+    from dflash_mcmc.statistics import summaries
+
     summary = summaries.aggregate_of(summary) or summary
     accuracy = summary.get("accuracy")
     if name == "accuracy" or accuracy is None:

@@ -71,15 +71,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="do", required=True, metavar="submit|status|cancel|resume")
     commands.add_parser("submit", help="the overrides of python -m dflash_mcmc -m, and fields below: submit "
                                        "condition=greedy,ps shards=8")
-    about = {"status": "how far the points and jobs are", "cancel": "cancel the jobs that wait or run",
-             "resume": "submit what is missing, with the grid's own code; fields below may be changed: resume minutes=240"}
+    about = {"status": "show the state of points and jobs", "cancel": "cancel the jobs that wait or run",
+             "resume": "submit jobs for missing samples, with the grid's own code; fields can be changed: resume minutes=240"}
     for name, text in about.items():
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("grid", nargs="*", metavar="GRID", help="folder of a grid, or an experiment, which means its "
-                             "newest grid; default: the newest of all")
+        command.add_argument("grid", nargs="*", metavar="GRID", help="folder of a grid, or an experiment for its newest "
+                             "grid; default: the newest grid of all")
         command.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="default: outputs")
         if name == "status":
-            command.add_argument("--every", type=float, metavar="SECONDS", help="show it again and again")
+            command.add_argument("--every", type=float, metavar="SECONDS", help="repeat the table at this interval")
     return parser
 
 
@@ -87,7 +87,7 @@ def _fields() -> str:
     types = typing.get_type_hints(Slurm)
     lines = [f"  {field.name:<18} {spec_of(field).describe(types[field.name])}: {spec_of(field).help}"
              for field in dataclasses.fields(Slurm)]
-    return "\n".join(["fields of hydra/launcher=slurm (elsewhere hydra.launcher.shards=8; yours in conf/local/slurm.yaml):",
+    return "\n".join(["fields of hydra/launcher=slurm (elsewhere hydra.launcher.shards=8; yours: conf/local/slurm.yaml):",
                       *lines])
 
 

@@ -1,4 +1,4 @@
-"""The commands of SLURM, each with one line for what goes wrong."""
+"""The commands of SLURM. Every failure is an error of one line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 
 _SECONDS = 60
 _OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")
-"""States of jobs that are no more, and that SLURM lists for some minutes."""
+"""States of ended jobs, which SLURM still lists for some minutes."""
 _MOST_ARRAY = 1000
-"""Jobs of an array where SLURM does not say: one less than its default for MaxArraySize."""
+"""Size of an array if SLURM does not report its limit: one less than its default for MaxArraySize."""
 
 
 def is_here() -> bool:
@@ -23,7 +23,7 @@ def is_here() -> bool:
 
 
 def ask(*command: str, ignored: Sequence[signal.Signals] = ()) -> str:
-    """What a command of SLURM prints. Raises UserError with what it complains of, in one line.
+    """The output of a command of SLURM. Raises UserError with its complaint, in one line.
 
     Args:
         ignored: signals that do not end the command.
@@ -46,14 +46,14 @@ def ask(*command: str, ignored: Sequence[signal.Signals] = ()) -> str:
 
 
 def one_line(complaint: str) -> str:
-    """What SLURM says of a mistake, without its prefixes."""
+    """SLURM's message about a mistake, without its prefixes."""
     lines = [re.sub(r"^(sbatch|srun|scontrol|squeue|sinfo|scancel|sacct): (error: )?", "", line.strip())
              for line in complaint.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line))
 
 
 def check(partition: str | None) -> None:
-    """Raises UserError where jobs cannot be submitted from here, or not to this partition."""
+    """Raises UserError if jobs cannot be submitted from this machine or to this partition."""
     if shutil.which("sbatch") is None:
         ask("sbatch", "--version")
     known = sorted(set(ask("sinfo", "--all", "--noheader", "--format=%R").split()))
@@ -64,19 +64,19 @@ def check(partition: str | None) -> None:
 
 
 def largest_array() -> int:
-    """Jobs that an array can have."""
+    """Largest number of jobs in an array."""
     match = re.search(r"MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"))
     return max(1, int(match[1]) - 1) if match else _MOST_ARRAY
 
 
 def live(ids: Collection[str]) -> dict[str, str]:
-    """State of those jobs that are waiting or running. Raises UserError."""
+    """States of the jobs that are waiting or running, by id. Raises UserError."""
     if not ids:
         return {}
     try:
         listed = ask("squeue", "--noheader", "--array", "--jobs", ",".join(_whole(ids)), "--format=%i|%T")
     except UserError as error:
-        if "Invalid job id" in str(error):  # it has forgotten them all
+        if "Invalid job id" in str(error):  # SLURM has forgotten all of them
             return {}
         raise
     states = dict(line.strip().split("|") for line in listed.splitlines() if "|" in line)
@@ -84,7 +84,7 @@ def live(ids: Collection[str]) -> dict[str, str]:
 
 
 def ended(ids: Collection[str]) -> dict[str, tuple[str, str]]:
-    """(state and exit code, node) of jobs, as accounting has it; nothing where there is no accounting."""
+    """(state and exit code, node) of jobs from SLURM's accounting, by id; empty if the cluster has no accounting."""
     if not ids:
         return {}
     try:
@@ -106,8 +106,8 @@ def state(id: str) -> str:
 
 
 def requeue(id: str) -> None:
-    """Puts a running job back into the queue, and so ends it. Raises UserError."""
-    # What SLURM sends to all processes of the job reaches this command too, which runs in it.
+    """Puts a running job back into the queue, which ends the job. Raises UserError."""
+    # This command runs in the job, so that a signal to all processes of the job reaches it as well.
     ask("scontrol", "requeue", id, ignored=[signal.SIGTERM])
 
 
@@ -119,5 +119,5 @@ def cancel(ids: Iterable[str]) -> None:
 
 
 def _whole(ids: Iterable[str]) -> Sequence[str]:
-    """Arrays by their one id: SLURM answers for all of their jobs."""
+    """The ids without the numbers within arrays: SLURM answers for all jobs of an array."""
     return sorted({id.partition("_")[0] for id in ids})

@@ -3,8 +3,8 @@
     grid.json       the command, its points, and every submission with the ids of its jobs
     code/           the code that the jobs run
     points/         the configuration of each point
-    jobs/           what befell each job, a line each time: started, died, requeued, ...
-    logs/           what SLURM, submitit and the workers wrote
+    jobs/           the events of each job, one a line: started, died, requeued, ...
+    logs/           the output of SLURM, submitit and the workers
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import UserError, writing
 from dflash_mcmc.grid.launcher import Slurm
 from dflash_mcmc.store.files import append_line, cut_torn_line, write_atomically
 from dflash_mcmc.store.locks import Locks
+
+if TYPE_CHECKING:
+    from dflash_mcmc.grid.planning import Planned
 
 GRIDS = "grids"
 _FILE = "grid.json"
@@ -36,10 +40,18 @@ class Point:
     label: str
     overrides: list[str]
     choices: dict[str, str]
-    """Option of each group."""
+    """The chosen option of each group."""
     digest: str
+    """The hash of the run's identity."""
     folder: str
-    """Of the run."""
+    """The run folder."""
+
+    @classmethod
+    def of(cls, planned: Planned) -> Point:
+        """The point as `grid.json` keeps it."""
+        job = planned.job
+        return cls(label=planned.label, overrides=list(job.overrides), choices=dict(job.choices), digest=planned.digest,
+                   folder=str(planned.folder))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,28 +59,28 @@ class SlurmJob:
     """One job of SLURM: a shard of a point."""
 
     id: str
-    """As SLURM has it: `17`, or `17_3` in an array."""
+    """SLURM's id: `17`, or `17_3` in an array."""
     point: int
     shard: int
     shards: int
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """Base name of the job's files."""
         return f"{self.point:04d}-{self.shard}"
 
 
 @dataclass(slots=True, kw_only=True)
 class Grid:
-    """What `grid.json` says."""
+    """The content of `grid.json`."""
 
     folder: Path
     token: str
     name: str
-    """Of the experiment."""
+    """Name of the experiment."""
     command: list[str]
     directory: str
-    """Where it was submitted."""
+    """Working folder of the submission."""
     created: str
     launcher: Slurm
     points: list[Point]
@@ -76,7 +88,7 @@ class Grid:
 
     @classmethod
     def create(cls, outputs: Path, name: str, command: list[str], launcher: Slurm, points: list[Point]) -> Grid:
-        """A new folder, with its `grid.json`. Raises UserError."""
+        """Makes a folder with its `grid.json`. Raises UserError."""
         now, token = datetime.datetime.now(), secrets.token_hex(4)
         folder = outputs / name / GRIDS / f"{now:%Y%m%d-%H%M%S-%f}-{token}"
         try:
@@ -91,7 +103,7 @@ class Grid:
 
     @classmethod
     def read(cls, folder: Path) -> Grid:
-        """Raises UserError where it is none."""
+        """The grid in a folder. Raises UserError if the folder is not a grid's."""
         try:
             values = json.loads((folder / _FILE).read_text())
             return cls(folder=folder, **{**values, "launcher": Slurm(**values["launcher"]),
@@ -107,7 +119,7 @@ class Grid:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One submission at a time."""
+        """Only one process submits jobs of this grid at a time. Raises UserError."""
         locks = Locks(self.folder / "lock")
         try:
             if not locks.take(0):
@@ -117,27 +129,27 @@ class Grid:
             locks.close()
 
     def point_file(self, point: int) -> Path:
-        """Configuration of a point."""
+        """File with the configuration of a point."""
         return self.folder / "points" / f"{point:04d}.yaml"
 
     def log_file(self, job: SlurmJob) -> Path:
-        """What a job's workers wrote."""
+        """File with the output of a job's workers."""
         return self.folder / "logs" / f"{job.name}.log"
 
     def note(self, job: SlurmJob, event: str, reason: str = "", **more: int) -> None:
-        """Adds a line to what befell a job. Raises UserError where it cannot be written."""
+        """Adds an event of a job. Raises UserError if it cannot be written."""
         line = {"time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "job": job.id, "point": job.point,
                 "shard": job.shard, "shards": job.shards, "node": node(), "event": event, "reason": reason, **more}
         path = self.folder / "jobs" / f"{job.name}.jsonl"
         with writing(path):
             if path.exists():
-                cut_torn_line(path)  # what a node that failed has left
+                cut_torn_line(path)  # left by a node that failed
             file = path.open("ab", buffering=0)
         with file:
             append_line(path, file, json.dumps(line).encode() + b"\n")
 
     def events(self, job: SlurmJob) -> list[dict]:
-        """What befell a job, in order; a line that is being written is left out."""
+        """The events of a job, in order, without a line that is still being written."""
         path = self.folder / "jobs" / f"{job.name}.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []
         return [event for event in map(json.loads, lines) if event["job"] == job.id]
@@ -149,7 +161,7 @@ def node() -> str:
 
 
 def find(names: Sequence[str], outputs: Path) -> list[Grid]:
-    """The grids that are meant: by folder, or by experiment its newest; without names the newest of all. Raises UserError."""
+    """The grids of these names: a folder, or an experiment for its newest grid; without names the newest. Raises UserError."""
     if not names:
         return [Grid.read(_newest(outputs.glob(f"*/{GRIDS}/*/{_FILE}"), f"{outputs}/: no grid was submitted from here"))]
     return [Grid.read(_folder(name, outputs)) for name in names]
@@ -167,7 +179,7 @@ def _folder(name: str, outputs: Path) -> Path:
 
 
 def _newest(files: Iterator[Path], otherwise: str) -> Path:
-    """Names begin with the time."""
+    """The newest grid: names of folders begin with the time. Raises UserError with `otherwise` if there is none."""
     folders = sorted((file.parent for file in files), key=lambda folder: folder.name)
     if not folders:
         raise UserError(otherwise)

@@ -1,4 +1,4 @@
-"""The fields of `hydra/launcher=slurm`: what a grid asks SLURM for, and how its jobs deal with what befalls them."""
+"""The fields of `hydra/launcher=slurm`: the resources of a grid's jobs, and how they handle time limits and failures."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ MOST_JOBS = 1000
 class Slurm:
     """Jobs of SLURM: one for each point of a grid and each of its shards, on one node each."""
 
-    partition: str | None = runtime("partition, or several with commas; null takes the cluster's default")
-    account: str | None = runtime("account that is charged; null takes yours")
-    qos: str | None = runtime("quality of service; null takes yours")
+    partition: str | None = runtime("partition, or several with commas; null = the cluster's default")
+    account: str | None = runtime("account that is charged; null = your default account")
+    qos: str | None = runtime("quality of service; null = your default")
     gpus: int = runtime("GPUs of a job", ge=0, le=64)
     cpus: int = runtime("CPU cores of a job", ge=1, le=1024)
-    memory_gb: float | None = runtime("memory of a job, in GB; null takes the cluster's default", gt=0)
-    minutes: int = runtime("time limit of a job; it is requeued at its end and goes on", ge=1)
-    array_parallelism: int = runtime("jobs of the grid that run at once, at most", ge=1)
-    shards: int = runtime("jobs that draw each point together, at most one for each pending sample", ge=1)
-    processes: int | None = runtime("processes of a job, started by accelerate where there are several; null is one for each "
+    memory_gb: float | None = runtime("memory of a job, in GB; null = the cluster's default", gt=0)
+    minutes: int = runtime("time limit of a job; at the limit the job is requeued and goes on", ge=1)
+    array_parallelism: int = runtime("largest number of the grid's jobs that run at once", ge=1)
+    shards: int = runtime("jobs that share each point, at most one for each pending sample", ge=1)
+    processes: int | None = runtime("processes of a job, started by accelerate if there are several; null = one for each "
                                     "GPU", ge=1, le=64)
-    grace_seconds: int = runtime("before the time limit samples under way are finished or given up, and the job is requeued; "
-                                 "at most half of the limit", ge=5, le=3600)
-    max_requeues: int = runtime("times that a job is requeued, at time limits and preemptions", ge=0)
-    max_restarts: int = runtime("times that a worker process that died is started again in its job without a new record", ge=0)
-    setup: list[str] = runtime("shell lines ahead of Python: modules, a virtual environment")  # noqa: RUF009
-    python: str | None = runtime("command that starts Python in a job, such as `apptainer exec image.sif python`; null is the "
+    grace_seconds: int = runtime("time before the time limit in which started samples are finished or given up and the job "
+                                 "is requeued; at most half of the limit", ge=5, le=3600)
+    max_requeues: int = runtime("how often a job is requeued, at time limits and preemptions", ge=0)
+    max_restarts: int = runtime("restarts of a worker process that dies, in its job and without a new record", ge=0)
+    setup: list[str] = runtime("shell lines before Python starts: modules, a virtual environment")  # noqa: RUF009
+    python: str | None = runtime("command that starts Python in a job, such as `apptainer exec image.sif python`; null = the "
                                  "interpreter of the submission")
-    confirm: bool = runtime(f"submit more than {MOST_JOBS:,} jobs")
+    confirm: bool = runtime(f"allow the submission of more than {MOST_JOBS:,} jobs")
 
     @property
     def num_processes(self) -> int:
@@ -82,7 +82,7 @@ def to_launcher(node: DictConfig) -> Slurm:
 
 
 def changed(launcher: Slurm, overrides: Sequence[str]) -> Slurm:
-    """The fields with others in their place: `minutes=240`. Raises UserError, of one line."""
+    """The launcher with some fields changed, such as `minutes=240`. Raises UserError, of one line."""
     names = [field.name for field in dataclasses.fields(Slurm)]
     types = typing.get_type_hints(Slurm)
     node = OmegaConf.structured(launcher)
@@ -100,6 +100,6 @@ def changed(launcher: Slurm, overrides: Sequence[str]) -> Slurm:
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """A command line with the launcher's fields under their whole names: `shards=8` is `hydra.launcher.shards=8`."""
+    """A command line with full names for the launcher's fields: `shards=8` becomes `hydra.launcher.shards=8`."""
     names = {field.name for field in dataclasses.fields(Slurm)}
     return [PREFIX + text if text.partition("=")[0] in names and "=" in text else text for text in arguments]

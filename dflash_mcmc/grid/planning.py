@@ -1,4 +1,4 @@
-"""Points of a grid, what each of them lacks, and how many jobs that takes. Loads no model."""
+"""The points of a grid, the samples that each of them lacks, and the number of jobs. Loads no model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from dflash_mcmc.store.records import SampleKey, record_files
 
 
 class Planned(NamedTuple):
-    """A point, and what it lacks."""
+    """A point and the samples that it lacks."""
 
-    config: Config
-    overrides: list[str]
-    choices: dict[str, str]
+    job: Job
     label: str
     digest: str
     folder: Path
@@ -36,16 +34,16 @@ class Planned(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """What a run's records say, without being kept."""
+    """What a grid reads from the records of a run; the records themselves are not kept in memory."""
 
     verdicts: dict[SampleKey, str | None]
-    """None of a probe's unit, which has no verdict."""
+    """Verdict of each recorded sample; None for a unit of a probe."""
     share_seconds: float | None
     """Mean seconds that a process spent for a sample."""
 
 
 def plan(jobs: Sequence[Job]) -> list[Planned]:
-    """The points of a checked command, in their order; those that come to one run and ask for no more of it are one.
+    """The points of a checked command, in order. Points of the same run are merged if one asks for all samples of the other.
 
     Raises UserError.
     """
@@ -59,9 +57,8 @@ def plan(jobs: Sequence[Job]) -> list[Planned]:
         if any(keys <= point.asked for point in of_run):
             continue
         of_run[:] = [point for point in of_run if not point.asked <= keys]
-        named = label if len(jobs) > 1 and label else config.label()
-        of_run.append(Planned(config, list(job.overrides), dict(job.choices), named, digest, folder, keys,
-                              pending(folder, keys)))
+        name = label if len(jobs) > 1 and label else config.label()
+        of_run.append(Planned(job, name, digest, folder, keys, pending(folder, keys)))
     return [point for of_run in planned.values() for point in of_run]
 
 
@@ -71,24 +68,24 @@ def asked(config: Config) -> frozenset[SampleKey]:
 
 
 def pending(folder: Path, keys: Set[SampleKey]) -> int:
-    """Samples that a run lacks; 1 where it lacks nothing but the summary of all. Raises UserError."""
+    """Number of samples that a run lacks; 1 if only the summary of all samples is missing. Raises UserError."""
     verdicts, path = recorded(folder).verdicts, folder / "summary.json"
     if missing := len(keys - verdicts.keys()):
         return missing
     try:
         summary = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # a machine that fails can leave it empty
+    except (FileNotFoundError, ValueError):  # a machine that fails can leave the file empty
         return 1
     return int(summary.get("num_samples", summary.get("num_units")) != len(verdicts))
 
 
 def recorded(folder: Path) -> Recorded:
-    """What is recorded in a run's folder, while others write to it. Raises UserError."""
+    """Reads the records in a run's folder, to which other processes may be writing. Raises UserError."""
     verdicts, shares = {}, []
     for path in record_files(folder).values():
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):  # it is being written, or what a killed process left
+                if not line.endswith(b"\n"):  # still being written, or left by a killed process
                     break
                 try:
                     record = json.loads(line)
@@ -101,10 +98,10 @@ def recorded(folder: Path) -> Recorded:
 
 
 def num_shards(num_pending: int, shards: int) -> int:
-    """Jobs of a point: none has nothing to draw."""
+    """Number of jobs of a point: at most one for each pending sample."""
     return min(num_pending, shards)
 
 
 def failed(verdicts: dict[SampleKey, str | None]) -> int:
-    """Samples that could not be drawn."""
+    """Number of samples that could not be drawn."""
     return Counter(verdicts.values())[NOT_DRAWN]

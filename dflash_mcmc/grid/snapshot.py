@@ -1,7 +1,7 @@
-"""What the jobs of a grid run: the code as it is at submission, and each point's configuration, resolved.
+"""What the jobs of a grid run: the code as of its submission and the resolved configuration of each point.
 
-A queued job reads neither the checkout nor `conf/`: what is edited after submission cannot reach it. Installed packages, those
-with plugins too, data and checkpoints are not copied; that data and checkpoint are the same is checked when the job starts.
+A queued job reads neither the checkout nor `conf/`: an edit after the submission does not reach it. Installed packages,
+including plugins, data and checkpoints are not copied. A job checks when it starts that data and checkpoint are the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from dflash_mcmc.config.checks import to_config
-from dflash_mcmc.config.command import config_folder
+from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import UserError
@@ -26,7 +26,7 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 def copy_code(code: Path) -> None:
-    """Copies package and `conf/`, and notes the commit that they are of. Raises UserError where there is no room."""
+    """Copies the package and `conf/`, and notes their commit. Raises UserError if the disk is full."""
     from dflash_mcmc.run.provenance import COMMIT_NOTE, commit
 
     try:
@@ -34,12 +34,12 @@ def copy_code(code: Path) -> None:
         if config_folder().parent != PACKAGE:
             shutil.copytree(config_folder(), code / "conf", ignore=_LEFT_OUT)
         (code / COMMIT_NOTE).write_text(json.dumps(commit()) + "\n")
-    except shutil.Error as error:  # of all files that could not be copied
+    except shutil.Error as error:  # lists all files that could not be copied
         raise UserError(f"paths.outputs: cannot write to {code}: {error.args[0][0][2]}") from error
 
 
 def write_point(path: Path, config: Config, code: Path) -> None:
-    """Writes the configuration of a point, with every path absolute and the package's own files in the snapshot."""
+    """Writes the configuration of a point. Paths become absolute; files of the package become those of the snapshot."""
     values = dataclasses.asdict(config)
     for name, _, _, value in walk(config):
         if isinstance(value, str):
@@ -61,7 +61,7 @@ def read_point(path: Path) -> Config:
 
 
 def check_identity(config: Config, digest: str) -> None:
-    """Raises UserError where model, draft or dataset are no longer what was submitted: the records would be another run's."""
+    """Raises UserError if model, draft or dataset have changed since the submission: the records would be of another run."""
     found = identity_hash(config)
     if found != digest:
         raise UserError(f"the content of model, draft or dataset has changed since the grid was submitted (run {digest}, now "

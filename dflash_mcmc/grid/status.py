@@ -1,4 +1,4 @@
-"""How far a grid is: its points from their run folders, its jobs from SLURM, and why those failed that did."""
+"""The state of a grid: its points from their run folders, its jobs from SLURM, and the reasons of failed jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dflash_mcmc.grid.folder import Grid, SlurmJob
 
 
 class State(NamedTuple):
-    """Of a job."""
+    """The state of a job."""
 
     word: str
     """`running`, `pending`, `completed`, `failed`, ..."""
@@ -22,7 +22,7 @@ class State(NamedTuple):
 
 
 class PointProgress(NamedTuple):
-    """Of a point."""
+    """The numbers of samples of a point that are done, pending and failed, and the mean seconds of a sample."""
 
     done: int
     pending: int
@@ -31,7 +31,7 @@ class PointProgress(NamedTuple):
 
 
 def states(grid: Grid) -> dict[str, State]:
-    """State of each job, by id. Without SLURM on this machine, what the jobs themselves have noted last."""
+    """State of each job, by id. On a machine without SLURM, the last event that each job has noted."""
     ids = [job.id for job in grid.jobs]
     queue, over = (cluster.live(ids), cluster.ended(ids)) if cluster.is_here() else ({}, {})
     found = {}
@@ -57,7 +57,7 @@ def _noted(grid: Grid, job: SlurmJob) -> State:
 
 
 def progress(grid: Grid, number: int) -> PointProgress:
-    """Of a point, from its run folder alone. Raises UserError."""
+    """The progress of a point, read from its run folder alone. Raises UserError."""
     keys = planning.asked(snapshot.read_point(grid.point_file(number)))
     recorded = planning.recorded(Path(grid.points[number].folder))
     verdicts = {key: verdict for key, verdict in recorded.verdicts.items() if key in keys}
@@ -65,7 +65,7 @@ def progress(grid: Grid, number: int) -> PointProgress:
 
 
 def table(grid: Grid) -> str:
-    """The grid's points, and a line for each job that failed and is missed. Raises UserError."""
+    """A table of the points, and a line for each job that ended and whose samples no other job draws. Raises UserError."""
     from tabulate import tabulate
 
     jobs, rows, missed, lines = states(grid), [], 0, []
@@ -93,7 +93,7 @@ def _counts(words: list[str]) -> str:
 
 
 def _speed(at: PointProgress, running: int) -> tuple[str, str]:
-    """Samples a minute of the jobs that run, and the time that the rest takes them."""
+    """Samples a minute of the running jobs, and the time that they need for the pending samples."""
     if not running or not at.share_seconds or not at.pending:
         return "-", "-"
     seconds = round(at.pending * at.share_seconds / running)
@@ -101,7 +101,7 @@ def _speed(at: PointProgress, running: int) -> tuple[str, str]:
 
 
 def _why(grid: Grid, job: SlurmJob, state: State) -> str:
-    """A job that has ended with something left to do."""
+    """The line about a job that ended before its point was complete."""
     events = grid.events(job)
     shard = f", shard {job.shard + 1} of {job.shards}" if job.shards > 1 else ""
     at = f" on {state.node}" if state.node and state.node != "None assigned" else ""

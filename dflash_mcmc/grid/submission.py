@@ -1,4 +1,4 @@
-"""From a checked command line to jobs of SLURM, and what is missing of a grid to jobs again. The shell is free at once."""
+"""Submits the points of a checked command line, or the missing samples of a grid, as jobs of SLURM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def submit(command: Command) -> Grid | None:
-    """Submits a grid and says where it is; None where nothing is pending. Raises UserError, and leaves nothing then."""
+    """Submits a grid and prints its folder. Returns None if nothing is pending. Raises UserError and then leaves no files."""
     launcher = command.launcher
     _refuse(command)
     cluster.check(launcher.partition)
@@ -36,15 +36,14 @@ def submit(command: Command) -> Grid | None:
     _say_complete(points)
     if not shards:
         return None
-    outputs, name = Path(points[0].config.paths.outputs).absolute(), points[0].config.name
+    outputs, name = Path(points[0].job.config.paths.outputs).absolute(), points[0].job.config.name
     made = [parent for parent in (outputs / name / GRIDS, outputs / name, outputs) if not parent.exists()]
     grid = Grid.create(outputs, name, [*sys.orig_argv], launcher,
-                       [Point(label=point.label, overrides=point.overrides, choices=point.choices, digest=point.digest,
-                              folder=str(point.folder)) for point in points])
+                       [Point.of(point) for point in points])
     try:
         snapshot.copy_code(grid.folder / "code")
         for number, point in enumerate(points):
-            snapshot.write_point(grid.point_file(number), point.config, grid.folder / "code")
+            snapshot.write_point(grid.point_file(number), point.job.config, grid.folder / "code")
         _submit(grid, launcher, shards)
     except BaseException:
         shutil.rmtree(grid.folder)
@@ -57,14 +56,14 @@ def submit(command: Command) -> Grid | None:
 
 
 def resume(grid: Grid, launcher: Slurm) -> None:
-    """Submits points that lack samples and have no job that waits or runs, with the code and configurations of the grid.
+    """Submits the points that lack samples and have no waiting or running job, with the code and configurations of the grid.
 
     Raises UserError.
     """
     cluster.check(launcher.partition)
     _submitit()
     with grid.locked():
-        grid.jobs = Grid.read(grid.folder).jobs  # another may have resumed it meanwhile
+        grid.jobs = Grid.read(grid.folder).jobs  # another process may have resumed it meanwhile
         ids = cluster.live([job.id for job in grid.jobs])
         live, pending = {job.point for job in grid.jobs if job.id in ids}, []
         for number, point in enumerate(grid.points):
@@ -95,7 +94,7 @@ def _refuse(command: Command) -> None:
 
 
 def _refuse_grace(config: Config, launcher: Slurm) -> None:
-    """A worker has to be done ahead of its job's end."""
+    """Raises ConfigError if a worker would still be stopping at the end of its job."""
     seconds, longest = getattr(config.hardware, "grace_seconds", 0), GRACE_SHARE * launcher.grace_seconds
     if seconds > longest:
         raise ConfigError("hardware.grace_seconds", seconds, f"at most {longest:g} with hydra.launcher.grace_seconds="
@@ -110,7 +109,7 @@ def _submitit() -> None:
 
 
 def _shards(pending: Sequence[int], launcher: Slurm) -> list[SlurmJob]:
-    """The jobs, without ids. Raises UserError where they are too many to be meant."""
+    """The jobs, without ids. Raises UserError for a number of jobs that has to be confirmed."""
     counts = [planning.num_shards(number, launcher.shards) for number in pending]
     if sum(counts) > MOST_JOBS and not launcher.confirm:
         raise UserError(f"hydra.launcher: given {sum(counts):,} jobs for {sum(map(bool, counts)):,} points; allowed: at most "
@@ -120,11 +119,11 @@ def _shards(pending: Sequence[int], launcher: Slurm) -> list[SlurmJob]:
 
 
 def _submit(grid: Grid, launcher: Slurm, jobs: list[SlurmJob]) -> None:
-    """Hands the jobs to SLURM, as arrays, and notes their ids. Raises UserError, and cancels those that it had taken."""
+    """Submits the jobs as arrays and notes their ids. Raises UserError after it has cancelled the jobs that SLURM accepted."""
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    complaint = io.StringIO()  # submitit prints what sbatch says
+    complaint = io.StringIO()  # submitit prints the errors of sbatch
     executor = submitit.SlurmExecutor(grid.folder / "logs", python=launcher.python)
     executor.update_parameters(**_parameters(grid, launcher))
     size, taken = cluster.largest_array(), []
@@ -148,7 +147,7 @@ def _submit(grid: Grid, launcher: Slurm, jobs: list[SlurmJob]) -> None:
 
 
 def _parameters(grid: Grid, launcher: Slurm) -> dict[str, object]:
-    """For submitit."""
+    """The parameters of submitit."""
     wanted = {
         "partition": launcher.partition, "account": launcher.account, "qos": launcher.qos,
         "mem": f"{round(launcher.memory_gb * 1000)}M" if launcher.memory_gb else None,
@@ -158,20 +157,20 @@ def _parameters(grid: Grid, launcher: Slurm) -> dict[str, object]:
         **{name: value for name, value in wanted.items() if value is not None},
         "job_name": grid.name, "time": launcher.minutes, "nodes": 1, "ntasks_per_node": 1, "cpus_per_task": launcher.cpus,
         "array_parallelism": launcher.array_parallelism, "setup": [*launcher.setup, *_environment(grid, launcher)],
-        "srun_args": [f"--cpus-per-task={launcher.cpus}"],  # which srun no longer takes from its job
+        "srun_args": [f"--cpus-per-task={launcher.cpus}"],  # srun does not inherit it from its job
         "additional_parameters": {"signal": f"USR1@{launcher.grace_seconds}", "requeue": True},
         "teardown": _again(launcher.max_requeues),
     }
 
 
 def _environment(grid: Grid, launcher: Slurm) -> list[str]:
-    """The snapshot comes first, whatever the setup, the checkout or the environment of the submission say."""
+    """Python imports the snapshot first, independent of the setup, the checkout and the environment of the submission."""
     return [f"export PYTHONPATH={shlex.quote(str(grid.folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
             "export PYTHONSAFEPATH=1"]
 
 
 def _again(max_requeues: int) -> list[str]:
-    """Where the supervisor itself was killed, out of memory or before it could heed a signal, the job's shell requeues it."""
+    """The job's shell requeues the job if the supervisor itself was killed: out of memory, or before it handled signals."""
     return ["ended=$?",
             f'if [ "$ended" -gt 128 ] && [ "$ended" -ne 143 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {max_requeues} ]; then',
             '  scontrol requeue "$SLURM_JOB_ID"',
@@ -196,5 +195,5 @@ def _say(grid: Grid, jobs: list[SlurmJob], pending: int) -> None:
 
 
 def _short(folder: Path) -> str:
-    """Relative to where we are, if it is below."""
+    """The path relative to the working folder, if it is below that."""
     return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)

@@ -1,8 +1,8 @@
-"""In a job: starts the worker, starts it again where it dies, and requeues the job where SLURM takes its place away.
+"""The supervisor in a job: starts the worker, restarts it when it dies, and requeues the job when SLURM ends it early.
 
-A worker ends with 0 when nothing is left to claim, with 2 for a mistake of the user's, which no retry mends, and with 143 when
-it was asked to stop. Everything else, and every signal, is a death. Worker and supervisor are apart, so that a worker can be
-killed for its memory, and so that SLURM's requeue, which sends SIGTERM to all processes of the job, finds it ended.
+A worker ends with 0 when nothing is left to claim, with 2 for a mistake of the user, which no retry repairs, and with 143 when
+it was asked to stop. Every other exit code and every signal is a death. Worker and supervisor are separate processes: a worker
+can be killed for its memory, and it has ended before SLURM's requeue sends SIGTERM to all processes of the job.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from dflash_mcmc.process.ranks import SHARD
 from dflash_mcmc.store.records import record_files
 
 ENDINGS = "DFLASH_MCMC_ENDINGS"
-"""Environment variable: where processes of a launch note their ends, since the launcher has one exit code for all of them."""
+"""Environment variable: the file in which the processes of a launch note their exit codes. The launcher has only one."""
 _LAUNCHER = "accelerate.commands.launch"
 GRACE_SHARE = 0.9
-"""Of the grace time, for the worker; the rest is for the requeue."""
+"""The worker's share of the grace time; the rest is for the requeue."""
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS, _REPEAT_SECONDS, _SETTLE_SECONDS = 0.2, 2.0, 1.0
 _LAST_LINES, _LAST_BYTES = 3, 8000
 _BAR = re.compile(r"\d+%\|")
-"""Of progress."""
+"""A progress bar in a log."""
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """What submitit calls in a job. Everything else is in the grid's folder."""
+    """The function that submitit calls in a job. Everything else is in the grid's folder."""
 
     folder: str
     token: str
@@ -48,7 +48,7 @@ class Supervisor:
     shard: int
     shards: int
     launcher: Slurm
-    """Of this job's submission: those of a resumed grid can differ."""
+    """The fields of this job's submission, which can differ from those of the grid after a resume."""
     _noted: list[signal.Signals] = field(default_factory=list)
     _worker: subprocess.Popen | None = None
     _over: bool = False
@@ -80,18 +80,18 @@ class Supervisor:
             print(f"the worker died and is started again: {reason}", file=sys.stderr, flush=True)
 
     def _grid(self) -> Grid:
-        """Raises UserError."""
+        """The grid of this job. Raises UserError."""
         folder = Path(self.folder)
         if not (folder / "grid.json").is_file() or (grid := Grid.read(folder)).token != self.token:
             raise UserError(f"paths.outputs: {folder} is not a folder that is shared with node {node()}; allowed: one that "
                             "every node of the partition sees under the same name")
         if not Path(__file__).resolve().is_relative_to((folder / "code").resolve()):
-            raise UserError(f"hydra.launcher.python: Python on node {node()} has imported {Path(__file__)} in place of the "
+            raise UserError(f"hydra.launcher.python: Python on node {node()} has imported {Path(__file__)} instead of the "
                             f"code in {folder / 'code'}; allowed: a command that keeps PYTHONPATH and PYTHONSAFEPATH")
         return grid
 
     def _work(self, grid: Grid, job: SlurmJob) -> int:
-        """Runs a worker to its end; what is noted meanwhile is told to it. Returns its exit code."""
+        """Runs a worker to its end and passes signals on to it. Returns its exit code."""
         endings = grid.folder / "jobs" / f"{job.name}.{job.id}.endings"
         endings.unlink(missing_ok=True)
         with grid.log_file(job).open("ab") as log:
@@ -99,32 +99,32 @@ class Supervisor:
                 _command(grid, job, self.launcher), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_as_worker,
                 env={**os.environ, SHARD: f"{job.shard}/{job.shards}", ENDINGS: str(endings), **_launch(self.launcher)})
         self._wait(grid, job)
-        _tell(grid, job, signal.SIGKILL)  # processes of a launch can outlive their launcher
+        _signal(grid, job, signal.SIGKILL)  # processes of a launch can outlive their launcher
         return _joined(self._worker.returncode, endings)
 
     def _wait(self, grid: Grid, job: SlurmJob) -> None:
-        """Until the worker has ended; it is told what is noted, and killed where it does not heed it."""
-        told, deadline = 0.0, None
+        """Waits for the worker's end. Sends it the first signal that arrived, and kills it if it does not end in time."""
+        signalled, deadline = 0.0, None
         while self._worker.poll() is None:
             now = time.monotonic()
-            if self._noted and now - told > _REPEAT_SECONDS:  # again: it may not have been ready for the first
+            if self._noted and now - signalled > _REPEAT_SECONDS:  # repeated: the worker may have missed the first one
                 deadline = deadline or now + GRACE_SHARE * self.launcher.grace_seconds
-                told = now
-                self._look_whether_over(grid, job)  # now: SLURM may not wait for the worker's end
-                _tell(grid, job, self._noted[0] if now < deadline else signal.SIGKILL)
-                if now > deadline + _REPEAT_SECONDS:  # a launcher without its processes
+                signalled = now
+                self._look_whether_over(grid, job)  # here, since SLURM may not wait for the worker's end
+                _signal(grid, job, self._noted[0] if now < deadline else signal.SIGKILL)
+                if now > deadline + _REPEAT_SECONDS:  # the launcher is left without processes
                     self._worker.kill()
             time.sleep(_POLL_SECONDS)
 
     def _asked_to_stop(self) -> bool:
-        """SLURM tells worker and supervisor at once, and the worker may be the first to end."""
+        """Whether a signal arrives soon. SLURM signals worker and supervisor at once, and the worker may end first."""
         until = time.monotonic() + _SETTLE_SECONDS
         while not self._noted and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
         return bool(self._noted)
 
     def _stop(self, grid: Grid, job: SlurmJob) -> None:
-        """Requeues the job where it is to go on, and ends."""
+        """Requeues the job, unless SLURM has ended it, and ends the process."""
         heard = " and ".join(dict.fromkeys(number.name for number in self._noted))
         self._look_whether_over(grid, job)
         if self._over:
@@ -141,12 +141,12 @@ class Supervisor:
         _end(STOPPED, f"requeued: {heard}")
 
     def _look_whether_over(self, grid: Grid, job: SlurmJob) -> None:
-        """SIGTERM comes when SLURM ends the job, and requeues it or not; and ahead of that, while it lets the job run on."""
+        """Notes whether SLURM has ended the job. SIGTERM alone does not show it: SLURM also sends it to jobs that run on."""
         if signal.SIGTERM not in self._noted or self._over:
             return
         try:
             state = cluster.state(job.id)
-        except UserError:  # it does not answer: then it does not requeue either, and says why
+        except UserError:  # SLURM does not answer; the requeue will fail as well and report why
             return
         if state != "RUNNING":
             self._over = True
@@ -158,7 +158,7 @@ class Supervisor:
 
 
 def _note(grid: Grid, job: SlurmJob, event: str, reason: str = "", **more: int) -> None:
-    """A job whose notes cannot be written, on a full disk, is requeued and restarted all the same."""
+    """Notes an event. If it cannot be written, on a full disk, the job is requeued and restarted all the same."""
     try:
         grid.note(job, event, reason, **more)
     except UserError as error:
@@ -166,54 +166,54 @@ def _note(grid: Grid, job: SlurmJob, event: str, reason: str = "", **more: int) 
 
 
 def _recorded(grid: Grid, job: SlurmJob) -> int:
-    """Bytes that are recorded of the job's run: more of them are progress."""
+    """Size of the records of the job's run in bytes: growth is progress."""
     return sum(path.stat().st_size for path in record_files(Path(grid.points[job.point].folder)).values())
 
 
 def _deaths_since(events: list[dict], recorded: int) -> int:
-    """Deaths of the job with as many bytes recorded as now. One that kills is given up in the end, and so recorded."""
+    """Number of deaths since the last progress. A sample that kills its workers is finally recorded as given up: progress."""
     return sum(event["event"] == "died" and event.get("recorded") == recorded for event in events)
 
 
 def die_with_parent() -> None:
-    """This process is killed when the one that started it dies: without a supervisor a worker would keep its claims.
+    """Has this process killed when its parent dies: a worker without a supervisor would keep its claims.
 
-    SLURM sees to it where it tracks processes by cgroups, and not everywhere else.
+    SLURM does the same only where it tracks processes by cgroups.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _as_worker() -> None:
-    """Notices are ignored by launchers, which would die of them, and until the worker heeds them itself."""
+    """Ignores the signals of SLURM: launchers would die of them, and the worker sets its own handlers later."""
     die_with_parent()
     for number in _NOTICES:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _arguments(grid: Grid, job: SlurmJob) -> list[str]:
-    """How every worker's command ends."""
+    """The end of every worker's command."""
     return ["-m", "dflash_mcmc.grid.work", str(grid.folder), str(job.point)]
 
 
 def _command(grid: Grid, job: SlurmJob, launcher: Slurm) -> list[str]:
-    """The worker, or the launcher of several."""
+    """The command of the worker, or of the launcher of several workers."""
     work = _arguments(grid, job)
     processes = launcher.num_processes
     if processes == 1:
         return [sys.executable, *work]
-    # Port 0 takes a free one: two jobs can share a node.
+    # Port 0 selects a free port: two jobs can share a node.
     return [sys.executable, "-m", _LAUNCHER, "--multi_gpu", "--num_machines", "1", "--num_processes",
             str(processes), "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no", *work]
 
 
 def _launch(launcher: Slurm) -> dict[str, str]:
-    """Accelerate starts several processes on CPUs only where it is asked for several GPUs and told that there are none."""
+    """Environment of the launcher: accelerate starts several CPU processes only as GPU processes of a machine without GPUs."""
     return {"ACCELERATE_USE_CPU": "true"} if launcher.num_processes > 1 and not launcher.gpus else {}
 
 
-def _tell(grid: Grid, job: SlurmJob, number: signal.Signals) -> None:
-    """Sends a signal to the job's workers, not to their launcher, which waits for them."""
+def _signal(grid: Grid, job: SlurmJob, number: signal.Signals) -> None:
+    """Sends a signal to the job's workers, but not to their launcher, which waits for them."""
     import psutil
 
     here = os.environ.get("SLURM_JOB_ID")
@@ -223,12 +223,12 @@ def _tell(grid: Grid, job: SlurmJob, number: signal.Signals) -> None:
             if (command[-4:] == _arguments(grid, job) and _LAUNCHER not in command
                     and process.environ().get("SLURM_JOB_ID") == here):
                 process.send_signal(number)
-        except psutil.Error:  # it has just ended, or is another user's
+        except psutil.Error:  # the process has just ended, or belongs to another user
             continue
 
 
 def _joined(code: int, endings: Path) -> int:
-    """The exit code for a launch: where all of its processes came to an end of their own, the one that matters."""
+    """The exit code of a launch. If all its processes ended by themselves, the most important of their codes."""
     if code or not endings.is_file():
         return code
     codes = {int(line) for line in endings.read_text().split()}
@@ -241,11 +241,11 @@ def _reason(code: int, log: Path) -> str:
 
 
 def _last_lines(log: Path, count: int) -> str:
-    """Of what a worker wrote, as one line."""
+    """The last lines of a worker's output, as one line and without progress bars."""
     content = log.read_bytes()[-_LAST_BYTES:].decode(errors="replace") if log.is_file() else ""
     lines = [" ".join(line.split()) for line in content.replace("\r", "\n").split("\n")]
-    told = [line for line in lines if line and not _BAR.search(line)]
-    return " | ".join(told[-count:]).removeprefix("error: ") or "no word"
+    shown = [line for line in lines if line and not _BAR.search(line)]
+    return " | ".join(shown[-count:]).removeprefix("error: ") or "no word"
 
 
 def _job_id() -> str:

@@ -1,6 +1,6 @@
-"""In a job: one point of a grid, or this job's part of it. `python -m dflash_mcmc.grid.work GRID POINT`; jobs start it.
+"""A worker of a grid's job: one point, or this job's share of it. `python -m dflash_mcmc.grid.work GRID POINT`; jobs start it.
 
-Exit codes as of `python -m dflash_mcmc`; 0 also where samples are left that others draw.
+Exit codes are those of `python -m dflash_mcmc`. 0 also means that other workers draw the samples that are left.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from dflash_mcmc.config import command
+from dflash_mcmc.config.command import prepare
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.grid import snapshot
 from dflash_mcmc.grid.folder import Grid
@@ -20,23 +20,23 @@ from dflash_mcmc.process.program import STOPPED, USER_ERROR, guarded
 
 def main(arguments: list[str]) -> None:
     """Runs the point and exits."""
-    die_with_parent()  # that of a launch, too
+    die_with_parent()  # the parent may be the launcher of several processes
     code = guarded(lambda: _work(Path(arguments[0]), int(arguments[1])))
     if ranks.world_size() > 1 and code in (0, USER_ERROR, STOPPED):
         with Path(os.environ[ENDINGS]).open("a") as endings:
             endings.write(f"{code}\n")
-        code = 0  # the launcher would end the others
+        code = 0  # another exit code would make the launcher end the other processes
     sys.exit(code)
 
 
 def _work(folder: Path, number: int) -> None:
-    command.prepare()
+    from dflash_mcmc.run.loop import execute
+
+    prepare()
     grid = Grid.read(folder)
     point = grid.points[number]
     config = snapshot.read_point(grid.point_file(number))
     snapshot.check_identity(config, point.digest)
-    from dflash_mcmc.run.loop import execute
-
     result = execute(Job(config, tuple(point.overrides), point.choices))
     if not ranks.rank():
         print(f"{result.folder}: {result.num_new} new")

@@ -1,1 +1,1 @@
-"""The process itself: its rank, how it stops, the same bits on every processor, exit codes."""
+"""The process itself: its rank, its signals, its machine, the same bits in every batch, exit codes."""

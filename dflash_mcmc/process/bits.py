@@ -1,8 +1,8 @@
-"""The same bits in every batch: what float32 on a CPU needs besides shapes that are kept to (`engine/ladder.py`).
+"""The same bits in every batch: the setting that float32 on a CPU needs besides shapes that are kept to (`engine/ladder.py`).
 
-On Intel's processors MKL adds up a product in an order that depends on the number of its rows, so that a sample would hang on
-what is drawn beside it, in its last bits. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)
-does not; it costs no time here (LOG.md, "Bits"). On other processors MKL has no such mode, and where measured needs none.
+On Intel's processors MKL adds up a product in an order that depends on the number of its rows. The last bits of a sample would
+then depend on the samples drawn with it. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)
+keeps one order; it costs no time here (LOG.md, "Bits"). On other processors MKL has no such mode; those measured need none.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dflash_mcmc.process import machine
+
 VARIABLE = "MKL_CBWR"
-_CPUINFO = Path("/proc/cpuinfo")
 
 
-def keep(cpuinfo: Path = _CPUINFO) -> None:
-    """Asks MKL for it, in this process and those it starts. Comes before the first product; what is set already stays."""
-    try:
-        intel = "GenuineIntel" in cpuinfo.read_text()
-    except OSError:  # no Linux: nothing is known of the processor
-        return
-    if intel:
+def keep(cpuinfo: Path = machine.CPUINFO) -> None:
+    """Sets MKL's strict mode for this process and those that it starts, on Intel's processors.
+
+    It has to be called before the first product. A mode that is set already stays.
+    """
+    if machine.is_intel(cpuinfo):
         os.environ.setdefault(VARIABLE, "AUTO,STRICT")

@@ -1,8 +1,8 @@
-"""What the project's command lines share: exit codes, and errors of one line.
+"""The frame of the project's command lines: exit codes, and errors of one line.
 
-Exit codes: 0 done; 2 something to mend in the command, the configuration or the files; 130 stopped with Ctrl-C; 143 stopped by
+Exit codes: 0 done; 2 a mistake in the command, the configuration or the files; 130 stopped with Ctrl-C; 143 stopped by
 SIGTERM, SIGUSR1 or SIGUSR2, with more to draw.
-DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise told in one line.
+DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise printed in one line.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ _HINT = "nothing recorded is lost: run the same command again and it goes on fro
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Raises UserError for a command line that it cannot take."""
+    """An argument parser that raises UserError for a wrong command line."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
 
 
 def run(body: Callable[[list[str]], None], arguments: list[str] | None = None) -> NoReturn:
-    """Runs a program on these arguments, null takes the command line's, and exits."""
+    """Runs a program with these arguments, None for those of the command line, and exits."""
     arguments = sys.argv[1:] if arguments is None else arguments
     sys.exit(guarded(lambda: body(arguments)))
 
 
 def guarded(body: Callable[[], None]) -> int:
-    """Exit code of a program whose user errors are one line each."""
+    """Runs a program and returns its exit code. A mistake of the user is printed in one line."""
     try:
         body()
         return 0
-    except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (UserError, OSError) as error:
-        told = of_the_disk(error) or error
-        if os.environ.get("DFLASH_MCMC_TRACEBACK") or not isinstance(told, UserError):
+        shown = of_the_disk(error) or error
+        if os.environ.get("DFLASH_MCMC_TRACEBACK") or not isinstance(shown, UserError):
             raise
-        print(f"error: {told}", file=sys.stderr)
+        print(f"error: {shown}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         print(f"\nstopped; {_HINT}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Where this process stands among those that draw together, in a launch (`accelerate launch`, `torchrun`) or a grid's jobs.
+"""The rank of this process among those that share a run, in a launch (`accelerate launch`, `torchrun`) or in a grid's jobs.
 
-They need no process group and no word with each other: what is pending is claimed in the run's folder (`store.py`).
+The processes have no process group and exchange no messages: they claim pending samples in the run folder (`store/locks.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHARD = "DFLASH_MCMC_SHARD"
 
 
 class RankPlace(NamedTuple):
-    """One of so many processes, from 0."""
+    """The index of a process, from 0, and the number of processes."""
 
     index: int
     count: int
@@ -43,23 +43,23 @@ def local_world_size() -> int:
 
 
 def in_shard() -> bool:
-    """Whether other jobs draw the same run, as far as is known."""
+    """Whether this is a grid's job, so that other jobs may draw the same run."""
     return SHARD in os.environ
 
 
 def place() -> RankPlace:
-    """Among all processes that draw this run, as far as they know of each other: each begins at its own part of the work."""
+    """The place among all known processes that draw this run. Each of them starts at its own part of the work."""
     index, _, count = os.environ.get(SHARD, "0/1").partition("/")
     return RankPlace(int(index) * world_size() + rank(), int(count) * world_size())
 
 
 def own_part_first(items: Sequence[T]) -> Sequence[T]:
-    """All of them, from this process's part on: processes that begin apart seldom meet."""
+    """All items, rotated to start with this process's part: processes that start apart rarely compete for a sample."""
     index, count = place()
     start = len(items) * index // count
     return [*items[start:], *items[:start]]
 
 
 def waits() -> bool:
-    """Whether this process stays until the run is complete: the first of a launch, but no job that others can do without."""
+    """Whether this process waits until the run is complete: the first of a launch, but not a grid's job of one process."""
     return not rank() and (not in_shard() or world_size() > 1)

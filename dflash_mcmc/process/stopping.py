@@ -1,7 +1,7 @@
-"""Ends that are asked for: SIGTERM, SIGUSR1 and SIGUSR2, as SLURM and launchers send them ahead of a kill.
+"""Requested stops: SIGTERM, SIGUSR1 and SIGUSR2, which SLURM and launchers send before they kill a process.
 
-What is under way gets some seconds to be finished and recorded, nothing new is begun, and the rest is given up: the next start
-draws it, with the same randomness. Ctrl-C is Python's own KeyboardInterrupt, at once.
+Samples that are started get some seconds to be finished and recorded, and no new ones are started. The next start draws the
+rest, with the same randomness. Ctrl-C raises Python's own KeyboardInterrupt at once.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _TERM_SECONDS = 20.0
-"""SLURM, and torchrun, kill 30 seconds behind a SIGTERM by default."""
+"""SLURM and torchrun kill 30 seconds after a SIGTERM by default."""
 _noted: list[signal.Signals] = []
 
 
 class Stopped(BaseException):
-    """The process was asked to end and has more to do; no Exception, so that nothing takes it for a failure."""
+    """The process was asked to end and has more to do. Not an Exception, so that nothing handles it as a failure."""
 
 
 @contextmanager
 def heeded(grace_seconds: float) -> Iterator[None]:
-    """Inside, a signal is a request. So many seconds behind it Stopped is raised, wherever the program is.
+    """Inside, a signal is a request. `Stopped` is raised `grace_seconds` after the first signal, anywhere in the program.
 
-    Outside the main thread, where no handlers can be set, signals do what they did before.
+    Outside the main thread no handlers can be set, and signals keep their meaning.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -35,7 +35,7 @@ def heeded(grace_seconds: float) -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         seconds = min(grace_seconds, _TERM_SECONDS) if number == signal.SIGTERM else grace_seconds
         first, left = not _noted, signal.getitimer(signal.ITIMER_REAL)[0]
-        _noted.append(signal.Signals(number))  # ahead of the timer, whose handler reads it
+        _noted.append(signal.Signals(number))  # before the timer starts, whose handler reads it
         if first or seconds < left:
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
 
@@ -54,12 +54,12 @@ def heeded(grace_seconds: float) -> Iterator[None]:
 
 
 def requested() -> bool:
-    """Whether nothing new is to be begun."""
+    """Whether a stop was requested, so that no new sample is started."""
     return bool(_noted)
 
 
 def check() -> None:
-    """Raises Stopped where an end was asked for."""
+    """Raises Stopped if a stop was requested."""
     if _noted:
         raise Stopped(_noted[0].name)
 

@@ -30,7 +30,7 @@ class TensorBoardTracker(Tracker):
     def check(self, config: Config) -> None:
         """Raises UserError before sampling if the package is missing."""
         if importlib.util.find_spec("tensorboard") is None:
-            raise UserError("tracker=tensorboard needs the package tensorboard, which is not installed: pip install tensorboard")
+            raise UserError("tracker=tensorboard: the package tensorboard is not installed: pip install tensorboard")
 
     def start(self, info: RunInfo) -> TensorBoardRun:
         """Opens an event file in the run folder. A resumed run has several event files, which TensorBoard reads as one run."""

@@ -1,4 +1,7 @@
-"""Draft blend: the mixture by hand; its place on the grid is in tests/engine/speculative/test_block_grid.py, its laws in tests/sampler."""
+"""`blend=draft`: the mixture by hand and the allowed combinations.
+
+Its block grid is tested in tests/engine/speculative/test_block_grid.py, its laws in tests/sampler.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ def test_mixture():
     assert DraftBlend(beta=0.25, grid="absolute").tapped_layers(8) == ()
 
 
-def test_decoding_is_token_by_token(make_config):
+def test_a_speculative_decoder_is_refused(make_config):
     with pytest.raises(UserError, match=r"decoder: given 'speculative_match'; allowed: plain with blend=draft"):
         make_config("draft=tiny", "blend=draft", "decoder=speculative_match")
 
 
-def test_the_published_grid_needs_what_goes_with_it(make_config):
+def test_the_published_grid_requires_its_sampler_options(make_config):
     with pytest.raises(UserError, match=r"blend.grid: given 'cut'; allowed: absolute; or sampler=power_mh sampler.resc"):
         make_config("draft=tiny", "blend=draft", "blend.grid=cut")
     with pytest.raises(UserError, match=r"sampler.rescore: given True; allowed: false without blend.grid=cut"):

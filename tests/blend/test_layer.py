@@ -1,4 +1,4 @@
-"""`blend=layer`: one head product of the mixed hidden state is the mixture of two head products."""
+"""`blend=layer`: the logits of the mixed hidden state equal the mixture of the logits of both states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.targets import FAMILIES, random_model
 @pytest.mark.parametrize("beta", [0.0, 0.05, 0.5, 1.0])
 @torch.inference_mode()
 def test_mixed_hidden_state_is_the_mixture_of_logits(family, norm, layer, beta):
-    """Against transformers' own `output_hidden_states`, whose entry l + 1 is the output of layer l."""
+    """Compared with `output_hidden_states` of transformers, where entry l + 1 is the output of layer l."""
     model = random_model(family)
     parts, blend = LanguageModel(model), LayerBlend(beta=beta, layer=layer, norm=norm)
     ids = torch.tensor([[5, 9, 30, 2]])
@@ -32,7 +32,7 @@ def test_mixed_hidden_state_is_the_mixture_of_logits(family, norm, layer, beta):
     assert ((mixed - expected).abs().max() / scale) < 1e-5
 
 
-def test_beta_zero_is_the_model_and_negative_layers_count_from_the_end():
+def test_beta_zero_changes_nothing_and_negative_layers_count_from_the_end():
     assert LayerBlend(beta=0.1, layer=-3, norm="none").tapped_layers(36) == (33,)
     assert LayerBlend(beta=0.1, layer=33, norm="none").tapped_layers(36) == (33,)
     for layer in (36, -37):

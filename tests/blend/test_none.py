@@ -7,7 +7,7 @@ import numpy as np
 from dflash_mcmc.blend.none import NoBlend
 
 
-def test_gives_the_last_hidden_state_back():
+def test_returns_the_last_hidden_state():
     last = np.array([1.0, -2.0])
     assert NoBlend().mix(last, [], lambda hidden: hidden * 0) is last
     assert NoBlend().tapped_layers(36) == ()

@@ -22,7 +22,6 @@ from tests.refusals import command_is_refused
 @pytest.fixture(autouse=True)
 def _empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a search sets it
     cli.prepare()
 
 
@@ -81,7 +80,7 @@ def test_mistakes_are_one_line_before_anything_runs(arguments, parts):
 
 
 class Executed:
-    """Stands in for a run: remembers the configurations, and does what a test says. Runs are those of one identity."""
+    """Replaces the run: remembers the configurations and does what a test asks for. Jobs of one identity are one run."""
 
     def __init__(self):
         self.configs, self.fails, self.complete = [], {}, set()
@@ -101,9 +100,9 @@ class Executed:
 
 @pytest.fixture
 def executed(monkeypatch):
-    monkeypatch.setattr("dflash_mcmc.run.loop.execute", stand_in := Executed())
-    monkeypatch.setattr("dflash_mcmc.__main__._print_tables", lambda folders: None)
-    return stand_in
+    monkeypatch.setattr("dflash_mcmc.run.loop.execute", executed := Executed())
+    monkeypatch.setattr("dflash_mcmc.__main__._print_tables", lambda tables: None)
+    return executed
 
 
 def ended(*arguments: str) -> int:

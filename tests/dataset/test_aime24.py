@@ -1,4 +1,4 @@
-"""`dataset=aime24`: the real file, and made-up rows for what could be wrong with one."""
+"""`dataset=aime24`: the real file, and made-up rows for errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_mcmc.errors import UserError
 
 @pytest.fixture
 def read(make_config, tmp_path):
-    """The problems of rows: read([...])."""
+    """A function that returns the problems of rows: read([...])."""
     def of(rows: list[dict]):
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         config = make_config("dataset=aime24", f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false")
@@ -20,12 +20,12 @@ def read(make_config, tmp_path):
     return of
 
 
-def test_golds_stay_as_they_are_written(read):
+def test_gold_answers_keep_their_zeros(read):
     [problem] = read([{"id": 67, "problem": "q", "solution": "s", "answer": "025", "url": "u", "question": "q"}])
     assert problem == ("aime24-67", "q", "025", None, None, "s")
 
 
-def test_a_gold_that_is_no_text_has_lost_its_zeros_and_is_refused(read):
+def test_a_gold_answer_that_is_a_number_is_refused(read):
     with pytest.raises(UserError, match=r"problem 'aime24-67' has 25 for its answer; allowed: a text"):
         read([{"id": 67, "problem": "q", "answer": 25}])
 

@@ -1,4 +1,4 @@
-"""`dataset=aime25`: the real file, against the answers as others publish them."""
+"""`dataset=aime25`: the real file, compared with published answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash_mcmc.errors import UserError
 
 ANSWERS = (70, 588, 16, 117, 279, 504, 821, 77, 62, 81, 259, 510, 204, 60, 735,
            468, 49, 82, 106, 336, 293, 237, 610, 149, 907, 113, 19, 248, 104, 240)
-"""Of AIME I and II 2025, in the order of the examination."""
+"""Answers of AIME I and II 2025, in the order of the examination."""
 
 
 def test_all_real_problems(make_config, shared_data):

@@ -11,8 +11,8 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.training.target import training_pairs
 
 
-def test_problems_are_the_same_for_ever(make_config):
-    """Golden: a change of the generator would silently change what records are about."""
+def test_problems_never_change(make_config):
+    """Compares with stored problems. If the generator changed, old records would refer to other problems."""
     problems = make_config().dataset.problems()
     assert len(problems) == NUM_TEST_PROBLEMS >= 200
     assert make_config().dataset.fingerprint() == GOLDEN
@@ -24,7 +24,7 @@ def test_problems_are_the_same_for_ever(make_config):
 GOLDEN = "4ef88c84db1a977b3e41f1f768468937"
 
 
-def test_limit_takes_the_first_and_leaves_the_fingerprint(make_config):
+def test_limit_keeps_the_first_problems_and_the_fingerprint(make_config):
     some, every = make_config("dataset.limit=7").dataset, make_config().dataset
     assert some.problems() == every.problems()[:7]
     assert some.fingerprint() == every.fingerprint()
@@ -63,14 +63,14 @@ def test_answers_are_whole_numbers_in_range():
         assert count == problem.answer
 
 
-def test_a_level_that_is_not_is_refused():
+def test_an_unknown_level_is_refused():
     for level, split in ((0, "train"), (6, "train"), (1, "validation")):
         with pytest.raises(ValueError, match="allowed: levels 1 to 5"):
             make_problem(Key(0), level, split)
 
 
 def _value(expression: str) -> int:
-    """Sums of products and quotients of whole numbers, without eval."""
+    """The value of a sum of products and quotients of whole numbers, computed without eval."""
     total = 0
     for sign, term in re.findall(r"([+-]?)([\d*/]+)", expression):
         factors = re.split(r"([*/])", term)

@@ -1,4 +1,4 @@
-"""Which problems are asked for: by limit, id and shard, in every dataset the same."""
+"""Selection of problems by limit, id and shard, which is the same for every dataset."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def test_shards_divide_the_problems_without_overlap(make_config):
     assert two.num_chosen() == len(shards[2]) + len(shards[5])
 
 
-def test_shards_are_those_of_the_documents_code():
-    """`range(shard, len(dataset), n_shards)`, eight of forty: 104 of 500."""
+def test_shards_equal_those_of_the_documents_code():
+    """The document uses `range(shard, len(dataset), n_shards)`. Eight of 40 shards have 104 of 500 problems."""
     document = sorted(index for shard in range(8) for index in range(shard, 500, 40))
     assert chosen(range(500), None, range(8), 40) == document
     assert len(document) == 104
 
 
-def test_ids_come_in_the_order_of_the_dataset(make_config):
+def test_selected_ids_keep_the_order_of_the_dataset(make_config):
     dataset = make_config("dataset.ids=[arith-030,arith-004]").dataset
     assert ids_of(dataset) == ["arith-004", "arith-030"]
     assert dataset.num_chosen() == 2
 
 
-def test_limit_is_of_what_is_left(make_config):
+def test_limit_applies_after_ids_and_shards(make_config):
     assert ids_of(make_config("dataset.ids=[arith-030,arith-004]", "dataset.limit=1").dataset) == ["arith-004"]
     assert ids_of(make_config("dataset.shards=[1]", "dataset.num_shards=100", "dataset.limit=2").dataset) == [
         "arith-001", "arith-101"]
 
 
-def test_the_choice_changes_no_identity(make_config):
+def test_the_selection_is_not_part_of_the_identity(make_config):
     every = make_config("sampler=greedy")
     for choice in (["dataset.ids=[arith-004]"], ["dataset.shards=[1]", "dataset.num_shards=2"], ["dataset.limit=9"]):
         assert identity_of(make_config("sampler=greedy", *choice)) == identity_of(every)
@@ -63,7 +63,7 @@ def test_the_choice_changes_no_identity(make_config):
     (["dataset.shards=[0]", "dataset.num_shards=4", "dataset.ids=[x]"], "dataset.ids: given ['x']; allowed: null"),
     (["dataset.shards=[one]", "dataset.num_shards=4"], "dataset.shards"),
 ])
-def test_mistakes_are_one_line(make_config, choice, message):
+def test_bad_values_are_errors_of_one_line(make_config, choice, message):
     with refused(message):
         make_config(*choice).dataset.problems()
 
@@ -71,7 +71,7 @@ def test_mistakes_are_one_line(make_config, choice, message):
 @pytest.mark.parametrize(("name", "row"), [
     ("math500", {"problem": "q", "answer": "1", "level": 1, "subject": "s", "solution": ""}),
     ("gsm8k", {"question": "q", "answer": "#### 1"})])
-def test_datasets_from_files_take_the_same_fields(make_config, tmp_path, name, row):
+def test_datasets_from_files_have_the_same_fields(make_config, tmp_path, name, row):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "unique_id": str(n)}) + "\n" for n in range(6)))
     source = (f"dataset={name}", f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false")
     every = ids_of(make_config(*source).dataset)

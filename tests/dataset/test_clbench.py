@@ -1,4 +1,4 @@
-"""`dataset=clbench` from a file: conversations as questions, and nothing to grade."""
+"""`dataset=clbench` from a file: the questions are conversations, and answers are not graded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def row(task: str, *turns: tuple[str, str], category: str = "Rules") -> dict:
 
 @pytest.fixture
 def tasks(make_config, tmp_path):
-    """The problems of rows: tasks(row, ...)."""
+    """A function that returns the problems of rows: tasks(row, ...)."""
     def read(*rows: dict, limit: str = "null"):
         file = tmp_path / "rows.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -39,7 +39,7 @@ def test_a_question_is_the_conversation_up_to_the_last_turn_of_the_user(tasks):
     assert {(problem.answer, problem.solution) for problem in found} == {("", None)}
 
 
-def test_content_is_of_all_tasks_whatever_the_limit(tasks):
+def test_the_fingerprint_covers_all_tasks_at_any_limit(tasks):
     rows = [row(name, ("user", name)) for name in "ab"]
     all_of_them, one = tasks(*rows), tasks(*rows, limit="1")
     assert (len(all_of_them.dataset.problems()), len(one.dataset.problems())) == (2, 1)
@@ -59,7 +59,7 @@ def test_it_has_no_gold_solutions(tasks, make_config, tmp_path):
         make_config(*PROBED, "probe.answers=gold", f"dataset.path={tmp_path}/rows.jsonl")
 
 
-def test_a_path_is_needed(make_config, tmp_path):
+def test_a_path_is_required(make_config, tmp_path):
     with refused("dataset.path: given None", "JSON Lines"):
         make_config(*PROBED)
     with refused("dataset.path", "exists"):
@@ -74,7 +74,7 @@ def test_a_row_without_a_conversation_is_refused(tasks, wrong):
         tasks(wrong).dataset.problems()
 
 
-def test_each_task_has_an_id_of_its_own(tasks):
+def test_ids_of_tasks_are_unique(tasks):
     with refused("'a' stands twice"):
         tasks(row("a", ("user", "u")), row("a", ("user", "v"))).dataset.problems()
     with refused("None for its id"):

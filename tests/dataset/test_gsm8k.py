@@ -9,7 +9,7 @@ import pytest
 from dflash_mcmc.errors import UserError
 
 
-def test_gold_is_behind_the_mark_without_separators(make_config, tmp_path):
+def test_gold_is_the_number_after_the_mark_without_separators(make_config, tmp_path):
     rows = [{"question": "q", "answer": "Work 1+1=<<1+1=2>>2\n#### 1,234"}, {"question": "r", "answer": "#### -5"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = make_config("dataset=gsm8k", f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false")

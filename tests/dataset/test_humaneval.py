@@ -1,4 +1,4 @@
-"""`dataset=humaneval`: what is asked, and what a grader gets to run."""
+"""`dataset=humaneval`: the questions, and the programs that a grader runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROW = {"task_id": "HumanEval/0", "prompt": 'def one():\n    """ 1 """\n', "entry
 
 @pytest.fixture
 def read(make_config, tmp_path):
-    """The configuration over one row: read(row, ...)."""
+    """A function that returns the configuration for a file of one row: read(row, override, ...)."""
     def of(row: dict, *overrides: str):
         (tmp_path / "rows.jsonl").write_text(json.dumps(row))
         return make_config(*UNGRADED, f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false", *overrides)
@@ -31,7 +31,7 @@ def test_a_row(read):
     assert json.loads(problem.answer) == {name: ROW[name] for name in ("prompt", "test", "entry_point")}
 
 
-def test_a_chat_model_is_asked_for_a_block_and_a_base_model_goes_on(read):
+def test_a_chat_model_is_asked_for_a_code_block_and_a_base_model_continues_the_prompt(read):
     block = f"```python\n{ROW['prompt']}\n```"
     assert first_prompt(read(ROW)).startswith("<|im_start|>user\nPlease provide a self-contained Python script")
     assert f"in a markdown code block:\n{block}<|im_end|>\n" in first_prompt(read(ROW))
@@ -43,13 +43,13 @@ def test_a_chat_model_is_asked_for_a_block_and_a_base_model_goes_on(read):
     ("prompt", ["x"], "row 0 has ['x'] for its prompt"), ("task_id", None, "problem None has None for its id"),
     ("canonical_solution", 1, "problem 'HumanEval/0' has 1 for its solution"),
 ])
-def test_a_row_that_cannot_be_run_is_one_line(read, field, value, told):
+def test_a_bad_row_is_an_error_of_one_line(read, field, value, message):
     with pytest.raises(UserError) as caught:
         read({**ROW, field: value}).dataset.problems()
     assert str(caught.value) == f"dataset.path: {told}; allowed: a text"
 
 
-def test_comparing_answers_is_refused(make_config):
+def test_a_grader_that_compares_answers_is_refused(make_config):
     with pytest.raises(UserError, match=r"grader: given 'math'; allowed: code, with dataset=humaneval"):
         make_config("dataset=humaneval")
 

@@ -1,4 +1,4 @@
-"""`dataset=jsonl`: fields by name, values as they are written, and each mistake in one line."""
+"""`dataset=jsonl`: named fields, unchanged values, and an error of one line for each mistake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(folder: Path, row: dict) -> list[Problem]:
 
 @pytest.fixture
 def made(make_config, tmp_path):
-    """The configuration over rows: made(rows, override, ...)."""
+    """A function that returns the configuration for a file of rows: made(rows, override, ...)."""
     def of(rows: list[dict], *overrides: str):
         file = tmp_path / f"rows{len(list(tmp_path.iterdir()))}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -66,28 +66,28 @@ def test_values(tmp_path, field, given, part, kept):
     ("l", 1.5, "dataset.level_field: problem 'x-1' has 1.5 for its level"), ("l", True, "has True for its level"),
     ("l", "hard", "has 'hard' for its level"), ("s", 3, "has 3 for its subject"), ("w", {}, "has {} for its solution"),
 ])
-def test_wrong_types_are_one_line(tmp_path, field, given, told):
+def test_wrong_types_are_errors_of_one_line(tmp_path, field, given, message):
     with refused(told):
         read(tmp_path, {**ROW, field: given})
 
 
-def test_a_field_that_is_missing_is_named(made):
+def test_a_missing_field_is_named(made):
     with pytest.raises(UserError, match=r"line 2 lacks the field 'l'; it has: q, a, i, s, w"):
         made([ROW, {name: value for name, value in ROW.items() if name != "l"}], *ALL).dataset.problems()
 
 
-def test_an_id_that_stands_twice_is_named(made):
+def test_a_repeated_id_is_named(made):
     with pytest.raises(UserError, match="the id 'x-1' stands twice"):
         made([ROW, ROW], *ALL).dataset.problems()
 
 
-def test_a_path_is_needed(make_config):
+def test_a_path_is_required(make_config):
     with pytest.raises(UserError, match=r"dataset.path: given None; allowed: a JSON Lines file"):
         make_config("dataset=jsonl")
 
 
-def test_what_is_read_is_the_identity_wherever_it_stands(made):
-    """The same problems under other names of file and fields are the same run; others are another."""
+def test_the_identity_depends_on_the_problems_and_not_on_file_and_field_names(made):
+    """The same problems under other names of file and fields have the same identity; other problems have another."""
     one = identity_hash(made([ROW], *ALL))
     renamed = made([{"question": "Why?", "answer": "so", "number": "x-1", "text": "Since so."}], "dataset.id_field=number",
                    "dataset.solution_field=text")
@@ -107,8 +107,8 @@ def test_subsets(made):
         assert dataset.fingerprint() == made(rows, *ALL).dataset.fingerprint()
 
 
-def test_a_benchmark_as_any_file(make_config, shared_data):
-    """The same problems as `dataset=math500` has."""
+def test_a_benchmark_can_be_read_as_a_plain_file(make_config, shared_data):
+    """The problems equal those of `dataset=math500`."""
     file = f"dataset.path={shared_data}/math500/test.jsonl"
     fields = ("question_field=problem", "id_field=unique_id", "level_field=level", "subject_field=subject",
               "solution_field=solution")

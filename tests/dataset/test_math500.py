@@ -1,4 +1,4 @@
-"""`dataset=math500` from a file: real rows where they are at hand, made-up ones for the errors."""
+"""`dataset=math500` from a file: the real rows if they are available, and made-up rows for errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_reads_a_file(make_config, tmp_path):
     assert limited.problems() == [first]
 
 
-def test_content_is_the_fingerprint(make_config, tmp_path):
+def test_the_fingerprint_depends_on_the_content(make_config, tmp_path):
     def fingerprint(name: str, rows: list[dict]) -> str:
         return make_config("dataset=math500", write(tmp_path / name, rows), ANY_NUMBER).dataset.fingerprint()
 
@@ -43,7 +43,7 @@ def test_content_is_the_fingerprint(make_config, tmp_path):
 @pytest.mark.parametrize(("field", "value", "allowed"), [
     ("problem", None, "a text"), ("answer", 2, "a text"), ("unique_id", 7, "a text"), ("subject", ["Algebra"], "a text"),
     ("solution", 1, "a text"), ("level", "1", "a whole number"), ("level", True, "a whole number")])
-def test_wrong_types_are_one_line(make_config, tmp_path, field, value, allowed):
+def test_wrong_types_are_errors_of_one_line(make_config, tmp_path, field, value, allowed):
     path = write(tmp_path / "rows.jsonl", [{**ROWS[0], field: value}])
     with pytest.raises(UserError) as caught:
         make_config("dataset=math500", path, ANY_NUMBER).dataset.problems()
@@ -65,7 +65,7 @@ def test_another_number_of_rows_is_refused(make_config, tmp_path):
     ("not json\n", "line 1 is not JSON"),
     ('{"question": "x"}\n', "lacks the field 'problem'; it has: question"),
 ])
-def test_bad_files_are_one_line(make_config, tmp_path, content, message):
+def test_bad_files_are_errors_of_one_line(make_config, tmp_path, content, message):
     path = tmp_path / "bad.jsonl"
     if content is not None:
         path.write_text(content)
@@ -74,7 +74,7 @@ def test_bad_files_are_one_line(make_config, tmp_path, content, message):
     assert "\n" not in str(caught.value)
 
 
-def test_without_network_and_cache_is_one_line(make_config, tmp_path, monkeypatch):
+def test_a_missing_network_and_cache_is_an_error_of_one_line(make_config, tmp_path, monkeypatch):
     import datasets.config
 
     from dflash_mcmc.data import rows

@@ -21,7 +21,8 @@ BLOCKS = ("sampler.num_blocks=4",)
 MH = (*BLOCKS, "sampler.num_steps=2")
 RUNS: dict[str, tuple[str, ...]] = {
     "greedy": ("sampler=greedy",),
-    "temperature": ("sampler=temperature", "sampler.temperature=0.8", "sampler.top_k=20", "sampler.top_p=0.95", "num_chains=2"),
+    "temperature": ("sampler=temperature", "sampler.temperature=0.8", "sampler.top_k=20", "sampler.top_p=0.95",
+                    "num_chains=2"),
     "temperature_penalty": ("sampler=temperature", "sampler.min_p=0.05", "sampler.repetition_penalty=1.2"),
     "power_mh": ("sampler=power_mh", *MH, "sampler.alpha=2", "num_chains=2"),
     "power_mh_horizon": ("sampler=power_mh", *MH, "sampler.cut=horizon", "sampler.proposal_temperature=0.7"),
@@ -35,9 +36,11 @@ RUNS: dict[str, tuple[str, ...]] = {
     "blend_layer_final": ("condition=blend_ps", *MH, "blend.beta=0.1", "blend.norm=final"),
     "blend_layer_matched": ("condition=blend_ps", *MH, "blend.beta=0.1", "sampler.proposal=matched"),
     "blend_draft": ("condition=draft_blend_ps", "draft=tiny", *MH, "blend.beta=0.1"),
-    "blend_draft_cut": ("condition=draft_blend_ps", "draft=tiny", *MH, "blend.beta=0.1", "blend.grid=cut", "sampler.rescore=true"),
+    "blend_draft_cut": ("condition=draft_blend_ps", "draft=tiny", *MH, "blend.beta=0.1", "blend.grid=cut",
+                        "sampler.rescore=true"),
     "match_greedy": ("sampler=greedy", "decoder=speculative_match", "draft=tiny"),
-    "match_ngram": ("sampler=temperature", "sampler.temperature=1", "decoder=speculative_match", "draft=ngram", "decoder.trace=true"),
+    "match_ngram": ("sampler=temperature", "sampler.temperature=1", "decoder=speculative_match", "draft=ngram",
+                    "decoder.trace=true"),
     "match_power_mh": ("sampler=power_mh", *MH, "decoder=speculative_match", "draft=tiny"),
     "rejection_token": ("sampler=temperature", "sampler.temperature=0.8", "decoder=speculative_rejection", "draft=tiny",
                         "decoder.verification=token"),
@@ -88,7 +91,7 @@ def without_times(value: object) -> object:
 
 
 def differences(found: object, expected: object, tolerance: float, place: str = "") -> list[str]:
-    """Where two values differ. Numbers that are no whole ones may differ by `tolerance`, relative to the larger of 1 and theirs."""
+    """Where two values differ. Floats may differ by `tolerance`, relative to the larger of 1 and their absolute value."""
     if isinstance(expected, dict) and isinstance(found, dict):
         if list(found) != list(expected):
             return [f"{place}: keys {list(found)} in place of {list(expected)}"]

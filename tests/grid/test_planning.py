@@ -34,7 +34,7 @@ def test_points_are_those_of_the_sweep_with_what_differs_as_label(tmp_path):
                                                  "condition=ps seed=2"]
     assert len({point.folder for point in points}) == 4
     assert [point.num_pending for point in points] == [4, 4, 4, 4]
-    assert {point.choices["condition"] for point in points} == {"greedy", "ps"}
+    assert {point.job.choices["condition"] for point in points} == {"greedy", "ps"}
 
 
 def test_points_that_come_to_one_run_are_one_and_the_larger_counts(tmp_path):
@@ -76,7 +76,7 @@ def test_a_corrupt_record_is_told(tmp_path):
 
 def test_units_of_a_probe_are_planned(tmp_path):
     (point,) = planned("probe=mixing", "num_chains=2", outputs=tmp_path)
-    assert point.num_pending == point.num_asked == len(point.config.probe.units(point.config))
+    assert point.num_pending == point.num_asked == len(point.job.config.probe.units(point.job.config))
 
 
 def test_no_job_has_nothing_to_draw():

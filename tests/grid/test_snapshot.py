@@ -100,8 +100,8 @@ def test_a_run_of_the_copy_names_the_commit_that_was_submitted(tmp_path):
     from dflash_mcmc.run.provenance import commit
 
     snapshot.copy_code(tmp_path / "code")
-    program = ("from dflash_mcmc.config import schema; from dflash_mcmc.run import samples; "
-               "print(schema.PACKAGE.parent, samples.commit()['commit'])")
+    program = ("from dflash_mcmc.config import schema; from dflash_mcmc.run import provenance; "
+               "print(schema.PACKAGE.parent, provenance.commit()['commit'])")
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(tmp_path / "code")},
                           cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(tmp_path / "code"), str(commit()["commit"])]

@@ -15,7 +15,7 @@ from dflash_mcmc.run.tracking import readable_name, tags
 
 
 @pytest.fixture
-def grid(make_grid, tmp_path, monkeypatch) -> Grid:
+def grid(make_grid, tmp_path) -> Grid:
     """Of `condition=ps,temp sampler.alpha=2 dataset.limit=3`."""
     grid = make_grid()
     command = cli.check_command(["-m", "condition=ps", "sampler.alpha=2,3", "dataset.limit=3", "tracker=none",
@@ -24,23 +24,22 @@ def grid(make_grid, tmp_path, monkeypatch) -> Grid:
     (grid.folder / "code").unlink()
     snapshot.copy_code(grid.folder / "code")
     for number, point in enumerate(planned):
-        snapshot.write_point(grid.point_file(number), point.config, grid.folder / "code")
-    grid.points = [Point(label=point.label, overrides=point.overrides, choices=point.choices, digest=point.digest,
-                         folder=str(point.folder)) for point in planned]
+        snapshot.write_point(grid.point_file(number), point.job.config, grid.folder / "code")
+    grid.points = [Point.of(point) for point in planned]
     grid.save()
     return grid
 
 
 @pytest.fixture
 def executed(monkeypatch):
-    """Replaces a run: remembers the jobs, and raises `error` if a test sets it."""
+    """Replaces the run: remembers the jobs and raises what a test asks for."""
     jobs = []
 
     def execute(job):
-        config = job.config
         jobs.append(job)
         if execute.error:
             raise execute.error
+        config = job.config
         return RunResult(run_folder(config, hash_of(identity_of(config))), {}, 3, 0)
 
     execute.error, execute.jobs = None, jobs

@@ -48,21 +48,19 @@ def test_shell_syntax(path):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("path", sorted(FILES.glob("accelerate/*.yaml")), ids=lambda path: path.name)
-def test_accelerate_reads_its_file(path):
+def test_accelerate_reads_its_file():
     from accelerate.commands.config.config_args import load_config_from_file
 
-    config = load_config_from_file(str(path))
-    assert config.num_processes == int(path.stem.removeprefix("gpus_"))
-    assert config.distributed_type == ("NO" if config.num_processes == 1 else "MULTI_GPU")
-    assert path.read_text().startswith(f"# accelerate launch --config_file {path.relative_to(ROOT)} ")
+    config = load_config_from_file(str(FILES / "accelerate.yaml"))
+    assert (config.num_processes, config.distributed_type) == (8, "MULTI_GPU")
+    assert (FILES / "accelerate.yaml").read_text().startswith("# accelerate launch --config_file launchers/accelerate.yaml ")
 
 
 @pytest.mark.slow
 def test_two_processes_of_accelerate(tmp_path):
     done = subprocess.run(
-        [BIN / "accelerate", "launch", "--config_file", FILES / "accelerate/gpus_2.yaml", "-m", "dflash_mcmc",
-         "experiment=demo", "condition=greedy", "dataset.limit=12", "hardware.num_slots=2"],
+        [BIN / "accelerate", "launch", "--config_file", FILES / "accelerate.yaml", "--num_processes", "2",
+         "-m", "dflash_mcmc", "experiment=demo", "condition=greedy", "dataset.limit=12", "hardware.num_slots=2"],
         cwd=tmp_path, capture_output=True, text=True, timeout=200,
         env={**os.environ, **environment(ACCELERATE_USE_CPU="true")})
     assert done.returncode == 0, done.stderr

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import signal
 from dataclasses import dataclass
 
 import pytest
 
 from dflash_mcmc import registry
 from dflash_mcmc.config import command
-from dflash_mcmc.config.identity import identity_of, plain, run_folder
+from dflash_mcmc.config.identity import identity_hash, identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.grid import planning
 from dflash_mcmc.probe import Summary, Unit
+from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.probed import csv_of, overall
+from dflash_mcmc.store.attempts import Attempts
+from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS
 from tests.runs import execute
 
@@ -125,6 +131,104 @@ def test_a_unit_that_is_taken_and_not_recorded_is_an_error(lengths, monkeypatch)
         execute(lengths())
 
 
+def died(config, *units, alone=False):
+    """Leaves what a process leaves that dies while it measures these units."""
+    with RunStore.open(run_folder(config, identity_hash(config))) as store:
+        attempts = Attempts(store, 3)
+        for unit in units:
+            attempts.begin(unit, alone)
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """The units of each call of the probe above."""
+    found, measure = [], Lengths.measure
+
+    def noted(self, config, work):
+        found.append(list(work.units))
+        return measure(self, config, work)
+
+    monkeypatch.setattr(Lengths, "measure", noted)
+    return found
+
+
+def test_a_unit_that_was_in_progress_at_two_deaths_is_measured_alone(lengths, rounds):
+    config = lengths()
+    first, suspect, *others = config.probe.units(config)
+    died(config, first, suspect)
+    died(config, suspect)
+    result = execute(config)
+    assert rounds == [[first, *others], [suspect]]
+    assert result.summary["num_units"] == 5
+    assert not list(result.folder.glob("attempts*"))
+
+
+def test_a_unit_that_kills_its_process_alone_is_recorded_as_failed_and_not_retried(lengths, capsys):
+    config = lengths()
+    _, deadly, *_ = config.probe.units(config)
+    for alone in (False, False, True, True, True):
+        died(config, deadly, alone=alone)
+    result = execute(config)
+    reason = "the process died 5 times while this question was being measured, 3 times with no other under way"
+    assert lines(result.folder)[-1] == {"problem": deadly.problem, "chain": 0, "failure": reason}
+    assert (result.num_new, result.summary["num_units"], result.summary["num_units_failed"]) == (5, 5, 1)
+    expected = [len(problem.question) for problem in config.dataset.problems() if problem.id != deadly.problem]
+    assert [row["length"] for row in result.summary["tables"]["all"]] == expected
+    line = f"1 of 5 questions could not be measured and are left out: {deadly.problem}: {reason}"
+    assert line in capsys.readouterr().err
+    assert planning.pending(result.folder, planning.asked(config)) == 0
+    assert execute(config).num_new == 0
+
+
+def test_a_run_of_failed_units_has_a_summary_without_tables(lengths):
+    config = lengths(limit=1)
+    for alone in (False, False, True, True, True):
+        died(config, *config.probe.units(config), alone=alone)
+    result = execute(config)
+    assert result.summary == {"condition": "lengths", "probe": "lengths", "num_units": 1, "num_units_failed": 1, "tables": {}}
+    assert not list(result.folder.glob("*.png"))
+
+
+def test_deaths_before_the_first_record_outlive_a_refusal(lengths):
+    config = lengths()
+    died(config, *config.probe.units(config)[:1])
+    with pytest.raises(UserError, match="no more"):
+        execute(lengths(fails_after=0))
+    with RunStore.open(run_folder(config, identity_hash(config))) as store:
+        assert Attempts(store, 3)._deaths[config.probe.units(config)[0]] == 1
+
+
+def test_units_that_are_given_up_again_and_again_are_no_suspects(lengths, rounds, monkeypatch):
+    for _ in range(3):
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(RunStore, "append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                execute(lengths())
+    assert execute(lengths()).num_new == 5
+    assert [len(units) for units in rounds] == [5] * 4
+
+
+def test_at_a_signal_the_unit_in_progress_is_finished_and_the_next_start_measures_the_rest(lengths, monkeypatch):
+    def one_by_one(self, config, work):
+        for number, unit in enumerate(work):
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield unit, {"length": number}
+
+    config = lengths()
+    with monkeypatch.context() as signalled:
+        signalled.setattr(Lengths, "measure", one_by_one)
+        with pytest.raises(Stopped, match="SIGTERM"):
+            execute(config)
+    folder = run_folder(config, identity_hash(config))
+    assert [record["length"] for record in lines(folder)] == [0, 1]
+    assert not (folder / "summary.json").exists()
+    begun = [json.loads(line)[2] for line in (folder / "attempts.jsonl").read_text().splitlines()]
+    assert begun == [True, True]  # nothing else was begun, and nothing was given up
+    result = execute(config)
+    assert (result.num_new, result.summary["num_units"]) == (3, 5)
+
+
 def test_identity_is_that_of_the_groups_in_use(lengths, monkeypatch):
     monkeypatch.setattr("dflash_mcmc.model.hf.HFModel.fingerprint", lambda self: pytest.fail("read the model"))
     config = lengths()
@@ -156,7 +260,8 @@ def test_what_a_probe_does_not_use_is_refused(given):
 
 def test_what_a_probe_uses_is_taken():
     command.prepare()
-    command.check_command(["probe=rejection_sampling", "seed=3", "hardware.device=cpu", "tracker=none", "probe.num_draws=1000"])
+    command.check_command(["probe=rejection_sampling", "seed=3", "hardware.device=cpu", "tracker=none",
+                           "probe.num_draws=1000"])
     command.check_command(["probe=none", "sampler.alpha=2"])
 
 

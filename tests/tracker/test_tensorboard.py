@@ -1,4 +1,4 @@
-"""`tracker=tensorboard`: TensorBoard's own reader finds what was told, of a run in several starts as of one."""
+"""`tracker=tensorboard`: TensorBoard's own reader reads the logged data. A resumed run is one run."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def read(folder) -> EventAccumulator:
 
 
 def text(found: EventAccumulator, name: str) -> str:
-    """The last text under a name."""
+    """The text that was logged last under a name."""
     return found.Tensors(f"{name}/text_summary")[-1].tensor_proto.string_val[0].decode()
 
 
-def test_a_continued_run_is_one_run(make_config):
+def test_a_resumed_run_is_one_run(make_config):
     for limit in (2, 5):
         result = execute(make_config("tracker=tensorboard", "condition=ps", "sampler.num_blocks=4", f"dataset.limit={limit}"))
     found = read(result.folder)
     records = [json.loads(line) for line in (result.folder / "records.jsonl").read_text().splitlines()]
-    told = found.Scalars("sample/log_p")
-    assert [event.step for event in told] == [1, 2, 3, 4, 5]
-    assert [event.value for event in told] == pytest.approx([record["log_p"] for record in records], rel=1e-6)
+    logged = found.Scalars("sample/log_p")
+    assert [event.step for event in logged] == [1, 2, 3, 4, 5]
+    assert [event.value for event in logged] == pytest.approx([record["log_p"] for record in records], rel=1e-6)
     for end in ("", "_low", "_high"):
         value = result.summary[f"accuracy{end}"]
         assert found.Scalars(f"running/accuracy{end}")[-1].value == pytest.approx(value)
@@ -60,9 +60,9 @@ def test_tables_and_figures(tmp_path):
     assert np.array_equal(imread(tmp_path / "back.png"), imread(tmp_path / "ranks.png"))
 
 
-def test_without_the_package_it_is_one_line_and_nothing_is_drawn(make_config, monkeypatch, tmp_path):
+def test_a_missing_package_is_an_error_of_one_line_before_sampling(make_config, monkeypatch, tmp_path):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "tensorboard" else find(name, *rest))
-    with pytest.raises(UserError, match=r"tracker=tensorboard needs the package .* pip install tensorboard"):
+    with pytest.raises(UserError, match=r"tracker=tensorboard: the package .* pip install tensorboard"):
         make_config("tracker=tensorboard")
     assert not list(tmp_path.iterdir())

@@ -36,12 +36,12 @@ class WandbTracker(Tracker):
 
     project: str = runtime("project name in W&B")
     entity: str | None = runtime("user or team; null uses the user's default")
-    mode: str = runtime("auto = online when logged in, otherwise offline; offline = always offline", choices=("auto", "offline"))
+    mode: str = runtime("auto = online when logged in, else offline; offline = always offline", choices=("auto", "offline"))
     folder: str = runtime("folder in which wandb/ is created")
     connect_seconds: float = runtime("maximal wait for the server in seconds; then the run continues offline", gt=0)
 
     def key(self) -> str:
-        """Name under which logged records are noted. An agent of a W&B sweep has a new W&B run, so it has a name of its own."""
+        """Name under which logged records are noted. An agent of a W&B sweep has its own W&B run, and so its own name."""
         return f"wandb/{os.environ['WANDB_RUN_ID']}" if "WANDB_SWEEP_ID" in os.environ else "wandb"
 
     def start(self, info: RunInfo) -> WandbRun:
@@ -141,7 +141,7 @@ class WandbRun:
         self._outlive(lambda: self._run.finish(exit_code=exit_code))
 
     def _outlive(self, call: Callable[[], None]) -> None:
-        """Calls `call`. If it fails after a signal to stop, W&B's process is dead: a new one is started and the call is repeated."""
+        """Calls `call`. If that fails after a signal, W&B's process is dead, and another one is started for a second call."""
         try:
             call()
         except Exception:

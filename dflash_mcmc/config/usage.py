@@ -8,11 +8,6 @@ import typing
 from dflash_mcmc.fields import spec_of
 
 
-def is_asked_for(arguments: list[str]) -> bool:
-    """Whether the command line contains `--help` or `-h`."""
-    return not {"--help", "-h"}.isdisjoint(arguments)
-
-
 def text(description: str, plans: dict[str, type]) -> str:
     """The description, then the fields of each plan below its heading. `plans` maps headings to configuration classes."""
     sections = ["\n".join([f"{heading}:", *field_lines(plan)]) for heading, plan in plans.items()]

@@ -1,0 +1,168 @@
+"""Hydra's compose. Options are composed once for all jobs that choose the same ones; fields are set on a copy of that.
+
+A field cannot change which files are composed. A sweep over fields alone, such as alpha by beta, is therefore composed once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from dflash_mcmc.config import mistakes
+from dflash_mcmc.errors import UserError
+
+_SEARCH_PATH = "hydra.searchpath"
+_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError)
+"""What Hydra raises for options that it cannot compose."""
+
+
+class Composed(NamedTuple):
+    """What overrides compose."""
+
+    values: DictConfig
+    """The configuration, without Hydra's own node."""
+    choices: Mapping[str, str]
+    """The chosen option of each group."""
+
+
+class _Chosen(NamedTuple):
+    """What the chosen options compose, before any field is set."""
+
+    whole: DictConfig
+    """With Hydra's own node, in which the `hydra.*` fields are set."""
+    values: DictConfig
+    choices: Mapping[str, str]
+
+
+class Composer:
+    """Composes configurations of one root file of `conf/`. Hydra has to be initialised as long as it is used."""
+
+    def __init__(self, root: str):
+        self.root = root
+        self._chosen: dict[tuple[str, ...], _Chosen] = {}
+        self._parsed: dict[str, Override] = {}
+        self._options: dict[tuple[str, str], list[str]] = {}
+
+    def parse(self, text: str) -> Override:
+        """An override. Raises UserError."""
+        if text not in self._parsed:
+            parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+            try:
+                self._parsed[text] = parser.parse_override(text)
+            except HydraException as error:
+                raise UserError(f"cannot read {text!r}; allowed: field=value, such as sampler.alpha=2") from error
+        return self._parsed[text]
+
+    def compose(self, texts: Sequence[str]) -> Composed:
+        """The configuration of overrides, none of which is swept. Raises UserError."""
+        overrides = [self.parse(text) for text in texts]
+        chosen = self._choose(overrides)
+        values = copy.deepcopy(chosen.values)
+        for override in overrides:
+            if not override.is_hydra_override() and not self._chooses(override, overrides):
+                self._set(values, override)
+        try:
+            OmegaConf.resolve(values)
+        except OmegaConfBaseException as error:
+            raise mistakes.other(error) from error
+        return Composed(values, chosen.choices)
+
+    def with_hydra(self, texts: Sequence[str]) -> DictConfig:
+        """The configuration of the options and of the `hydra.*` fields, with Hydra's own node. Other fields are not set.
+
+        Raises UserError.
+        """
+        return copy.deepcopy(self._choose([self.parse(text) for text in texts]).whole)
+
+    def _choose(self, overrides: Sequence[Override]) -> _Chosen:
+        choosing = [override for override in overrides if self._chooses(override, overrides)]
+        setting = [override for override in overrides if override.is_hydra_override() and override not in choosing]
+        key = tuple(override.input_line for override in (*choosing, *setting))
+        if key not in self._chosen:
+            mistakes.check_choices([override for override in choosing if override.key_or_group != _SEARCH_PATH])
+            whole = self._composed(choosing)
+            for override in setting:
+                self._set(whole, override)
+            values = copy.deepcopy(whole)
+            with open_dict(values):
+                del values["hydra"]
+            self._chosen[key] = _Chosen(whole, values, OmegaConf.to_container(whole.hydra.runtime.choices))
+        return self._chosen[key]
+
+    def _composed(self, choosing: Sequence[Override]) -> DictConfig:
+        """What Hydra composes of options alone. Raises UserError."""
+        def composed(overrides: Sequence[Override]) -> DictConfig:
+            return compose(self.root, [override.input_line for override in overrides], return_hydra_config=True)
+
+        def options(group: str) -> list[str]:
+            return self._options_of(group, choosing)
+
+        try:
+            return composed(choosing)
+        except _ERRORS as error:
+            if mistake := mistakes.of_choices(error, options):
+                raise mistake from error
+            for override in choosing:
+                others = [other for other in choosing if other is not override]
+                try:
+                    choices = composed(others).hydra.runtime.choices
+                except _ERRORS:
+                    continue
+                if override.is_delete() and override.key_or_group in choices:
+                    raise mistakes.left_out(override.key_or_group) from error
+                if override.get_key_element().lstrip("+~") not in choices:
+                    raise mistakes.unknown_group(override) from error
+            raise mistakes.other(error) from error
+
+    def _chooses(self, override: Override, overrides: Sequence[Override]) -> bool:
+        """Whether an override names an option, or where options are found: it decides which files are composed."""
+        if override.key_or_group == _SEARCH_PATH:
+            return True
+        return "." not in override.key_or_group and bool(self._options_of(override.key_or_group, overrides))
+
+    def _options_of(self, group: str, overrides: Sequence[Override]) -> list[str]:
+        """Options of a group, and groups below it; none where there is no such group."""
+        where = [override.input_line for override in overrides if override.key_or_group == _SEARCH_PATH]
+        key = (group, " ".join(where))
+        if key not in self._options:
+            loader = GlobalHydra.instance().config_loader()
+            self._options[key] = loader.get_group_options(group, ObjectType.CONFIG, overrides=where)
+        return self._options[key]
+
+    def _set(self, values: DictConfig, override: Override) -> None:
+        """Sets, adds or deletes a field, as Hydra does. Raises UserError."""
+        key, value = override.key_or_group, override.value()
+        if override.package is not None:
+            raise mistakes.unknown_group(override)
+        try:
+            present = OmegaConf.select(values, key, throw_on_missing=False)
+            if override.is_delete():
+                _delete(values, override, present)
+            elif override.is_add() and present is not None and not isinstance(value, (dict, list)):
+                raise UserError(f"{key}: {override.input_line!r} adds a field that exists; allowed: "
+                                f"{override.input_line.lstrip('+')}")
+            else:
+                OmegaConf.update(values, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
+        except (ConfigAttributeError, ConfigKeyError) as error:
+            raise mistakes.unknown_key(key, values, self.root) from error
+        except OmegaConfBaseException as error:
+            raise mistakes.wrong_value(override, values) from error
+
+
+def _delete(values: DictConfig, override: Override, present: object) -> None:
+    key, value = override.key_or_group, override.value()
+    if present is None or (value is not None and value != present):
+        raise UserError(f"{key}: given {override.input_line}; allowed: a field that has a value, and that value or none")
+    parent, _, last = key.rpartition(".")
+    with open_dict(values):
+        del (OmegaConf.select(values, parent) if parent else values)[last]

@@ -1,0 +1,109 @@
+"""One line for each mistake in a command line: the field, what was given, and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dflash_mcmc.config.groups import option_files
+from dflash_mcmc.config.schema import Config, field_of, unknown_field
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.fields import spec_of
+from dflash_mcmc.grid.launcher import PREFIX
+from dflash_mcmc.registry import GROUPS, components
+
+
+def check_choices(overrides: Sequence[Override]) -> None:
+    """Raises UserError for a group of components that is left out, and for a value that is not a name."""
+    for override in overrides:
+        name, value = override.key_or_group, override.value()
+        if override.is_delete():
+            if name in GROUPS:
+                raise left_out(name)
+        elif not isinstance(value, str):
+            given = "null" if value is None else override.input_line.partition("=")[2]
+            raise UserError(f"{name}: given {given} for a group; allowed: one of its options, or leave it out")
+
+
+def left_out(group: str) -> UserError:
+    """The line for a group that is deleted but needed."""
+    return UserError(f"{group}: not given; allowed: an option of the group, {group}=...")
+
+
+def of_choices(error: Exception, options: Callable[[str], list[str]]) -> UserError | None:
+    """The line for an error of Hydra whose data say what is wrong: a file that is missing, or a field of another launcher.
+
+    Args:
+        options: the options of a group.
+    """
+    for cause in _chain(error):
+        if isinstance(cause, MissingConfigException) and cause.missing_cfg_file:
+            return _unknown_option(cause.missing_cfg_file, options)
+        if isinstance(cause, OmegaConfBaseException) and (cause.full_key or "").startswith(PREFIX):
+            return _of_another_launcher(cause.full_key)
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError:
+    group, _, option = file.rpartition("/")
+    known = options(group)
+    if group.startswith("hydra/"):
+        hint = "; for optuna: pip install 'dflash_mcmc[sweep]'" if file == "hydra/sweeper/optuna" else ""
+        return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(known)}{hint}")
+    return UserError(f"{group}: unknown option {option!r}{did_you_mean(option, known)}; allowed: {', '.join(known)}")
+
+
+def _of_another_launcher(name: str) -> UserError:
+    return UserError(f"{name}: is a field of hydra/launcher=slurm, which is not chosen; allowed: hydra/launcher=slurm, or a "
+                     "hardware that chooses it, such as hardware=slurm_gpu")
+
+
+def unknown_group(override: Override) -> UserError:
+    """The line for an option of a group that the root configuration does not have."""
+    return unknown_field(override.get_key_element().lstrip("+~"), sorted({*option_files(), *Config.__dataclass_fields__}))
+
+
+def unknown_key(name: str, composed: DictConfig, root: str) -> UserError:
+    """The line for a field that a composed configuration does not have."""
+    if name.startswith(PREFIX) and composed.hydra.runtime.choices["hydra/launcher"] != "slurm":
+        return _of_another_launcher(name)
+    parent = name.rpartition(".")[0]
+    while parent and OmegaConf.select(composed, parent) is None:
+        name, parent = parent, parent.rpartition(".")[0]
+    node = OmegaConf.select(composed, parent) if parent else composed
+    known = [str(key) for key in node if key != "hydra"] if OmegaConf.is_dict(node) else []
+    if not parent and root == "config":
+        known = sorted({*known, *option_files()})
+    return unknown_field(name, known, _elsewhere(name, composed))
+
+
+def _elsewhere(name: str, composed: DictConfig) -> list[str]:
+    """Where a field of that name exists: in groups of this configuration, and in options of the group that are not chosen."""
+    group, _, last = name.rpartition(".")
+    if not group:
+        return [f"{key}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node]
+    return [f"{group}={option}" for option, found in components(group).items()
+            if last in found.cls.__dataclass_fields__] if group in GROUPS else []
+
+
+def wrong_value(override: Override, composed: DictConfig) -> UserError:
+    """The line for a value of another type than the field's."""
+    name, value = override.key_or_group, override.input_line.partition("=")[2]
+    found = field_of(name, composed)
+    spec = spec_of(found[0]) if found else None
+    return ConfigError(name, value, spec.describe(found[1]) if spec else "another type")
+
+
+def other(error: Exception) -> UserError:
+    """The line for everything else that Hydra or OmegaConf complain about."""
+    return UserError(" ".join(str(error).split()))
