@@ -73,8 +73,8 @@ def power_law(model: TabularModel, horizon: int, alpha: float, support: dict, bl
 def published_law(model: TabularModel, alpha: float, temperature: float, blocks: int, block_length: int, steps: int) -> dict:
     """The law of the code of arXiv 2510.14901.
 
-    Proposals are not longer than the state. The ratio covers only the overlap and has no length term. A chain returns after the
-    block with its first stop id.
+    Proposals are not longer than the state. The ratio covers only the overlap and has no length term. A chain returns after
+    the block with its first stop id.
     """
     stops, done, live = set(model.stop_ids), {}, {(): 1.0}
 

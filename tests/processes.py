@@ -123,7 +123,7 @@ def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> 
 
 def run(arguments: Sequence[str], folder: Path, timeout: float = 300,
         **environment: str | None) -> subprocess.CompletedProcess:
-    """Runs `python *arguments` to its end; see `start`. On a timeout it kills the program and raises TimeoutExpired."""
+    """Runs `python *arguments` to its end; see `start`. At the timeout it kills the program and raises TimeoutExpired."""
     with start(arguments, folder, **environment) as program:
         output, errors = program.communicate(timeout)
         return subprocess.CompletedProcess(program.args, program.returncode, output, errors)
@@ -140,7 +140,7 @@ def _check(given: dict[str, str]) -> None:
     names = [name for name in given.keys() | base.keys()
              if name.startswith(READ_AT_IMPORT) and name != "PYTHONPATH" and given.get(name, base.get(name)) != base.get(name)]
     if names:
-        raise ValueError(f"{', '.join(sorted(names))}: read when packages are imported, and they are imported already: use subprocess")
+        raise ValueError(f"{', '.join(sorted(names))}: read when packages are imported, which has happened: use subprocess")
 
 
 @functools.cache

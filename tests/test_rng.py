@@ -1,4 +1,4 @@
-"""Keys: equal parts give equal numbers, different parts independent ones, and positions are addresses."""
+"""Keys: equal parts give equal numbers, different parts give independent numbers, and any slice can be computed directly."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from scipy import stats
 from dflash_mcmc.rng import Key, Stream
 
 
-def test_numbers_are_fixed_for_ever():
-    """Golden values: records made with one release must be continued by the next."""
+def test_numbers_never_change():
+    """Compares with stored values, because a new release must be able to resume the runs of an old one."""
     uniforms = Key(0).fold_in("problem", 3, "block", 1).uniforms(0, 3)
     assert uniforms.tolist() == GOLDEN
 
@@ -25,7 +25,7 @@ def test_any_slice_is_a_slice_of_the_whole(start):
     assert np.array_equal(key.uniforms(0, 1100)[start : start + 7], key.uniforms(start, start + 7))
 
 
-def test_parts_are_typed_and_ordered_and_cannot_run_together():
+def test_keys_differ_by_type_order_and_number_of_parts():
     keys = [Key(0).fold_in(1, 2), Key(0).fold_in(2, 1), Key(0).fold_in("1", 2), Key(0).fold_in("12"), Key(0).fold_in(12),
             Key(0).fold_in("1", "2"), Key(1).fold_in(1, 2), Key(0)]
     assert len({key.uniform() for key in keys}) == len(keys)
@@ -33,7 +33,7 @@ def test_parts_are_typed_and_ordered_and_cannot_run_together():
 
 
 def test_uniforms_are_uniform_and_keys_uncorrelated():
-    """Fixed seeds: these p-values are constants, not chances."""
+    """The seeds are fixed, so the p-values are constants."""
     columns = np.array([Key(9).fold_in("chain", n).uniforms(0, 50) for n in range(400)])
     assert stats.kstest(columns.ravel(), "uniform").pvalue > 0.01
     assert np.abs(np.corrcoef(columns[:, :10].T) - np.eye(10)).max() < 0.2
@@ -51,7 +51,7 @@ def test_log_uniform_is_the_logarithm_of_uniform():
     assert Key(3).log_uniform() == pytest.approx(np.log(Key(3).uniform()))
 
 
-def test_no_word_gives_zero_or_one(monkeypatch):
+def test_extreme_random_bits_give_neither_zero_nor_one(monkeypatch):
     class Extreme:
         def __init__(self, key):
             pass
@@ -64,7 +64,7 @@ def test_no_word_gives_zero_or_one(monkeypatch):
     assert 0.0 < low < high < 1.0
 
 
-def test_whole_numbers_of_every_kind_are_one_part_and_others_none():
+def test_integers_of_any_type_are_equal_parts_and_floats_are_refused():
     assert Key(0).fold_in(np.int64(3)).uniform() == Key(0).fold_in(3).uniform() != Key(0).fold_in("3").uniform()
     with pytest.raises(TypeError):
         Key(0).fold_in(3.0)
@@ -75,7 +75,7 @@ def test_bad_slice_is_refused():
         Key(0).uniforms(3, 2)
 
 
-def test_stream_is_its_keys_numbers_in_turn():
+def test_a_stream_returns_the_numbers_of_its_key_in_order():
     key = Key(4)
     stream = Stream(key)
     assert [stream.uniform() for _ in range(130)] == key.uniforms(0, 130).tolist()

@@ -1,7 +1,8 @@
 """Code: the program that a text holds is run with the problem's tests, in a sandbox.
 
 The gold answer is JSON with `prompt`, `test` and `entry_point`. Its format is defined in `dflash_mcmc.grading.code.programs`;
-dataset=humaneval writes it. A program passes if its tests come to their end: a random word that the harness is given is then handed back.
+dataset=humaneval writes it. A program passes if its tests run to their end. The harness then returns a random word that it was
+given.
 
 This is no prison. The tests run in the program's own process, as in HumanEval's harness (Chen et al. 2021, arXiv 2107.03374),
 so that a program can cheat: by an object that equals everything, or by looking for the word on the stack. And a fault of the

@@ -1,4 +1,4 @@
-"""Templates of dataset.prompt: their texts, that a name and its text are one run, and what the model is given in the end."""
+"""Templates of dataset.prompt: their texts, the identity of a run with a template, and the first prompt that is shown."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ TEXTS = {
 
 
 def test_texts():
-    """As their authors send them: the paper's code never formats its doubled braces, the document's does."""
+    """The texts are those that the authors send: the paper's code keeps its doubled braces, the document's code formats them."""
     assert {name: template.text for name, template in TEMPLATES.items()} == TEXTS
     assert all(template.source for template in TEMPLATES.values())
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_name_and_its_text_are_one_run(make_config, name):
+def test_a_name_and_its_text_have_the_same_identity(make_config, name):
     named, spelt = make_config(f"dataset.prompt={name}"), make_config(f'dataset.prompt="{TEXTS[name]}"')
     assert named.dataset.prompt == spelt.dataset.prompt == TEXTS[name]
     assert identity_hash(named) == identity_hash(spelt)
     assert identity_of(named)["dataset.prompt"] == plain(named)["dataset"]["prompt"] == TEXTS[name]
 
 
-def test_every_template_is_another_run(make_config):
+def test_every_template_has_another_identity(make_config):
     assert len({identity_hash(make_config(f"dataset.prompt={name}")) for name in TEXTS}) == len(TEXTS)
 
 
 @pytest.mark.parametrize(("dataset", "name"), [("math500", "document"), ("gsm8k", "document"), ("aime24", "boxed"),
                                                ("aime25", "boxed"), ("arith", "plain")])
-def test_defaults(make_config, dataset, name):
+def test_default_templates_of_the_datasets(make_config, dataset, name):
     assert make_config(f"dataset={dataset}").dataset.prompt == TEXTS[name]
 
 
-@pytest.mark.parametrize(("given", "told"), [
+@pytest.mark.parametrize(("given", "message"), [
     ("documnet", "did you mean 'document'"), ("'Solve {problem}.'", "{question} in it"),
     ("''", "one of document, paper, boxed, plain, code")])
-def test_what_is_neither_is_one_line(make_config, given, told):
-    with refused(told, start="dataset.prompt: given "):
+def test_an_unknown_template_is_an_error_of_one_line(make_config, given, message):
+    with refused(message, start="dataset.prompt: given "):
         make_config(f"dataset.prompt={given}")
 
 
-def test_a_text_of_ones_own_stays_as_it_is():
+def test_a_custom_text_is_not_changed():
     assert resolve("{x} {question}\\{") == "{x} {question}\\{"
 
 
 def test_first_prompt_in_chat(make_config):
-    """The embedded tokenizer has the template of Qwen3."""
+    """The embedded tokenizer has the chat template of Qwen3."""
     config = make_config("dataset.prompt=paper", "dataset.limit=3", "dataset.ids=[arith-007,arith-002]")
     question = config.dataset.problems()[0].question
     assert config.dataset.problems()[0].id == "arith-002"
@@ -70,7 +70,7 @@ def test_first_prompt_in_chat(make_config):
                                     + "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
-def test_first_prompt_is_what_is_drawn_from(make_config):
+def test_first_prompt_equals_the_prompt_of_the_run(make_config):
     for override in ("model.chat=true", "model.chat=false", "model.enable_thinking=true"):
         config = make_config("dataset.limit=1", "dataset.prompt=boxed", override)
         model = config.model.load("cpu")
@@ -84,7 +84,7 @@ def test_first_prompt_as_bare_text(make_config):
 
 
 def test_first_prompt_shows_the_special_tokens_of_bare_text(make_config, tmp_path):
-    """A model that wants a token before every text gets it, and it is seen."""
+    """A special token that the tokenizer adds before every text is part of the shown prompt."""
     folder = tokenizer_only(make_config, tmp_path)
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -100,7 +100,7 @@ def test_first_prompt_shows_the_special_tokens_of_bare_text(make_config, tmp_pat
 
 
 def test_first_prompt_loads_no_model(make_config, tmp_path):
-    """A checkpoint whose weights are missing has a prompt to show."""
+    """The prompt is shown for a checkpoint without weights."""
     folder = tokenizer_only(make_config, tmp_path)
     assert not list(folder.glob("*.safetensors"))
     assert first_prompt(make_config(f"model.path={folder}", "dataset.limit=1")) == first_prompt(make_config("dataset.limit=1"))
@@ -119,13 +119,13 @@ def test_first_prompt_of_math500_with_the_tokenizer_of_qwen3(make_config, shared
         "<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
-@pytest.mark.parametrize(("overrides", "told"), [
+@pytest.mark.parametrize(("overrides", "message"), [
     (("probe=rejection_sampling",), "probe: given 'rejection_sampling'; allowed: none"),
     (("dataset=jsonl", "dataset.path=/no/such/file.jsonl"), "dataset.path: given '/no/such/file.jsonl'; allowed: a JSON"),
     (("model.path=nobody/nothing",), "model.path: given 'nobody/nothing', which is no folder here"),
 ], ids=["no dataset", "no file", "no tokenizer"])
-def test_no_prompt_to_show_is_one_line(make_config, overrides, told):
-    with refused(start=told):
+def test_a_missing_prompt_is_an_error_of_one_line(make_config, overrides, message):
+    with refused(start=message):
         first_prompt(make_config(*overrides))
 
 
@@ -136,7 +136,7 @@ def tokenizer_only(make_config, folder: Path) -> Path:
     return made
 
 
-def test_the_whole_prompt_is_shown_and_nothing_written(command, tmp_path):
+def test_the_whole_prompt_is_shown_and_nothing_is_written(command, tmp_path):
     done = command("dflash_mcmc", "show=prompt", "dataset.prompt=boxed")
     assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Rows of files as they are written, of the hub by a pinned commit, and every bad file in one line."""
+"""Rows of files and of the hub: values are unchanged, commits are pinned, and bad files are errors of one line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.refusals import refused
 PINNED = "0123456789abcdef0123456789abcdef01234567"
 
 
-def test_values_come_back_as_they_are_written(tmp_path):
-    """The library for datasets would make one type of a column: of dates time stamps, of 2 and null 2.0."""
+def test_values_are_read_unchanged(tmp_path):
+    """The datasets library would give each column one type: it would read dates as time stamps, and 2 as 2.0 next to null."""
     file = tmp_path / "rows.jsonl"
     written = [{"a": "2024-01-02", "b": 2, "c": ["x", 1]}, {"a": "2024-01-03", "b": None, "c": {"d": 0.5}}]
     file.write_text("\ufeff" + json.dumps(written[0]) + "\r\n\n  \n" + json.dumps(written[1]), encoding="utf-8")
@@ -28,7 +28,7 @@ def test_a_line_separator_inside_a_text_ends_no_line(tmp_path):
     assert rows.of_file(str(file), ("a",)) == [{"a": "x\u2028y\x85z"}]
 
 
-def test_gzipped(tmp_path):
+def test_gzipped_files_are_read(tmp_path):
     file = tmp_path / "rows.jsonl.gz"
     file.write_bytes(gzip.compress(b'{"a": "x"}\n'))
     assert rows.of_file(str(file), ("a",)) == [{"a": "x"}]
@@ -46,7 +46,7 @@ def test_the_home_folder_is_found(tmp_path, monkeypatch):
     assert rows.of_file("~/rows.jsonl", ("a",)) == [{"a": 1}]
 
 
-@pytest.mark.parametrize(("content", "told"), [
+@pytest.mark.parametrize(("content", "message"), [
     (None, "a JSON Lines file that exists"),
     (b"", "has no rows"),
     (b"\n\n", "has no rows"),
@@ -58,15 +58,15 @@ def test_the_home_folder_is_found(tmp_path, monkeypatch):
     (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 1 is not JSON"),
     (b'{"a": ' + b"9" * 10_000 + b"}", "line 1 is not JSON"),
 ], ids=["missing", "empty", "blank", "text", "cut off", "list", "field", "encoding", "nested", "digits"])
-def test_bad_files_are_one_line(tmp_path, content, told):
+def test_bad_files_are_errors_of_one_line(tmp_path, content, message):
     file = tmp_path / "bad.jsonl"
     if content is not None:
         file.write_bytes(content)
-    with refused("dataset.path: ", str(file), told):
+    with refused("dataset.path: ", str(file), message):
         rows.of_file(str(file), ("a",))
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_folder_instead_of_a_file_is_an_error(tmp_path):
     with refused("a JSON Lines file that exists"):
         rows.of_file(str(tmp_path), ())
     with refused("dataset.path: given None"):
@@ -75,7 +75,7 @@ def test_a_folder_is_no_file(tmp_path):
 
 @pytest.fixture
 def hub_of(monkeypatch):
-    """Puts rows, or an error, in place of the hub; returns the calls that it gets."""
+    """A function that replaces the hub by rows or by an error. It returns the list of calls."""
     rows._downloaded.cache_clear()
     calls = []
 
@@ -93,7 +93,7 @@ def hub_of(monkeypatch):
     rows._downloaded.cache_clear()
 
 
-def test_the_hub_is_asked_for_the_commit_once(hub_of):
+def test_rows_of_a_commit_are_loaded_once(hub_of):
     calls = hub_of([{"a": "x"}, {"a": "y"}])
     first = rows.of_hub(rows.Hub("some/rows", "main", "train"), PINNED, ("a",))
     first[0]["a"] = "changed"
@@ -101,7 +101,7 @@ def test_the_hub_is_asked_for_the_commit_once(hub_of):
     assert calls == [(("some/rows", "main"), {"revision": PINNED, "split": "train"})]
 
 
-def test_what_the_hub_refuses_is_one_line(hub_of, monkeypatch):
+def test_errors_of_the_hub_have_one_line(hub_of, monkeypatch):
     hub_of(ValueError("no such\n  commit"))
     monkeypatch.setattr("dflash_mcmc.data.hub.reachable", lambda: True)
     with refused(f"dataset.revision: cannot load some/rows@{PINNED}: ValueError: no such commit"):
@@ -111,7 +111,7 @@ def test_what_the_hub_refuses_is_one_line(hub_of, monkeypatch):
         rows.of_hub(rows.Hub("some/rows"), PINNED, ("a",))
 
 
-def test_rows_of_the_hub_without_a_field_are_one_line(hub_of):
+def test_a_missing_field_in_rows_of_the_hub_is_an_error_of_one_line(hub_of):
     hub_of([{"b": "x"}])
     with refused("row 0 lacks the field 'a'; it has: b"):
         rows.of_hub(rows.Hub("some/rows"), PINNED, ("a",))
@@ -135,7 +135,7 @@ def test_a_benchmark_is_read_from_a_pinned_commit(make_config, hub_of, name):
 
 
 @pytest.mark.parametrize("revision", ["main", "null", PINNED[:12], PINNED.upper()])
-def test_a_revision_that_may_move_is_refused(make_config, revision):
+def test_a_revision_that_is_not_a_commit_is_refused(make_config, revision):
     with refused("dataset.revision: given", "a commit of openai/gsm8k on the hub, all 40 hexadecimal digits", "dataset.path="):
         make_config("dataset=gsm8k", f"dataset.revision={revision}")
 

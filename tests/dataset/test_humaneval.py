@@ -38,7 +38,7 @@ def test_a_chat_model_is_asked_for_a_code_block_and_a_base_model_continues_the_p
     assert first_prompt(read(ROW, "dataset.prompt=plain", "model.chat=false")) == ROW["prompt"]
 
 
-@pytest.mark.parametrize(("field", "value", "told"), [
+@pytest.mark.parametrize(("field", "value", "message"), [
     ("test", None, "row 0 has None for its test"), ("entry_point", 3, "row 0 has 3 for its entry_point"),
     ("prompt", ["x"], "row 0 has ['x'] for its prompt"), ("task_id", None, "problem None has None for its id"),
     ("canonical_solution", 1, "problem 'HumanEval/0' has 1 for its solution"),
@@ -46,7 +46,7 @@ def test_a_chat_model_is_asked_for_a_code_block_and_a_base_model_continues_the_p
 def test_a_bad_row_is_an_error_of_one_line(read, field, value, message):
     with pytest.raises(UserError) as caught:
         read({**ROW, field: value}).dataset.problems()
-    assert str(caught.value) == f"dataset.path: {told}; allowed: a text"
+    assert str(caught.value) == f"dataset.path: {message}; allowed: a text"
 
 
 def test_a_grader_that_compares_answers_is_refused(make_config):

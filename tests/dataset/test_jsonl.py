@@ -57,7 +57,7 @@ def test_values(tmp_path, field, given, part, kept):
     assert type(problem[part]) is type(kept)
 
 
-@pytest.mark.parametrize(("field", "given", "told"), [
+@pytest.mark.parametrize(("field", "given", "message"), [
     ("q", 7, "problem 'x-1' has 7 for its question; allowed: a text"),
     ("q", None, "has None for its question"), ("q", "\ud800", "for its question; allowed: a text"),
     ("a", 0.5, "has 0.5 for its answer; allowed: a text"), ("a", True, "has True for its answer"),
@@ -67,7 +67,7 @@ def test_values(tmp_path, field, given, part, kept):
     ("l", "hard", "has 'hard' for its level"), ("s", 3, "has 3 for its subject"), ("w", {}, "has {} for its solution"),
 ])
 def test_wrong_types_are_errors_of_one_line(tmp_path, field, given, message):
-    with refused(told):
+    with refused(message):
         read(tmp_path, {**ROW, field: given})
 
 

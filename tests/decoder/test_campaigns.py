@@ -1,6 +1,7 @@
-"""Decoders at work: laws of sequences counted out, answers of the embedded model, long texts. Every planted mistake shows.
+"""Statistical tests of decoders on the batched engine: laws of short sequences, answers of the embedded model, and long texts.
 
-The rules are proved on tables (`test_speculative_match.py`, `test_speculative_rejection.py`); here the engine is beneath them.
+Every deliberate fault is detected. The exact tests of the rules use the tabular engine (`test_speculative_match.py`,
+`test_speculative_rejection.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NUM_DRAWS, REPEATS, LEVEL = 20_000, 40, 1e-4
 
 
 class Setting(NamedTuple):
-    """A law, after a prompt in which tokens occur again."""
+    """A law and a prompt. The prompt repeats tokens, so that n-grams are found in it."""
 
     law: SamplingParams
     stops: tuple[int, ...] = ()
@@ -40,7 +41,7 @@ SETTINGS = {
     "temperature": Setting(SamplingParams(0.7)),
     "stops": Setting(SamplingParams(1.0), stops=(3,)),
     "filters": Setting(SamplingParams(1.2, top_k=5, top_p=0.95, min_p=0.05)),
-    # Of a penalty it is the drafted tokens that count, not those of the prompt.
+    # The prompt is short, so that the penalty applies to drafted tokens.
     "penalty": Setting(SamplingParams(0.9, repetition_penalty=4.0), prompt=(4,)),
 }
 RIGHT = {"match": match(), "match_sampled": match(1.0), "token": reject(), "token_flat": reject(1.5),
@@ -55,7 +56,7 @@ WRONG = [pytest.param(decoder, name, id=f"{word}-{name}") for word, decoder, nam
 
 @pytest.fixture(scope="module")
 def six():
-    """A target of six tokens: 1,296 sequences of four, most of them likely enough to be counted."""
+    """A target with six tokens. Most of its 1,296 sequences of four tokens are likely enough to be counted."""
     return random_model(sharpness=0.5, vocab_size=SIX, eos_token_id=None)
 
 
@@ -73,32 +74,32 @@ def test_sequences_have_the_law_of_the_target(six, decoder, draft, setting):
 
 
 @pytest.mark.parametrize(("decoder", "name"), WRONG)
-def test_every_fault_shows(six, decoder, name):
+def test_every_fault_is_detected(six, decoder, name):
     setting = SETTINGS[{"late_penalty": "penalty", "unprocessed_draft": "filters"}.get(name, "temperature")]
-    count = 24_000 if name == "residual_by_draft_noise" else 8000  # a small fault; the others are far off
+    count = 24_000 if name == "residual_by_draft_noise" else 8000  # this fault is small; the others are large
     assert p_value(six, dataclasses.replace(decoder, fault=name), "dflash", setting, count) < LEVEL
 
 
 NUM_ANSWERS = 150
 NOISE, FAR = 1e-3, 8.0
-"""A p-value that is still noise, and standard deviations that are not."""
+"""The smallest p-value without a fault, and the smallest distance in standard deviations with a fault."""
 
 
 class Answers:
-    """Of the embedded model at temperature 1, with its own draft, to the first problems."""
+    """Answers of the embedded model to the first problems, at temperature 1 and with its own draft."""
 
     def __init__(self):
         self.subject = subject_of("tiny", 64, str(PACKAGE / "assets/tiny_draft"))
         self.plain = self.by(None, "plain")
 
     def by(self, decoder, name: str) -> list[tuple[int, ...]]:
-        """By a decoder, or by plain decoding; the draws of a name are independent of those of another."""
+        """Answers by a decoder; None is plain decoding. Answers under different names are independent."""
         model, prompts = self.subject.model, self.subject.prompts[:NUM_ANSWERS]
         speculation = decoder.speculation(self.subject.draft.load(model)) if decoder else None
         return drawn(model, speculation, prompts, SamplingParams(1.0), self.subject.horizon, Key(0).fold_in(name), 64)
 
     def against_plain(self, answers: list[tuple[int, ...]], length: int | None) -> tuple[float, float]:
-        """Of the histograms of their tokens, or of the first ones."""
+        """Compares the token histograms of the first `length` tokens, or of all tokens, with plain decoding: see `swapped`."""
         def histograms(found):
             return np.stack([np.bincount(tokens[:length], minlength=self.subject.model.vocab_size) for tokens in found])
 
@@ -111,14 +112,14 @@ def answers():
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
-def test_answers_have_the_tokens_of_plain_ones(answers, verification):
+def test_answers_have_the_token_histogram_of_plain_decoding(answers, verification):
     found = answers.by(reject(verification=verification), verification)
     assert answers.against_plain(found, None)[0] > NOISE
     assert answers.against_plain(found, 1)[0] > NOISE
 
 
 @pytest.mark.parametrize(("name", "length"), [("greedy_first", 1), ("greedy_bonus", 1), ("greedy_bonus", None)])
-def test_answers_of_a_greedy_fault_have_not(answers, name, length):
+def test_answers_with_a_greedy_fault_have_another_token_histogram(answers, name, length):
     found = answers.by(dataclasses.replace(match(), fault=name), name)
     assert answers.against_plain(found, length)[1] > FAR
 
@@ -127,7 +128,7 @@ LONG, NUM_LONG, NO_TOKEN = 1200, 16, 60
 
 
 class Texts:
-    """Long ones of a random model with room for them: the embedded model has 1,024 positions."""
+    """Long texts of a random model with 2,048 positions. The embedded model has only 1,024."""
 
     def __init__(self):
         self.model = random_model(sharpness=1.0, max_position_embeddings=2048, eos_token_id=None)
@@ -135,7 +136,7 @@ class Texts:
         self.plain = self.by(None, "plain")
 
     def by(self, decoder, key: str, draft: str = "ngram") -> list[tuple[int, ...]]:
-        """At a temperature at which the most likely tokens alone would go in circles."""
+        """Texts by a decoder. The temperature is so low that repeated greedy tokens would lead to loops."""
         drafter = NgramDrafter(3, 2) if draft == "ngram" else random_drafter(self.parts, self.model, NO_TOKEN)
         speculation = decoder.speculation(drafter) if decoder else None
         prompts = [np.array([11, 5, 23])] * NUM_LONG
@@ -143,7 +144,7 @@ class Texts:
 
 
 def new_fours(texts: list[tuple[int, ...]]) -> np.ndarray:
-    """Share of four consecutive tokens that no others of the text equal, (texts,)."""
+    """Number of different 4-grams divided by the number of all 4-grams, for each text."""
     fours = [list(zip(*(text[start:] for start in range(4)), strict=False)) for text in texts]
     return np.array([len(set(mine)) / len(mine) for mine in fours])
 
@@ -153,9 +154,9 @@ def texts():
     return Texts()
 
 
-def test_long_texts_by_match_are_plain_ones(texts):
+def test_long_texts_by_match_equal_those_of_plain_decoding(texts):
     same = sum(a == b for a, b in zip(texts.by(match(), "plain"), texts.plain, strict=True))
-    assert same >= NUM_LONG - 1  # in 19,200 draws one may fall on rounding
+    assert same >= NUM_LONG - 1  # one of 19,200 draws may differ by rounding
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
@@ -165,6 +166,6 @@ def test_long_texts_do_not_degenerate(texts, verification):
     assert swapped(two_means, new_fours(texts.plain), new_fours(found))[0] > NOISE
 
 
-def test_long_texts_with_greedy_tokens_between_do(texts):
+def test_long_texts_with_greedy_bonus_tokens_degenerate(texts):
     found = texts.by(dataclasses.replace(match(), fault="greedy_bonus"), "bonus")
     assert new_fours(found).mean() < 0.5 * new_fours(texts.plain).mean()

@@ -1,4 +1,4 @@
-"""Draft-accelerated power sampling is lossless: the kernel's exact law, with its draws carried out block by block."""
+"""Power sampling with speculative decoding: the exact transition matrix equals that with plain decoding."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_power_mh_keeps_its_law(name, early_reject):
     rule, options = RULES[name]
     matrix, target = matrix_and_target(rule, sampler(early_reject), **options)
     plain = transition_matrix(TabularEngine(MODEL), sampler("off"), HORIZON, target)
-    assert np.abs(matrix - plain).max() <= 1e-12  # not only the law: the same kernel
+    assert np.abs(matrix - plain).max() <= 1e-12  # the same transition matrix, not only the same invariant law
     assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= 1e-12
 
 
-def test_a_faulty_rule_makes_another_kernel():
+def test_a_faulty_rule_changes_the_transition_matrix():
     matrix, target = matrix_and_target(faults.reject_then_p, sampler("off"), shared_noise=False, temperature=None)
     assert invariance_error(matrix, target) > 1e-4

@@ -1,4 +1,4 @@
-"""Sample and match: exact on tables, and the tokens of plain decoding at every seed."""
+"""`decoder=speculative_match`: exact law on the tabular engine, and the tokens of plain decoding at every seed."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def test_faults_are_caught_among_four_tokens(draft, name):
 
 def test_late_penalty_is_caught():
     assert speculative_error(rule("parallel", fault="late_penalty"), LAWS["penalty"]) > 0.02
-    assert set(faults.MATCH) == {"greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty"}  # none untested
+    assert set(faults.MATCH) == {"greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty"}  # every fault has a test
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("draft", ["parallel", "sequential", "long", "point"])
-def test_tokens_are_those_of_plain_decoding(draft, temperature):
+def test_tokens_equal_those_of_plain_decoding(draft, temperature):
     assert differing(rule(draft, temperature), LAWS["temperature"], num_seeds=300) == 0
 
 
-def test_faulty_tokens_are_not():
+def test_tokens_with_a_fault_differ():
     assert differing(rule("parallel", fault="greedy_bonus"), LAWS["temperature"], num_seeds=50) > 5
 
 
-def test_a_fault_needs_its_experiment(make_config):
+def test_a_fault_requires_its_experiment(make_config):
     with pytest.raises(UserError, match=r"decoder.fault: given 'greedy_first'; allowed: null; a faulty decoder runs un"):
         make_config("decoder=speculative_match", "draft=ngram", "decoder.fault=greedy_first")
     assert make_config("decoder=speculative_match", "draft=ngram", "decoder.fault=greedy_first", "name=faults")
 
 
-def test_a_decoder_and_its_draft_come_together(make_config):
+def test_the_decoder_requires_a_draft(make_config):
     with pytest.raises(UserError, match=r"draft: given 'none'; allowed: a draft, such as tiny .* with decoder=specul"):
         make_config("decoder=speculative_match")
 
@@ -80,11 +80,11 @@ def test_a_temperature_without_effect_is_not_part_of_the_identity(make_config):
     assert len(hashes) == 1
 
 
-def test_a_draft_that_nothing_uses_is_left_out_and_that_is_told(make_config, capsys):
+def test_an_unused_draft_is_left_out_with_a_message(make_config, capsys):
     note.cache_clear()
     for _ in range(2):
         assert name_of(make_config("draft=ngram", "sampler=greedy").draft) == "none"
     assert identity_hash(make_config("draft=ngram")) == identity_hash(make_config())
-    told = capsys.readouterr().err.splitlines()
-    assert told == ["draft=ngram is left out where nothing uses it: blend=none, sampler=greedy, decoder=plain",
-                    "draft=ngram is left out where nothing uses it: blend=none, sampler=power_mh, decoder=plain"]
+    messages = capsys.readouterr().err.splitlines()
+    assert messages == ["draft=ngram is left out where nothing uses it: blend=none, sampler=greedy, decoder=plain",
+                        "draft=ngram is left out where nothing uses it: blend=none, sampler=power_mh, decoder=plain"]

@@ -1,4 +1,4 @@
-"""Rejection, token by token and by whole prefixes: exact on tables, and the known mistakes are not."""
+"""`decoder=speculative_rejection`, verified by token and by block: exact law on the tabular engine; faults are detected."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_faults_are_caught_among_four_tokens(draft, name):
 @pytest.mark.parametrize(("name", "law"), [("unprocessed_draft", "filters"), ("late_penalty", "penalty")])
 def test_faults_of_processing_are_caught(name, law):
     assert speculative_error(rule("parallel", fault=name), LAWS[law], horizon=2) > 0.01
-    assert len(faults.REJECTION) == 5  # none untested
+    assert len(faults.REJECTION) == 5  # every fault has a test
 
 
 def kept(verification: str, draft: str) -> float:
-    """Expected tokens that the first block keeps."""
+    """Expected number of accepted tokens in the first block."""
     engine, enumerator, expected = TabularEngine(MODEL, None, rule(draft, verification=verification)), Enumerator(), 0.0
     law, path = LAWS["temperature"], Trajectory.start(PROMPT)
     while True:
@@ -71,22 +71,22 @@ def kept(verification: str, draft: str) -> float:
 
 
 @pytest.mark.parametrize("draft", ["parallel", "sequential"])
-def test_block_verification_keeps_at_least_as_many(draft):
+def test_block_verification_keeps_more_tokens(draft):
     assert kept("block", draft) > kept("token", draft) + 1e-3
 
 
-def test_block_verification_needs_new_numbers_behind_each_anchor(monkeypatch):
-    """What was drafted at a position has had a part in where the block ended: the same number must not draft it again."""
+def test_block_verification_needs_new_random_numbers_after_each_anchor(monkeypatch):
+    """The end of a block depends on the drafted tokens, so their random numbers must not be used for the next draft."""
     from dflash_mcmc.testing import EnumeratedChance
 
     law = LAWS["temperature"]
     monkeypatch.setattr(EnumeratedChance, "_drafting", lambda self, slot: self._enumerator.uniform(
         (*self._name, "draft", self._anchor + slot)))
     assert speculative_error(rule("small", verification="block"), law, 3, SMALL) > 1e-4
-    assert speculative_error(rule("small"), law, 3, SMALL) <= 1e-12  # token by token the numbers may be the position's
+    assert speculative_error(rule("small"), law, 3, SMALL) <= 1e-12  # verification by token may use one number per position
 
 
-def test_a_fault_needs_its_experiment(make_config):
+def test_a_fault_requires_its_experiment(make_config):
     with pytest.raises(UserError, match=r"decoder.fault: given 'argmax_proposal'; allowed: null; a faulty"):
         make_config("decoder=speculative_rejection", "draft=ngram", "decoder.fault=argmax_proposal")
     with pytest.raises(UserError, match=r"decoder.verification: given 'block'; allowed: token with decoder.fault"):

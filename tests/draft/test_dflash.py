@@ -1,4 +1,4 @@
-"""A DFlash checkpoint as the draft of a run: what is refused, and in which words."""
+"""`draft=dflash`: runs with a checkpoint folder, and errors for bad checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN = ("decoder=speculative_match", "sampler=greedy", "dataset.limit=2", "datase
 
 @pytest.fixture
 def checkpoint(tmp_path, make_config) -> Path:
-    """A copy of the embedded draft, to be changed."""
+    """A copy of the embedded draft, which tests can change."""
     config = make_config(*RUN, "draft=tiny")
     return Path(shutil.copytree(config.draft.path, tmp_path / "draft"))
 
@@ -38,29 +38,29 @@ def refused(make_config, folder: Path, message: str, *overrides: str) -> None:
 def test_a_folder_runs_like_the_embedded_draft(make_config, checkpoint):
     embedded = execute(make_config(*RUN, "draft=tiny"))
     moved = execute(make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32"))
-    # What is in the folder counts, not where it lies.
+    # The identity depends on the content of the folder, not on its path.
     assert moved.folder.name.split("-")[-1] == identity_hash(make_config(*RUN, "draft=tiny"))
     assert embedded.summary["correct"] == moved.summary["correct"]
 
 
-def test_a_draft_for_another_target(make_config, checkpoint):
+def test_a_draft_for_another_target_is_refused(make_config, checkpoint):
     change(checkpoint, num_target_layers=36)
     refused(make_config, checkpoint, "draft.path: the draft was trained for a target of 36 layers; allowed: 8, the target's")
 
 
-def test_a_missing_file(make_config, checkpoint):
+def test_a_missing_file_is_refused(make_config, checkpoint):
     (checkpoint / "model.safetensors").unlink()
     refused(make_config, checkpoint, "draft.path:")
     refused(make_config, checkpoint.parent / "nowhere", "draft.path: given")
 
 
-def test_a_truncated_file(make_config, checkpoint):
+def test_a_truncated_file_is_refused(make_config, checkpoint):
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     refused(make_config, checkpoint, "draft.path:")
 
 
-def test_a_block_above_the_trained_one(make_config, checkpoint):
+def test_a_block_size_above_the_trained_one_is_refused(make_config, checkpoint):
     size = json.loads((checkpoint / "config.json").read_text())["block_size"]
     refused(make_config, checkpoint, f"draft.block_size: given {size + 1}; allowed: 2 to {size}",
             f"draft.block_size={size + 1}")

@@ -1,4 +1,4 @@
-"""Prompt lookup as a draft of a run."""
+"""`draft=ngram`: prompt lookup."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def records(folder) -> dict:
     return {(r["problem"], r["chain"]): r for r in map(json.loads, lines)}
 
 
-def test_a_run_with_it_has_the_tokens_of_plain_decoding(make_config):
-    # Filters: a drafted token outside their support has no log-probability that JSON could say.
+def test_a_run_has_the_tokens_of_plain_decoding(make_config):
+    # With top_k, a drafted token may have log-probability minus infinity, which JSON cannot represent.
     common = ("sampler=temperature", "sampler.alpha=2", "sampler.top_k=5", "dataset.limit=4", "dataset.max_new_tokens=48")
     plain = records(execute(make_config(*common)).folder)
     result = execute(make_config(*common, "decoder=speculative_match", "draft=ngram", "decoder.trace=true"))
@@ -28,7 +28,7 @@ def test_a_run_with_it_has_the_tokens_of_plain_decoding(make_config):
             [b for b in record["walk"] if b["gained"] <= b["accepted"]])
 
 
-def test_it_has_no_density_for_a_blend_or_a_proposal(make_config):
+def test_a_blend_or_a_proposal_needs_a_draft_with_densities(make_config):
     for overrides in (["blend=draft"], ["sampler=draft_mh"]):
         with pytest.raises(UserError, match=r"draft: given 'ngram'; allowed: tiny or dflash"):
             make_config("draft=ngram", *overrides)

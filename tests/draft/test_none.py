@@ -1,4 +1,4 @@
-"""No draft: nothing is loaded."""
+"""`draft=none` loads nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target as its own draft."""
+"""`draft=self`: the target as its own draft."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 from tests.runs import execute
 
 
-def test_drafts_of_the_same_law_are_kept(make_config):
+def test_all_drafted_tokens_are_kept(make_config):
     result = execute(make_config("sampler=temperature", "sampler.alpha=1", "dataset.limit=3", "dataset.max_new_tokens=40",
                                  "decoder=speculative_rejection", "draft=self"))
     for line in (result.folder / "records.jsonl").read_text().splitlines():
         record = json.loads(line)
-        assert record["blocks_drafted"] == -(-record["num_tokens"] // 5)  # four that are all kept, and the one behind them
+        assert record["blocks_drafted"] == -(-record["num_tokens"] // 5)  # four accepted tokens, and the bonus token
         assert record["target_forwards"] > 5 * record["blocks_drafted"]

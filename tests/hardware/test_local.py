@@ -1,4 +1,4 @@
-"""`hardware=local`: what a device is called, and what is refused."""
+"""`hardware=local`: the chosen device, the number of threads, and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_threads_are_set(make_config):
         torch.set_num_threads(before)
 
 
-def test_a_gpu_that_is_not_there_is_refused(make_config):
+def test_a_missing_gpu_is_refused(make_config):
     with pytest.raises(ConfigError, match="GPUs that PyTorch finds here"):
         make_config("hardware.device=cuda:99").hardware.resolve()
 
@@ -37,7 +37,7 @@ def test_the_processes_of_a_launch_share_the_cores(make_config, monkeypatch):
         torch.set_num_threads(before)
 
 
-def test_each_process_of_a_launch_takes_its_gpu(make_config, monkeypatch):
+def test_each_process_of_a_launch_uses_its_own_gpu(make_config, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)

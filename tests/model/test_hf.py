@@ -1,4 +1,4 @@
-"""`model=hf`: any checkpoint folder, its stop ids, its prompt; nothing of its generation_config but those."""
+"""`model=hf`: checkpoint folders, their identity, stop ids and prompts. Nothing else of generation_config is used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ INSTRUCTION = "Please reason step by step, and put your final answer within \\bo
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A copy of the embedded checkpoint to be changed."""
+    """A copy of the embedded checkpoint, which tests can change."""
     return shutil.copytree(TINY, tmp_path / "checkpoint")
 
 
@@ -52,7 +52,7 @@ def greedy_texts(config) -> list[str]:
     return [json.loads(line)["text"] for line in (result.folder / "records.jsonl").read_text().splitlines()]
 
 
-def test_generation_config_is_neutralised_but_for_stop_ids(make_config, checkpoint):
+def test_generation_config_has_no_effect_except_for_stop_ids(make_config, checkpoint):
     path = checkpoint / "generation_config.json"
     settings = {**json.loads(path.read_text()), "do_sample": True, "temperature": 0.01, "top_k": 1, "top_p": 0.1,
                 "repetition_penalty": 5.0, "max_new_tokens": 3}
@@ -62,7 +62,7 @@ def test_generation_config_is_neutralised_but_for_stop_ids(make_config, checkpoi
     assert sorted(greedy_texts(make_config(*options, f"model.path={checkpoint}"))) == sorted(before)
 
 
-def test_greedy_is_transformers_greedy(make_config):
+def test_greedy_texts_equal_those_of_transformers(make_config):
     config = make_config("sampler=greedy", "dataset.limit=6")
     texts = greedy_texts(config)
     tokenizer, model = AutoTokenizer.from_pretrained(TINY), AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
@@ -77,7 +77,7 @@ def test_greedy_is_transformers_greedy(make_config):
     assert sorted(texts) == sorted(expected)
 
 
-def test_content_is_the_identity_and_the_place_is_not(make_config, checkpoint):
+def test_the_identity_depends_on_the_content_and_not_on_the_path(make_config, checkpoint):
     here, there = (identity_of(make_config(f"model.path={p}"))["model.content"] for p in (TINY, checkpoint))
     assert here == there
     weights = checkpoint / "model.safetensors"
@@ -108,7 +108,7 @@ def test_every_tensor_is_part_of_the_identity(make_config, checkpoint):
     (lambda folder: (folder / "config.json").unlink(), "a folder with config.json"),
     (lambda folder: (folder / "config.json").write_text("{}"), "cannot load"),
 ], ids=["no weights", "truncated weights", "broken config", "no tokenizer", "no config", "empty config"])
-def test_damaged_checkpoints_are_one_line_and_leave_nothing(make_config, checkpoint, tmp_path, damage, message):
+def test_damaged_checkpoints_are_errors_of_one_line_and_leave_no_files(make_config, checkpoint, tmp_path, damage, message):
     damage(checkpoint)
     with pytest.raises(UserError, match=message) as caught:
         execute(make_config(f"model.path={checkpoint}", "dataset.limit=1"))
@@ -116,7 +116,7 @@ def test_damaged_checkpoints_are_one_line_and_leave_nothing(make_config, checkpo
     assert not list(tmp_path.glob("default/*"))
 
 
-def test_hub_name_without_network_and_cache_is_one_line(make_config):
+def test_a_hub_name_without_network_and_cache_is_an_error(make_config):
     with pytest.raises(UserError, match="hub cannot be reached; allowed: the folder of a downloaded checkpoint"):
         make_config("model=qwen3_4b", "model.path=nobody/nothing-of-this-name").model.load("cpu")
 
@@ -133,7 +133,7 @@ def test_an_answer_longer_than_the_positions_is_refused(make_config):
         execute(make_config("dataset.max_new_tokens=1024", "dataset.limit=2"))
 
 
-def test_models_that_do_more_to_their_logits_are_refused():
+def test_models_that_transform_their_logits_are_refused():
     config = Gemma2Config(vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
                           num_key_value_heads=2, head_dim=8, layer_types=["full_attention"] * 2, final_logit_softcapping=0.1,
                           pad_token_id=None, bos_token_id=None, eos_token_id=None)
@@ -141,7 +141,7 @@ def test_models_that_do_more_to_their_logits_are_refused():
         LanguageModel(Gemma2ForCausalLM(config).eval())
 
 
-def test_within_a_sliding_window_a_model_is_full_attention_and_beyond_it_is_refused():
+def test_a_sliding_window_limits_the_length():
     for config, cls in ((Qwen3Config(**SMALL, head_dim=8, use_sliding_window=True, sliding_window=24, max_window_layers=1),
                          Qwen3ForCausalLM), (MistralConfig(**SMALL, sliding_window=24), MistralForCausalLM)):
         torch.manual_seed(0)
@@ -159,7 +159,7 @@ def test_within_a_sliding_window_a_model_is_full_attention_and_beyond_it_is_refu
             BatchedEngine(parts, NoBlend(), 1, 25)
 
 
-def test_ropes_that_grow_are_limited_to_the_length_where_they_do_not():
+def test_a_dynamic_rope_limits_the_length_to_its_original_positions():
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
     config = LlamaConfig(**{**SMALL, "max_position_embeddings": 128}, rope_parameters=rope)
     assert LanguageModel(LlamaForCausalLM(config).eval()).max_positions == 32
@@ -171,8 +171,8 @@ def test_recurrent_models_are_refused():
         LanguageModel(MambaForCausalLM(config).eval())
 
 
-def test_bare_text_gets_the_models_own_special_tokens(make_config, checkpoint):
-    """Behind a chat template they would stand twice; without it they would be missing."""
+def test_special_tokens_are_added_to_bare_text_only(make_config, checkpoint):
+    """A chat template contains the special tokens. For bare text the tokenizer must add them."""
     path = checkpoint / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     special = {"id": "<|endoftext|>", "ids": [468], "tokens": ["<|endoftext|>"]}
@@ -194,7 +194,7 @@ def real_vocabulary(shared_data, tmp_path_factory):
 @pytest.mark.parametrize("condition", ["greedy", *(
     pytest.param(name, marks=pytest.mark.slow) for name in ("temp", "ps", "blend_greedy", "blend_ps"))])
 def test_real_problems_through_the_real_tokenizer(make_config, shared_data, real_vocabulary, condition):
-    """MATH-500 prompts, Qwen3's tokenizer, chat template and stop ids, on a small random Qwen3 in bfloat16."""
+    """A small random Qwen3 in bfloat16 runs MATH-500 prompts with the tokenizer, chat template and stop ids of Qwen3."""
     config = make_config(f"condition={condition}", "dataset=math500", f"dataset.path={shared_data}/math500/test.jsonl",
                          f"model.path={real_vocabulary}", "dataset.max_new_tokens=16", "dataset.limit=3")
     result = execute(config)
@@ -207,7 +207,7 @@ def test_real_problems_through_the_real_tokenizer(make_config, shared_data, real
         assert max(json.loads(line)["tokens"]) < 151669
 
 
-def test_all_500_prompts_are_what_the_document_asks(make_config, shared_data):
+def test_all_500_prompts_equal_those_of_the_document(make_config, shared_data):
     config = make_config("dataset=math500", f"dataset.path={shared_data}/math500/test.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(shared_data / "qwen3_tokenizer")
     lengths = []
@@ -224,7 +224,7 @@ def test_all_500_prompts_are_what_the_document_asks(make_config, shared_data):
 
 
 def random_qwen3(folder, shared_data):
-    """A checkpoint folder: one-layer-wide random Qwen3 under the real vocabulary, tokenizer and generation_config."""
+    """Writes a checkpoint folder: a small random Qwen3 with the real vocabulary, tokenizer and generation_config."""
     config = build_config()
     config.update({"vocab_size": 151936, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4,
                    "layer_types": ["full_attention"] * 4, "max_position_embeddings": 4096})

@@ -1,4 +1,4 @@
-"""`model=tiny`: what ships is what the recipe says, and it can do its task neither too well nor too badly."""
+"""`model=tiny`: the embedded checkpoint has the shape of the recipe, and an accuracy that is neither too low nor too high."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runs import execute
 FOLDER = PACKAGE / "assets" / "tiny"
 
 
-def test_shipped_model_is_small_and_of_the_stated_shape(make_config):
+def test_the_embedded_model_is_small_and_has_the_stated_shape(make_config):
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) < 8e6
     model = make_config().model.load("cpu")
     assert 1_000_000 < sum(p.numel() for p in [*model.decoder.parameters()]) < 4_000_000
@@ -23,7 +23,7 @@ def test_shipped_model_is_small_and_of_the_stated_shape(make_config):
     assert model.vocab_size == tiny.VOCAB_SIZE == tiny.build_config().vocab_size
 
 
-def test_tokenizer_keeps_digits_apart_and_any_text_whole(make_config):
+def test_the_tokenizer_splits_digits_and_restores_any_text(make_config):
     model = make_config().model.load("cpu")
     for text in ("Ann has 47 apples.", "1234*56=69104", "naïve 北京 🍎 \x00 \\boxed{3}", "<think>\n\n</think>"):
         tokens = model.encode(text)
@@ -31,7 +31,7 @@ def test_tokenizer_keeps_digits_apart_and_any_text_whole(make_config):
     assert len(model.encode("12345")) == 5
 
 
-def test_stop_ids_and_unused_rows_are_like_qwen3s(make_config):
+def test_stop_ids_and_unused_rows_are_like_those_of_qwen3(make_config):
     model = make_config().model.load("cpu")
     assert set(model.stop_ids) == set(model.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
     assert model.forbidden[len(model.tokenizer):].all()
@@ -39,7 +39,7 @@ def test_stop_ids_and_unused_rows_are_like_qwen3s(make_config):
     assert model.forbidden.any()
 
 
-def test_prompt_is_the_chat_template_with_thinking_closed(make_config):
+def test_the_prompt_is_the_chat_template_without_thinking(make_config):
     config = make_config()
     tokenizer = config.model.load("cpu").tokenizer
     assert config.model.prompt(tokenizer, "hi") == (
@@ -49,7 +49,7 @@ def test_prompt_is_the_chat_template_with_thinking_closed(make_config):
 
 
 @pytest.mark.slow
-def test_greedy_accuracy_leaves_room_on_both_sides(make_config):
+def test_greedy_accuracy_is_neither_too_low_nor_too_high(make_config):
     summary = execute(make_config("sampler=greedy")).summary
     assert summary["num_problems"] == 300
     assert 0.45 <= summary["accuracy"] <= 0.80
@@ -57,7 +57,7 @@ def test_greedy_accuracy_leaves_room_on_both_sides(make_config):
 
 
 @pytest.mark.slow
-def test_power_sampling_has_real_choices_left(make_config):
+def test_power_sampling_has_proposals_to_accept_and_reject(make_config):
     result = execute(make_config("condition=ps", "sampler.alpha=4", "dataset.limit=30"))
     assert 0.10 <= result.summary["moved_rate"] < result.summary["acceptance"] < 1.0
     records = [json.loads(line) for line in (result.folder / "records.jsonl").read_text().splitlines()]

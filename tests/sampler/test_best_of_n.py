@@ -1,4 +1,4 @@
-"""The exact law of `sampler=best_of_n` on the tabular engine, against a sum over all N-tuples; mutants that miss it."""
+"""`sampler=best_of_n` on the tabular engine: its exact law, compared with a sum over all N-tuples; mutants fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drawn(sampler: BestOfN, engine: TabularEngine) -> dict:
 
 
 def by_hand(q: dict, p: dict, select: str, num_candidates: int, alpha: float = 4.0) -> dict:
-    """The law over all tuples of candidates: q of the tuple, times what the option says is kept of it."""
+    """The law as a sum over all tuples of candidates: the probability of a tuple times that of each choice from it."""
     law = dict.fromkeys(q, 0.0)
     for candidates in itertools.product(q, repeat=num_candidates):
         if select == "power":
@@ -67,12 +67,12 @@ def test_exact_law(select, stop_ids, blend):
 @pytest.mark.parametrize("select", SELECTS)
 @pytest.mark.parametrize("options", [{"temperature": 0.5}, {"temperature": 1.0}, {"top_k": 2}, {"top_p": 0.7}],
                          ids=["cold", "of_p", "top_k", "top_p"])
-def test_exact_law_of_other_draws(select, options):
+def test_exact_law_with_other_sampling_parameters(select, options):
     assert total_variation(drawn(make(select=select, **options), TabularEngine(MODEL)), expected(select, **options)) <= EXACT
 
 
 @pytest.mark.parametrize("select", SELECTS)
-def test_one_candidate_is_a_draw(select):
+def test_one_candidate_is_plain_sampling(select):
     law = drawn(make(num_candidates=1, select=select), TabularEngine(MODEL))
     assert total_variation(law, product_law(MODEL, HORIZON, temperature=0.8)) <= EXACT
 
@@ -92,23 +92,23 @@ def test_speculation_keeps_the_law(rule, options):
     assert total_variation(law, expected("power", 2, small)) <= EXACT
 
 
-def test_resampling_comes_nearer_to_the_power_target_with_every_candidate():
+def test_resampling_approaches_the_power_target_with_more_candidates():
     q, p = product_law(MODEL, HORIZON, temperature=0.8), product_law(MODEL, HORIZON)
     target = power_law(MODEL, HORIZON, 4.0, q)
     errors = [total_variation(by_hand(q, p, "power", number), target) for number in (1, 2, 3, 4, 5)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < errors[0] / 3
-    assert total_variation(by_hand(q, p, "log_p", 5), target) > errors[-1]  # the likeliest is no sample of p^alpha
+    assert total_variation(by_hand(q, p, "log_p", 5), target) > errors[-1]  # the most likely candidate does not have the law p^alpha
 
 
 @dataclass(slots=True, kw_only=True)
-class ByTheLawItDrewFrom(BestOfN):
+class ChoosesByProposalLaw(BestOfN):
     def log_weight(self, path):
         return float(path.log_q.sum())
 
 
 @dataclass(slots=True, kw_only=True)
-class ForgetsWhatItDrewFrom(BestOfN):
+class IgnoresProposalLaw(BestOfN):
     def log_weight(self, path):
         return self.alpha * float(path.log_p.sum())
 
@@ -120,8 +120,8 @@ class SumForMean(BestOfN):
 
 
 @dataclass(slots=True, kw_only=True)
-class AgainstTheLastKept(BestOfN):
-    """Compares each candidate with the one kept so far, not with all before it."""
+class ComparesOnlyWithKept(BestOfN):
+    """Compares each candidate only with the candidate kept so far, not with all previous ones."""
 
     def choose(self, candidates, key):
         kept, weights = 0, [self.log_weight(path) for path in candidates]
@@ -131,8 +131,8 @@ class AgainstTheLastKept(BestOfN):
         return kept
 
 
-MUTANTS = [("log_p", ByTheLawItDrewFrom, 3.0), ("mean_log_p", SumForMean, 0.8), ("power", ForgetsWhatItDrewFrom, 0.8),
-           ("power", SumForMean, 0.8), ("power", AgainstTheLastKept, 0.8)]
+MUTANTS = [("log_p", ChoosesByProposalLaw, 3.0), ("mean_log_p", SumForMean, 0.8), ("power", IgnoresProposalLaw, 0.8),
+           ("power", SumForMean, 0.8), ("power", ComparesOnlyWithKept, 0.8)]
 
 
 @pytest.mark.parametrize(("select", "mutant", "temperature"), MUTANTS, ids=[f"{s}-{m.__name__}" for s, m, _ in MUTANTS])
@@ -142,20 +142,20 @@ def test_mutants_fail(select, mutant, temperature):
 
 
 @dataclass(slots=True, kw_only=True)
-class OneKeyForAll(BestOfN):
+class OneKeyForAllCandidates(BestOfN):
     def chain(self, prompt, horizon, key):
         first = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", "token"))
         second = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", "token"))
         return ChainResult([first, second][self.choose([first, second], key.fold_in("select"))])
 
 
-def test_candidates_of_one_key_are_refused():
+def test_candidates_with_the_same_key_are_refused():
     with pytest.raises(AssertionError, match="is used twice"):
-        drawn(make(OneKeyForAll), TabularEngine(MODEL))
+        drawn(make(OneKeyForAllCandidates), TabularEngine(MODEL))
 
 
 @pytest.mark.parametrize("select", SELECTS)
-def test_the_trace_tells_every_candidate_and_the_path_is_the_kept_one(select):
+def test_the_trace_has_every_candidate_and_marks_the_kept_one(select):
     result = TabularEngine(MODEL).run(make(select=select, num_candidates=5).chain(PROMPT, 4, Key(3)))
     kept = [entry for entry in result.trace if entry["decision"] == "keep"]
     assert len(result.trace) == 5
@@ -166,20 +166,20 @@ def test_the_trace_tells_every_candidate_and_the_path_is_the_kept_one(select):
         assert kept[0]["log_p"] == max(entry["log_p"] for entry in result.trace)
 
 
-def test_more_candidates_begin_with_the_same_ones():
-    """So that runs of different N are paired."""
+def test_the_first_candidates_do_not_depend_on_their_number():
+    """Runs with different N are therefore paired."""
     few, many = (TabularEngine(MODEL).run(make(num_candidates=n).chain(PROMPT, 4, Key(3))).trace for n in (2, 6))
     assert [entry["log_p"] for entry in few] == [entry["log_p"] for entry in many[:2]]
 
 
-def test_expected_cost_is_what_is_drawn():
-    """Where nothing ends early."""
+def test_expected_cost_equals_the_drawn_tokens():
+    """The test uses chains that do not end early."""
     result = TabularEngine(TabularModel(VOCAB, (), seed=4)).run(make(num_candidates=5).chain(PROMPT, 4, Key(3)))
     cost = make(num_candidates=5).expected_cost(4.0, 4)
     assert (cost.extended, cost.num_draws) == (sum(entry["length"] for entry in result.trace), len(result.trace))
 
 
-def test_what_has_no_effect_is_not_part_of_the_identity(make_config):
+def test_options_without_effect_are_not_part_of_the_identity(make_config):
     def identity(*overrides: str) -> str:
         return identity_hash(make_config("sampler=best_of_n", *(f"sampler.{override}" for override in overrides)))
 

@@ -1,4 +1,4 @@
-"""The exact law of `sampler=draft_mh` on the tabular engine: invariant on the absolute grid, and not where it is wrong."""
+"""`sampler=draft_mh` on the tabular engine: the power target is invariant on the absolute grid; mutants fail."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_step_leaves_the_power_target_invariant(options, stop_ids):
 
 
 @pytest.mark.parametrize("num_drafted", [1, 3])
-def test_whatever_the_block_size(num_drafted):
+def test_other_block_sizes_keep_the_target_invariant(num_drafted):
     assert max(errors(engine(num_drafted=num_drafted), make())) <= EXACT
 
 
@@ -76,7 +76,7 @@ def test_draft_mh_on_the_draft_blended_target():
 
 @pytest.mark.parametrize("proposal", ["base", "matched"])
 def test_blocks_that_start_at_the_cut_leave_no_target_invariant(proposal):
-    """The published grid, each state scored on the blocks of the proposal: p^alpha of the sequence is lost."""
+    """On the published grid a state is scored with the blocks of the proposal, so p^alpha is not invariant."""
     published = DraftBlend(beta=0.4, grid="cut")
     sampler = power_mh(proposal, rescore=True)
     tabular, absolute = (engine(blend=blend, seed=1, scale=2.0) for blend in (published, BLEND))
@@ -85,7 +85,7 @@ def test_blocks_that_start_at_the_cut_leave_no_target_invariant(proposal):
     assert invariance_error(transition_matrix(absolute, sampler, HORIZON, target), target) <= EXACT
 
 
-def test_scoring_anew_changes_nothing_on_an_absolute_grid():
+def test_rescoring_changes_nothing_on_an_absolute_grid():
     tabular = engine(blend=BLEND)
     target = power_target(tabular, HORIZON, 4.0, power_mh("base").law(), "base")
     matrices = [transition_matrix(tabular, power_mh("base", rescore=rescore), HORIZON, target) for rescore in (False, True)]
@@ -106,21 +106,21 @@ class NoProposalDensity(DraftMH):
 
 
 @dataclass(slots=True, kw_only=True)
-class DensityOfThePartThatWasDrawn(DraftMH):
-    """The ratio of a mixture takes the mixture's density; this takes the draft's for both."""
+class DensityOfDrawnPartOnly(DraftMH):
+    """Uses the density of the part that was drawn. The ratio of a mixture needs the density of the mixture."""
 
     def log_weight(self, path, other, start):
         return float(np.sum(self.alpha * path.log_p[start:] - path.log_q[start:]))
 
 
 @pytest.mark.parametrize(("mutant", "options"), [(NoLengthTerm, {}), (NoProposalDensity, {}), (NoProposalDensity, {
-    "cut": "start"}), (DensityOfThePartThatWasDrawn, {"proposal": "mixture"})])
+    "cut": "start"}), (DensityOfDrawnPartOnly, {"proposal": "mixture"})])
 def test_mutants_fail(mutant, options):
     assert max(errors(engine(), make(mutant, **options))) > WRONG
 
 
 def test_eps_errs_by_at_most_epsilon():
-    """Early rejection of the draft's proposals moves each row of the transition matrix by at most epsilon."""
+    """Early rejection changes each row of the transition matrix by at most epsilon in total variation."""
     epsilon, tabular = 0.3, engine()
     target = power_target(tabular, HORIZON, 4.0, make().law(), "draft")
     full = transition_matrix(tabular, make(), HORIZON, target)
@@ -136,7 +136,7 @@ def test_eps_errs_by_at_most_epsilon():
     (["decoder=speculative_match"], "decoder: given 'speculative_match'; allowed: plain with sampler=draft_mh"),
     (["sampler.early_reject=eps", "sampler.proposal=mixture"], "sampler.early_reject: given 'eps'; allowed: off with"),
 ])
-def test_bad_input_is_one_line(make_config, overrides, message):
+def test_bad_values_are_errors_of_one_line(make_config, overrides, message):
     given = overrides if any(text.startswith("draft=") for text in overrides) else ["draft=tiny", *overrides]
     with pytest.raises(UserError) as error:
         make_config("sampler=draft_mh", *given)

@@ -1,4 +1,4 @@
-"""`sampler=greedy` is a point mass on the sequence of most likely tokens."""
+"""`sampler=greedy`: its law is a point mass on the sequence of most likely tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact law of `sampler=power_mh` on the tabular engine: every option is invariant, every mutant is not."""
+"""`sampler=power_mh` on the tabular engine: every option keeps the power target invariant, and every mutant fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.laws import power_law, product_law, published_law
 
 EXACT = 1e-12
 WRONG = 1e-3
-"""A mutant must miss by far more than rounding."""
+"""Smallest error of a mutant, far above rounding."""
 
 
 def make(cls=PowerMH, **changes) -> PowerMH:
@@ -63,14 +63,14 @@ _OF_Q = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def q_by_hand(engine: TabularEngine, horizon: int, options: dict, blend=None) -> dict:
-    """The proposal law that the options say, by definition: nothing of it is asked of the sampler."""
+    """The proposal law of the options, computed from its definition without the sampler."""
     temperature = options.get("proposal_temperature") or 1.0 / options.get("alpha", 4.0)
     return product_law(engine.model, horizon, blend, temperature=temperature,
                        **{name: options[name] for name in _OF_Q if name in options})
 
 
 def target_by_hand(engine: TabularEngine, horizon: int, options: dict, blend=None, proposal_blend=None) -> Target:
-    """p^alpha on the support of q, by definition."""
+    """p^alpha on the support of q, computed from the definition."""
     support = q_by_hand(engine, horizon, options, proposal_blend)
     law = power_law(engine.model, horizon, options.get("alpha", 4.0), support, blend)
     return Target(list(law), np.array(list(law.values())))
@@ -101,13 +101,13 @@ def test_step_leaves_the_blended_power_target_invariant(options, proposal, norm,
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_proposal_law_is_what_the_options_say(options):
+def test_proposal_law_follows_the_options(options):
     engine = engine_of((0, 2))
     assert total_variation(drawn(engine, make(**options)), q_by_hand(engine, 3, options)) <= EXACT
 
 
 @pytest.mark.parametrize("norm", ["none", "final"])
-def test_proposal_is_drawn_from_the_logits_that_the_option_says(norm):
+def test_proposals_use_the_logits_of_the_proposal_option(norm):
     engine, blend = engine_of((0,), LayerBlend(beta=0.5, layer=0, norm=norm), seed=1), (0.5, norm)
     laws = {"base": q_by_hand(engine, 3, {}), "matched": q_by_hand(engine, 3, {}, blend)}
     for proposal, law in laws.items():
@@ -116,13 +116,13 @@ def test_proposal_is_drawn_from_the_logits_that_the_option_says(norm):
 
 
 def drawn(engine, sampler) -> dict:
-    """Exact law of the first block's extension: the proposal law itself."""
+    """Exact law of the first block's extension, which is the proposal law."""
     sampler = dataclasses.replace(sampler, num_blocks=1, num_steps=0)
     return law_of(lambda key: engine.run(sampler.chain(PROMPT, 3, key)).trajectory)
 
 
 @dataclass(slots=True, kw_only=True)
-class IgnoresTheProposalsOptions(PowerMH):
+class IgnoresProposalOptions(PowerMH):
     def law(self):
         return SamplingParams(1.0 / self.alpha)
 
@@ -133,7 +133,7 @@ class IgnoresTheProposalsOptions(PowerMH):
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("cut_current", "cut_horizon", "alpha_below_one")])
 def test_a_proposal_that_ignores_its_options_fails(name):
     engine = engine_of((0, 2))
-    law = drawn(engine, make(IgnoresTheProposalsOptions, **OPTIONS[name]))
+    law = drawn(engine, make(IgnoresProposalOptions, **OPTIONS[name]))
     assert total_variation(law, q_by_hand(engine, 3, OPTIONS[name])) > WRONG
 
 
@@ -144,7 +144,7 @@ EARLY = {name: options for name, options in OPTIONS.items()
 @pytest.mark.parametrize("options", EARLY.values(), ids=EARLY.keys())
 @pytest.mark.parametrize("stop_ids", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=["one_stop", "two_stops"])
 def test_early_rejection_leaves_the_power_target_invariant(options, stop_ids):
-    """The whole transition matrix is that of full decisions."""
+    """The transition matrix equals that without early rejection."""
     engine, target = engine_of(stop_ids), target_by_hand(engine_of(stop_ids), 4, options)
     early = make(early_reject="exact", **options)
     check_step(engine, early, target)
@@ -155,7 +155,7 @@ def test_early_rejection_leaves_the_power_target_invariant(options, stop_ids):
 
 
 def abandons(engine, sampler, target) -> bool:
-    """Whether any step from any state is decided before its proposal is complete."""
+    """Whether some step rejects a proposal before it is complete."""
     decisions = set()
 
     def program(key):
@@ -185,8 +185,8 @@ NOT_EXACT = {
 
 
 @pytest.mark.parametrize(("options", "blend"), NOT_EXACT.values(), ids=NOT_EXACT.keys())
-def test_early_rejection_where_it_is_refused_would_be_wrong(options, blend, make_config):
-    """The reason of each refusal: forced through, the target is missed."""
+def test_early_rejection_would_be_wrong_where_it_is_refused(options, blend, make_config):
+    """Each refusal is necessary: if early rejection is used nevertheless, the target is not invariant."""
     engine = engine_of((0,), blend, scale=1.0)
     target = target_by_hand(engine, 4, options, None if blend is None else (blend.beta, blend.norm))
     check_step(engine, make(**options), target)
@@ -198,7 +198,7 @@ def test_early_rejection_where_it_is_refused_would_be_wrong(options, blend, make
     assert make_config(*overrides).sampler.early_reject == "off"
 
 
-def test_auto_is_exact_where_that_holds(make_config):
+def test_auto_means_exact_where_exact_is_allowed(make_config):
     assert make_config("sampler=power_mh").sampler.early_reject == "exact"
     assert make_config("sampler=power_mh", "blend=layer", "sampler.proposal=matched").sampler.early_reject == "exact"
     assert make_config("sampler=power_mh", "sampler.rule=published").sampler.early_reject == "off"
@@ -228,7 +228,7 @@ def test_eps_changes_each_step_by_at_most_epsilon(options, epsilon):
 
 
 def test_eps_without_its_margin_errs_by_more():
-    """The bound is not idle: abandoning as `exact` does, where the ratio so far is below u, misses it."""
+    """The margin is necessary: rejecting as `exact` does, when the ratio so far is below u, exceeds the bound."""
     options = {"alpha": 1.0, "proposal_temperature": 4.0}
     engine = engine_of((0,), scale=1.0)
     target = target_by_hand(engine, 4, options)
@@ -266,7 +266,7 @@ def test_repeated_steps_converge_to_the_target(seed):
 @pytest.mark.parametrize("num_steps", [0, 1])
 @pytest.mark.parametrize("cut", ["current", "horizon"])
 def test_whole_chain_is_extension_and_steps_in_turn(num_steps, cut):
-    """Law of a two-block chain, enumerated at once, against the product of its stages' exact matrices."""
+    """Compares the enumerated law of a two-block chain with the product of the matrices of its stages."""
     engine, sampler = engine_of((0, 2)), make(num_steps=num_steps, cut=cut)
     law = law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).trajectory)
     expected = _compose(engine, sampler, blocks=(2, 4))
@@ -274,7 +274,7 @@ def test_whole_chain_is_extension_and_steps_in_turn(num_steps, cut):
     assert total_variation(law, expected) <= EXACT
 
 
-def test_returning_at_a_stop_id_skips_the_later_stages_of_finished_chains_only():
+def test_after_eos_return_skips_later_stages_of_finished_chains_only():
     engine, sampler = engine_of((0,)), make(after_eos="return", num_steps=1)
     law = law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).trajectory)
     first = _compose(engine, sampler, blocks=(2,))
@@ -331,7 +331,7 @@ class OverlapSlice(PowerMH):
 
 @dataclass(slots=True, kw_only=True)
 class ArgmaxFirstToken(PowerMH):
-    """Takes the most likely token at the cut, as implementations do that reuse the greedy token of a prefill."""
+    """Uses the most likely token at the cut. Implementations that reuse the greedy token of a prefill have this error."""
 
     def step(self, path, horizon, key):
         chain = PowerMH.step(self, path, horizon, key)
@@ -356,32 +356,32 @@ def test_mutants_fail(mutant, seed):
 
 
 @dataclass(slots=True, kw_only=True)
-class GivesUpTooEarly(PowerMH):
-    """Abandons a proposal that may still end half a nat above its bound."""
+class RejectsTooEarly(PowerMH):
+    """Rejects a proposal whose ratio may still be half a nat above the bound."""
 
     def floor(self, path, horizon, cut, log_uniform):
         return PowerMH.floor(self, path, horizon, cut, log_uniform)._replace(margin=-0.5)
 
 
 @dataclass(slots=True, kw_only=True)
-class ForgetsTheState(PowerMH):
-    """Bounds the proposal's own weight instead of the ratio."""
+class IgnoresTheState(PowerMH):
+    """Bounds the weight of the proposal instead of the ratio."""
 
     def floor(self, path, horizon, cut, log_uniform):
         return PowerMH.floor(self, path, horizon, cut, log_uniform)._replace(reference=0.0)
 
 
 @dataclass(slots=True, kw_only=True)
-class EarlyWithTheOtherCutsTerm(PowerMH):
-    """The length term of cut=current in the bound of cut=horizon."""
+class EarlyWithWrongLengthTerm(PowerMH):
+    """Uses the length term of cut=current in the bound of cut=horizon."""
 
     def floor(self, path, horizon, cut, log_uniform):
         return PowerMH.floor(self, path, horizon, cut, log_uniform)._replace(length=path.length)
 
 
 @pytest.mark.parametrize(("mutant", "options", "seed"), [
-    (GivesUpTooEarly, {"alpha": 1.2}, 0), (GivesUpTooEarly, {"cut": "horizon"}, 1), (ForgetsTheState, {}, 1),
-    (EarlyWithTheOtherCutsTerm, {"cut": "horizon", "alpha": 1.2}, 0)])
+    (RejectsTooEarly, {"alpha": 1.2}, 0), (RejectsTooEarly, {"cut": "horizon"}, 1), (IgnoresTheState, {}, 1),
+    (EarlyWithWrongLengthTerm, {"cut": "horizon", "alpha": 1.2}, 0)])
 def test_mutants_of_early_rejection_fail(mutant, options, seed):
     engine = engine_of((0,), seed=seed, scale=1.0)
     target = target_by_hand(engine, 4, options)
@@ -414,8 +414,8 @@ TWO_OR_THREE_TOKENS = [*((seed, 2) for seed in range(3)),
 
 
 @pytest.mark.parametrize(("seed", "vocab_size"), TWO_OR_THREE_TOKENS)
-def test_published_rule_is_the_published_kernel(seed, vocab_size):
-    """Against the kernel written out from its description: caps, overlaps, return at a stop id, drifting blocks."""
+def test_published_rule_equals_the_published_kernel(seed, vocab_size):
+    """Compares the law with that of the published code, computed by `tests/laws.py`."""
     model = engine_of((0,), seed=seed, vocab_size=vocab_size).model
     expected = published_law(model, 4.0, 0.5, blocks=2, block_length=2, steps=1)
     assert total_variation(published(seed=seed, vocab_size=vocab_size), expected) <= EXACT
@@ -444,7 +444,7 @@ def test_mutants_of_the_published_rule_fail(mutant, seed, vocab_size):
 
 @pytest.mark.slow
 def test_published_rule_misses_the_target_however_long_it_runs():
-    """Its proposals can only shorten a sequence: a stump without a stop id is where its mass ends up."""
+    """Its proposals can only shorten a sequence, so most of the mass ends in short sequences without a stop id."""
     engine, options = engine_of((0,), seed=1), {"proposal_temperature": 0.5}
     target = target_by_hand(engine, 4, options)
     exact = dict(zip(target.states, target.probability.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""The exact law of `sampler=temperature` on the tabular engine, for every truncation, and mutants that miss it."""
+"""`sampler=temperature` on the tabular engine: its exact law with every truncation; mutants fail."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_taking_the_argmax_for_the_first_token_fails():
 
 
 def test_sampling_with_real_keys_has_the_same_law():
-    """20,000 draws against the exact law: chi-square at a fixed seed, so the p-value is a constant."""
+    """A chi-square test of 20,000 draws. The seed is fixed, so the p-value is a constant."""
     from scipy import stats
 
     from dflash_mcmc.rng import Key
