@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 def test_every_option_has_a_meaning():
     for group, entries in options().items():
         for name, (meaning, _) in entries.items():
-            assert meaning.endswith("."), f"conf/{group}/{name}.yaml does not begin with a comment that says what it is"
+            assert meaning.endswith("."), f"conf/{group}/{name}.yaml does not begin with a comment with its meaning"
 
 
 def test_prints_every_option_of_every_group(command):
@@ -37,7 +37,7 @@ def test_a_group_of_values_lists_its_options(command):
     assert "conf/sampler" not in done.stdout
 
 
-def test_unknown_group_is_one_line(command):
+def test_an_unknown_group_is_an_error_of_one_line(command):
     done = command("dflash_mcmc.catalogue", "samplers")
     assert done.returncode == 2
     assert "did you mean 'sampler'" in done.stderr

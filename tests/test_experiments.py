@@ -1,4 +1,4 @@
-"""Experiments of `conf/experiment` that stand for more than a choice of options."""
+"""Experiments of `conf/experiment`: the settings of publications, and experiments with faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tokens_of(result) -> list[list[int]]:
     return [record["tokens"] for record in sorted(records, key=lambda record: record["problem"])]
 
 
-def test_faults_run_beside_the_right_decoder(make_config):
+def test_a_fault_changes_the_tokens_and_the_run_folder(make_config):
     short = ("experiment=faults", "dataset.limit=2", "dataset.max_new_tokens=32")
     right, wrong = execute(make_config(*short)), execute(make_config(*short, "decoder.fault=greedy_bonus"))
     assert tokens_of(right) != tokens_of(wrong)
@@ -27,7 +27,7 @@ def test_faults_run_beside_the_right_decoder(make_config):
 
 @pytest.mark.parametrize("choice", [("decoder=speculative_match", "decoder.fault=greedy_bonus", "draft=ngram"),
                                     ("decoder=speculative_rejection", "decoder.fault=argmax_proposal", "draft=self")])
-def test_a_fault_is_taken_in_the_experiment_alone(make_config, choice):
+def test_a_fault_is_refused_outside_its_experiment(make_config, choice):
     assert make_config("experiment=faults", *choice).name == "faults"
     with pytest.raises(UserError, match=r"decoder.fault: given .*; allowed: null; a faulty decoder runs under name=faults"):
         make_config("experiment=demo", *choice)
@@ -38,7 +38,7 @@ CONDITIONS = {"greedy": ("greedy", "none"), "temp": ("temperature", "none"), "ps
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_guided_power_sampling_is_the_documents_setting(make_config, condition):
+def test_guided_power_sampling_has_the_setting_of_the_document(make_config, condition):
     config = make_config("experiment=guided_power_sampling", f"condition={condition}")
     assert (config.name, config.model.path, config.model.dtype) == ("guided_power_sampling", "Qwen/Qwen3-4B", "bfloat16")
     assert (config.model.chat, config.model.enable_thinking) == (True, False)
@@ -56,8 +56,8 @@ def test_guided_power_sampling_is_the_documents_setting(make_config, condition):
         assert (config.blend.beta, config.blend.layer % 36) == (0.05, 33)
 
 
-def test_guided_power_samplings_problems_are_every_fortieth(make_config, shared_data):
-    """Shards 0 to 7 of 40 as the code behind the document takes them: `range(shard, 500, 40)`."""
+def test_guided_power_sampling_has_the_shards_of_the_document(make_config, shared_data):
+    """The document's code uses shards 0 to 7 of 40 with `range(shard, 500, 40)`."""
     path = f"dataset.path={shared_data}/math500/test.jsonl"
     every = make_config("dataset=math500", path).dataset.problems()
     chosen = make_config("experiment=guided_power_sampling", path).dataset.problems()
@@ -66,21 +66,21 @@ def test_guided_power_samplings_problems_are_every_fortieth(make_config, shared_
 
 
 @pytest.mark.parametrize("condition", ["greedy", "temp", "ps"])
-def test_power_sampling_paper_is_the_papers_setting(make_config, condition):
+def test_power_sampling_paper_has_the_setting_of_the_paper(make_config, condition):
     config = make_config("experiment=power_sampling_paper", f"condition={condition}")
     assert (config.name, config.model.path, config.model.chat) == ("power_sampling_paper", "Qwen/Qwen2.5-Math-7B", False)
     assert (name_of(config.dataset), config.dataset.max_new_tokens, config.dataset.num_chosen()) == ("math500", 3072, 500)
     assert config.dataset.prompt.endswith("within \\boxed{{}}.")
     if condition == "ps":
         assert (config.sampler.num_blocks, config.sampler.num_steps, config.sampler.alpha) == (16, 10, 4.0)
-    else:  # which have no steps to set
+    else:  # these samplers have no steps
         assert not hasattr(config.sampler, "num_steps")
     assert make_config("experiment=power_sampling_paper", "sampler.num_steps=3").sampler.num_steps == 3
     assert make_config("condition=ps").sampler.num_steps == 2
 
 
-def test_both_are_estimated(make_config):
-    """Power sampling costs what its published answers' lengths say: about 600 tokens of 1024, and 679 of 3072."""
+def test_the_cost_of_both_experiments_is_estimated(make_config):
+    """The estimate uses published lengths of answers: about 600 tokens of at most 1024, and 679 of at most 3072."""
     for experiment, tokens, low, high in (("guided_power_sampling", 614, 4_000, 12_000),
                                           ("power_sampling_paper", 676, 20_000, 60_000)):
         greedy, power = (token_forwards(make_config(f"experiment={experiment}", f"condition={condition}"))

@@ -1,4 +1,4 @@
-"""Programs that are forked are programs like others: what they are given, say and end with, and how they are stopped."""
+"""Forked programs behave like others: their arguments, output, exit codes and signals are the same."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TELL = """
 import json, os, sys
 print(json.dumps([sys.argv, sys.orig_argv, sys.path[0], os.getcwd(), *map(os.environ.get, ("GIVEN", "TAKEN")), __name__,
                   "dflash_mcmc" in sys.modules, os.getpgid(0) == os.getpid(), sys.stdin.read()]))
-sys.stderr.write("told")
+sys.stderr.write("message")
 sys.exit(3)
 """
 
 
 @pytest.mark.parametrize("arguments", [("-c", TELL, "a b", "$c"), ("-m", "given", "a b", "$c"), ("given.py", "a b", "$c")],
                          ids=["code", "module", "file"])
-def test_it_is_what_a_new_interpreter_would_be(arguments, tmp_path, monkeypatch):
+def test_a_forked_program_behaves_like_a_new_interpreter(arguments, tmp_path, monkeypatch):
     (tmp_path / "given.py").write_text(TELL)
     monkeypatch.setenv("TAKEN", "x")
     monkeypatch.chdir(tmp_path)
@@ -32,17 +32,17 @@ def test_it_is_what_a_new_interpreter_would_be(arguments, tmp_path, monkeypatch)
                          stdin=subprocess.DEVNULL, capture_output=True, start_new_session=True)
     forked = processes.run(arguments, tmp_path, GIVEN="1", TAKEN=None)
     assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)
-    assert (new.returncode, new.stderr) == (3, "told")
+    assert (new.returncode, new.stderr) == (3, "message")
 
 
-def test_an_error_ends_it_with_its_traceback(tmp_path):
+def test_an_error_ends_the_program_with_a_traceback(tmp_path):
     done = processes.run(["-c", "import torch\nassert torch.ones(2).sum() == 2\nraise LookupError('here')"], tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "LookupError: here"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_signals_reach_it(number, code, tmp_path):
+def test_signals_reach_the_program(number, code, tmp_path):
     waiting = "import sys, time\nprint('here', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(130)"
     with processes.start(["-c", waiting], tmp_path) as program:
         _wait(lambda: program.stdout == "here\n")
@@ -52,7 +52,7 @@ def test_signals_reach_it(number, code, tmp_path):
     assert program.returncode == code
 
 
-def test_what_takes_too_long_is_ended_with_what_it_has_started(tmp_path):
+def test_at_a_timeout_the_program_and_its_children_are_killed(tmp_path):
     started = "import subprocess, time\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)"
     with processes.start(["-c", started], tmp_path) as program:
         _wait(lambda: program.stdout.endswith("\n"))
@@ -62,9 +62,9 @@ def test_what_takes_too_long_is_ended_with_what_it_has_started(tmp_path):
     _wait(lambda: not _runs(int(program.stdout)))
 
 
-def _wait(there) -> None:
+def _wait(condition) -> None:
     deadline = time.monotonic() + 30
-    while not there():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -74,6 +74,6 @@ def _runs(process: int) -> bool:
     return bool(state) and not state.startswith("Z")
 
 
-def test_what_was_read_at_import_cannot_be_changed(tmp_path):
+def test_variables_that_are_read_at_import_cannot_be_changed(tmp_path):
     with pytest.raises(ValueError, match=r"HF_HOME: read when packages are imported"):
         processes.start(["-c", ""], tmp_path, HF_HOME="/nowhere")

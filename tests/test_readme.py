@@ -1,4 +1,4 @@
-"""Every command of the README is run as it stands there, in an empty folder."""
+"""Runs every command of the README unchanged, in an empty folder."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ def blocks(language: str) -> list[str]:
 COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if line]
 PLAIN = [line for line in COMMANDS if line not in BY_CI and not line.endswith((ADDED, NEEDS_GPU, NEEDS_SLURM))]
 FROM_NOTHING = {part.split()[2]: part for line in reversed(PLAIN) for part in line.split(" && ")}.values()
-"""The first command of each program: it runs in a process that has imported nothing."""
+"""The first command of each program. It runs in a new interpreter, all others in forked processes."""
 
 
 def shell(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
-    """A line, as a shell with this Python runs it."""
+    """Runs a line in a shell whose `python` is the one of this process."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=600,
                           env={**os.environ, "PATH": path, **environment})
 
 
 def forked(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
-    """The same of one `python ...`, in a process that has done its imports; the shell expands its arguments."""
+    """Runs a command `python ...` in a forked process. A shell expands its arguments."""
     noting = "set -e; python() { printf '%s\\0' \"$@\"; }; "
-    told = subprocess.run(["bash", "-c", noting + command], cwd=folder, capture_output=True, text=True, check=True,
-                          env={**os.environ, **environment})
-    return processes.run(told.stdout.split("\0")[:-1], folder, timeout=600, **environment)
+    expanded = subprocess.run(["bash", "-c", noting + command], cwd=folder, capture_output=True, text=True, check=True,
+                              env={**os.environ, **environment})
+    return processes.run(expanded.stdout.split("\0")[:-1], folder, timeout=600, **environment)
 
 
 @pytest.fixture
 def real_data(tmp_path) -> dict[str, str]:
-    """What a reader has: a checkpoint and two files. Here: the embedded checkpoint, and rows as many as the benchmarks'."""
+    """The checkpoint and the two files that a reader has: the embedded checkpoint, and as many rows as in the benchmarks."""
     row = {"problem": "What is 2+3?", "answer": "5", "level": 1, "subject": "Algebra", "solution": ""}
     (tmp_path / "math.jsonl").write_text("".join(json.dumps({**row, "unique_id": f"{n}"}) + "\n" for n in range(500)))
     (tmp_path / "gsm.jsonl").write_text(1319 * (json.dumps({"question": "What is 2+3?", "answer": "#### 5"}) + "\n"))
@@ -61,7 +61,7 @@ def real_data(tmp_path) -> dict[str, str]:
             "GSM8K": str(tmp_path / "gsm.jsonl")}
 
 
-def test_the_two_commands_stand_first_and_ci_runs_them():
+def test_the_first_two_commands_are_run_by_ci():
     assert COMMANDS[:2] == list(BY_CI)
     ci = (ROOT / ".ci/run").read_text().splitlines()
     assert all(command in ci for command in BY_CI)
@@ -122,7 +122,7 @@ def test_command_for_a_gpu_composes(command, tmp_path):
 
 
 def test_adding_a_sampler(tmp_path):
-    """The three files, put where they say they belong, in a copy of the project."""
+    """Writes the three files of the README to the paths in their first lines, in a copy of the project."""
     for name in ("dflash_mcmc", "conf", "tests", "pyproject.toml", "README.md"):
         source = ROOT / name
         if source.is_dir():
@@ -146,7 +146,7 @@ def test_adding_a_sampler(tmp_path):
     assert "Two independent draws" in listed.stdout
 
 
-def test_the_file_tree_names_what_is_there():
+def test_files_of_the_file_tree_exist():
     tree = next(block for block in re.findall(r"```\n(conf/.*?)```", README, flags=re.DOTALL))
     for name in re.findall(r"[\w/]+\.py", tree):
         assert (PACKAGE / name).is_file(), name

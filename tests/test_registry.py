@@ -1,4 +1,4 @@
-"""Components of a package installed beside this one."""
+"""Components of another installed package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Elsewhere:
 
 
 def install(folder, code: str) -> None:
-    """Lays out an installed distribution."""
+    """Writes the files of an installed distribution with a plugin."""
     (folder / "elsewhere.py").write_text(code)
     info = folder / "elsewhere-1.0.dist-info"
     info.mkdir(parents=True)
@@ -38,12 +38,12 @@ def install(folder, code: str) -> None:
 
 
 def run(folder, *arguments: str) -> subprocess.CompletedProcess:
-    """In a process that sees the distribution."""
+    """Runs the command in a process that finds the distribution."""
     command = ["-m", "dflash_mcmc", "--config-dir", str(folder / "conf"), *arguments]
     return processes.run(command, folder, PYTHONPATH=str(folder))
 
 
-def test_a_plugin_is_an_option_like_any_other(tmp_path):
+def test_a_plugin_is_an_ordinary_option(tmp_path):
     install(tmp_path, PLUGIN)
     done = run(tmp_path, "sampler=elsewhere", "sampler.warmth=0.7", "dataset.limit=2", "tracker=none")
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,7 @@ def test_a_plugin_is_an_option_like_any_other(tmp_path):
     assert "did you mean 'elsewhere'" in unknown.stderr
 
 
-def test_a_plugin_that_cannot_be_loaded_is_named_in_one_line(tmp_path):
+def test_a_plugin_that_cannot_be_loaded_is_an_error_of_one_line(tmp_path):
     install(tmp_path, "import no_such_module")
     done = run(tmp_path, "dataset.limit=2")
     assert done.returncode == 2

@@ -92,7 +92,7 @@ def test_the_target_depends_on_the_grader_only(run, pool):
     assert (first / "records.jsonl").read_bytes() == content
     assert regrade(run, grader_config(["grader.timeout_seconds=4"]), pool).target != first
     again = regrade(first, grader_config([]), pool)
-    assert again.target == first  # the run has this grader already
+    assert again.target == first  # the run already has this grader
     assert (first / "records.jsonl").read_bytes() == content
     assert report(again).endswith("nothing was written")
 

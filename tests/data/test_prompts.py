@@ -26,7 +26,7 @@ TEXTS = {
 
 
 def test_texts():
-    """The texts are those that the authors send: the paper's code keeps its doubled braces, the document's code formats them."""
+    """The texts are those that the authors send: the paper's code keeps doubled braces, the document's code formats them."""
     assert {name: template.text for name, template in TEMPLATES.items()} == TEXTS
     assert all(template.source for template in TEMPLATES.values())
 

@@ -42,7 +42,7 @@ def test_faults_are_caught_among_four_tokens(draft, name):
 
 def test_late_penalty_is_caught():
     assert speculative_error(rule("parallel", fault="late_penalty"), LAWS["penalty"]) > 0.02
-    assert set(faults.MATCH) == {"greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty"}  # every fault has a test
+    assert set(faults.MATCH) == {"greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty"}  # all are tested
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

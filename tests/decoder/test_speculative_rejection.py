@@ -54,7 +54,7 @@ def test_faults_are_caught_among_four_tokens(draft, name):
 @pytest.mark.parametrize(("name", "law"), [("unprocessed_draft", "filters"), ("late_penalty", "penalty")])
 def test_faults_of_processing_are_caught(name, law):
     assert speculative_error(rule("parallel", fault=name), LAWS[law], horizon=2) > 0.01
-    assert len(faults.REJECTION) == 5  # every fault has a test
+    assert len(faults.REJECTION) == 5  # all are tested
 
 
 def kept(verification: str, draft: str) -> float:

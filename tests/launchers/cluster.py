@@ -5,7 +5,7 @@
     with Cluster(nodes=4, cpus=2) as cluster:                     # every node is idle
         job = cluster.submit("python -m ...", "--partition=main", "--mem=500")    # sbatch --wrap; else run("sbatch", ...)
         cluster.wait_until(lambda: cluster.state(job) == "RUNNING", 20)
-        cluster.run("scancel", "--signal=USR2", str(job))         # any command of SLURM; raises if it fails
+        cluster.run("scancel", "--signal=USR2", str(job))         # any command of SLURM; raises an error if it fails
         cluster.kill_node("n2")                                   # it crashes with its jobs, which are requeued
         cluster.start_node("n2")
         cluster.wait_until(lambda: cluster.states(job) == ["NODE_FAIL", "COMPLETED"], 90)   # each start of the job
@@ -15,8 +15,8 @@ Nodes are n1, n2, ... Partitions: `main` (preempted by `high`: signal, 10 s of g
 A requeued job starts again after 6 s. Tests take the fixture `slurm`: one cluster of 4 nodes for all of them, whose jobs are
 cancelled and whose nodes are brought back after each test. They get the marker `slurm`, and run by `make test-slurm`.
 
-Good to know: slurmctld counts time limits in minutes and checks them every 30 s, so send signals with scancel. The accounting
-(`states`) lags behind by seconds, so wait for it. Node names do not resolve to addresses.
+slurmctld counts time limits in minutes and checks them every 30 s, so send signals with scancel. The accounting (`states`) is
+delayed by seconds, so wait for it. Node names do not resolve to addresses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.launchers import cluster_cleanup, cluster_settings
 from tests.launchers.cluster_packages import SEARCH_PATH, install
 
 LONGEST_FOLDER = 60
-"""Characters: the sockets in the folder must stay below the 108 that the kernel allows."""
+"""Maximal length of the folder's path. Paths of sockets in it must be shorter than 108 characters, a limit of the kernel."""
 
 
 class ClusterError(Exception):
@@ -54,11 +54,11 @@ class Job(NamedTuple):
 
 
 class Cluster:
-    """A cluster with accounting, started by `with` (or `start`) and removed at its end (or `stop`), whatever happens.
+    """A cluster with accounting, started by `with` (or `start`) and always removed at its end (or by `stop`).
 
     `cpus`, `memory_mb` and `gpus` are those of each node: they are what SLURM schedules, and may exceed what the machine has.
     GPUs are only scheduled (CUDA_VISIBLE_DEVICES is set); nothing can be computed on them. `extra_lines` end slurm.conf.
-    Raises CannotInstall where SLURM is not there and cannot be installed, and ClusterError if a daemon does not start.
+    Raises CannotInstall if SLURM is missing and cannot be installed, and ClusterError if a daemon does not start.
     """
 
     def __init__(self, nodes: int = 4, cpus: int = 2, memory_mb: int = 16_000, gpus: int = 0, extra_lines: Sequence[str] = ()):
@@ -115,11 +115,11 @@ class Cluster:
         return [Job(*row.split("|")) for row in rows.splitlines()]
 
     def state(self, job: int | str) -> str:
-        """What slurmctld says now of one job: PENDING, RUNNING, COMPLETED... Raises KeyError for one that is not known."""
+        """State of a job by slurmctld: PENDING, RUNNING, COMPLETED... Raises KeyError for an unknown job."""
         return {row.id: row.state for row in self.jobs()}[str(job)]
 
     def states(self, job: int | str) -> list[str]:
-        """The accounting's last state of each start of a job, in order: ["REQUEUED", "COMPLETED"]. Seconds behind."""
+        """The accounting's last state of each start of a job, in order: ["REQUEUED", "COMPLETED"]. Delayed by seconds."""
         rows = self.run("sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", "--format=State",
                         f"--jobs={job}")
         return [row.split()[0] for row in rows.stdout.splitlines()]  # "CANCELLED by 0"
@@ -132,7 +132,7 @@ class Cluster:
     def kill_node(self, name: str, noticed: bool = True) -> None:
         """A node crashes: its slurmd and all processes of its jobs die at once.
 
-        slurmctld is told so; by itself (`noticed=False`) it sees it after 15 to 20 s. Then it requeues the jobs.
+        With `noticed`, slurmctld is informed at once; otherwise it notices after 15 to 20 s. It then requeues the jobs.
         """
         cluster_cleanup.kill(self.folder, name)
         self._daemons[f"slurmd.{name}"].wait()
@@ -146,7 +146,7 @@ class Cluster:
         self.wait_until(lambda: self.node_states()[name] in usable, 60, f"node {name} to be usable")
 
     def reset(self) -> None:
-        """Cancels every job and brings every node back: what a test is given, and what it leaves behind if it fails."""
+        """Cancels every job and starts every node that is down. It runs after every test, also after a failed one."""
         self.run("scancel", "--full", f"--user={cluster_settings.user()}")
         for name, state in self.node_states().items():
             if self._daemons[f"slurmd.{name}"].poll() is not None:
@@ -179,7 +179,7 @@ class Cluster:
         if len(str(self.folder)) > LONGEST_FOLDER:
             raise ClusterError(f"{self.folder} has more than {LONGEST_FOLDER} characters: set TMPDIR to a shorter path")
         self._conf = str(self.folder / "slurm.conf")
-        # A cluster that is started from inside a job must not inherit that job.
+        # If the test itself runs in a job, the cluster must not inherit the variables of that job.
         foreign = ("SLURM", "SBATCH_", "SRUN_", "SUBMITIT_", "SALLOC_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         self.environment = {**inherited, "SLURM_CONF": self._conf, "PATH": SEARCH_PATH}
@@ -190,7 +190,7 @@ class Cluster:
         cluster_settings.write_files(self.folder, self._ports, version=version, **self._shape)
 
     def _start_guard(self) -> subprocess.Popen:
-        """The program that removes the cluster, as soon as `stop` asks it to or this process has ended."""
+        """Starts the program that removes the cluster when `stop` asks for it, or when this process ends."""
         return subprocess.Popen([sys.executable, cluster_cleanup.__file__, str(self.folder)], stdin=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -231,7 +231,7 @@ class Cluster:
         return self.folder / f"{name}.out"
 
     def _wait_for_daemon(self, name: str, *question: str) -> None:
-        """Repeats a command until it succeeds, which it does when the daemon answers."""
+        """Repeats a command until it succeeds, which means that the daemon answers."""
         end = time.monotonic() + 60
         while (answer := self.run(*question, check=False)).returncode:
             self._check(name)

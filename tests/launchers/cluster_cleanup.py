@@ -1,7 +1,8 @@
 """Removes a cluster: ends its processes by SIGKILL, then deletes its folder.
 
-As a program (`python cluster_cleanup.py FOLDER`) it waits for a line, or the end, of its standard input and then does so.
-A cluster starts it first. So a cluster is also gone after its test process was killed or failed to start it completely.
+As a program (`python cluster_cleanup.py FOLDER`) it waits for a line or the end of its standard input, and then removes the
+cluster. A cluster starts this program first. The cluster is therefore also removed if its test process is killed, or if its
+start fails.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import psutil
 def processes(folder: Path, node: str | None = None) -> list[psutil.Process]:
     """The processes of a cluster, or of one of its nodes.
 
-    Daemons, jobs and clients carry SLURM_CONF in their environment. Two helpers of the daemons overwrite their own, but keep
-    the daemon's log open: slurmstepd, one for each step of a job, and slurmscriptd.
+    Daemons, jobs and clients have SLURM_CONF in their environment. Two helpers of the daemons overwrite their environment, but
+    they keep the daemon's log open: slurmstepd, one per step of a job, and slurmscriptd.
     """
     return [process for process in psutil.process_iter() if _belongs(process, folder, node)]
 
 
 def _belongs(process: psutil.Process, folder: Path, node: str | None) -> bool:
-    # A process may end, or be another user's.
+    # The process may have ended, or belong to another user.
     with contextlib.suppress(psutil.Error, OSError):
         environment = process.environ()
         if environment.get("SLURM_CONF") == str(folder / "slurm.conf"):
@@ -37,7 +38,7 @@ def _belongs(process: psutil.Process, folder: Path, node: str | None) -> bool:
 
 
 def kill(folder: Path, node: str | None = None, seconds: float = 20) -> None:
-    """Kills until nothing is left: a process may start another while it is being killed. Raises TimeoutError."""
+    """Kills repeatedly until no process is left, because a process may start another in between. Raises TimeoutError."""
     end = time.monotonic() + seconds
     while left := processes(folder, node):
         if time.monotonic() > end:
@@ -49,7 +50,7 @@ def kill(folder: Path, node: str | None = None, seconds: float = 20) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Ends all of a cluster and deletes its folder."""
+    """Kills all processes of a cluster and deletes its folder."""
     kill(folder)
     shutil.rmtree(folder)
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
-"""Where programs are looked for: the daemons are in folders that an ordinary user's PATH lacks."""
+"""Folders with programs. The daemons are in folders that are not in the PATH of ordinary users."""
 
 PROGRAMS = {
     "munge": "munged",
@@ -18,20 +18,20 @@ PROGRAMS = {
     "mariadb-server-core": "mariadbd",
     "mariadb-client-core": "my_print_defaults",  # called by mariadb-install-db
 }
-"""Package: a program of it that is used here."""
+"""Packages, each with one of its programs."""
 
 
 class CannotInstall(Exception):
-    """The packages are not there, and this machine does not let us install them."""
+    """The packages are missing, and this machine does not allow their installation."""
 
 
 def missing_packages() -> list[str]:
-    """Packages whose program is not found."""
+    """Packages whose program is missing."""
     return [package for package, program in PROGRAMS.items() if shutil.which(program, path=SEARCH_PATH) is None]
 
 
 def install() -> None:
-    """Installs what is missing with apt-get, as root or through a sudo that asks no password.
+    """Installs missing packages with apt-get, as root or through a sudo without password.
 
     Never removes a package (a MySQL server excludes MariaDB's) and waits up to 5 minutes for another apt-get.
     Raises CannotInstall with the reason in one line.
@@ -43,7 +43,7 @@ def install() -> None:
         raise CannotInstall(f"no apt-get, and these are missing: {', '.join(missing)}")
     if not _may_install():
         raise CannotInstall(f"neither root nor a sudo without password, and these are missing: {', '.join(missing)}")
-    # The lists of a fresh image are empty, those of an old one name files that are gone: the second attempt refreshes them.
+    # In a fresh image the package lists are empty, and in an old one outdated. The second attempt updates them.
     answer = _apt_get("install", "--no-install-recommends", "--no-remove", *missing)
     if answer.returncode:
         _apt_get("update")

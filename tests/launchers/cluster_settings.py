@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KILL_OVER_MEMORY = ("JobAcctGatherParams=OverMemoryKill", "JobAcctGatherFrequency=task=2")
-"""Lines that let a job be killed within seconds of using more than its --mem. Without cgroups its state is FAILED."""
+"""Lines of slurm.conf. A job that uses more than its --mem is killed within seconds. Without cgroups its state is FAILED."""
 
 BLOCK = 200
-"""Ports of one cluster."""
+"""Number of ports of a cluster."""
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports of a cluster, counted from the first of its block, which is held while the cluster lives."""
+    """Ports of a cluster. The first port of the block is held open as long as the cluster exists."""
 
     first: int
 
@@ -46,9 +46,9 @@ class Ports:
 
 
 def claim_ports() -> tuple[Ports, socket.socket]:
-    """A free block of ports, and the listening socket that keeps other clusters off it until it is closed.
+    """A free block of ports, and a listening socket that reserves the block until it is closed.
 
-    Blocks lie below the range from which the kernel takes ports of outgoing connections. Raises OSError if none is free.
+    Blocks are below the range that the kernel uses for outgoing connections. Raises OSError if none is free.
     """
     for first in range(20000, 32000, BLOCK):
         claim = socket.socket()
@@ -75,12 +75,12 @@ def _is_free(port: int) -> bool:
 
 
 def user() -> str:
-    """Name of the user that everything runs as."""
+    """Name of the user that runs the cluster."""
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def slurm_version(answer: str) -> tuple[int, int]:
-    """(22, 5) of what `slurmctld -V` writes: slurm-wlm 22.05.8."""
+    """The version in the output of `slurmctld -V`: (22, 5) for slurm-wlm 22.05.8."""
     major, minor = answer.split()[1].split(".")[:2]
     return int(major), int(minor)
 
@@ -93,7 +93,7 @@ def write_files(folder: Path, ports: Ports, nodes: int, cpus: int, memory_mb: in
     slurm = _SLURM.format(
         folder=folder, user=user(), host=host, ports=ports,
         last_port=ports.first + BLOCK - 1, first_client_port=ports.first + 80, memory_of_cpu=memory_mb // cpus,
-        # The key moved between releases.
+        # The name of this setting depends on the release.
         preemption="PreemptParameters=send_user_signal" if version >= (24, 5)
         else "SlurmctldParameters=preempt_send_user_signal")
     if gpus:
@@ -116,7 +116,7 @@ def write_files(folder: Path, ports: Ports, nodes: int, cpus: int, memory_mb: in
 
 
 def _gpus(folder: Path, nodes: int, gpus: int) -> str:
-    """Links to a character device stand in for GPUs: enough for scheduling and CUDA_VISIBLE_DEVICES, not for computing."""
+    """Makes links to a character device as GPUs. They suffice for scheduling and CUDA_VISIBLE_DEVICES, but not to compute."""
     for number in range(gpus):
         (folder / f"gpu{number}").symlink_to("/dev/null")
     files = "".join(f"NodeName=n[1-{nodes}] Name=gpu File={folder}/gpu{number}\n" for number in range(gpus))

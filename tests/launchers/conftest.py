@@ -1,4 +1,4 @@
-"""The cluster that the tests of the SLURM launcher share, and the line that says why they were skipped."""
+"""The cluster that the tests of the SLURM launcher share, and a line with the reason if these tests are skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SKIPPED = "SLURM cannot be installed here"
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks every test that uses the cluster, so that none of them gets among those that run side by side."""
+    """Marks every test that uses the cluster, so that none of them runs in parallel with others."""
     for item in items:
         if "slurm" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slurm)
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Cluster]:
-    """A cluster of 4 nodes with 2 CPUs, for all tests. Each finds every node idle."""
+    """A cluster of 4 nodes with 2 CPUs, shared by all tests. Every node is idle when a test starts."""
     with contextlib.ExitStack() as stack:
         try:
             cluster = stack.enter_context(Cluster(nodes=4, cpus=2, extra_lines=KILL_OVER_MEMORY))
@@ -35,14 +35,14 @@ def slurm() -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def _reset(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Also a test that failed leaves no job behind and no node down."""
+    """Resets the cluster after each test, so that a failed test leaves no job and no node down."""
     yield
     if "slurm" in request.fixturenames:
         request.getfixturevalue("slurm").reset()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Skipped tests are a letter among many; this is a line of its own."""
+    """Prints a line if tests were skipped, because a letter in pytest's output is easily missed."""
     for report in terminalreporter.stats.get("skipped", ()):
         reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else ""
         if SKIPPED in reason:
@@ -51,5 +51,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Another seed is another campaign."""
+    """Adds an option for the seed of fault campaigns."""
     parser.addoption("--faults-seed", type=int, default=0, help="of the faults that tests/launchers/test_faults.py injects")

@@ -1,8 +1,8 @@
-"""Faults, injected at random moments into processes that draw a small grid together, and what must be true behind them.
+"""Injects faults at random moments into processes that share a small sweep, and checks the results.
 
-A record that was once whole in the folder has to be there in the end, byte for byte: one that is lost and drawn again differs
-in its times. Records are those of an undisturbed run, none is missing or there twice, and every process that was not killed
-ends with a line that can be read and no traceback.
+A complete record in the folder must be kept to the end, byte for byte. A record that was lost and drawn again would differ in
+its times. The records equal those of an undisturbed run, and none is missing or repeated. Every process that is not killed ends
+with a readable message and without a traceback.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random  # noqa: TID251  (moments of faults are no part of an experiment)
+import random  # noqa: TID251  (the moments of faults do not belong to an experiment)
 import signal
 import subprocess
 import time
@@ -32,29 +32,29 @@ time.time = lambda: now() + shift
 from dflash_mcmc.__main__ import main
 main(sys.argv[1:])
 """
-"""A program whose machine's clock is wrong by so many seconds."""
+"""A program that runs `python -m dflash_mcmc` with a clock that is wrong by `shift` seconds."""
 _YEARS = 10 * 365 * 86400
 KILLED, ASKED, REFUSED = (-signal.SIGKILL,), (143, 0), (2, 0)
-"""Exit codes that a process may end with behind a fault."""
+"""Exit codes that are allowed after a fault."""
 
 
 class Campaign:
-    """What was injected, and what was found wrong."""
+    """The injected faults and the errors that were found."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
         self.injected: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.expected: dict[tuple, str] = {}
-        """Records of an undisturbed run, without times, by run and sample."""
+        """Records of an undisturbed run without times, by run and sample."""
 
-    def check(self, holds: bool, told: str) -> None:
-        """Notes what is wrong and goes on: a campaign tells all it finds."""
+    def check(self, holds: bool, message: str) -> None:
+        """Notes the message if the check fails. The campaign continues, so that it reports all errors."""
         if not holds:
-            self.wrong.append(told)
+            self.wrong.append(message)
 
     def inject(self, faults: dict[str, Callable], target: object, seconds: float) -> None:
-        """One of the faults, at a random moment, so many seconds from now on average."""
+        """Injects one of the faults after a random delay of `seconds` on average."""
         time.sleep(self.random.expovariate(1 / seconds))
         target.watch.look()
         name = self.random.choice(list(faults))
@@ -63,7 +63,7 @@ class Campaign:
 
 
 def records(outputs: Path) -> dict[tuple, list[str]]:
-    """Whole lines by run and sample; a list, since one could be there twice."""
+    """Complete lines by run and sample. Each value is a list, to detect repeated records."""
     found: dict[tuple, list[str]] = {}
     for path in outputs.glob("demo/power_mh-*/records*.jsonl"):
         for line in path.read_text().split("\n")[:-1]:
@@ -73,29 +73,29 @@ def records(outputs: Path) -> dict[tuple, list[str]]:
 
 
 def without_times(line: str) -> str:
-    """A record as every run must have it."""
+    """The part of a record that must be the same in every run."""
     return json.dumps({name: value for name, value in json.loads(line).items() if name not in TIMES}, sort_keys=True)
 
 
 class Watch:
-    """The records below a folder, as they come, and what must be true of them."""
+    """Watches the records below a folder and checks them."""
 
     def __init__(self, campaign: Campaign, outputs: Path):
         self.campaign, self.outputs = campaign, outputs
         self.seen: dict[tuple, str] = {}
 
     def look(self) -> None:
-        """What is recorded once stays as it is."""
+        """Checks that earlier records are unchanged, and notes new ones."""
         now = records(self.outputs)
         for key, line in self.seen.items():
             self.campaign.check(now.get(key) == [line], f"{key}: recorded as {line[:80]}, and now {now.get(key)}")
         self.seen = {key: lines[0] for key, lines in now.items()}
 
     def end(self) -> None:
-        """All of it is there, once, and as nobody had disturbed it."""
+        """Checks that every record exists once and equals that of an undisturbed run."""
         self.look()
         found = records(self.outputs)
-        self.campaign.check(all(len(lines) == 1 for lines in found.values()), "a record is there twice")
+        self.campaign.check(all(len(lines) == 1 for lines in found.values()), "a record is repeated")
         ours = {key: without_times(lines[0]) for key, lines in found.items()}
         self.campaign.check(ours == self.campaign.expected, f"{len(ours)} records, not those of an undisturbed run: "
                                                             f"{ours.keys() ^ self.campaign.expected.keys()}")
@@ -104,42 +104,42 @@ class Watch:
 
 
 class Workers:
-    """Two processes that draw the same sweep on a disk of their own, started again when they end."""
+    """Two processes that share a sweep on a separate disk. A process that ends is started again."""
 
     def __init__(self, campaign: Campaign, disk: Path):
         self.campaign, self.disk, self.watch = campaign, disk, Watch(campaign, disk / "outputs")
         self.running: list[processes.Program] = []
 
     def start(self, *more: str, shift: float = 0.0) -> None:
-        """Another process."""
+        """Starts another process. `shift` is the error of its clock in seconds."""
         arguments = ["-m", "dflash_mcmc", "-m", *SWEEP, f"paths.outputs={self.watch.outputs}", *more]
         if shift:
             arguments = ["-c", _SHIFTED, str(shift), *arguments[2:]]
         self.running.append(processes.start(arguments, self.disk.parent))
 
     def fill_up(self) -> None:
-        """As many as there should be."""
+        """Starts processes until two are running."""
         self.running = [worker for worker in self.running if worker.poll() is None]
         while len(self.running) < 2:
             self.start()
 
     def end(self, worker: processes.Program, allowed: tuple[int, ...], fault: str, seconds: float = 60) -> None:
-        """Waits for the process and reads what it told."""
+        """Waits for a process, and checks its exit code and its messages."""
         try:
             code = worker.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.campaign.check(False, f"{fault}: the process goes on after {seconds} s: {worker.stderr[-500:]}")
+            self.campaign.check(False, f"{fault}: the process still runs after {seconds} s: {worker.stderr[-500:]}")
             worker.kill()
             return
-        told = worker.stderr
-        self.campaign.check(code in allowed, f"{fault}: exit code {code}: {told[-1500:]}")
-        self.campaign.check("Traceback" not in told, f"{fault}: {told[-1500:]}")
+        errors = worker.stderr
+        self.campaign.check(code in allowed, f"{fault}: exit code {code}: {errors[-1500:]}")
+        self.campaign.check("Traceback" not in errors, f"{fault}: {errors[-1500:]}")
         if code == 2:
-            self.campaign.check("\nerror: " in f"\n{told}", f"{fault}: no line says why: {told[-500:]}")
+            self.campaign.check("\nerror: " in f"\n{errors}", f"{fault}: no error message: {errors[-500:]}")
         self.watch.look()
 
     def finish(self) -> None:
-        """Lets the sweep come to its end, and looks at all of it."""
+        """Waits for the end of the sweep, and checks all records."""
         deadline = time.monotonic() + 240
         self.fill_up()
         for worker in self.running:
@@ -152,7 +152,7 @@ def _one(workers: Workers) -> processes.Program:
 
 
 def kill(workers: Workers) -> None:
-    """kill -9 of a process and all it has started."""
+    """Kills a process and its children with SIGKILL."""
     worker = _one(workers)
     worker.kill()
     workers.end(worker, (*KILLED, 0), "kill -9")
@@ -162,14 +162,14 @@ def _ask(number: signal.Signals) -> Callable[[Workers], None]:
     def ask(workers: Workers) -> None:
         worker = _one(workers)
         worker.send_signal(number)
-        # Before it heeds the signal, while it imports, it dies of it like any program.
+        # During its imports, before the handler is installed, a process dies of the signal.
         workers.end(worker, (*ASKED, -number), number.name)
 
     return ask
 
 
 def torn(workers: Workers) -> None:
-    """A machine fails: all processes are gone, and a record that was being written is there in part."""
+    """Simulates a machine failure: all processes are killed, and the last record of a file is incomplete."""
     for worker in workers.running:
         worker.kill()
         worker.wait()
@@ -180,13 +180,13 @@ def torn(workers: Workers) -> None:
         content = path.read_bytes()
         last = content.rstrip(b"\n").rfind(b"\n") + 1
         path.write_bytes(content[: workers.campaign.random.randint(last + 1, len(content) - 1)])
-        if content.endswith(b"\n"):  # else it was torn before, and nobody has written to it since
+        if content.endswith(b"\n"):  # otherwise it was incomplete before
             record = json.loads(content[last:])
             del workers.watch.seen[path.parent.name, record["problem"], record["chain"]]
 
 
 def disk_full(workers: Workers) -> None:
-    """No byte is left on the disk; the processes say so and end."""
+    """Fills the disk. The processes end with an error."""
     ballast = workers.disk / "ballast"
     free = os.statvfs(workers.disk)
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
@@ -198,7 +198,7 @@ def disk_full(workers: Workers) -> None:
 
 
 def read_only(workers: Workers) -> None:
-    """The folder cannot be written to: a process that starts says so and ends."""
+    """Makes the disk read-only. A process that starts then ends with an error."""
     for worker in workers.running:
         worker.send_signal(signal.SIGTERM)
         workers.end(worker, (*ASKED, -signal.SIGTERM), "SIGTERM")
@@ -210,7 +210,7 @@ def read_only(workers: Workers) -> None:
 
 
 def clock(workers: Workers) -> None:
-    """Files from years ago and years ahead, and a process whose clock is wrong by years."""
+    """Sets random times of files, and starts a process whose clock is wrong by years."""
     for path in workers.watch.outputs.glob("demo/*/*"):
         moment = time.time() + workers.campaign.random.uniform(-_YEARS, _YEARS)
         with contextlib.suppress(FileNotFoundError):
@@ -219,7 +219,7 @@ def clock(workers: Workers) -> None:
 
 
 def twice(workers: Workers) -> None:
-    """The same command once more, while it runs."""
+    """Starts the same command a third time."""
     workers.start()
 
 
@@ -230,7 +230,7 @@ FAULTS: dict[str, Callable[[Workers], None]] = {
 
 @contextlib.contextmanager
 def small_disk(folder: Path, megabytes: int = 16) -> Iterator[Path]:
-    """A disk that can be filled and made read-only. Raises CalledProcessError where none can be mounted."""
+    """A disk that can be filled and made read-only. Raises CalledProcessError if it cannot be mounted."""
     disk = folder / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", disk], check=True, capture_output=True)
@@ -241,7 +241,7 @@ def small_disk(folder: Path, megabytes: int = 16) -> Iterator[Path]:
 
 
 def disturb(campaign: Campaign, folder: Path, faults: int) -> None:
-    """A sweep of two runs on a new disk, with so many faults at random moments; then it is let come to its end."""
+    """Runs a sweep of two runs on a new disk, with `faults` faults at random moments, and then until its end."""
     folder.mkdir()
     with small_disk(folder) as disk:
         workers = Workers(campaign, disk)
@@ -252,7 +252,7 @@ def disturb(campaign: Campaign, folder: Path, faults: int) -> None:
 
 
 def undisturbed(campaign: Campaign, folder: Path) -> None:
-    """The records that every disturbed sweep must end with."""
+    """Draws the records that every disturbed sweep must have at its end."""
     folder.mkdir()
     done = processes.run(["-m", "dflash_mcmc", "-m", *SWEEP, f"paths.outputs={folder}"], folder)
     assert done.returncode == 0, done.stderr

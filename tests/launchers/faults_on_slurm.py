@@ -1,4 +1,4 @@
-"""Faults of a cluster: the jobs of a grid are killed, told to go, requeued, doubled, and lose their nodes."""
+"""Faults of a cluster: the jobs of a grid are killed, signalled, requeued or submitted twice, or lose their nodes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ GRID = (*[text for text in SWEEP if not text.startswith("hardware")], "hardware.
 
 
 class Jobs:
-    """The jobs of one sweep, of as many grids as were submitted of it."""
+    """The jobs of one sweep, which may be submitted as several grids."""
 
     def __init__(self, campaign: Campaign, submitter: Submitter):
         self.campaign, self.submitter = campaign, submitter
         self.watch = Watch(campaign, submitter.folder / "outputs")
 
     def submit(self) -> None:
-        """The sweep, once more where it was submitted before."""
+        """Submits the sweep; every call makes another grid."""
         self.submitter.run("submit", *GRID, *JOBS)
 
     def live(self) -> list[str]:
@@ -33,7 +33,7 @@ class Jobs:
         return [job.id for job in self.submitter.cluster.jobs() if job.state not in ends]
 
     def signal_one(self, part: str, number: signal.Signals) -> None:
-        """A process of the jobs whose command line has this part."""
+        """Sends a signal to a random process of the jobs whose command line contains `part`."""
         folder, found = str(self.submitter.folder), []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -44,21 +44,21 @@ class Jobs:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self.campaign.random.choice(found).send_signal(number)
 
-    def tell_one(self, *command: str) -> None:
-        """A command of SLURM for one of the jobs; it can have ended meanwhile."""
+    def command_one(self, *command: str) -> None:
+        """Runs a command of SLURM for a random job. The command may fail, because the job may have ended."""
         live = self.live()
         if live:
             self.submitter.cluster.run(*command, self.campaign.random.choice(live), check=False)
 
     def lose_a_node(self) -> None:
-        """It crashes with its jobs, and comes back."""
+        """Kills a random node with its jobs, and starts it again."""
         node = self.campaign.random.choice(self.submitter.cluster.nodes)
         self.submitter.cluster.kill_node(node)
         time.sleep(1)
         self.submitter.cluster.start_node(node)
 
     def finish(self) -> None:
-        """Has what is missing submitted again until nothing is."""
+        """Resumes the grid until no sample is missing, and checks all records and logs."""
         for _ in range(5):
             self.submitter.cluster.wait_until(lambda: not self.live(), 240, "the grid's jobs to end")
             if "nothing is missing" in self.submitter.run("resume").stdout:
@@ -72,16 +72,16 @@ class Jobs:
 FAULTS: dict[str, Callable[[Jobs], None]] = {
     "kill -9 of a worker": lambda jobs: jobs.signal_one("dflash_mcmc.grid.work", signal.SIGKILL),
     "kill -9 of a supervisor": lambda jobs: jobs.signal_one("submitit.core._submit", signal.SIGKILL),
-    "SIGUSR1 by SLURM": lambda jobs: jobs.tell_one("scancel", "--signal=USR1"),
-    "SIGTERM by SLURM": lambda jobs: jobs.tell_one("scancel", "--signal=TERM"),
-    "requeue": lambda jobs: jobs.tell_one("scontrol", "requeue"),
-    "cancel": lambda jobs: jobs.tell_one("scancel"),
+    "SIGUSR1 by SLURM": lambda jobs: jobs.command_one("scancel", "--signal=USR1"),
+    "SIGTERM by SLURM": lambda jobs: jobs.command_one("scancel", "--signal=TERM"),
+    "requeue": lambda jobs: jobs.command_one("scontrol", "requeue"),
+    "cancel": lambda jobs: jobs.command_one("scancel"),
     "node down": Jobs.lose_a_node,
     "two submissions": Jobs.submit}
 
 
 def disturb(campaign: Campaign, submitter: Submitter, faults: int) -> None:
-    """A sweep of two runs on the cluster, with so many faults at random moments; then it is let come to its end."""
+    """Runs a sweep of two runs on the cluster, with `faults` faults at random moments, and then until its end."""
     jobs = Jobs(campaign, submitter)
     jobs.submit()
     for _ in range(faults):

@@ -1,4 +1,4 @@
-"""What the stand-in for the server of Weights & Biases answers about sweeps by a grid, and to their agents."""
+"""The local server of Weights & Biases, extended by grid sweeps and their agents."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.tracker.loopback import ENTITY, Loopback, Run
 
 
 class SweepServer(Loopback):
-    """Gives each point of a sweep to an agent that asks, and a preempted one again, under its id."""
+    """Gives each point of a sweep to one agent. A preempted point is given out again, with the same id."""
 
     def __init__(self):
         super().__init__()
         self.sweeps: dict[str, dict] = {}
         self.of_sweep: dict[str, str] = {}
-        """Sweep of each run, as the run tells it."""
+        """Sweep of each run, as reported by the run."""
         self.preempted: list[str] = []
         self._pending: dict[str, list[tuple[str, dict]]] = {}
         self._given: dict[str, dict] = {}
@@ -45,7 +45,7 @@ class SweepServer(Loopback):
         return {"createAgent": {"agent": {"id": number}}}
 
     def _Heartbeat(self, given):
-        """An agent that has nothing to do is given a point, or sent home."""
+        """Gives a point to an agent without work, or the command to exit."""
         commands = []
         if not json.loads(given["runState"]):
             sweep = self._agents[given["id"]]

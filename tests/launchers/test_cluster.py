@@ -1,4 +1,4 @@
-"""The cluster that the tests of the SLURM launcher stand on: it reacts as a real one does, and leaves nothing behind."""
+"""The cluster for tests of the SLURM launcher behaves like a real one and leaves no processes or files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_job_runs_on_nodes(slurm, tmp_path):
     assert sorted(output.read_text().splitlines()) == ["n2 2", "n3 2"]
 
 
-def test_requeued_job_knows_it(slurm, tmp_path):
+def test_a_requeued_job_knows_that_it_was_requeued(slurm, tmp_path):
     output = tmp_path / "output"
     job = slurm.submit(f"echo $SLURM_RESTART_COUNT >> {output}; [ $SLURM_RESTART_COUNT ] || sleep 60")
     slurm.wait_until(output.exists, 20)
@@ -40,7 +40,8 @@ def test_job_of_a_crashed_node_is_requeued(slurm, tmp_path):
     slurm.wait_until(output.exists, 20)
     slurm.kill_node("n4")
     pid = int(output.read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # killed, if not yet reaped
+    # A zombie is a killed process that its parent has not waited for.
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert slurm.state(job) == "PENDING"
     assert slurm.node_states()["n4"].startswith("down")
     slurm.start_node("n4")
@@ -72,7 +73,7 @@ with Cluster(nodes=1) as cluster:
     assert set(slurm.node_states().values()) == {"idle"}
 
 
-def test_failed_start_says_why_and_leaves_nothing(slurm):
+def test_a_failed_start_reports_the_reason_and_leaves_nothing(slurm):
     cluster = Cluster(nodes=1, extra_lines=["PartitionName=other Nodes=n9"])
     with pytest.raises(ClusterError, match=r"slurmctld ended with exit code 1:\n(.*\n)*.*n9"):
         cluster.start()
@@ -80,7 +81,7 @@ def test_failed_start_says_why_and_leaves_nothing(slurm):
     assert processes(cluster.folder) == []
 
 
-def test_skipped_tests_say_so(tmp_path):
+def test_skipped_tests_are_reported(tmp_path):
     command = [sys.executable, "-m", "pytest", "-m", "slurm", "-p", "no:cacheprovider", f"{__file__}::test_job_runs_on_nodes"]
     answer = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True)
     line = "SLURM cannot be installed here: no apt-get, and these are missing: "

@@ -1,4 +1,4 @@
-"""Random faults, many at the same grids: no record is lost, doubled or corrupted, and every end can be read."""
+"""Many random faults in the same sweeps: no record is lost, repeated or corrupted, and all messages are readable."""
 
 from __future__ import annotations
 

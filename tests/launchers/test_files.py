@@ -1,4 +1,4 @@
-"""The files of `launchers/`, each run as its first lines say, on the embedded model."""
+"""The files of `launchers/`, each run with the embedded model as described in its first lines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.runs import execute
 
 FILES = ROOT / "launchers"
 SLOW = ("condition=ps", "sampler.num_blocks=2", "hardware.num_slots=2", "hardware.device=cpu")
-"""Long enough to be stopped on the way."""
+"""Options of a run that takes long enough to be stopped before its end."""
 
 
 def environment(**more: str) -> dict[str, str]:
-    # The test's folder is no checkout, in which .venv would be.
+    # The test's folder is not a checkout, so it has no .venv.
     return {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, **more}
 
 
@@ -34,7 +34,7 @@ def records(folder: Path) -> list[dict]:
 
 
 def samples(folder: Path) -> list[tuple]:
-    """What each record says of its sample, in order; one that is there twice is there twice."""
+    """The sample data of each record, sorted. Repeated records stay repeated."""
     return sorted((record["problem"], record["chain"], record["text"], record["log_p"]) for record in records(folder))
 
 
@@ -75,7 +75,7 @@ def start_local(folder: Path, *arguments: str) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_local_shows_one_table_and_fails_with_a_point(tmp_path):
+def test_local_prints_one_table_and_fails_if_a_point_fails(tmp_path):
     with start_local(tmp_path, "-m", "experiment=demo", "condition=greedy", "dataset.limit=4",
                      "dataset.max_new_tokens=16,100000") as program:
         output, errors = program.communicate(timeout=200)
@@ -88,7 +88,7 @@ def test_local_shows_one_table_and_fails_with_a_point(tmp_path):
 
 
 @pytest.mark.slow
-def test_local_goes_on_without_a_process_and_stops_in_good_order(tmp_path):
+def test_local_continues_without_a_killed_process_and_stops_gracefully(tmp_path):
     with start_local(tmp_path, "experiment=demo", "dataset.limit=100", *SLOW) as program:
         wait_until(lambda: [line for path in tmp_path.glob("outputs/demo/*/records*.jsonl") for line in path.open()], 100)
         (second,) = [child for child in psutil.Process(program.pid).children() if child.environ().get("RANK") == "1"]
@@ -110,7 +110,7 @@ def test_local_goes_on_without_a_process_and_stops_in_good_order(tmp_path):
     (["--processes", "all"], "argument --processes: invalid int value: 'all'; see local.py --help"),
     (["--processes", "2", "experiment=dmo"], "experiment: unknown option 'dmo'"),
 ])
-def test_local_tells_a_mistake_once(tmp_path, arguments, complaint):
+def test_local_reports_a_bad_command_line_once(tmp_path, arguments, complaint):
     done = subprocess.run([sys.executable, FILES / "local.py", *arguments], cwd=tmp_path, capture_output=True, text=True,
                           env={**os.environ, **environment()}, timeout=100)
     assert done.returncode == 2
@@ -127,9 +127,9 @@ def wait_until(predicate, seconds: float) -> None:
 
 
 def submit(slurm, folder: Path, options: list[str], file: str, *arguments: str, **more: str) -> str:
-    """The number of the job."""
+    """Submits a file and returns the number of the job."""
     variables = [f"{name}={value}" for name, value in environment(**more).items()]
-    # In place of the file's lines, which are for a real cluster.
+    # These options replace those of the file, which are for a real cluster.
     small = ["--cpus-per-task=1", "--mem=4G", "--parsable", "--partition=main"]
     return slurm.run("env", *variables, "sbatch", *small, *options, str(FILES / file), *arguments, cwd=folder).stdout.strip()
 
@@ -147,7 +147,7 @@ def test_phases(slurm, tmp_path):
     assert {len(samples(run)) for run in runs} == {2}
 
 
-def test_signalled_task_of_an_array_goes_on(slurm, tmp_path, make_config):
+def test_a_signalled_task_of_an_array_is_resumed(slurm, tmp_path, make_config):
     arguments = ["experiment=demo", "dataset.limit=24", *SLOW]
     job = submit(slurm, tmp_path, ["--array=0-1", "--gpus=0"], "array.sbatch", *arguments)
     wait_until(lambda: [line for path in tmp_path.glob("outputs/demo/*/records*.jsonl") for line in path.open()], 100)
@@ -160,7 +160,7 @@ def test_signalled_task_of_an_array_goes_on(slurm, tmp_path, make_config):
     assert json.loads((folder / "summary.json").read_text())["num_samples"] == 24
 
 
-def test_preempted_agent_goes_on_with_its_run(slurm, tmp_path):
+def test_a_preempted_agent_resumes_its_run(slurm, tmp_path):
     with SweepServer() as server:
         name, more = make_sweep(server, tmp_path, ["dataset.limit=24", *SLOW[1:]], alpha=[2], beta=[0.1])
         wandb = {key: value for key, value in more.items() if key.startswith("WANDB_")}

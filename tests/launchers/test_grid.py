@@ -1,4 +1,4 @@
-"""Grids on a real SLURM: whatever befalls the jobs, the records are complete, unique and those of a single process."""
+"""Grids on a real SLURM: after any fault of the jobs, the records are complete, unique and equal to those of one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMES = {"seconds", "share_seconds"}
 
 
 class Submitter:
-    """The commands of `python -m dflash_mcmc.grid`, in a folder of their own."""
+    """Runs the commands of `python -m dflash_mcmc.grid` in a separate folder."""
 
     def __init__(self, cluster, folder: Path, code: Path = ROOT):
         self.cluster, self.folder, self._code = cluster, folder, code
@@ -42,11 +42,11 @@ class Submitter:
         return self.grid()
 
     def grid(self) -> Grid:
-        """As it is now."""
+        """The newest grid in its current state."""
         return find([], self.folder / "outputs")[0]
 
     def wait(self, seconds: float = 240) -> None:
-        """Until no job waits or runs, requeued ones included."""
+        """Waits until no job waits or runs, including requeued jobs."""
         self.cluster.wait_until(lambda: not self.live(), seconds, "the grid's jobs to end")
 
     def live(self) -> list[str]:
@@ -56,21 +56,21 @@ class Submitter:
         return [job.id for job in self.cluster.jobs() if job.id in ids and job.state not in ends]
 
     def wait_for_records(self, count: int, seconds: float = 120) -> None:
-        """Until the run of the one point has so many."""
+        """Waits until the run of the only point has at least `count` records."""
         self.cluster.wait_until(lambda: len(keys(self.records()[0])) >= count, seconds, f"{count} records")
 
     def records(self) -> list[list[dict]]:
-        """Of every point."""
+        """The records of every point."""
         return [records_of(Path(point.folder)) for point in self.grid().points]
 
     def events(self) -> dict[str, list[str]]:
-        """Of every job, by its name: what befell it."""
+        """The events of every job, by the name of the job."""
         grid = self.grid()
         return {job.name: [event["event"] for event in grid.events(job)] for job in grid.jobs}
 
 
 def records_of(folder: Path) -> list[dict]:
-    """Without a line that is being written, in the order of the samples."""
+    """Records in the order of the samples, without an incomplete last line."""
     lines = [line for path in folder.glob("records*.jsonl") for line in path.read_text().split("\n")[:-1]]
     return sorted(map(json.loads, lines), key=lambda record: (record["problem"], record["chain"]))
 
@@ -79,12 +79,12 @@ def keys(records: list[dict]) -> list[tuple[str, int]]:
     return [(record["problem"], record["chain"]) for record in records]
 
 
-def but_for_times(records: list[dict]) -> list[dict]:
+def without_times(records: list[dict]) -> list[dict]:
     return [{name: value for name, value in record.items() if name not in _TIMES} for record in records]
 
 
 def check_complete(submitter: Submitter, reference: list[dict]) -> None:
-    """Every record once, and what a single process drew."""
+    """Checks that every record exists once and equals that of a single process."""
     (records,) = submitter.records()
     assert keys(records) == keys(reference)
     differing = {(record["problem"], name): (record[name], other[name])
@@ -100,20 +100,20 @@ def submitter(slurm, tmp_path) -> Submitter:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory) -> list[dict]:
-    """The records of the long run by a single process."""
+    """The records of the run LONG, drawn by a single process."""
     return drawn_alone(tmp_path_factory.mktemp("alone"), *[text for text in LONG if text.startswith(("condition", "sampler",
                                                                                                   "dataset"))])[0]
 
 
 def drawn_alone(folder: Path, *arguments: str) -> list[list[dict]]:
-    """Records of every run, by one process and without SLURM, in the order of the folders' names."""
+    """Records of every run, drawn by one process without SLURM, sorted by the names of the run folders."""
     subprocess.run([sys.executable, "-m", "dflash_mcmc", "-m", "tracker=none", *arguments], cwd=folder, check=True,
                    capture_output=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
     return [records_of(path.parent) for path in sorted((folder / "outputs").rglob("run.json"))]
 
 
 def worker_of(submitter: Submitter, shard: int) -> psutil.Process:
-    """The process that draws a shard of the one point."""
+    """The process that draws a shard of the only point."""
     grid = submitter.grid()
 
     def found() -> psutil.Process | None:
@@ -129,8 +129,8 @@ def worker_of(submitter: Submitter, shard: int) -> psutil.Process:
     return submitter.cluster.wait_until(found, 30, f"a worker of shard {shard}")
 
 
-def test_a_grid_in_shards_gives_the_records_of_single_processes_whatever_is_edited_meanwhile(slurm, tmp_path):
-    """Code and configuration are spoilt as soon as the grid is submitted, before any job has started Python."""
+def test_a_grid_in_shards_has_the_records_of_one_process_despite_edits_after_submission(slurm, tmp_path):
+    """Code and configuration are overwritten after the submission, before any job has started Python."""
     code = tmp_path / "code"
     for part in ("dflash_mcmc", "conf"):
         shutil.copytree(ROOT / part, code / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -145,14 +145,14 @@ def test_a_grid_in_shards_gives_the_records_of_single_processes_whatever_is_edit
     (tmp_path / "alone").mkdir()
     alone = drawn_alone(tmp_path / "alone", *points)
     together = [records_of(path.parent) for path in sorted((tmp_path / "outputs").rglob("run.json"))]
-    assert [but_for_times(records) for records in together] == [but_for_times(records) for records in alone]
+    assert [without_times(records) for records in together] == [without_times(records) for records in alone]
     assert len(together) == 4
     assert {state.word for state in _states(Submitter(slurm, tmp_path)).values()} == {"completed"}
     assert all(events == ["started", "complete"] for events in submitter.events().values())
 
 
 def _states(submitter: Submitter) -> dict[str, status.State]:
-    """As `status` sees them, once accounting has caught up."""
+    """The states that `status` reports, as soon as the accounting is up to date."""
     def settled() -> dict[str, status.State] | None:
         previous = os.environ.get("SLURM_CONF"), os.environ["PATH"]
         os.environ.update({"SLURM_CONF": submitter.cluster.environment["SLURM_CONF"],
@@ -168,7 +168,7 @@ def _states(submitter: Submitter) -> dict[str, status.State]:
 
 
 def test_a_signal_and_a_kill_lose_nothing(submitter, reference):
-    """One job is told to go by SIGUSR1 and is requeued; the worker of the other is killed and started again."""
+    """One job gets SIGUSR1 and is requeued. The worker of the other job is killed and started again."""
     grid = submitter.submit(*LONG, "shards=2")
     submitter.wait_for_records(3)
     submitter.cluster.run("scancel", "--signal=USR1", grid.jobs[0].id)
@@ -181,7 +181,7 @@ def test_a_signal_and_a_kill_lose_nothing(submitter, reference):
     assert events["0000-1"] == ["started", "died", "complete"]
 
 
-def test_a_job_of_a_node_that_crashes_goes_on_elsewhere(submitter, reference):
+def test_a_job_on_a_crashed_node_is_resumed_on_another_node(submitter, reference):
     grid = submitter.submit(*LONG)
     submitter.wait_for_records(3)
     (job,) = [job for job in submitter.cluster.jobs() if job.id == grid.jobs[0].id]
@@ -193,7 +193,7 @@ def test_a_job_of_a_node_that_crashes_goes_on_elsewhere(submitter, reference):
     assert nodes[1] != nodes[0] == job.node
 
 
-def test_a_grid_is_cancelled_and_resumed_with_what_is_missing(submitter, reference):
+def test_a_cancelled_grid_is_resumed_with_the_missing_samples(submitter, reference):
     grid = submitter.submit(*LONG, "shards=2")
     submitter.wait_for_records(3)
     assert "2 jobs cancelled" in submitter.run("cancel").stdout
@@ -214,7 +214,7 @@ def test_a_grid_is_cancelled_and_resumed_with_what_is_missing(submitter, referen
 
 
 def test_two_processes_in_a_job(submitter, reference):
-    """Accelerate starts them; one that is killed ends the launch, which is started again."""
+    """The processes are started by accelerate. If one is killed, accelerate ends the launch, and the job starts it again."""
     grid = submitter.submit(*LONG, "processes=2", "cpus=2", "memory_gb=3")
     submitter.wait_for_records(3)
     worker_of(submitter, 0).send_signal(signal.SIGKILL)
@@ -224,7 +224,7 @@ def test_two_processes_in_a_job(submitter, reference):
     assert len(list(Path(grid.points[0].folder).glob("records*.jsonl"))) >= 2
 
 
-def test_data_that_changes_after_submission_is_refused_and_told(submitter):
+def test_data_that_changes_after_submission_is_refused_and_reported(submitter):
     tasks = submitter.folder / "tasks.jsonl"
     tasks.write_text('{"id": "a", "question": "How much is 1 + 1?", "answer": "2"}\n')
     submitter.submit("dataset=jsonl", "dataset.path=tasks.jsonl", "sampler=greedy", *SHORT, "setup=[sleep 3]")
@@ -238,8 +238,8 @@ def test_data_that_changes_after_submission_is_refused_and_told(submitter):
     assert submitter.records() == [[]]
 
 
-def test_a_folder_that_a_node_does_not_see_is_told(submitter):
-    """It is away when the job starts, and back when somebody asks."""
+def test_a_folder_that_a_node_cannot_read_is_reported(submitter):
+    """The folder is missing when the job starts, and exists again when the status is requested."""
     submitter.cluster.run("scontrol", "update", "partition=main", "state=down")
     grid = submitter.submit("sampler=greedy", "dataset.limit=2", *SHORT)
     away = grid.folder.with_name("away")
@@ -251,7 +251,7 @@ def test_a_folder_that_a_node_does_not_see_is_told(submitter):
     assert f"it left no word: does that node see {grid.folder}?" in submitter.run("status").stdout
 
 
-def test_what_slurm_refuses_is_one_line_and_leaves_nothing(submitter):
+def test_a_submission_that_slurm_refuses_is_an_error_of_one_line_and_leaves_nothing(submitter):
     for arguments, part in ((["partition=mian"], "did you mean 'main'"), (["gpus=9"], "SLURM refuses these jobs"),
                             (["memory_gb=100000"], "SLURM refuses these jobs")):
         done = submitter.run("submit", "sampler=greedy", "tracker=none", *arguments, code=2)
@@ -261,8 +261,8 @@ def test_what_slurm_refuses_is_one_line_and_leaves_nothing(submitter):
     assert not {"PENDING", "RUNNING"} & {job.state for job in submitter.cluster.jobs()}
 
 
-def test_a_preempted_job_makes_room_and_goes_on(submitter, reference):
-    """A job of a partition that comes first takes all nodes, after 10 seconds of grace."""
+def test_a_preempted_job_is_requeued_and_resumed(submitter, reference):
+    """A job of the partition with higher priority gets all nodes after 10 seconds of grace."""
     grid = submitter.submit(*LONG, "hardware.grace_seconds=2")
     submitter.wait_for_records(3)
     submitter.cluster.submit("sleep 2", "--partition=high", "--nodes=4", "--exclusive", "--time=1")
@@ -273,8 +273,8 @@ def test_a_preempted_job_makes_room_and_goes_on(submitter, reference):
     assert [event["reason"] for event in grid.events(grid.jobs[0]) if event["event"] == "requeued"] == ["SIGUSR1"]
 
 
-def test_a_job_is_requeued_at_its_time_limit_and_goes_on(submitter):
-    """More than a minute of work, of which the time limit leaves half a minute at most."""
+def test_a_job_is_requeued_at_its_time_limit_and_resumed(submitter):
+    """The job needs more than a minute, but its time limit allows at most half a minute of sampling."""
     grid = submitter.submit("condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "num_chains=30",
                             "hardware.num_slots=2", "minutes=1", "grace_seconds=30")
     submitter.cluster.wait_until(lambda: submitter.events()["0000-0"][-2:] == ["requeued", "started"], 150, "the second start")
@@ -311,7 +311,7 @@ def test_a_killed_supervisor_is_started_again_by_the_jobs_shell(submitter, refer
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_shares_of_four_jobs(submitter, capsys, seed):
-    """Prints what falls to each of four jobs: a figure for LOG.md, since it depends on how the machine divides its cores."""
+    """Prints the number of samples of each of four jobs for LOG.md. It depends on how the machine divides its cores."""
     submitter.submit("experiment=demo", "condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1",
                      "hardware.num_slots=4", "sampler.num_blocks=8", "dataset.limit=240", f"seed={seed}", "shards=4",
                      "array_parallelism=4")
@@ -322,4 +322,4 @@ def test_shares_of_four_jobs(submitter, capsys, seed):
     assert len(set(keys(records))) == len(records) == 240
     assert len(shares) == 4
     with capsys.disabled():
-        print(f"\nseed {seed}: shares {shares}; farthest from even {100 * max(abs(share / 60 - 1) for share in shares):.1f} %")
+        print(f"\nseed {seed}: shares {shares}; largest deviation {100 * max(abs(share / 60 - 1) for share in shares):.1f} %")

@@ -1,4 +1,4 @@
-"""The README's commands for SLURM, as they stand there, on the cluster."""
+"""Runs the README's commands for SLURM on the cluster."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def test_the_grid_of_the_readme(slurm, tmp_path):
     submitter = Submitter(slurm, tmp_path)
     for command in (submit, status):
         assert command.startswith("python -m dflash_mcmc.grid ")
-        # The nodes of the tests have two cores each.
+        # The nodes of the test cluster have two cores.
         few = ["hardware=slurm_cpu", "cpus=1", "memory_gb=1"] if command == submit else []
-        told = submitter.run(*shlex.split(command)[3:], *few).stdout
-    assert "alpha=4" in told
+        output = submitter.run(*shlex.split(command)[3:], *few).stdout
+    assert "alpha=4" in output
     submitter.wait()
     records = submitter.records()
-    assert [len(found) for found in records] == [8, 8, 8]  # greedy at alpha 2 and 4 is one run
+    assert [len(found) for found in records] == [8, 8, 8]  # greedy has the same run for alpha 2 and 4

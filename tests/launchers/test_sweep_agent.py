@@ -1,4 +1,4 @@
-"""`launchers/sweep.yaml`: a real `wandb sweep` and `wandb agent` against a server on this machine."""
+"""`launchers/sweep.yaml`: real `wandb sweep` and `wandb agent` commands with a server on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server():
 
 
 def make_sweep(server: SweepServer, folder: Path, more: list[str], **parameters: list) -> tuple[str, dict[str, str]]:
-    """Edits the file as a user would, and has it made; (ENTITY/PROJECT/ID, the environment of its agents)."""
+    """Edits the file as a user would, and creates the sweep: (ENTITY/PROJECT/ID, environment for its agents)."""
     sweep = yaml.safe_load((ROOT / "launchers/sweep.yaml").read_text())
     assert set(parameters.keys()) == {name.rpartition(".")[2] for name in sweep["parameters"]}
     sweep["parameters"] = {name: {"values": parameters[name.rpartition(".")[2]]} for name in sweep["parameters"]}
@@ -42,7 +42,7 @@ def make_sweep(server: SweepServer, folder: Path, more: list[str], **parameters:
 
 
 @pytest.mark.slow
-def test_an_agent_draws_a_point_of_a_sweep_as_the_sweeps_run(server, tmp_path):
+def test_an_agent_draws_a_point_of_a_sweep_in_the_run_of_the_sweep(server, tmp_path):
     few = ["dataset.limit=2", "dataset.max_new_tokens=16"]
     name, environment = make_sweep(server, tmp_path, few, alpha=[2, 4], beta=[0.1])
     assert name == "tester/dflash_mcmc/sweep1"
@@ -53,7 +53,7 @@ def test_an_agent_draws_a_point_of_a_sweep_as_the_sweeps_run(server, tmp_path):
     assert server.of_sweep == {"sweep1-0": "sweep1"}
     run = server.run("sweep1-0")
     assert run.exit_code == 0
-    # The sweep's names, for its charts, beside ours.
+    # The configuration has the names of the sweep, for its charts, in addition to ours.
     assert run.config["sampler.alpha"]["value"] == run.config["sampler"]["value"]["alpha"] == 2
     assert run.config["blend.beta"]["value"] == run.config["blend"]["value"]["beta"] == 0.1
     (folder,) = (tmp_path / "outputs/demo").glob("layer-power_mh-*")

@@ -1,4 +1,4 @@
-"""Grids and W&B: a point is one run there, however many jobs drew it and whatever befell them."""
+"""Grids with W&B: each point is one W&B run, even with several jobs and after faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_every_point_is_one_run(slurm, tmp_path):
     grid = submitter.submit(*TRACKED, "seed=0,1", "tracker=wandb", "tracker.mode=offline", "dataset.limit=12", "shards=2",
                             "array_parallelism=4")
     submitter.wait_for_records(2)
-    for job in grid.jobs[:2]:  # those of the first point
+    for job in grid.jobs[:2]:  # the jobs of the first point
         slurm.run("scancel", "--signal=USR1", job.id)
     submitter.wait()
     segments: dict[str, list[Path]] = {}

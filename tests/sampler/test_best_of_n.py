@@ -98,7 +98,8 @@ def test_resampling_approaches_the_power_target_with_more_candidates():
     errors = [total_variation(by_hand(q, p, "power", number), target) for number in (1, 2, 3, 4, 5)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < errors[0] / 3
-    assert total_variation(by_hand(q, p, "log_p", 5), target) > errors[-1]  # the most likely candidate does not have the law p^alpha
+    # The most likely candidate does not have the law p^alpha.
+    assert total_variation(by_hand(q, p, "log_p", 5), target) > errors[-1]
 
 
 @dataclass(slots=True, kw_only=True)

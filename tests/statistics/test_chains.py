@@ -1,4 +1,4 @@
-"""pass@k, votes and best of N, compared with enumeration of all ways to choose k chains; ties and missing answers by hand."""
+"""pass@k, votes and best of N, compared with enumerations of all subsets of k chains, and with examples computed by hand."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_vote_does_not_know_the_gold_answer():
 
 
 def enumerated_majority(answers: tuple, k: int) -> float:
-    """By definition: the mean over every subset of a uniform draw among the answers with the most votes."""
+    """By definition: the mean over all subsets. Within a subset, one of the answers with the most votes is drawn uniformly."""
     values = []
     for subset in itertools.combinations(answers, k):
         votes = Counter(answer for answer in subset if answer is not None)

@@ -92,7 +92,7 @@ def test_records_are_consistent(name):
 
 
 def test_records_have_the_fields_of_real_ones():
-    """In the order in which `run` writes them."""
+    """The order of the fields is that of recorded runs."""
     path = Trajectory.start(np.array([1])).extended(np.array([2]), np.zeros(1), np.zeros(1), np.zeros((1, 2)), True)
     done = Finished(0, ChainResult(path), Cost(), 1.0, 1.0)
     real = record_of(Problem("a", "question", "1"), 0, np.array([1]), Grade("correct", "1"), done, str, "math 2")

@@ -1,8 +1,8 @@
-"""A stand-in for the server of Weights & Biases on this machine, for what our code asks of it.
+"""A local server that replaces the one of Weights & Biases. It supports the requests of our code.
 
-It answers the real client: GraphQL by the operation's name, the stream of a run's history, and PUT and GET of files. What it
-is asked and does not know stands in `unknown`, so that a test can see that there was nothing. It shows what is sent, not what
-the service makes of it.
+It answers the real client: GraphQL by the name of the operation, the stream of a run's history, and PUT and GET of files.
+Unknown requests are listed in `unknown`, so that a test can check that there were none. The tests see what is sent, but not how
+the real service processes it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NOW = "2026-01-01T00:00:00"
 
 @dataclass
 class Run:
-    """A run as the server has it."""
+    """A run on the server."""
 
     project: str
     name: str
     id: str
-    told: dict = field(default_factory=dict)
-    """Display name, group, job type and tags, as they were told last."""
+    labels: dict = field(default_factory=dict)
+    """The latest display name, group, job type and tags."""
     config: dict = field(default_factory=dict)
     summary: dict = field(default_factory=dict)
     lines: dict[int, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Artifact:
 
 
 class Loopback:
-    """The server; a context. `environment(folder)` is what a client needs to find it."""
+    """The server, as a context. `environment(folder)` returns the variables for its clients."""
 
     def __init__(self):
         self.runs: dict[tuple[str, str], Run] = {}
@@ -80,7 +80,7 @@ class Loopback:
         self._server.server_close()
 
     def environment(self, folder: Path, mode: str = "online") -> dict[str, str]:
-        """Variables for a client that is logged in here and writes below the folder."""
+        """Environment variables of a client that is logged in on this server and writes below the folder."""
         return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": "f" * 40, "WANDB_MODE": mode, "WANDB_ERROR_REPORTING": "false",
                 "WANDB__DISABLE_STATS": "true", "WANDB_CACHE_DIR": str(folder / "cache"), "WANDB_SILENT": "true",
                 "WANDB_CONFIG_DIR": str(folder / "config")}
@@ -113,7 +113,7 @@ class Loopback:
                 with server._lock:
                     try:
                         status, content = server._dispatch(self.command, urlparse(self.path).path, body)
-                    except Exception as error:  # the client would ask again and again
+                    except Exception as error:  # with other errors the client would repeat the request forever
                         server.unknown.append((self.path, repr(error)))
                         status, content = 400, b"{}"
                 self.send_response(status)
@@ -184,21 +184,22 @@ class Loopback:
     def _RunResumeStatus(self, given):
         run = self.runs.get((given["project"], given["name"]))
         return {"model": {"id": "p1", "name": given["project"], "entity": {"id": "e1", "name": ENTITY}, "bucket": run and {
-            "id": run.id, "name": run.name, "displayName": run.told["displayName"], "summaryMetrics": json.dumps(run.summary),
+            "id": run.id, "name": run.name, "displayName": run.labels["displayName"],
+            "summaryMetrics": json.dumps(run.summary),
             "logLineCount": 0, "historyLineCount": len(run.lines), "eventsLineCount": 0, "eventsTail": "[]",
             "historyTail": json.dumps([run.lines[max(run.lines)]] if run.lines else []), "config": json.dumps(run.config),
-            "tags": run.told["tags"], "notes": None, "wandbConfig": json.dumps({"t": 1})}}}
+            "tags": run.labels["tags"], "notes": None, "wandbConfig": json.dumps({"t": 1})}}}
 
     def _UpsertBucket(self, given):
         key = (given["project"], given["name"])
         inserted = key not in self.runs
         run = self.runs.setdefault(key, Run(*key, self._new_id("run")))
-        run.told.update({name: given[name] for name in ("displayName", "groupName", "jobType", "tags")
-                         if given.get(name) is not None or name not in run.told})
+        run.labels.update({name: given[name] for name in ("displayName", "groupName", "jobType", "tags")
+                         if given.get(name) is not None or name not in run.labels})
         run.config.update(json.loads(given.get("config") or "{}"))
         run.exit_code = None
         return {"upsertBucket": {"inserted": inserted, "bucket": {
-            "id": run.id, "name": run.name, "displayName": run.told["displayName"], "description": None,
+            "id": run.id, "name": run.name, "displayName": run.labels["displayName"], "description": None,
             "config": json.dumps(run.config), "sweepName": None, "historyLineCount": len(run.lines),
             "project": {"id": "p1", "name": run.project, "entity": {"id": "e1", "name": ENTITY}}}}}
 
@@ -210,13 +211,13 @@ class Loopback:
         return {"project": {"run": {"stopped": False}}}
 
     def _Runs(self, given):
-        """Of all filters that there are only that by group."""
+        """Supports only the filter by group."""
         group = (json.loads(given.get("filters") or "{}") or {}).get("group")
         runs = [run for run in self.runs.values()
-                if run.project == given["project"] and group in (None, run.told["groupName"])]
-        nodes = [{"__typename": "Run", "id": run.id, "projectId": "1", "name": run.name, "tags": run.told["tags"] or [],
-                  "displayName": run.told["displayName"], "sweepName": None, "state": "finished", "readOnly": False,
-                  "group": run.told["groupName"], "jobType": run.told["jobType"], "commit": None, "systemMetrics": "{}",
+                if run.project == given["project"] and group in (None, run.labels["groupName"])]
+        nodes = [{"__typename": "Run", "id": run.id, "projectId": "1", "name": run.name, "tags": run.labels["tags"] or [],
+                  "displayName": run.labels["displayName"], "sweepName": None, "state": "finished", "readOnly": False,
+                  "group": run.labels["groupName"], "jobType": run.labels["jobType"], "commit": None, "systemMetrics": "{}",
                   "createdAt": NOW, "heartbeatAt": NOW, "description": None, "notes": None, "config": json.dumps(run.config),
                   "summaryMetrics": json.dumps(run.summary), "historyLineCount": len(run.lines), "historyKeys": None,
                   "user": {"name": ENTITY, "username": ENTITY}} for run in runs]
@@ -260,7 +261,7 @@ class Loopback:
         return {"project": {"artifact": found and {"artifactType": {"name": found.type}}}}
 
     def _latest(self, name: str) -> Artifact | None:
-        """The newest version, whatever the name says behind its colon."""
+        """The newest version of the artifact; a version after the colon of the name is ignored."""
         return next((one for one in reversed(self.artifacts.values()) if one.collection == name.partition(":")[0]), None)
 
     def _UseArtifact(self, given):
@@ -289,7 +290,7 @@ class Loopback:
     # ---- charts, workspaces
 
     def _CreateCustomChart(self, given):
-        """A chart that is there is never changed."""
+        """Creates a chart. An existing chart is not changed."""
         if given["chartName"] in self.charts:
             return 409
         self.charts[given["chartName"]] = json.loads(given["spec"])

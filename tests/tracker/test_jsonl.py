@@ -1,4 +1,4 @@
-"""`tracker=jsonl` writes a line a sample and one for the summary; a tracker that fails is told once and forgotten."""
+"""`tracker=jsonl` writes its lines; a tracker that fails is reported once and not used again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_lines_of_a_run(make_config):
 
 
 class Failing:
-    """Fails at the call that it is told to fail at."""
+    """A tracker that fails at the call named `at`."""
 
     def __init__(self, at: str):
         self.at, self.calls = at, []
@@ -46,7 +46,7 @@ class Failing:
             raise OSError("no space\nleft")
 
 
-def test_a_failing_tracker_is_told_once_and_forgotten(capsys):
+def test_a_failing_tracker_is_reported_once_and_not_used_again(capsys):
     for at in ("start", "log", "summary", "publish", "finish"):
         tracker = Failing(at)
         guarded = Guarded(tracker, None)
@@ -58,12 +58,12 @@ def test_a_failing_tracker_is_told_once_and_forgotten(capsys):
         guarded.finish(0)
         assert not guarded.works
         assert tracker.calls.index(at) == len(tracker.calls) - 1
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1
-        assert "no space left" in told
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "no space left" in error
 
 
-def test_a_run_goes_on_without_its_tracker(make_config, monkeypatch, capsys):
+def test_a_run_continues_without_its_tracker(make_config, monkeypatch, capsys):
     from dflash_mcmc.tracker.jsonl import JsonlWriter
 
     def fail(self, *arguments):

@@ -1,11 +1,11 @@
-"""`tracker=none` takes every call and does nothing."""
+"""`tracker=none` accepts every call and does nothing."""
 
 from __future__ import annotations
 
 from dflash_mcmc.tracker.none import NoTracker
 
 
-def test_takes_every_call():
+def test_accepts_every_call():
     run = NoTracker().start(None)
     run.log({"a": 1}, 1)
     run.summary({}, [])

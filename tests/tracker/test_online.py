@@ -1,4 +1,4 @@
-"""`tracker=wandb` against a server on this machine: what is sent at once, continued, and uploaded later, is one whole run."""
+"""`tracker=wandb` with a server on this machine. Resumed runs and runs that are uploaded later are complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def python(folder: Path, environment: dict[str, str], *arguments: str) -> subpro
 
 
 def whole(server: Loopback, name: str, folder: Path, versions: int) -> Run:
-    """The run with each of the folder's records once, its summary, table and records; returns it."""
+    """Checks that the run has each record of the folder once, the summary, the table and the artifact. Returns the run."""
     run = server.run(name)
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     samples = [row for row in run.history if "sample/log_p" in row]
@@ -57,25 +57,25 @@ def whole(server: Loopback, name: str, folder: Path, versions: int) -> Run:
 
 
 @pytest.mark.slow
-def test_a_continued_run_is_one_run_with_a_name_for_people(server, tmp_path):
-    """A sweep over the number of problems is one run that is continued."""
+def test_a_resumed_run_is_one_run_with_a_readable_name(server, tmp_path):
+    """A sweep over dataset.limit starts and then resumes the same run."""
     done = python(tmp_path, server.environment(tmp_path), "-m", "dflash_mcmc", "-m", *SETTING, "dataset.limit=2,5", "seed=1")
     assert done.returncode == 0, done.stderr
     assert "W&B is offline" not in done.stderr
     (folder,) = (tmp_path / "outputs/demo").glob("power_mh-*")
     run = whole(server, f"demo-{folder.name.rpartition('-')[2]}", folder, versions=2)
-    assert run.told == {"displayName": "ps alpha=2 num_blocks=2 num_steps=1 seed=1", "groupName": "demo", "jobType": "ps",
+    assert run.labels == {"displayName": "ps alpha=2 num_blocks=2 num_steps=1 seed=1", "groupName": "demo", "jobType": "ps",
                         "tags": ["model=tiny", "sampler=power_mh", "dataset=arith"]}
     assert run.config["identity"]["value"] == folder.name.rpartition("-")[2]
     assert run.config["sampler"]["value"]["alpha"] == 2.0
 
 
-def test_what_was_drawn_offline_in_parts_is_uploaded_as_one_run(server, tmp_path):
-    """One start is killed before the summary, the next one draws more; both are uploaded at once, later."""
+def test_offline_parts_of_a_run_are_uploaded_as_one_run(server, tmp_path):
+    """The first start is killed before its summary, and the second one resumes the run. Both are uploaded together."""
     environment = server.environment(tmp_path)
     offline = {**environment, "WANDB_MODE": "offline"}
     setting = [*SETTING, "seed=2"]
-    # W&B writes what it is told every second.
+    # W&B writes the logged data every second.
     killed = python(tmp_path, {**offline, "PAUSE": "2"}, "-c", KILLED, *setting, "dataset.limit=2")
     assert killed.returncode == -9
     done = python(tmp_path, offline, "-m", "dflash_mcmc", *setting, "dataset.limit=4")

@@ -1,4 +1,4 @@
-"""`tracker=wandb`, offline: the file that W&B writes is read back, and holds what the run says."""
+"""`tracker=wandb` offline: the file that W&B writes contains the data of the run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.runs import execute
 
 
 def inspect(folder: Path, *flags: str) -> str:
-    """What W&B's own reader says of an offline run; nothing where W&B was killed before it had written anything."""
+    """Output of W&B's own reader for an offline run. It is empty if W&B was killed before it wrote anything."""
     wandb = Path(sys.executable).parent / "wandb"
-    # It exits with 1 for a run that did, though it reads it.
+    # For a killed run it prints the data, but exits with 1.
     done = subprocess.run([wandb, "leet", "inspect", *flags, "--json", folder], capture_output=True, text=True, check=False)
     assert done.stdout or done.returncode == 0, done.stderr
     return done.stdout
@@ -38,14 +38,14 @@ def runs(outputs: Path) -> list[Path]:
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """W&B writes below the test's folder alone."""
+    """W&B writes only below the test's folder."""
     for name in ("data", "cache", "config"):
         monkeypatch.setenv(f"WANDB_{name.upper()}_DIR", str(tmp_path / name))
 
 
 @pytest.fixture
 def tracked(make_config, tmp_path, folders):
-    """A function that runs and returns the result with the folder that W&B made."""
+    """A function that executes a run, and returns its result and the folder of W&B."""
     def run(*overrides):
         before = set(runs(tmp_path))
         result = execute(make_config("tracker=wandb", "experiment=demo", "tracker=wandb", *overrides))
@@ -55,13 +55,13 @@ def tracked(make_config, tmp_path, folders):
     return run
 
 
-def test_offline_file_holds_config_metrics_summary_and_samples(tracked, capsys):
+def test_the_offline_file_has_config_metrics_summary_and_samples(tracked, capsys):
     result, folder = tracked("condition=ps", "sampler.num_steps=1", "sampler.num_blocks=4", "dataset.limit=4")
     assert f"wandb sync {folder}" in capsys.readouterr().err
     identity = result.folder.name.rpartition("-")[2]
     (run,) = entries(folder, "run")
     assert (run["run_id"], run["run_group"], run["job_type"]) == (f"demo-{identity}", "demo", "ps")
-    assert run["display_name"] == "ps"  # without a command line there is nothing to tell runs of one condition apart
+    assert run["display_name"] == "ps"  # without a command line the name is only the condition
     assert run["tags"] == ["model=hf", "sampler=power_mh", "dataset=arith"]
     config = run["config"]["update"]
     assert config["identity"] == identity
@@ -83,12 +83,13 @@ def test_offline_file_holds_config_metrics_summary_and_samples(tracked, capsys):
     kept = json.loads(inspect(folder, "--summary"))
     assert kept["exit_code"] == 0
     for name, value in result.summary.items():
-        told = kept["summary"].get(name)  # what is null is left out
-        assert told == pytest.approx(value) if isinstance(value, float) else told == value
+        logged = kept["summary"].get(name)  # null values are left out
+        assert logged == pytest.approx(value) if isinstance(value, float) else logged == value
     for end in ("", "_low", "_high"):
         assert kept["summary"][f"running/accuracy{end}"] == pytest.approx(result.summary[f"accuracy{end}"])
     assert kept["summary"]["label"] == "ps"
-    assert not [name for name in kept["summary"] if name.startswith("sample/")]  # one sample's numbers are not the run's
+    # Values of a single sample do not belong in the summary.
+    assert not [name for name in kept["summary"] if name.startswith("sample/")]
     (file,) = folder.glob("files/media/table/*.json")
     table = json.loads(file.read_text())
     assert table["columns"] == list(TABLE_COLUMNS)
@@ -97,11 +98,11 @@ def test_offline_file_holds_config_metrics_summary_and_samples(tracked, capsys):
         assert row["correct"] == (record["verdict"] == "correct")
         assert row["acceptance"] == pytest.approx(record["accepted"] / record["proposals"])
         assert all(row[name] == record[name] for name in ("problem", "answer", "log_p", "text"))
-    holds_the_folder(folder, result.folder, f"records-demo-{identity}")
+    check_artifact(folder, result.folder, f"records-demo-{identity}")
 
 
-def holds_the_folder(folder: Path, run: Path, name: str) -> None:
-    """The last artifact of an offline run is that of the records, and its files are at hand for a later sync."""
+def check_artifact(folder: Path, run: Path, name: str) -> None:
+    """Checks that the last artifact of an offline run is that of the records, and that its files are kept for a sync."""
     artifact = entries(folder, "artifact")[-1]
     assert (artifact["name"], artifact["type"], artifact["aliases"]) == (name, "records", ["latest"])
     assert json.loads(artifact["metadata"])["identity"] == json.loads((run / "run.json").read_text())["identity"]
@@ -127,7 +128,7 @@ def test_tables_and_figures_of_a_probe(tmp_path, folders):
     kept = json.loads(inspect(folder, "--summary"))
     assert (kept["name"], kept["tags"]) == ("probe seed=1", ["model=tiny"])
     assert kept["summary"]["mean_rank"] == 3.0
-    assert "samples" not in kept["summary"]  # a probe's records are no samples
+    assert "samples" not in kept["summary"]  # records of a probe are not samples
     table = json.loads((folder / "files" / kept["summary"]["tables/means"]["path"]).read_text())
     assert table == {"columns": ["layer", "mean"], "data": [[1, None], ["last", 0.5]]}
     assert (folder / "files" / kept["summary"]["figures/ranks"]["path"]).read_bytes() == figure.read_bytes()
@@ -141,7 +142,7 @@ def offline(folder: Path) -> WandbTracker:
     return WandbTracker(project="p", entity=None, mode="offline", folder=str(folder), connect_seconds=9)
 
 
-def test_continued_run_has_the_same_id_and_goes_on_counting(tracked):
+def test_a_resumed_run_has_the_same_id_and_continues_the_count(tracked):
     _, first = tracked("condition=greedy", "dataset.limit=2")
     _, second = tracked("condition=greedy", "dataset.limit=5")
     assert entries(first, "run")[0]["run_id"] == entries(second, "run")[0]["run_id"]
@@ -150,8 +151,8 @@ def test_continued_run_has_the_same_id_and_goes_on_counting(tracked):
     assert counted == [[1, 2], [3, 4, 5]]
 
 
-def test_a_killed_run_keeps_what_was_logged_a_moment_before(tmp_path):
-    """W&B's default is to keep 15 s in memory, which a kill would lose."""
+def test_a_killed_run_keeps_recently_logged_data(tmp_path):
+    """By default W&B keeps 15 s of data in memory, which a kill would lose."""
     script = tmp_path / "killed.py"
     script.write_text("""
 import os, signal, time
@@ -170,7 +171,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [entry["item"]["finished"] for entry in entries(folder, "history")] == [1, 2, 3, 4, 5]
 
 
-def test_without_login_it_is_offline_and_asks_nobody(tracked, monkeypatch, tmp_path, capsys):
+def test_without_login_it_is_offline_and_does_not_prompt(tracked, monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
@@ -181,7 +182,7 @@ def test_without_login_it_is_offline_and_asks_nobody(tracked, monkeypatch, tmp_p
     assert folder.is_dir()
 
 
-def test_an_unreachable_server_is_waited_for_briefly_and_then_done_without(command, tmp_path):
+def test_with_an_unreachable_server_the_run_continues_offline_after_a_short_wait(command, tmp_path):
     done = command("dflash_mcmc", "condition=greedy", "dataset.limit=2", "tracker.connect_seconds=1", WANDB_MODE="online",
                    WANDB_API_KEY="f" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
     assert done.returncode == 0, done.stderr

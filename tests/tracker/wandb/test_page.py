@@ -1,4 +1,4 @@
-"""`launchers/dashboard.py` against a server on this machine: what it makes there, and one line where it cannot."""
+"""`launchers/dashboard.py` with a server on this machine: the page and report that it creates, and errors of one line."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tests.tracker.loopback import Artifact, Loopback, Run
 
 @pytest.fixture
 def server():
-    """Has two tracked runs of the experiment `demo`, one of them with the figures of a probe."""
+    """A server with two tracked runs of the experiment `demo`. One of them has figures of a probe."""
     with Loopback() as server:
         logged = {"ps": {"accuracy": 0.5, "samples": {"_type": "table-file"}},
                   "ranks": {"figures/ranks": {"_type": "image-file"}, "tables/ranks": {"_type": "table-file"}}}
         for name, summary in logged.items():
-            told = {"displayName": name, "groupName": "demo", "jobType": name, "tags": []}
-            server.runs["p", name] = Run("p", name, name, told, summary=summary)
+            labels = {"displayName": name, "groupName": "demo", "jobType": name, "tags": []}
+            server.runs["p", name] = Run("p", name, name, labels, summary=summary)
         yield server
 
 
 @pytest.fixture
 def dashboard(tmp_path):
-    """Runs the launcher: dashboard(environment, "--experiment", "demo")."""
+    """A function that runs the launcher: dashboard(environment, "--experiment", "demo")."""
     def run(environment: dict[str, str], *arguments: str, program: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
         absent = dict.fromkeys(name for name in os.environ if name.startswith("WANDB_"))
         return processes.run([*(program or [ROOT / "launchers/dashboard.py"]), "--project", "p", *arguments], tmp_path, 120,
@@ -52,11 +52,11 @@ from launchers import dashboard
 page._TIMEOUT = 2
 dashboard.main()
 """
-"""The launcher, but that it waits for an answer of the server for two seconds."""
+"""The launcher with a timeout of two seconds for answers of the server."""
 
 
 def spec_of(server: Loopback) -> dict:
-    """The one page that the server has."""
+    """The specification of the only page on the server."""
     (view,) = server.views.values()
     return json.loads(view["spec"])["section"]
 
@@ -80,8 +80,8 @@ def test_the_page_and_the_report_of_local_runs(server, dashboard, make_config, t
     assert server.unknown == []
 
     report = server.run("report-demo")
-    assert (report.told["groupName"], report.told["jobType"]) == ("demo", "report")
-    assert server.artifacts["a"].used_by == ["report-demo"]  # what the report is made of
+    assert (report.labels["groupName"], report.labels["jobType"]) == ("demo", "report")
+    assert server.artifacts["a"].used_by == ["report-demo"]  # the report uses the records
     assert f"records-demo-{unknown}:latest is not in W&B" in done.stderr
     paired = json.loads(report.files[report.summary["report/paired"]["path"]])
     assert paired["columns"] == (tmp_path / "o/demo/report/tables/paired.csv").read_text().splitlines()[0].split(",")
@@ -113,14 +113,14 @@ def test_the_page_and_the_report_of_local_runs(server, dashboard, make_config, t
 
     again = dashboard(environment, "--experiment", "demo", "--outputs", "outputs")
     assert (again.returncode, again.stdout, len(server.views)) == (0, done.stdout, 1)  # the same page
-    assert '"config:sampler.value.num_steps"' in json.dumps(spec_of(server))  # anew
+    assert '"config:sampler.value.num_steps"' in json.dumps(spec_of(server))  # the page is updated
     server.views.clear()
     anew = dashboard(environment, "--experiment", "demo")
     assert "cannot be opened; creating a new page" in anew.stderr
     assert len(server.views) == 1
 
 
-def test_what_it_cannot_do_is_one_line(server, dashboard, tmp_path):
+def test_errors_have_one_line(server, dashboard, tmp_path):
     environment = server.environment(tmp_path)
     for given, arguments, said in (
         ({}, [], "error: not logged in to W&B: run wandb login"),
@@ -134,8 +134,8 @@ def test_what_it_cannot_do_is_one_line(server, dashboard, tmp_path):
     assert not server.views
 
 
-def test_the_page_reads_what_the_tracker_writes(make_config):
-    """Names of the summary, of the history and of the configuration, held against those of a run."""
+def test_the_page_uses_the_names_that_the_tracker_writes(make_config):
+    """Compares names of the summary, the history and the configuration with those of a run."""
     result = execute(make_config("condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2"))
     sent = {}
 
