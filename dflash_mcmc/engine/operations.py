@@ -13,6 +13,7 @@ from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.rows import DrawnTokens
 from dflash_mcmc.engine.slot_memory import SlotMemory
 from dflash_mcmc.engine.slots import Slot, reading_cost
+from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
 from dflash_mcmc.ops import Draw, Operation, Score, grid_origin
 from dflash_mcmc.types import Trajectory
@@ -33,7 +34,7 @@ class Operations:
         stop_ids: tokens that end a generation.
     """
 
-    def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation | None, options: Options,
+    def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation[Drafter] | None, options: Options,
                  stop_ids: Collection[int]):
         self._memory, self._loop, self._speculation = memory, loop, speculation
         self._options, self._stop_ids = options, stop_ids

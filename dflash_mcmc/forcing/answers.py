@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -83,4 +83,5 @@ def _greedy(config: Config, model: LanguageModel, work: Work, prompts: dict[str,
 
     for done in engine.run((unit, chain(prompts[unit.problem])) for unit in work):
         tokens = np.empty(0, np.int64) if done.result is None else done.result.trajectory.tokens
-        yield done.tag, Answer(prompts[done.tag.problem], tokens, done.failure)
+        asked = cast("Unit", done.tag)
+        yield asked, Answer(prompts[asked.problem], tokens, done.failure)

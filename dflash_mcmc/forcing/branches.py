@@ -8,7 +8,7 @@ own continuation alone (the tree attention of SpecInfer, arXiv 2305.09781, secti
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +33,8 @@ class Tree:
     def __init__(self, model: LanguageModel, cache: Cache, length: int):
         self._model, self._length = model, length
         self._attention = attention.implementation("auto", model.device, model.dtype)
-        layers = [_BranchLayer(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in cache.layers]
-        self._cache = Cache(layers=layers)
+        known: Any = cache.layers
+        self._cache = Cache(layers=[_BranchLayer(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in known])
         self._paths: list[tuple[int, ...]] = []
 
     def __len__(self) -> int:
@@ -141,6 +141,8 @@ class _BranchLayer(CacheLayerMixin):
     """Keys and values of a prefix, which are only looked at, and those of what follows it."""
 
     is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor):
         super().__init__()

@@ -123,7 +123,7 @@ class _DraftConfig:
             self.top = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except ValueError as error:
             raise ConfigError(_FIELD, str(folder), f"a folder whose config.json is JSON ({error})") from error
-        self.own = self.top.get("dflash_config") or {} if isinstance(self.top, dict) else None
+        self.own: Any = self.top.get("dflash_config") or {} if isinstance(self.top, dict) else None
         if not isinstance(self.own, dict):
             self.refuse("has a config.json that is no mapping, or whose dflash_config is none", "the published layout")
 

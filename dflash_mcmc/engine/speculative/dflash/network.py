@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
@@ -84,7 +85,8 @@ class DFlash(torch.nn.Module):
             Keys, normed and rotated, and values: each (layers, rows, key heads, m, head_dim).
         """
         rotation = self.rotation(positions, context.dtype)
-        pairs = [layer.self_attn.keys_values(context, rotation) for layer in self.layers]
+        layers = cast("list[DraftLayer]", list(self.layers))
+        pairs = [layer.self_attn.keys_values(context, rotation) for layer in layers]
         keys, values = zip(*pairs, strict=True)
         return torch.stack(keys), torch.stack(values)
 
