@@ -19,7 +19,7 @@ from dflash_mcmc.ops import Draw, Operation, Score, grid_origin
 from dflash_mcmc.types import Trajectory
 
 
-class NotNumbers(ArithmeticError):
+class UnusableLogits(ArithmeticError):
     """The logits of an operation are not numbers."""
 
 
@@ -41,7 +41,7 @@ class Operations:
         self._runner, self._grid = memory.runner, memory.runner.grid
 
     def answer(self, slot: Slot, row: int, operation: Operation) -> Trajectory | None:
-        """The answer; None for a draw that needs decode steps, which has then begun. Raises NotNumbers."""
+        """The answer; None for a draw that needs decode steps, which has then begun. Raises UnusableLogits."""
         if isinstance(operation, Score):
             return self._score(slot, row, operation)
         uniforms = uniforms_of(operation)
@@ -104,7 +104,7 @@ class Operations:
         found = scoring.scores(self._runner, self._memory.cache, row, score, sequence)
         if found is None:
             self._memory.cache.clear(row)
-            raise NotNumbers
+            raise UnusableLogits
         slot.held = sequence[:-1]
         slot.charge(token_forwards=len(given), blocks_drafted=self._blocks(score, start + 1, len(sequence)))
         return trajectory.extended(given, *found, int(given[-1]) in self._stop_ids)

@@ -51,12 +51,12 @@ def commit(state: Rows, offer: Offer, stops: torch.Tensor, floors: bool) -> torc
     ends = (kind != Status.LIVE) & offered
     ended, at = ends.any(dim=1), ends.long().argmax(dim=1)
     found = torch.where(ended, kind.gather(1, at[:, None])[:, 0], Status.LIVE)
-    behind = torch.where(ended, at + (found != Status.FAILED), offer.last + 1)
-    gained = offered & (slot < behind[:, None]) & live[:, None]
+    following = torch.where(ended, at + (found != Status.FAILED), offer.last + 1)
+    gained = offered & (slot < following[:, None]) & live[:, None]
     count = gained.sum(dim=1)
     _keep(state, offer, gained)
     if floors:
-        last = weight.gather(1, (behind - 1).clamp(min=0)[:, None])[:, 0]
+        last = weight.gather(1, (following - 1).clamp(min=0)[:, None])[:, 0]
         state.weight[:batch] = torch.where(count > 0, last, state.weight[:batch])
     state.position[:batch] += count
     state.rounds[:batch] += live
