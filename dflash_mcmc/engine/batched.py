@@ -104,6 +104,10 @@ class BatchedEngine:
         """What the engine has done so far."""
         return self._meter.counters
 
+    def reset_counters(self) -> None:
+        """Sets the counters to zero."""
+        self._meter.counters = Counters()
+
     def run(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished]:
         """Yields chains as they end. `chains` are (tag, generator) pairs, taken a few ahead of the free slots."""
         return (done for done in self.steps(chains) if done is not None)
