@@ -1,4 +1,4 @@
-"""Laws on the tabular model written out from their definitions, sharing no code with what they check."""
+"""Laws on the tabular model, written from their definitions. They share no code with what they check."""
 
 from __future__ import annotations
 

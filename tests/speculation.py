@@ -1,4 +1,4 @@
-"""Exact laws of draws that are carried out block by block, on tables."""
+"""Exact laws of draws that are carried out block by block, on tabular models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRAFTS = {
 }
 SMALL = TabularModel(3, (0,), seed=3, scale=1.5)
 DRAFTS |= {"small": TabularDraft(3, 2, seed=2), "small_sequential": TabularDraft(3, 2, sequential=True, seed=5)}
-"""For laws over several blocks and for mistakes, where a fourth token would cost minutes."""
+"""For laws over several blocks and for mutants, where a fourth token would cost minutes."""
 LAWS = {
     "temperature": SamplingParams(0.8),
     "filters": SamplingParams(1.2, top_k=3, top_p=0.9, min_p=0.05),
@@ -46,7 +46,7 @@ def speculative_error(speculation: Speculation, law: SamplingParams, horizon: in
 
 
 def differing(speculation: Speculation, law: SamplingParams, num_seeds: int, horizon: int = 6) -> int:
-    """Of so many seeds, those whose tokens are not those of drawing token by token."""
+    """The number of seeds whose tokens differ from those of drawing token by token."""
     speculative, plain = TabularEngine(MODEL, None, speculation), TabularEngine(MODEL)
     count = 0
     for seed in range(num_seeds):

@@ -30,7 +30,7 @@ FAMILIES = tuple(_FAMILIES)
 
 
 def random_model(family: str = "qwen3", sharpness: float = 4.0, **changes) -> torch.nn.Module:
-    """Float32, in eval mode; `sharpness` scales the head so that laws are neither flat nor certain; `changes` of the config.
+    """Float32, in eval mode; `sharpness` scales the head so that laws are neither flat nor certain; `changes`: of the config.
 
     Norm weights are random as well: with ones, a norm that is left out or applied twice would hardly show.
     """

@@ -144,7 +144,7 @@ def run(subject: Subject, sampler: object, slots: int, num_chains: int, options:
             yield number, sampler.chain(prompt, horizon, Key(0).fold_in("bench", number))
 
     list(engine.run((number, temperature(1.0).chain(subject.prompts[0], 2, Key(number))) for number in range(min(slots, 8))))
-    engine.counters = Counters()
+    engine.reset_counters()
     started = time.perf_counter()
     done = list(tqdm(engine.run(chains()), total=num_chains, desc=f"{subject.name} {label}", unit="chain", mininterval=1.0,
                      leave=False))
