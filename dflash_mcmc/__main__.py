@@ -18,7 +18,6 @@ from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program, ranks
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.run import estimate
 from dflash_mcmc.run.build import first_prompt
 
@@ -56,7 +55,7 @@ def _main(arguments: list[str]) -> None:
         config = to_config(composed)
         result = _run(config)
         if not ranks.rank() and not result.num_left:
-            folders["run" if name_of(config.probe) == "none" else "probe"].append(result.folder)
+            folders["run" if config.probe.is_null else "probe"].append(result.folder)
         return result, sweeps.objective_of(config.objective, result.summary)
 
     outcomes = sweeps.SweepOutcomes(command.sweep) if command.sweep else None
@@ -100,7 +99,7 @@ def _check_problems(jobs: list[Job]) -> None:
 
 def _run(config: Config) -> RunResult:
     """Runs what a configuration asks for, and tells it in a line."""
-    probes = name_of(config.probe) != "none"
+    probes = not config.probe.is_null
     if probes:
         from dflash_mcmc.run.probing import execute
     else:

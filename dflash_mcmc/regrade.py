@@ -92,8 +92,7 @@ def grader_config(overrides: Sequence[str]) -> Config:
     command.prepare()
     with initialize_config_dir(str(command.config_folder()), version_base="1.3"):
         config = to_typed(command.compose_checked("config", list(overrides)), Config)
-    if hasattr(config.grader, "check"):
-        config.grader.check(config)
+    config.grader.check(config)
     return config
 
 

@@ -52,7 +52,7 @@ def _check_draft(config: Config) -> None:
         chosen = ", ".join(f"{group}={name_of(component_of(config, group))}"
                            for group in ("blend", "sampler", "decoder", "probe") if group in used)
         note(f"draft={draft} is left out where nothing uses it: {chosen}")
-        config.draft = next(found.cls() for found in components("draft").values() if found.cls.is_null)
+        config.draft = next(found for found in components("draft").values() if found.cls.is_null).cls()
 
 
 def _check_aggregate(config: Config) -> None:

@@ -24,7 +24,7 @@ from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import PACKAGE, Config, Root, field_of, store_schemas, to_typed, unknown_field, unused
 from dflash_mcmc.config.sweep import Sweep, deferred, points
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import spec_of
+from dflash_mcmc.fields import has_spec, spec_of
 from dflash_mcmc.grid.launcher import PREFIX, Slurm, store_schema, to_launcher
 from dflash_mcmc.registry import GROUPS, components, name_of
 
@@ -282,7 +282,7 @@ def _wrong_value(text: str, config_name: str, overrides: list[str]) -> UserError
     name, _, value = text.lstrip("+~").partition("=")
     composed = _without(name, config_name, overrides)
     found = field_of(name, composed)
-    spec = spec_of(found[0]) if found else None
+    spec = spec_of(found[0]) if found and has_spec(found[0]) else None
     return ConfigError(name, value, spec.describe(found[1]) if spec else "another type")
 
 

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.component import Component
 from dflash_mcmc.errors import UserError, did_you_mean
-from dflash_mcmc.fields import check_bounds, identity, runtime, spec_of
+from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, spec_of
 from dflash_mcmc.registry import GROUPS, load_all, name_of
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
     """The typed object of a composed configuration, each field within its bounds. Raises UserError, of one line."""
     _refuse_unknown_and_missing(composed, cls, "")
     try:
-        config = OmegaConf.to_object(composed)
+        config: Any = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise UserError(" ".join(str(error).split())) from error
     check_bounds(config)
@@ -158,16 +158,17 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
     known = [field.name for field in dataclasses.fields(cls)]
     for key in node:
         if key not in known:
-            raise unknown_field(f"{prefix}{key}", known)
+            raise unknown_field(f"{prefix}{key!s}", known)
     types = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        spec = spec_of(field)
         if field.name not in node or OmegaConf.is_missing(node, field.name):
-            allowed = spec.describe(types[field.name]) if spec else f"an option of the group, {field.name}=..."
+            allowed = (spec_of(field).describe(types[field.name]) if has_spec(field)
+                       else f"an option of the group, {field.name}=...")
             raise UserError(f"{prefix}{field.name}: not given; allowed: {allowed}")
         child = OmegaConf.select(node, field.name)
         if isinstance(child, DictConfig):
-            _refuse_unknown_and_missing(child, OmegaConf.get_type(child), f"{prefix}{field.name}.")
+            kind: Any = OmegaConf.get_type(child)
+            _refuse_unknown_and_missing(child, kind, f"{prefix}{field.name}.")
 
 
 def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) -> UserError:

@@ -40,7 +40,7 @@ def of_file(path: str | None, columns: Iterable[str]) -> list[dict]:
     return rows
 
 
-def of_hub(source: Hub, revision: str, columns: Iterable[str]) -> list[dict]:
+def of_hub(source: Hub, revision: str | None, columns: Iterable[str]) -> list[dict]:
     """Rows of a commit on the hub, each with these columns. Raises UserError."""
     rows = _downloaded(source, revision)
     for number, row in enumerate(rows):
@@ -72,7 +72,7 @@ def _check_columns(row: dict, columns: Iterable[str], where: str) -> None:
 
 
 @cache
-def _downloaded(source: Hub, revision: str) -> tuple[dict, ...]:
+def _downloaded(source: Hub, revision: str | None) -> tuple[dict, ...]:
     import datasets
 
     datasets.disable_progress_bars()

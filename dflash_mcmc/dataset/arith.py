@@ -123,7 +123,8 @@ def make_solution(key: Key, problem: WordProblem) -> str:
 def _draw_problem(stream: Stream, level: int) -> WordProblem | None:
     person, thing = stream.choice(_PEOPLE), stream.choice(_THINGS)
     start = stream.integer(12, 99)
-    count, events = start, []
+    count = start
+    events: list[Event] = []
     while (left := level - sum(event.num_operations for event in events)) > 0:
         event = _draw_event(stream, count, left)
         if event is None:

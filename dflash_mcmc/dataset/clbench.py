@@ -7,7 +7,7 @@ model judges; there is none here, so that it is for probes that go along what th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.data.sources import FromFile
 from dflash_mcmc.errors import ConfigError, UserError
@@ -45,7 +45,7 @@ class ClBench(FromFile):
 
     def problem(self, row: dict, number: int) -> Problem:
         """The task of a row. Raises UserError where it has no conversation."""
-        metadata = row["metadata"] if isinstance(row["metadata"], dict) else {}
+        metadata: dict[str, Any] = row["metadata"] if isinstance(row["metadata"], dict) else {}
         question = _question(row["messages"], number)
         return Problem(metadata.get("task_id"), question, "", subject=metadata.get("context_category"))
 
@@ -53,7 +53,8 @@ class ClBench(FromFile):
 def _question(messages: object, number: int) -> str:
     """The text of a conversation. Raises UserError where it is none, or has no turn of the user."""
     turns = messages if isinstance(messages, list) else []
-    texts = [(turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None) for turn in turns]
+    texts: list[tuple[Any, Any]] = [(turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+                                    for turn in turns]
     if not all(isinstance(text, str) for turn in texts for text in turn) or "user" not in dict(texts):
         raise UserError(f"dataset.path: row {number} has no conversation for its messages; allowed: a list of role and "
                         "content, both texts, with a turn of the user")

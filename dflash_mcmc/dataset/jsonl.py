@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from dflash_mcmc.data.sources import FromFile
 from dflash_mcmc.errors import UserError
@@ -42,7 +43,7 @@ class JsonLines(FromFile):
         return Problem(name, row[self.question_field], _written(row[self.answer_field]), level, subject, solution)
 
 
-def _written(value: object) -> object:
+def _written(value: Any) -> Any:
     """A whole number as its digits. A number with a point stays one, and is refused: how it was written is lost."""
     return str(value) if type(value) is int else value
 

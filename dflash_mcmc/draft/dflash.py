@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.data.checkpoint import Checkpoint
@@ -69,7 +70,7 @@ class DFlashDraft(Draft):
                                      vocab_size=target.vocab_size, num_layers=len(target.layers))
         return DFlashDrafter(_load(str(folder), self.dtype, str(target.device)), target, block_size)
 
-    def _shape_for(self, folder: object) -> int:
+    def _shape_for(self, folder: Path) -> int:
         """The block size, once the checkpoint's config is known to be one of ours."""
         from dflash_mcmc.engine.speculative.dflash import checkpoint
 
@@ -84,8 +85,6 @@ class DFlashDraft(Draft):
 
 @lru_cache(maxsize=1)
 def _load(folder: str, dtype: str, device: str) -> DFlash:
-    from pathlib import Path
-
     import torch
 
     from dflash_mcmc.engine.speculative.dflash import checkpoint

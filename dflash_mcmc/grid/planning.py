@@ -14,7 +14,6 @@ from dflash_mcmc.config.schema import Config
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.store.records import SampleKey, record_files
 
 
@@ -66,7 +65,7 @@ def plan(jobs: Sequence[Job]) -> list[Planned]:
 
 def asked(config: Config) -> frozenset[SampleKey]:
     """Every sample that a run asks for, or unit of a probe. Raises UserError."""
-    if name_of(config.probe) != "none":
+    if not config.probe.is_null:
         return frozenset((unit.problem, unit.chain) for unit in config.probe.units(config))
     return frozenset((problem.id, chain) for problem in config.dataset.problems() for chain in range(config.num_chains))
 

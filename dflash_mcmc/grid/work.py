@@ -19,7 +19,6 @@ from dflash_mcmc.grid.folder import Grid, Point
 from dflash_mcmc.grid.supervise import ENDINGS, die_with_parent
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.program import STOPPED, USER_ERROR, guarded
-from dflash_mcmc.registry import name_of
 
 
 def main(arguments: list[str]) -> None:
@@ -40,7 +39,7 @@ def _work(folder: Path, number: int) -> None:
     config = snapshot.read_point(grid.point_file(number))
     snapshot.check_identity(config, point.digest)
     _remember(point)
-    if name_of(config.probe) != "none":
+    if not config.probe.is_null:
         from dflash_mcmc.run.probing import execute
     else:
         from dflash_mcmc.run.samples import execute

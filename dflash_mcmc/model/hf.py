@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.data import hub
 from dflash_mcmc.data.checkpoint import Checkpoint
@@ -55,14 +55,14 @@ class HFModel(Model):
         """The model on a device, in eval mode. Kept: the jobs of a sweep share it. Raises UserError."""
         return _load(self.path, self._checkpoint().commit(), self.dtype, device)
 
-    def tokenizer(self) -> object:
+    def tokenizer(self) -> Any:
         """The tokenizer alone, without the model's weights. Raises UserError."""
         import transformers
 
         self._checkpoint().check()
         return _pretrained(transformers.AutoTokenizer, self.path, self._checkpoint().commit())
 
-    def prompt(self, tokenizer: object, text: str) -> str:
+    def prompt(self, tokenizer: Any, text: str) -> str:
         """The text that the model is given for a question."""
         if not self.chat:
             return text
@@ -86,7 +86,7 @@ def _load(path: str, revision: str | None, dtype: str, device: str) -> LanguageM
     return LanguageModel(model.to(device).eval(), tokenizer)
 
 
-def _pretrained(kind: type, path: str, revision: str | None, **settings):
+def _pretrained(kind: Any, path: str, revision: str | None, **settings):
     """What transformers loads from a folder or by a hub name. Raises UserError."""
     folder = Path(path).expanduser()
     offline = not folder.is_dir() and not hub.reachable()

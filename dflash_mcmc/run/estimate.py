@@ -79,18 +79,17 @@ def mh_cost(length: float, horizon: int, num_blocks: int, num_steps: int,
 
 def of(config: Config) -> CostEstimate:
     """The estimate of one run. Loads no model. Raises UserError where the problems cannot be counted."""
-    if name_of(config.probe) != "none":
+    if not config.probe.is_null:
         return CostEstimate(len(config.probe.units(config)), None, None)
-    count = getattr(config.dataset, "num_chosen", lambda: len(config.dataset.problems()))
-    samples = count() * config.num_chains
-    if not hasattr(config.sampler, "expected_cost"):
+    samples, of_one = config.dataset.num_chosen() * config.num_chains, token_forwards(config)
+    if of_one is None:
         return CostEstimate(samples, None, None)
-    total = samples * token_forwards(config)
+    total = samples * of_one
     rate = config.hardware.tokens_per_second or config.assumed.tokens_per_second
     return CostEstimate(samples, total, total / rate / 3600 if rate else None)
 
 
-def token_forwards(config: Config) -> float:
+def token_forwards(config: Config) -> float | None:
     """Of one sample: its prompt but for the last token, and one for each token that is drawn, as the engine counts.
 
     Forwards that speculative decoding spends on tokens that are not kept come on top. `hardware.keep_current` is taken to be
@@ -98,8 +97,10 @@ def token_forwards(config: Config) -> float:
     """
     assumed, horizon = config.assumed, config.dataset.max_new_tokens
     cost = config.sampler.expected_cost(assumed.answer_length * horizon, horizon)
+    if cost is None:
+        return None
     proposed = cost.proposed
-    if getattr(config.sampler, "early_reject", "off") != "off":
+    if config.sampler.rejects_early():
         proposed *= assumed.acceptance + (1.0 - assumed.acceptance) * assumed.abandoned_at
     if config.hardware.skip_identical and not cost.scored:  # what is scored anew is not drawn along the state
         proposed *= 1.0 - assumed.identical
@@ -145,17 +146,18 @@ def _row(label: str, estimate: CostEstimate) -> list[str]:
 
 def _notes(config: Config) -> list[str]:
     """What stands behind the numbers of a run."""
-    if name_of(config.probe) != "none":
+    if not config.probe.is_null:
         return [f"probe={name_of(config.probe)}: counted in {config.probe.unit}s, token-forwards are not known before"]
-    if not hasattr(config.sampler, "expected_cost"):
-        return [f"sampler={name_of(config.sampler)}: token-forwards are not known before"]
     assumed, horizon = config.assumed, config.dataset.max_new_tokens
+    cost = config.sampler.expected_cost(horizon, horizon)
+    if cost is None:
+        return [f"sampler={name_of(config.sampler)}: token-forwards are not known before"]
     notes = [f"assumed: prompts of {assumed.prompt_length} tokens, answers of {assumed.answer_length * horizon:.0f} "
              f"(assumed.answer_length={assumed.answer_length:g} of dataset.max_new_tokens={horizon})"]
-    if config.sampler.expected_cost(horizon, horizon).proposed:
+    if cost.proposed:
         notes.append(f"assumed of proposals: acceptance={assumed.acceptance:g}, identical={assumed.identical:g} of the tokens "
                      f"skipped, abandoned_at={assumed.abandoned_at:g} of a proposal that is rejected early")
-    if name_of(config.decoder) != "plain":
+    if not config.decoder.is_null:
         notes.append(f"decoder={name_of(config.decoder)}: counted as plain; drafted tokens that are not kept come on top")
     return [*notes, _hours(config)]
 

@@ -1,15 +1,15 @@
 """A probe measures units and records each, in place of drawing samples: it says why a method works.
 
 It is a component of the group `probe`: it says what its units are, measures those that are pending, and makes numbers, tables
-and figures of the records (see `Probe`). Run folder, resuming, the processes of a launch, progress and tracker are not its
-business.
+and figures of the records (see `dflash_mcmc.probe.Probe`). Run folder, resuming, the processes of a launch, progress and
+tracker are not its business.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.schema import Config
@@ -20,10 +20,6 @@ from dflash_mcmc.run.samples import RunResult, describe
 from dflash_mcmc.run.tracking import Tracking
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.store.folder import RunStore
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _POLL_SECONDS = 0.5
 
@@ -67,32 +63,6 @@ class Summary(NamedTuple):
     """By name, rows with the same keys: printed, in `summary.json`, and a CSV file each."""
     data: dict[str, list[dict]]
     """The same for CSV files alone: what figures are drawn from."""
-
-
-class Probe(Protocol):
-    """What a component of the group has, beside its fields. `needs_draft` and `check(config)` are as in the other groups."""
-
-    uses: tuple[str, ...]
-    """Groups that the records come from, `grader` too where it grades. Only these are checked, loaded and part of the
-    identity; a value given on the command line for another is refused."""
-    unit: str
-    """What a unit is called."""
-
-    def units(self, config: Config) -> list[Unit]:
-        """All units that are asked for, in the order of the reports. Loads no model."""
-
-    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """The record of each unit that `work` gives, as it is done, in any order: JSON values, without problem and chain.
-
-        A record but for its times is a function of identity and unit alone, whatever was measured before or beside it: its
-        random numbers have keys of its own. What is refused with a UserError is refused before the first record.
-        """
-
-    def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """From records alone, which come in the order of `units`; at least one."""
-
-    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """By name: each becomes a PNG and an SVG. Made with matplotlib's Figure, not with pyplot, whose state is global."""
 
 
 def execute(config: Config) -> RunResult:

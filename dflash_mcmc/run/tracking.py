@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.config.identity import plain
-from dflash_mcmc.config.schema import Config, groups_of
+from dflash_mcmc.config.schema import Config, component_of, groups_of
 from dflash_mcmc.errors import note
 from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.process import ranks
@@ -49,9 +49,8 @@ class Tracking:
 
     def __init__(self, store: RunStore, config: Config, digest: str, metrics: Callable[[dict], dict[str, float]]):
         self._store, self._config, self._digest, self._metrics = store, config, digest, metrics
-        name = name_of(config.tracker)
-        self._active = not ranks.rank() and name != "none"
-        self._key = config.tracker.key() if hasattr(config.tracker, "key") else name
+        self._active = not ranks.rank() and not config.tracker.is_null
+        self._key = config.tracker.key()
         self._running, self._tracker, self._complete = RunningAccuracy(), None, False
         self._seen, self._tried = 0, -math.inf
         self._told: Counter[int] = Counter()
@@ -180,8 +179,8 @@ def tags(config: Config) -> tuple[str, ...]:
     """`dataset=arith`, `model=tiny`, ...: what the outputs come from, in the words of the command line."""
     chosen = _hydra().runtime.choices if _hydra() else {}
     groups = [group for group in groups_of(config) if group != "grader"]
-    names = {group: name_of(getattr(config, group)) for group in groups}
-    return tuple(f"{group}={chosen.get(group, name)}" for group, name in names.items() if name not in ("none", "plain"))
+    parts = {group: component_of(config, group) for group in groups}
+    return tuple(f"{group}={chosen.get(group, name_of(part))}" for group, part in parts.items() if not part.is_null)
 
 
 def _hydra() -> HydraConf | None:
@@ -208,7 +207,7 @@ def _in_label(config: Config, group: str, option: str) -> bool:
     if config.condition.name:
         return group in ("probe", "blend", "sampler")
     # An option can be one of several that name the same component: draft=tiny is a dflash.
-    return group in ("probe", "blend", "draft", "sampler", "decoder") and option == name_of(getattr(config, group))
+    return group in ("probe", "blend", "draft", "sampler", "decoder") and option == name_of(component_of(config, group))
 
 
 def _short(value: str) -> str:

@@ -181,11 +181,12 @@ class PowerMH(Sampler):
         if cut >= path.length:
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
-        along, floor = path, self.floor(path, horizon, cut, log_uniform)
+        along: Trajectory | None = path
+        floor = self.floor(path, horizon, cut, log_uniform)
         if self.rescore:
             path, along = (yield Score(path.prefix(cut), path.tokens[cut:], self.law(), self.source())), None
         proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), along, floor)
-        if not proposal.complete(horizon):
+        if floor is not None and not proposal.complete(horizon):
             bound = floor.bound(self.log_weight(proposal, cut, None), proposal.length)
             return MetropolisStep(path, cut, proposal.length, bound, "abandon")
         log_ratio = self.log_ratio(path, proposal, cut)

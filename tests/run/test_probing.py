@@ -13,6 +13,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.probed import csv_of, overall
 from dflash_mcmc.run.probing import Summary, Unit, execute
@@ -22,7 +23,7 @@ PROBES = [component.cls for component in components("probe").values() if compone
 
 
 @dataclass(slots=True, kw_only=True)
-class Lengths:
+class Lengths(Probe):
     """Lengths of questions, from the last to the first."""
 
     times: int = identity("factor", ge=1)

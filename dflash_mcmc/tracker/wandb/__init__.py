@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
@@ -120,7 +120,7 @@ class WandbRun:
         """Logs tables and figures, and the folder's records, configuration and tables as a version of an artifact."""
         import wandb
 
-        shown = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
+        shown: dict[str, Any] = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
         shown.update({f"figures/{path.stem}": wandb.Image(str(path)) for path in figures})
         if shown:
             self._log(shown)
