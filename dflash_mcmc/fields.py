@@ -1,7 +1,7 @@
-"""How a configuration field says what it means: its role, its meaning and what is allowed. Values live in `conf/`.
+"""Declaration of configuration fields: role, meaning and allowed values. Values are in `conf/`.
 
-Every field of every component is either `identity` (it can change an output, so it is part of the run's identity) or
-`runtime` (how, where or how much: the same outputs come out). A test fails on a field that is neither.
+Every field of every component is either `identity` (it can change an output, so that it is part of the run's identity) or
+`runtime` (it changes how, where or how much is computed, and no output). A test fails on a field that is neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORDS: dict[object, str] = {int: "a whole number", float: "a number", str: "a t
 
 
 class Spec(NamedTuple):
-    """What a field's metadata holds. Bounds are for numbers; `choices` for strings."""
+    """The metadata of a field. Bounds apply to numbers, `choices` to strings."""
 
     role: str
     help: str
@@ -32,7 +32,7 @@ class Spec(NamedTuple):
     choices: tuple[str, ...] | None = None
 
     def describe(self, field_type: object) -> str:
-        """What is allowed, in words: `a number > 0`, `one of 'A', 'B'`, `a whole number or null`."""
+        """The allowed values in words: `a number > 0`, `one of 'A', 'B'`, `a whole number or null`."""
         inner, optional = _strip_optional(field_type)
         if self.choices:
             return "one of " + ", ".join(repr(choice) for choice in self.choices) + (" or null" if optional else "")
@@ -62,7 +62,7 @@ def identity(help: str, **bounds: Any) -> Any:
 
 
 def runtime(help: str, **bounds: Any) -> Any:
-    """A field that cannot change any output, but for rounding: only where, how fast or how many."""
+    """A field that changes no output except for rounding, only where, how fast or how many."""
     return dataclasses.field(default=MISSING, metadata={"spec": Spec("runtime", help, **bounds)})
 
 

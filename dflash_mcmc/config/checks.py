@@ -37,7 +37,7 @@ def _check_condition(config: Config) -> None:
 
 
 def _check_draft(config: Config) -> None:
-    """A draft is there where one is needed. One that nothing uses is left out, and told: some points of a sweep do without.
+    """Checks that a needed draft is configured. Leaves out, with a note, one that nothing uses: sweeps have such points.
 
     Raises ConfigError.
     """

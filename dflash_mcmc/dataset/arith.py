@@ -21,7 +21,7 @@ from dflash_mcmc.types import Problem
 
 LEVELS = (1, 2, 3, 4, 5)
 NUM_TEST_BUCKETS = 16
-"""One in so many problems belongs to the test split, by a hash of its numbers and operations."""
+"""Number of hash buckets of a problem's numbers and operations; one bucket is the test split."""
 
 NUM_TEST_PROBLEMS = 300
 _TEST_SEED = 2026

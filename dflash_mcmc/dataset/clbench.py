@@ -1,7 +1,7 @@
 """CL-bench: tasks with contexts of 20,000 to 160,000 characters that have to be learnt from (Tencent Hunyuan).
 
-Its licence is for evaluation alone: no row of it is part of this repository. An answer is graded by rubrics, which a language
-model judges; there is none here, so that it is for probes that go along what the target says by itself.
+Its licence allows evaluation alone: no row of it is part of this repository. A language model judges an answer by rubrics.
+There is no such judge here, so that the dataset is for probes that teacher-force the target's own answers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class ClBench(FromFile):
     category of the context.
     """
 
-    path: str | None = runtime("JSON Lines file with messages and metadata.task_id; needed, since where it lies on the hub "
-                               "is not known")
+    path: str | None = runtime("JSON Lines file with messages and metadata.task_id; needed, since its place on the hub is "
+                               "not known")
 
     required = ("messages", "metadata")
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that nothing is graded. Raises ConfigError."""
         from dflash_mcmc.config.schema import groups_of
 
         if "grader" in groups_of(config):

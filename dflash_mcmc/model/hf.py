@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 class HFModel(Model):
     """Any transformers causal language model with full attention: a folder, or a name on the hub."""
 
-    path: str = runtime("folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; what is in it is part of the "
-                        "identity, where it lies is not")
+    path: str = runtime("folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; its content is part of the "
+                        "identity, its place is not")
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
     dtype: str = identity("precision of weights and activations; auto = the checkpoint's own",
                           choices=("auto", "float32", "bfloat16", "float16"))
-    chat: bool = identity("ask through the tokenizer's chat template; false gives the bare text")
+    chat: bool = identity("format the prompt with the tokenizer's chat template; false sends the bare text")
     enable_thinking: bool = identity("passed to the chat template; false closes the think block of Qwen3")
 
     def check(self, config: Config) -> None:
-        """A path that looks like a folder must be one. Raises ConfigError."""
+        """Checks that a path that looks like a folder is one. Raises ConfigError."""
         self._checkpoint().check()
 
     def num_layers(self) -> int | None:
-        """Of the checkpoint's config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
+        """Number of layers in config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
         values = self._checkpoint().config()
         return None if values is None else values.get("num_hidden_layers") or values.get("n_layer")
 
     def fingerprint(self) -> str:
-        """Of what is in the checkpoint; see `Checkpoint.fingerprint`."""
+        """Hash of the checkpoint's content; see `Checkpoint.fingerprint`."""
         return self._checkpoint().fingerprint()
 
     def canonical(self, config: Config) -> dict[str, object]:
@@ -63,7 +63,7 @@ class HFModel(Model):
         return _pretrained(transformers.AutoTokenizer, self.path, self._checkpoint().commit())
 
     def prompt(self, tokenizer: Any, text: str) -> str:
-        """The text that the model is given for a question."""
+        """The text that the model receives for a question."""
         if not self.chat:
             return text
         if not getattr(tokenizer, "chat_template", None):
