@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.blend import Blend
 
 
 class SamplingParams(NamedTuple):
@@ -112,12 +109,12 @@ def grid_slot(number: int, block_size: int) -> int:
     return number % block_size
 
 
-def grid_origin(blend: Blend, path: Trajectory) -> int:
+def grid_origin(blend: object, path: Trajectory) -> int:
     """The position at which the first block starts, for an operation on `path`: that of the first generated token.
 
-    Under a blend that restarts the grid it is where the operation starts.
+    Under a blend with `grid=cut` it is where the operation starts.
     """
-    return len(path.prompt) + (path.length if blend.restarts_grid() else 0)
+    return len(path.prompt) + (path.length if getattr(blend, "grid", "absolute") == "cut" else 0)
 
 
 Operation: TypeAlias = Draw | Score

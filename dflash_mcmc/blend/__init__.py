@@ -15,13 +15,6 @@ if TYPE_CHECKING:
 Hidden = TypeVar("Hidden", "torch.Tensor", "np.ndarray")
 
 
-def no_blend() -> Blend:
-    """The blend that changes nothing."""
-    from dflash_mcmc.blend.none import NoBlend
-
-    return NoBlend()
-
-
 class Blend(Component):
     """Base class of blends. A leaf needs `mix`, and `tapped_layers` where it reads layers of the target."""
 

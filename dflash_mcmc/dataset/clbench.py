@@ -47,7 +47,8 @@ class ClBench(FromFile):
         """The task of a row. Raises UserError where it has no conversation."""
         metadata: dict[str, Any] = row["metadata"] if isinstance(row["metadata"], dict) else {}
         question = _question(row["messages"], number)
-        return Problem(metadata.get("task_id"), question, "", subject=metadata.get("context_category"))
+        task: Any = metadata.get("task_id")  # one that is no text is refused with the problems
+        return Problem(task, question, "", subject=metadata.get("context_category"))
 
 
 def _question(messages: object, number: int) -> str:

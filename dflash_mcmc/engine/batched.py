@@ -22,7 +22,6 @@ from collections.abc import Hashable, Iterable, Iterator
 import numpy as np
 import torch
 
-from dflash_mcmc.blend import Blend
 from dflash_mcmc.engine import attention, graphs, scoring
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.draws import is_abandoned, uniforms_of, until_abandoned, with_floor
@@ -59,7 +58,7 @@ class BatchedEngine:
         drafter: a draft that the blend mixes in, or that laws are drawn from; None where neither asks one.
     """
 
-    def __init__(self, model: LanguageModel, blend: Blend, num_slots: int, max_length: int, options: Options = DEFAULTS,
+    def __init__(self, model: LanguageModel, blend: object, num_slots: int, max_length: int, options: Options = DEFAULTS,
                  prompt_length: int | None = None, speculation: Speculation | None = None,
                  drafter: Drafter | None = None):
         if model.max_positions is not None and max_length > model.max_positions:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.blend import Blend
 from dflash_mcmc.engine import attention
 from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.cache import SlotCache
@@ -60,12 +59,12 @@ class ModelRunner:
     tokens_a_step = 1
     """Tokens that a row can gain in a step."""
 
-    def __init__(self, model: LanguageModel, blend: Blend, attention: str, length: int, key_step: int, prefill_chunk: int,
+    def __init__(self, model: LanguageModel, blend: object, attention: str, length: int, key_step: int, prefill_chunk: int,
                  drafter: Drafter | None = None):
         self.model, self.blend, self.attention, self.drafter = model, blend, attention, drafter
         self.grid: BlockGrid | None = None
         """What the draft says of every token; set where a blend or a law asks it."""
-        self.on_grid = blend.needs_draft
+        self.on_grid = getattr(blend, "needs_draft", False)
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
         self._blended_layers = blend.tapped_layers(len(model.layers))
         self._last_layer = len(model.layers) - 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dflash_mcmc.blend import Blend
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.dflash.network import block_pass
@@ -29,7 +28,7 @@ class ReferenceEngine:
         drafter: that the blend mixes in, or that laws are drawn from; its network is used, nothing else.
     """
 
-    def __init__(self, model: torch.nn.Module, parts: LanguageModel, blend: Blend, drafter: DFlashDrafter | None = None):
+    def __init__(self, model: torch.nn.Module, parts: LanguageModel, blend: object, drafter: DFlashDrafter | None = None):
         self.model, self.parts, self.blend, self.drafter = model, parts, blend, drafter
         self._origin = 0
 
@@ -72,7 +71,7 @@ class ReferenceEngine:
         # A head product for each term: mixing logits, where the batched engine mixes hidden states.
         base = output.logits[0, -1].double()
         drafted = self._drafted(path, tokens, output.hidden_states, base) if self.drafter else None
-        parts = [drafted] if self.blend.needs_draft else [head(state).double() for state in states]
+        parts = [drafted] if getattr(self.blend, "needs_draft", False) else [head(state).double() for state in states]
         blended = self.blend.mix(base, parts, lambda _: head(norm(states[0])).double())
         if source == "draft" and not self._slot(path):
             drafted = blended

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dflash_mcmc.blend import Blend
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.oracle import exact_law
@@ -72,7 +71,7 @@ class TabularEngine:
         draft: that the blend mixes in, or that laws are drawn from.
     """
 
-    def __init__(self, model: TabularModel, blend: Blend | None = None, speculation: Speculation | None = None,
+    def __init__(self, model: TabularModel, blend: object | None = None, speculation: Speculation | None = None,
                  draft: TabularDraft | None = None):
         self.model, self.blend, self.speculation = model, NoBlend() if blend is None else blend, speculation
         self.draft, self._origin = draft, 0
@@ -180,7 +179,7 @@ class TabularEngine:
         drafted = self.draft.logits(prefix[: len(prefix) - slot + 1], (0,) * (slot - 1)) if slot else last
         if source == "draft" and slot:
             return drafted
-        if self.blend.needs_draft:
+        if getattr(self.blend, "needs_draft", False):
             parts = [drafted]
         else:
             parts = [self.model.logits(prefix, "tapped") for _ in self.blend.tapped_layers(1)]

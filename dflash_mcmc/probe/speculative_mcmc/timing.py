@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dflash_mcmc.blend import no_blend
+from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.forcing.sequences import NotNumbers
@@ -60,7 +60,7 @@ class Timing:
             times.append(own)
             return ChainResult(drawn)
 
-        engine = BatchedEngine(self._model, no_blend(), self._rows, len(answer.prompt) + anchor + 1 + n, self._options,
+        engine = BatchedEngine(self._model, NoBlend(), self._rows, len(answer.prompt) + anchor + 1 + n, self._options,
                                drafter=drafter)
         ended = list(engine.run((row, chain(row)) for row in range(self._rows)))
         if any(done.result is None for done in ended):
