@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
@@ -37,11 +37,11 @@ class WandbTracker(Tracker):
     project: str = runtime("project in the dashboard")
     entity: str | None = runtime("user or team; null takes the user's default")
     mode: str = runtime("auto = online when logged in, otherwise offline; offline", choices=("auto", "offline"))
-    folder: str = runtime("folder below which wandb/ is made")
-    connect_seconds: float = runtime("longest wait for the server before going on offline", gt=0)
+    folder: str = runtime("parent folder of wandb/")
+    connect_seconds: float = runtime("longest wait for the server, in seconds, before the run continues offline", gt=0)
 
     def key(self) -> str:
-        """What has been told is noted under this: the agent of a W&B sweep gives a run of its own, which was told nothing."""
+        """Key of the logged part. The agent of a W&B sweep opens a run of its own, to which nothing has been logged."""
         return f"wandb/{os.environ['WANDB_RUN_ID']}" if "WANDB_SWEEP_ID" in os.environ else "wandb"
 
     def start(self, info: RunInfo) -> WandbRun:
@@ -88,8 +88,8 @@ class WandbTracker(Tracker):
 class WandbRun:
     """An open run.
 
-    SLURM ends a job with a SIGTERM to each of its processes, and W&B's own, which writes and sends, dies of it. While this one
-    has its grace time another is started, and what the dead one may have kept to itself is told again.
+    SLURM ends a job with a SIGTERM to each of its processes. W&B's own process, which writes and sends, dies of it. During the
+    grace time another one is started, and the metrics that the dead one may not have written are logged again.
     """
 
     def __init__(self, open_run: Callable[[], wandb.Run], info: RunInfo, mode: str, why: str):
@@ -120,7 +120,7 @@ class WandbRun:
         """Logs tables and figures, and the folder's records, configuration and tables as a version of an artifact."""
         import wandb
 
-        shown = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
+        shown: dict[str, Any] = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
         shown.update({f"figures/{path.stem}": wandb.Image(str(path)) for path in figures})
         if shown:
             self._log(shown)
@@ -141,7 +141,7 @@ class WandbRun:
         self._outlive(lambda: self._run.finish(exit_code=exit_code))
 
     def _outlive(self, call: Callable[[], None]) -> None:
-        """Calls, again with a new process where this one was asked to end and W&B's is dead."""
+        """Calls, and calls again with a new W&B process where this process was asked to end and W&B's is dead."""
         try:
             call()
         except Exception:
