@@ -46,8 +46,9 @@ test-slurm: $(READY)  ## the tests that start a SLURM cluster on this machine, w
 bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
 	$(BIN)/python -m dflash_mcmc.bench
 
-lint: $(READY)  ## style and errors that can be seen without running
+lint: $(READY)  ## style, types and errors that can be seen without running
 	$(BIN)/ruff check dflash_mcmc launchers tests
+	$(BIN)/mypy
 
 house: $(READY)  ## the layout in numbers, and their limits
 	$(BIN)/python -m tests.house --check

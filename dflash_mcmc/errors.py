@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: each is one line, and none shows a traceback unless it is asked for."""
+"""Errors that the user can fix: each is one line, and shows a traceback only on request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """One line that says what is wrong and what would be right. The process ends with exit code 2."""
+    """One line that names the mistake and the allowed values. The process ends with exit code 2."""
 
 
 class ConfigError(UserError):
-    """A field of the configuration: which, what was given, what is allowed."""
+    """A wrong value of a configuration field: `field: given X; allowed: Y`."""
 
     def __init__(self, field: str, given: object, allowed: str):
         super().__init__(f"{field}: given {_shorten(given)}; allowed: {allowed}")
@@ -31,7 +31,7 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 
 def of_the_disk(error: BaseException) -> UserError | None:
-    """The user's error for a file that cannot be written, wherever that was; None for any other error."""
+    """The user's error for a file that cannot be written; None for any other error."""
     if not isinstance(error, OSError) or error.errno not in _OF_THE_DISK:
         return None
     return UserError(f"{error.filename or 'a file'}: cannot be written: {error.strerror}; nothing recorded is lost: mend "
@@ -40,7 +40,7 @@ def of_the_disk(error: BaseException) -> UserError | None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What fails here, for want of space or of permission, is the user's to mend. Raises UserError."""
+    """Turns a write that fails for lack of space or permission into a UserError."""
     try:
         yield
     except OSError as error:
@@ -50,13 +50,13 @@ def writing(path: Path) -> Iterator[None]:
 
 @cache
 def note(text: str) -> None:
-    """One line for the user on stderr, once, from the first process of a launch: what is not wrong but worth knowing."""
+    """Prints a hint that is no error: one line on stderr, once, from the first process of a launch."""
     if not int(os.environ.get("RANK", 0)):
         print(text, file=sys.stderr)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'alpha'?)`, or nothing where nothing is near."""
+    """` (did you mean 'alpha'?)`, or an empty text without a similar word."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
 

@@ -1,7 +1,7 @@
-"""How a configuration field says what it means: its role, its meaning and what is allowed. Values live in `conf/`.
+"""Declaration of configuration fields: role, meaning and allowed values. Values are in `conf/`.
 
-Every field of every component is either `identity` (it can change an output, so it is part of the run's identity) or
-`runtime` (how, where or how much: the same outputs come out). A test fails on a field that is neither.
+Every field of every component is either `identity` (it can change an output, so that it is part of the run's identity) or
+`runtime` (it changes how, where or how much is computed, and no output). A test fails on a field that is neither.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from omegaconf import MISSING
 from dflash_mcmc.errors import ConfigError
 
 ROLES = ("identity", "runtime")
+_WORDS: dict[object, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 class Spec(NamedTuple):
-    """What a field's metadata holds. Bounds are for numbers; `choices` for strings."""
+    """The metadata of a field. Bounds apply to numbers, `choices` to strings."""
 
     role: str
     help: str
@@ -31,11 +32,11 @@ class Spec(NamedTuple):
     choices: tuple[str, ...] | None = None
 
     def describe(self, field_type: object) -> str:
-        """What is allowed, in words: `a number > 0`, `one of 'A', 'B'`, `a whole number or null`."""
+        """The allowed values in words: `a number > 0`, `one of 'A', 'B'`, `a whole number or null`."""
         inner, optional = _strip_optional(field_type)
         if self.choices:
             return "one of " + ", ".join(repr(choice) for choice in self.choices) + (" or null" if optional else "")
-        words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}.get(inner, "a list")
+        words = _WORDS.get(inner, "a list")
         bounds = [f"{sign} {bound:g}" for sign, bound in
                   ((">", self.gt), (">=", self.ge), ("<", self.lt), ("<=", self.le)) if bound is not None]
         return words + (" " + " and ".join(bounds) if bounds else "") + (" or null" if optional else "")
@@ -61,16 +62,21 @@ def identity(help: str, **bounds: Any) -> Any:
 
 
 def runtime(help: str, **bounds: Any) -> Any:
-    """A field that cannot change any output, but for rounding: only where, how fast or how many."""
+    """A field that changes no output except for rounding, only where, how fast or how many."""
     return dataclasses.field(default=MISSING, metadata={"spec": Spec("runtime", help, **bounds)})
 
 
-def spec_of(field: dataclasses.Field) -> Spec | None:
-    """The Spec of a field; None for one that was declared without `identity` or `runtime`."""
-    return field.metadata.get("spec")
+def spec_of(field: dataclasses.Field) -> Spec:
+    """The Spec of a field that was declared by `identity` or `runtime`."""
+    return field.metadata["spec"]
 
 
-def walk(node: object, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, object, object]]:
+def has_spec(field: dataclasses.Field) -> bool:
+    """Whether a field was declared by `identity` or `runtime`. One that holds a component or a group of fields is not."""
+    return "spec" in field.metadata
+
+
+def walk(node: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, object, object]]:
     """(dotted name, field, declared type, value) of every leaf field below a component or the whole Config."""
     types = typing.get_type_hints(type(node))
     for field in dataclasses.fields(node):
@@ -84,9 +90,8 @@ def walk(node: object, prefix: str = "") -> Iterator[tuple[str, dataclasses.Fiel
 def check_bounds(node: object, prefix: str = "") -> None:
     """Raises ConfigError for the first field out of its bounds."""
     for name, field, field_type, value in walk(node, prefix):
-        spec = spec_of(field)
-        if spec is not None and not spec.admits(value):
-            raise ConfigError(name, value, spec.describe(field_type))
+        if has_spec(field) and not spec_of(field).admits(value):
+            raise ConfigError(name, value, spec_of(field).describe(field_type))
 
 
 def _strip_optional(field_type: object) -> tuple[object, bool]:

@@ -1,18 +1,18 @@
-"""What a sampler may ask an engine for: `Draw` and `Score`. A sampler is a generator that yields these and gets answers.
+"""The operations of an engine, `Draw` and `Score`. A sampler is a generator that yields operations and receives answers.
 
     def chain(self, prompt, horizon, key):
-        path = yield Draw(Trajectory.start(prompt), horizon, SamplingParams(temperature=0.5), key)
-        return ChainResult(path)
+        trajectory = yield Draw(Trajectory.start(prompt), horizon, SamplingParams(temperature=0.5), key)
+        return ChainResult(trajectory)
 
-Engines: `engine/batched.py` runs many chains at once, `engine/reference.py` one forward a token without a cache,
-`engine/tabular.py` a toy model whose random choices are enumerated.
+Engines: `engine/batched.py` runs many chains at once, `engine/oracle/reference.py` takes one forward a token without a cache,
+and `engine/oracle/tabular.py` has a toy model whose random choices are enumerated.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from dflash_mcmc.types import ChainResult, Trajectory
 
 
 class SamplingParams(NamedTuple):
-    """How a token is drawn from logits, in this order: repetition penalty, temperature, top-k, top-p, min-p.
+    """How a token is drawn from logits. The order is: repetition penalty, temperature, top-k, top-p, min-p.
 
     Nothing is inherited from a model's generation_config. Ties at a cut-off are kept in the order of token ids.
     """
@@ -39,9 +39,9 @@ class SamplingParams(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """When a draw may be abandoned: once it cannot be accepted any more (early rejection).
+    """The threshold below which a draw may be abandoned, since it can no longer be accepted (early rejection).
 
-    After token t of the draw, W_t = sum of alpha * log p - log q over its tokens. Its bound on the log of the
+    After token t of the draw, W_t is the sum of alpha * log p - log q over its tokens. The bound on the log of the
     Metropolis-Hastings ratio is b_t = W_t - reference, plus log(length / t) where `length` is given (t counts from the start
     of the generation). The engine may stop as soon as b_t + margin <= log_uniform.
     """
@@ -49,13 +49,13 @@ class Floor(NamedTuple):
     log_uniform: float
     alpha: float
     reference: float
-    """W of the current sequence from where the draw starts."""
+    """W of the current sequence, from the start of the draw."""
     length: int | None
     margin: float
-    """Nats: rounding, or log(1 / epsilon)."""
+    """A margin in nats: for rounding, or log(1 / epsilon)."""
 
     def weights(self, trajectory: Trajectory, start: int) -> np.ndarray:
-        """W_t after each token of `path` from `start` on, float64, added one by one as an engine's device does."""
+        """W_t after each token of `trajectory` from `start` on, float64. Added token by token, as on a device."""
         return np.cumsum(self.alpha * trajectory.log_p[start:] - trajectory.log_q[start:])
 
     def bound(self, weight: float, generated: int) -> float:
@@ -64,16 +64,16 @@ class Floor(NamedTuple):
 
     def crossed(self, weight: float, generated: int) -> bool:
         """Whether the draw may be abandoned."""
-        # Written with `<` and the uniform on its left, which is all that an enumerated uniform can answer.
+        # Written with `<` and the uniform on its left: an enumerated uniform supports only this comparison.
         return not self.log_uniform < self.bound(weight, generated) + self.margin
 
 
 class Draw(NamedTuple):
-    """Continue `path` token by token until a stop id or until it has `horizon` generated tokens. Answer: the longer Path.
+    """Continue `trajectory` token by token, up to a stop id or `horizon` generated tokens. The answer is the longer one.
 
-    Token number t (counted from the start of the generation) is drawn with uniform number t of `key`, by inverse
-    transform over token ids; a decoder that keeps the law, but not the tokens, draws from keys of its own below it. With a
-    floor the answer may be a path that is not complete: the draw was abandoned.
+    Token number t (counted from the start of the generation) is drawn with uniform number t of `key`, by inverse transform
+    over token ids. A decoder that preserves the law but not the tokens also draws from keys derived from `key`. With a floor
+    the answer may be incomplete: the draw was abandoned.
     """
 
     trajectory: Trajectory
@@ -81,17 +81,17 @@ class Draw(NamedTuple):
     params: SamplingParams
     key: Key
     source: str = "blended"
-    """The logits that the token is drawn from: `blended` (those of the target), `base` (without the blend) or `draft`: the
-    draft's, on the grid that `grid_slot` tells, those of the target where the grid has none."""
+    """The logits that tokens are drawn from: `blended` (the target's), `base` (without the blend) or `draft` (the draft's on
+    the grid of `grid_slot`, and the target's at the anchors of blocks)."""
     along: Trajectory | None = None
-    """A path that begins with `path` and whose tokens after it were drawn from the same law and source. Changes no
-    answer: as long as the draw takes its tokens, an engine need not ask the target."""
+    """A trajectory that begins with `trajectory`, and whose later tokens were drawn with the same parameters and source. It
+    changes no answer: as long as the draw repeats its tokens, an engine does not need the target."""
     floor: Floor | None = None
-    """Changes no answer that a sampler would accept."""
+    """A threshold for early rejection. It changes no answer that a sampler would accept."""
 
 
 class Score(NamedTuple):
-    """Teacher-force `tokens` after `path`. Answer: the longer Path, with `log_q` under the law and source."""
+    """Teacher-force `tokens` after `trajectory`. The answer is the longer one, with `log_q` under `params` and `source`."""
 
     trajectory: Trajectory
     tokens: np.ndarray
@@ -100,11 +100,11 @@ class Score(NamedTuple):
 
 
 def grid_slot(number: int, block_size: int) -> int:
-    """Which slot of the draft's absolute grid generated token `number` (from 0) is in.
+    """The slot of generated token `number` (from 0) on the draft's absolute grid.
 
-    Blocks start at tokens 0, B, 2B, ... of the generation, wherever a draw starts, so that what the draft says of a token is
-    a function of the sequence. The first token of a block is its anchor, slot 0, of which the draft says nothing; what it
-    says of slot k is a function of the tokens up to the anchor.
+    Blocks start at tokens 0, B, 2B, ... of the generation, independent of where a draw starts, so that the draft's law of a
+    token is a function of the sequence. The first token of a block is its anchor, slot 0, and has no law of the draft. The
+    law of slot k is a function of the tokens up to the anchor.
     """
     return number % block_size
 
@@ -120,10 +120,11 @@ def grid_origin(restarts: bool, trajectory: Trajectory) -> int:
 
 Operation: TypeAlias = Draw | Score
 Chain: TypeAlias = Generator[Operation, Trajectory, ChainResult]
+Result = TypeVar("Result")
 
 
-def drive(chain: Chain, answer: Callable[[Operation], Trajectory]) -> ChainResult:
-    """Runs one chain to its end, each operation answered at once: what engines without a batch do."""
+def drive(chain: Generator[Operation, Trajectory, Result], answer: Callable[[Operation], Trajectory]) -> Result:
+    """Runs one chain to its end, and answers each operation at once: for engines without a batch."""
     try:
         operation = next(chain)
         while True:

@@ -13,7 +13,7 @@ import importlib.metadata
 import inspect
 import pkgutil
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hydra.core.config_store import ConfigStore
 
@@ -31,7 +31,8 @@ class Registration(NamedTuple):
 
     group: str
     name: str
-    cls: type[Component]
+    cls: type[Any]
+    """The dataclass, a subclass of the group's base class."""
     summary: str
     """First line of the class docstring."""
     file: str

@@ -88,8 +88,7 @@ def grader_config(overrides: Sequence[str]) -> Config:
         if name.partition(".")[0] != "grader":
             raise ConfigError(name, value, "grader=... and its fields, grader.timeout_seconds=8 say: nothing else grades")
     config, _ = compose_once("config", overrides, Config)
-    if hasattr(config.grader, "check"):
-        config.grader.check(config)
+    config.grader.check(config)
     return config
 
 

@@ -1,10 +1,9 @@
-"""The only source of randomness: counter-based and keyed, so that no draw can shift another.
+"""The only source of randomness. It is counter-based and keyed, so that no draw can shift another.
 
 A `Key` names one use of randomness: `Key(seed).fold_in(problem_id, chain, block, step, "token")`. Its uniforms are
-addressed by position and never consumed in order, so that batching, resuming, sharding, early rejection and
+addressed by position and not consumed in order, so that batching, resuming, sharding, early rejection and
 speculation cannot change them. The generator is Philox-4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy
-as 1, 2, 3"), of which only the raw 64-bit words are used: those are fixed by its specification, not by a library's
-release.
+as 1, 2, 3"). Only its raw 64-bit words are used: its specification fixes them, independent of a library's release.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Key:
 
 
 class Stream:
-    """Draws from a key one after another: for making data, where the number of draws is not known beforehand."""
+    """Draws from a key one after another, for making data, where the number of draws is not known in advance."""
 
     __slots__ = ("_block", "_key", "_next")
     _SIZE = 64
@@ -79,7 +78,7 @@ class Stream:
         return float(self._block[offset])
 
     def integer(self, low: int, high: int) -> int:
-        """Uniform on {low .. high}, both ends included."""
+        """Uniform on {low .. high}, including both ends."""
         return low + int(self.uniform() * (high - low + 1))
 
     def choice(self, options: Sequence[T], weights: Sequence[float] | None = None) -> T:

@@ -1,22 +1,23 @@
-"""Exact laws: run a sampler with every random choice enumerated, and compare with the law it states.
+"""Exact laws: run a sampler with all random choices enumerated, and compare with its stated law.
 
-Public, for samplers outside this package too:
+This module is public, also for samplers outside this package:
 
     engine = TabularEngine(TabularModel(vocab_size=3, stop_ids=(0,)))
     law = law_of(lambda key: engine.run(sampler.chain(PROMPT, horizon, key)).trajectory)
     target = power_target(engine, horizon, alpha, sampler.law(), sampler.source())
     error = invariance_error(transition_matrix(engine, sampler, horizon, target), target)
 
-Enumeration replays the program once for every combination of choices, depth first, and multiplies probabilities: no
-seed, no tolerance beyond rounding. The idea is genlm-control's (`tests/conftest.py`, `TraceSWOR`).
+Enumeration replays the program once for every combination of choices, depth first, and multiplies probabilities. It needs no
+seed, and no tolerance except for rounding. The idea is genlm-control's (`tests/conftest.py`, `TraceSWOR`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,11 +26,12 @@ from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.oracle.tabular import TabularEngine
 from dflash_mcmc.engine.speculative.speculation import Block
-from dflash_mcmc.ops import SamplingParams, Score
+from dflash_mcmc.kernel.metropolis import MetropolisStep
+from dflash_mcmc.ops import Operation, SamplingParams, Score
 from dflash_mcmc.types import Trajectory
 
 _ROUNDING = 1e-14
-"""Shares of an interval below it are rounding."""
+"""Smaller shares of an interval are rounding."""
 
 
 class Enumerator:
@@ -44,8 +46,8 @@ class Enumerator:
         self._used: set[tuple] = set()
         self._uniforms: dict[tuple, UnknownUniform] = {}
 
-    def choose(self, probabilities: Sequence[float]) -> int:
-        """An index with positive probability; every such index is taken in some branch."""
+    def choose(self, probabilities: Sequence[float] | np.ndarray) -> int:
+        """An index with positive probability. Every such index is chosen in some branch."""
         if self._depth == len(self._trail):
             options = [index for index, p in enumerate(probabilities) if p > 0.0]
             self._trail.append(options)
@@ -55,13 +57,13 @@ class Enumerator:
         return index
 
     def claim(self, name: tuple) -> None:
-        """Each key may be used once in a branch: using one twice would make two choices equal in a real run."""
+        """Marks a key as used. Raises AssertionError for a second use, which would make two choices equal in a real run."""
         if name in self._used:
             raise AssertionError(f"the random key {name} is used twice")
         self._used.add(name)
 
     def next_branch(self) -> bool:
-        """Moves to the next unexplored branch; False when there is none."""
+        """Moves to the next unexplored branch. Returns False after the last."""
         while self._trail:
             self._trail[-1].pop(0)
             if self._trail[-1]:
@@ -71,12 +73,12 @@ class Enumerator:
         return bool(self._trail)
 
     def uniform(self, name: tuple) -> UnknownUniform:
-        """The uniform of a name: in a branch always the same, with what is known of it."""
+        """The uniform of a name. It is the same object throughout a branch, and keeps what is known about its value."""
         return self._uniforms.setdefault(name, UnknownUniform(self))
 
 
 class EnumeratedKey:
-    """Stands in for `dflash_mcmc.rng.Key`: its draws are choices of an Enumerator."""
+    """Replaces `dflash_mcmc.rng.Key`. Its draws are choices of an Enumerator."""
 
     def __init__(self, enumerator: Enumerator, name: tuple = ()):
         self._enumerator, self._name = enumerator, name
@@ -93,12 +95,12 @@ class EnumeratedKey:
         return self._enumerator.choose(probabilities)
 
     def uniform(self) -> float:
-        """Cannot be enumerated: a number has too many values."""
+        """Raises TypeError: a number has too many values to enumerate."""
         raise TypeError("uniform() and uniforms() have no finite set of outcomes: a sampler that is to be enumerated draws "
                         "with integer() and log_uniform(), and compares the latter with `<`")
 
     def uniforms(self, start: int, stop: int) -> np.ndarray:
-        """Cannot be enumerated either."""
+        """Raises TypeError, as `uniform`."""
         return np.array([self.uniform()])
 
     def log_uniform(self) -> UnknownLogUniform:
@@ -106,12 +108,12 @@ class EnumeratedKey:
         return UnknownLogUniform(UnknownUniform(self._enumerator))
 
     def chance(self, anchor: int, count: int) -> EnumeratedChance:
-        """The random numbers of a block of `count` drafted tokens behind generated token number `anchor` - 1."""
+        """The random numbers of a block of `count` drafted tokens after generated token number `anchor` - 1."""
         return EnumeratedChance(self._enumerator, self._name, anchor, count)
 
 
 class UnknownUniform:
-    """A uniform of which only is known in which interval it lies."""
+    """A uniform known only up to an interval."""
 
     def __init__(self, enumerator: Enumerator):
         self._enumerator, self._low, self._high = enumerator, 0.0, 1.0
@@ -120,12 +122,12 @@ class UnknownUniform:
         return self._find([0.0, min(max(threshold, 0.0), 1.0), 1.0]) == 0
 
     def draw(self, probabilities: np.ndarray) -> int:
-        """By inverse transform."""
+        """An index drawn by inverse transform."""
         upto = np.cumsum(probabilities)
         return self._find([0.0, *(upto / upto[-1])])
 
     def _find(self, ends: Sequence[float]) -> int:
-        """Which of the intervals between these ends it lies in."""
+        """The index of the interval between these ends that contains the uniform."""
         inside = np.clip(ends, self._low, self._high)
         shares = np.diff(inside) / (self._high - self._low)
         index = self._enumerator.choose(np.where(shares > _ROUNDING, shares, 0.0))
@@ -133,8 +135,9 @@ class UnknownUniform:
         return index
 
 
-class UnknownLogUniform(NamedTuple):
-    """Its logarithm, which can only be compared."""
+@dataclass(frozen=True)
+class UnknownLogUniform:
+    """The logarithm of an unknown uniform. It supports only `<`."""
 
     uniform: UnknownUniform
 
@@ -143,7 +146,7 @@ class UnknownLogUniform(NamedTuple):
 
 
 class EnumeratedChance:
-    """Stands in for `engine.speculation.Uniforms`, for one row."""
+    """Replaces `engine.speculative.speculation.Uniforms`, for one row."""
 
     def __init__(self, enumerator: Enumerator, name: tuple, anchor: int, count: int):
         self._enumerator, self._name, self._anchor, self._count = enumerator, name, anchor, count
@@ -187,8 +190,9 @@ class EnumeratedChance:
 
 
 def law_of(program: Callable[[EnumeratedKey], Trajectory]) -> dict[tuple[int, ...], float]:
-    """Exact law of the tokens of the path that `program(key)` returns."""
-    enumerator, law = Enumerator(), {}
+    """Exact law of the tokens of the trajectory that `program(key)` returns."""
+    enumerator = Enumerator()
+    law: dict[tuple[int, ...], float] = {}
     while True:
         tokens = tuple(program(EnumeratedKey(enumerator)).tokens.tolist())
         law[tokens] = law.get(tokens, 0.0) + enumerator.probability
@@ -207,7 +211,7 @@ PROMPT = np.array([0], dtype=np.int64)
 
 
 def power_target(engine: TabularEngine, horizon: int, alpha: float, params: SamplingParams, source: str) -> Target:
-    """p^alpha over the sequences that end in a stop id or are `horizon` long, on the support of `law`."""
+    """p^alpha over the sequences that end in a stop id or are `horizon` long, on the support of `params`."""
     states, weights = [], []
     for tokens in _sequences(engine, horizon):
         trajectory = score(engine, tokens, params, source)
@@ -229,26 +233,41 @@ def product_target(engine: TabularEngine, horizon: int, params: SamplingParams,
 
 
 def score(engine: TabularEngine, tokens: Sequence[int], params: SamplingParams, source: str) -> Trajectory:
-    """The path of given tokens after the test prompt."""
+    """The trajectory of given tokens after the test prompt."""
     with np.errstate(divide="ignore"):
         return engine.answer(Score(Trajectory.start(PROMPT), np.array(tokens, dtype=np.int64), params, source))
 
 
-def transition_matrix(engine: TabularEngine, sampler: object, horizon: int, target: Target) -> np.ndarray:
-    """K[i, j]: probability that `sampler.step` takes state i to state j, float64, rows sum to 1.
+class Kernel(Protocol):
+    """A sampler with a Markov kernel."""
 
-    The sampler has `step(path, horizon, key)`, a generator that returns an object with a `path`, and `law`, `source`.
-    """
+    def law(self) -> SamplingParams:
+        """Sampling parameters of its proposals."""
+
+    def source(self) -> str:
+        """The logits that its proposals are drawn from."""
+
+    def step(self, trajectory: Trajectory, horizon: int, key: EnumeratedKey,
+             /) -> Generator[Operation, Trajectory, MetropolisStep]:
+        """One step."""
+
+
+def transition_matrix(engine: TabularEngine, sampler: Kernel, horizon: int, target: Target) -> np.ndarray:
+    """K[i, j]: probability that `sampler.step` takes state i to state j, float64, rows sum to 1."""
     index = {tokens: number for number, tokens in enumerate(target.states)}
     matrix = np.zeros((len(index), len(index)))
     for tokens, row in index.items():
         trajectory = score(engine, tokens, sampler.law(), sampler.source())
-        law = law_of(lambda key, trajectory=trajectory: engine.run(sampler.step(trajectory, horizon, key)).trajectory)
-        for reached, probability in law.items():
+        for reached, probability in _law_of_a_step(engine, sampler, horizon, trajectory).items():
             if reached not in index:
                 raise AssertionError(f"a step leads from {tokens} to {reached}, which is no complete sequence")
             matrix[row, index[reached]] += probability
     return matrix
+
+
+def _law_of_a_step(engine: TabularEngine, sampler: Kernel, horizon: int,
+                   state: Trajectory) -> dict[tuple[int, ...], float]:
+    return law_of(lambda key: engine.run(sampler.step(state, horizon, key)).trajectory)
 
 
 def invariance_error(matrix: np.ndarray, target: Target) -> float:

@@ -1,4 +1,4 @@
-"""The values that travel between the parts."""
+"""Values that the parts of the framework exchange."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ _END = 1e-12
 
 
 class Problem(NamedTuple):
-    """A problem of a dataset. `id` is stable: it keys the randomness and the records."""
+    """A problem of a dataset. `id` is stable: it is the key of the problem's randomness and records."""
 
     id: str
     question: str
     answer: str
-    """The gold answer, as the dataset writes it."""
+    """The gold answer, as written in the dataset."""
     level: int | None = None
     subject: str | None = None
     solution: str | None = None
-    """A worked solution, as the dataset writes it: what probes go along."""
+    """A worked solution, as written in the dataset. Probes can teacher-force it."""
 
 
 class Trajectory(NamedTuple):
-    """A generated sequence: a persistent value, never changed in place. Taking a prefix is free.
+    """A prompt and the tokens generated after it. It is immutable, and a prefix costs nothing.
 
-    `tokens` int64, `log_p` and `log_q` float64, all of shape (length,): the generated part only, without the prompt.
-    `log_p[t]` is log p_g(x_t | prompt, x_<t) of the (blended) target at temperature 1; `log_q[t]` is that of the law
-    the token was drawn from. Both in nats. `interval` float64 (length, 2): the uniforms that this law turns into the
-    token are those from `interval[t, 0]` to `interval[t, 1]`; (0, 0) where they are not known. `ended`: the last token is a
-    stop id.
+    `tokens` (int64), `log_p` and `log_q` (float64) have shape (length,): the generated part only, without the prompt.
+    `log_p[t]` is log p_g(x_t | prompt, x_<t) of the (blended) target at temperature 1, and `log_q[t]` the log-probability
+    under the law that the token was drawn from, both in nats. `interval` (float64, (length, 2)) gives the uniforms that this
+    law maps to the token, from `interval[t, 0]` to `interval[t, 1]`; (0, 0) where they are not known. `ended` is whether the
+    last token is a stop id.
     """
 
     prompt: np.ndarray
@@ -55,7 +55,7 @@ class Trajectory(NamedTuple):
         return len(self.prompt) + len(self.tokens)
 
     def complete(self, horizon: int) -> bool:
-        """Whether nothing can follow: the path ended, or is `horizon` tokens long."""
+        """Whether no token can follow: the trajectory has ended, or has `horizon` tokens."""
         return self.ended or self.length >= horizon
 
     def prefix(self, length: int) -> Trajectory:
@@ -66,7 +66,7 @@ class Trajectory(NamedTuple):
 
     def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray,
                  ended: bool) -> Trajectory:
-        """This path with tokens after it."""
+        """This trajectory with more tokens."""
         return Trajectory(
             self.prompt, np.concatenate([self.tokens, tokens]),
             np.concatenate([self.log_p, log_p]), np.concatenate([self.log_q, log_q]),
@@ -74,9 +74,9 @@ class Trajectory(NamedTuple):
         )
 
     def drawn_again(self, start: int, uniforms: np.ndarray) -> int:
-        """How many tokens from `start` on these uniforms, (length - start,), draw again before the first that differs.
+        """How many tokens from `start` on these uniforms, (length - start,), draw again before the first different one.
 
-        A uniform within 1e-12 of an interval's end counts as one that differs, so that rounding cannot make two draws equal.
+        A uniform within 1e-12 of an interval's end counts as different, so that rounding cannot make two draws equal.
         """
         low, high = self.interval[start:].T
         other = np.flatnonzero((uniforms < low + _END) | (uniforms > high - _END))
@@ -84,13 +84,13 @@ class Trajectory(NamedTuple):
 
     @staticmethod
     def start(prompt: np.ndarray) -> Trajectory:
-        """The empty path after a prompt (int64 token ids)."""
+        """The empty trajectory after a prompt (int64 token ids)."""
         return Trajectory(np.asarray(prompt, dtype=np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0),
                           np.empty((0, 2)))
 
 
 class ChainResult(NamedTuple):
-    """What a sampler's generator returns for one chain."""
+    """The value that a sampler's generator returns for one chain."""
 
     trajectory: Trajectory
     proposals: int = 0
@@ -101,25 +101,25 @@ class ChainResult(NamedTuple):
     abandoned: int = 0
     """Rejected proposals that were abandoned before they were complete."""
     law_error: float = 0.0
-    """Bound on the total variation between the law of this result and the law that the sampler states; 0 where exact."""
+    """Bound on the total variation between the law of this result and the sampler's stated law; 0 where exact."""
     trace: tuple[dict[str, float | int | str], ...] = ()
-    """One entry a proposal, for diagnostics: block, step, cut, lengths, log ratio, decision, log p of the state; of
-    best_of_n one a candidate."""
+    """Diagnostics: an entry for each proposal (block, step, cut, lengths, log ratio, decision, log p of the state), or for
+    each candidate of best_of_n."""
 
 
 class Cost(NamedTuple):
-    """What a chain has used. Added up by the engine."""
+    """Work done for a chain, counted by the engine."""
 
     tokens_drawn: int = 0
-    """Tokens drawn from a law, those of rejected proposals included."""
+    """Tokens drawn from a law, including those of rejected proposals."""
     target_forwards: int = 0
     """Forward passes of the target that this chain took part in: its sequential depth."""
     token_forwards: int = 0
-    """Positions the target was evaluated at for this chain: prompt, re-read prefixes and drawn tokens."""
+    """Positions at which the target was evaluated for this chain: prompt, prefixes read again and drawn tokens."""
     tokens_skipped: int = 0
-    """Tokens of proposals that were drawn without the target, since they were those of the current sequence."""
+    """Tokens of proposals that were drawn without the target, since they repeat the current sequence."""
     blocks_drafted: int = 0
-    """Blocks that a draft proposed: forwards of the draft."""
+    """Blocks that a draft proposed, each in one forward of the draft."""
     tokens_drafted: int = 0
     tokens_kept: int = 0
     """Drafted tokens that were kept."""
@@ -141,20 +141,20 @@ class ExpectedCost(NamedTuple):
 
 
 class Grade(NamedTuple):
-    """What a grader says of a sample. All that is not `correct` counts as wrong, and is counted by its name."""
+    """The result of grading a sample. Every verdict except `correct` counts as wrong, and is counted by its name."""
 
     verdict: str
     """One of `grading.verdicts.VERDICTS`."""
     answer: str | None
-    """The extracted final answer; None where there is none."""
+    """The extracted final answer; None without one."""
     rule: str = ""
-    """The rule that decided; of `unsupported` the limit that was met."""
+    """The rule that decided; for `unsupported` the limit that was reached."""
     reason: str = ""
-    """Why, where the rule does not tell: the name of an exception, a signal, what kept the sample from being drawn."""
+    """A reason where the rule gives none: the name of an exception, a signal, or why the sample was not drawn."""
     same_string: bool | None = None
-    """What `grading.string_rule` says of the answer: for comparison alone. None where it was not asked."""
+    """The result of `grading.string_rule`, for comparison only; None where it was not applied."""
     walls: tuple[str, ...] = ()
-    """What stood around a program that was run."""
+    """The walls around a program that was run."""
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

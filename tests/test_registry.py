@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.registry import register
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import ChainResult, Trajectory
 
 @register("sampler", "elsewhere")
 @dataclass(slots=True, kw_only=True)
-class Elsewhere:
+class Elsewhere(Sampler):
     """From elsewhere."""
     warmth: float = identity("temperature", gt=0)
 
@@ -62,3 +63,11 @@ def test_a_plugin_that_cannot_be_loaded_is_an_error_of_one_line(tmp_path):
     assert done.stderr.count("\n") == 1
     assert "elsewhere" in done.stderr
     assert "no_such_module" in done.stderr
+
+
+def test_a_plugin_without_the_base_class_is_refused_in_one_line(tmp_path):
+    install(tmp_path, PLUGIN.replace("(Sampler)", ""))
+    done = run(tmp_path, "dataset.limit=2")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "sampler=elsewhere: Elsewhere must inherit dflash_mcmc.sampler.Sampler" in done.stderr

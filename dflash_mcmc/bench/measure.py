@@ -9,12 +9,14 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.blend import Blend
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.decoder.plain import Plain
 from dflash_mcmc.draft.none import NoDraft
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import Counters, Finished, Options
 from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.sampler.temperature import Temperature
 
@@ -124,8 +126,8 @@ def temperature(value: float) -> Temperature:
     return Temperature(alpha=1.0, temperature=value, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 
 
-def run(subject: Subject, sampler: object, slots: int, num_chains: int, options: Options | None = None,
-        blend: object | None = None, horizon: int | None = None, chains_per_prompt: int = 1, label: str = "",
+def run(subject: Subject, sampler: Sampler, slots: int, num_chains: int, options: Options | None = None,
+        blend: Blend | None = None, horizon: int | None = None, chains_per_prompt: int = 1, label: str = "",
         decoding: Decoding = PLAIN, first: int = 0) -> Measurement:
     """Measures a run of chains of a sampler, prompt after prompt. The engine is built and warmed up before the clock starts.
 
@@ -134,7 +136,7 @@ def run(subject: Subject, sampler: object, slots: int, num_chains: int, options:
     """
     horizon, longest = horizon or subject.horizon, max(map(len, subject.prompts))
     drafter = decoding.draft.load(subject.model)
-    asked = drafter if getattr(sampler, "needs_draft", False) else None
+    asked = drafter if sampler.needs_draft else None
     engine = BatchedEngine(subject.model, blend or NoBlend(), slots, longest + horizon, options or Options(), longest,
                            decoding.decoder.speculation(drafter), asked)
 
@@ -144,7 +146,7 @@ def run(subject: Subject, sampler: object, slots: int, num_chains: int, options:
             yield number, sampler.chain(prompt, horizon, Key(0).fold_in("bench", number))
 
     list(engine.run((number, temperature(1.0).chain(subject.prompts[0], 2, Key(number))) for number in range(min(slots, 8))))
-    engine.counters = Counters()
+    engine.reset_counters()
     started = time.perf_counter()
     done = list(tqdm(engine.run(chains()), total=num_chains, desc=f"{subject.name} {label}", unit="chain", mininterval=1.0,
                      leave=False))

@@ -1,4 +1,4 @@
-"""Draft blend: a share of the draft's logits in the target's, on a grid of blocks that hangs on the sequence alone."""
+"""Draft blend: a share of the draft's logits in the target's, on a grid of blocks that depends on the sequence alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DraftBlend(Blend):
     needs_draft = True
 
     def check(self, config: Config) -> None:
-        """It takes a draft with a density and decoding token by token. Raises ConfigError."""
+        """Checks for a draft that gives logits, decoding token by token, and rescoring with grid=cut. Raises ConfigError."""
         check_features(config, "blend=draft")
         if not config.decoder.is_null:
             plain = options_with("decoder", "is_null")

@@ -21,16 +21,16 @@ class LayerBlend(Blend):
     """logits = (1 - beta) * head(h_last) + beta * head(h_layer): "LogitBlend" of the guided-power-sampling document.
 
     Both terms go through the same linear head, so one product with the mixed hidden state is the same thing. `h_last`
-    is what the model gives its head, behind its final norm; `h_layer` is the output of the decoder layer itself.
+    is the input of the model's head, after its final norm; `h_layer` is the output of the decoder layer itself.
     """
 
     beta: float = identity("share of the layer's logits", ge=0, le=1)
     layer: int = identity("0-based decoder layer; negative counts from the end (-3 is 33 of 36)")
-    norm: str = identity("what the layer's hidden state passes before the head: none, as published; final = the model's "
+    norm: str = identity("norm of the layer's hidden state before the head: none, as published; final = the model's "
                          "final norm", choices=("none", "final"))
 
     def check(self, config: Config) -> None:
-        """The layer must exist, as far as the model's configuration is at hand. Raises ConfigError."""
+        """Checks that the layer exists, where the model's configuration is available. Raises ConfigError."""
         num_layers = config.model.num_layers()
         if num_layers is not None:
             self.tapped_layers(num_layers)

@@ -37,7 +37,7 @@ def _check_condition(config: Config) -> None:
 
 
 def _check_draft(config: Config) -> None:
-    """A draft is there where one is needed. One that nothing uses is left out, and told: some points of a sweep do without.
+    """Checks that a needed draft is configured. Leaves out, with a note, one that nothing uses: sweeps have such points.
 
     Raises ConfigError.
     """
@@ -52,7 +52,7 @@ def _check_draft(config: Config) -> None:
         chosen = ", ".join(f"{group}={name_of(component_of(config, group))}"
                            for group in ("blend", "sampler", "decoder", "probe") if group in used)
         note(f"draft={draft} is left out where nothing uses it: {chosen}")
-        config.draft = next(found.cls() for found in components("draft").values() if found.cls.is_null)
+        config.draft = next(found for found in components("draft").values() if found.cls.is_null).cls()
 
 
 def _check_aggregate(config: Config) -> None:

@@ -16,7 +16,7 @@ IDENTITY_VERSION = 3
 
 
 def identity_of(config: Config) -> dict[str, object]:
-    """What can change an output: every identity field, the component names, and the content of model and dataset."""
+    """The values that can change an output: identity fields, component names, and the content of model, draft and dataset."""
     values, used = settings_of(config), groups_of(config)
     for group in ("model", "draft", "dataset"):
         content = component_of(config, group).fingerprint() if group in used else None
@@ -26,7 +26,7 @@ def identity_of(config: Config) -> dict[str, object]:
 
 
 def settings_of(config: Config) -> dict[str, object]:
-    """The identity but for content, which has to be read: every identity field and the component names."""
+    """The identity without content, which would have to be read: every identity field and the component names."""
     values: dict[str, object] = {"version": IDENTITY_VERSION}
     used, idle = groups_of(config), unused(config)
     values.update({group: name_of(component_of(config, group)) for group in used})
@@ -44,12 +44,12 @@ def identity_hash(config: Config) -> str:
 
 
 def hash_of(identity: dict[str, object]) -> str:
-    """Twelve hexadecimal digits of an identity at hand: working it out anew reads dataset and checkpoint again."""
+    """Twelve hexadecimal digits of a given identity. Computing an identity reads dataset and checkpoint."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def run_folder(config: Config, digest: str) -> Path:
-    """`outputs/<name>/<parts>-<identity>`: a function of the identity alone, whatever the condition is called."""
+    """`outputs/<name>/<parts>-<identity>`: a function of the identity alone, not of the condition's name."""
     parts = parts_of(config, ("probe", "blend", "draft", "sampler", "decoder", "dataset"))
     return Path(config.paths.outputs) / config.name / "-".join([*parts, digest])
 

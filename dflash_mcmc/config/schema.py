@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.component import Component
 from dflash_mcmc.errors import UserError, did_you_mean
-from dflash_mcmc.fields import check_bounds, identity, runtime, spec_of
+from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, spec_of
 from dflash_mcmc.registry import GROUPS, load_all, name_of
 
 if TYPE_CHECKING:
@@ -41,23 +41,23 @@ OF_THE_MACHINE = ("hardware", "tracker")
 
 @dataclass(slots=True, kw_only=True)
 class Paths:
-    """Where things lie."""
+    """Folders of inputs and outputs."""
 
-    outputs: str = runtime("folder that the run folders are made in")
-    assets: str = runtime("folder of what ships with the package: the embedded model")
+    outputs: str = runtime("parent folder of all run folders")
+    assets: str = runtime("folder of the files that ship with the package: the embedded model")
 
 
 @dataclass(slots=True, kw_only=True)
 class Assumed:
-    """What an estimate (`estimate.py`) takes for granted, since nothing is drawn for it."""
+    """Assumptions of an estimate (`run/estimate.py`), which draws nothing."""
 
     prompt_length: int = runtime("mean length of a prompt in tokens", ge=1)
     answer_length: float = runtime("mean length of an answer, as a share of dataset.max_new_tokens", gt=0, le=1)
-    acceptance: float = runtime("share of the proposals' tokens that stand in accepted proposals", ge=0, le=1)
-    abandoned_at: float = runtime("share of a rejected proposal that is drawn before early rejection ends it", ge=0, le=1)
-    identical: float = runtime("share of the tokens to draw that hardware.skip_identical takes over", ge=0, le=1)
-    tokens_per_second: float | None = runtime("token-forwards a second, where hardware.tokens_per_second tells none that was "
-                                              "measured; null = hours are not told", gt=0)
+    acceptance: float = runtime("share of the proposals' tokens that are in accepted proposals", ge=0, le=1)
+    abandoned_at: float = runtime("share of a rejected proposal that is drawn before early rejection stops it", ge=0, le=1)
+    identical: float = runtime("share of the tokens to draw that hardware.skip_identical skips", ge=0, le=1)
+    tokens_per_second: float | None = runtime("token-forwards per second, where hardware.tokens_per_second is null; null = "
+                                              "hours are not printed", gt=0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,25 +65,25 @@ class Condition:
     """A named pair of sampler and blend: a row of the published tables."""
 
     name: str | None = runtime("label of the run in tables and folders; null names it by its sampler and blend")
-    sampler: str | None = runtime("sampler that the condition stands for")
-    blend: str | None = runtime("blend that the condition stands for")
+    sampler: str | None = runtime("sampler of the condition")
+    blend: str | None = runtime("blend of the condition")
 
 
 @dataclass(slots=True, kw_only=True)
 class Config:
     """One run: a condition on a dataset with a model."""
 
-    name: str = runtime("of the experiment: its folder of runs, and the group in the tracker; letters, digits, . _ -")
+    name: str = runtime("name of the experiment, its folder and its group in the tracker; letters, digits, . _ -")
     condition: Condition = dataclasses.field(default_factory=Condition)
-    seed: int = identity("of all randomness")
-    num_chains: int = runtime("samples of each problem; may be raised later", ge=1)
-    aggregate: str | None = runtime("one answer a problem of all its chains, as a row of its own, and what a search goes by: "
-                                    "majority, or log_p = the likeliest; null = samples alone",
+    seed: int = identity("seed of all randomness")
+    num_chains: int = runtime("number of samples of each problem; may be raised later", ge=1)
+    aggregate: str | None = runtime("one answer per problem from all its chains, as a row in the table and as the value that "
+                                    "a search maximises: majority, or log_p = the likeliest; null = samples alone",
                                     choices=("majority", "log_p"))
-    objective: str = runtime("what a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples per "
-                             "million token-forwards", choices=("accuracy", "accuracy_per_cost"))
-    dry_run: bool = runtime("tell samples, token-forwards and hours; load and write nothing")
-    show: str | None = runtime("prompt = tell the whole text that the model is given for the first problem; load no weights "
+    objective: str = runtime("value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples "
+                             "per million token-forwards", choices=("accuracy", "accuracy_per_cost"))
+    dry_run: bool = runtime("print samples, token-forwards and hours; load and write nothing")
+    show: str | None = runtime("prompt = print the whole text that the model receives for the first problem; load no weights "
                                "and write nothing", choices=("prompt",))
     assumed: Assumed = dataclasses.field(default_factory=Assumed)
     model: Model = MISSING
@@ -99,7 +99,7 @@ class Config:
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def label(self) -> str:
-        """The run's name in tables: its condition, or what it is made of; a probe's stands before it."""
+        """The run's name in tables: its condition, or the names of its components; a probe's name comes first."""
         made_of = [self.condition.name] if self.condition.name else parts_of(self, ("blend", "draft", "sampler", "decoder"))
         return "_".join([*parts_of(self, ("probe",)), *made_of])
 
@@ -114,7 +114,7 @@ def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
     """The typed object of a composed configuration, each field within its bounds. Raises UserError, of one line."""
     _refuse_unknown_and_missing(composed, cls, "")
     try:
-        config = OmegaConf.to_object(composed)
+        config: Any = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise UserError(" ".join(str(error).split())) from error
     check_bounds(config)
@@ -122,7 +122,7 @@ def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
 
 
 def groups_of(config: Config) -> tuple[str, ...]:
-    """The groups that the outputs come from: those of the probe, or all that samples depend on."""
+    """The groups that the outputs depend on: those of the probe, or those of samples."""
     return config.probe.sources()
 
 
@@ -158,16 +158,17 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
     known = [field.name for field in dataclasses.fields(cls)]
     for key in node:
         if key not in known:
-            raise unknown_field(f"{prefix}{key}", known)
+            raise unknown_field(f"{prefix}{key!s}", known)
     types = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        spec = spec_of(field)
         if field.name not in node or OmegaConf.is_missing(node, field.name):
-            allowed = spec.describe(types[field.name]) if spec else f"an option of the group, {field.name}=..."
+            allowed = (spec_of(field).describe(types[field.name]) if has_spec(field)
+                       else f"an option of the group, {field.name}=...")
             raise UserError(f"{prefix}{field.name}: not given; allowed: {allowed}")
         child = OmegaConf.select(node, field.name)
         if isinstance(child, DictConfig):
-            _refuse_unknown_and_missing(child, OmegaConf.get_type(child), f"{prefix}{field.name}.")
+            kind: Any = OmegaConf.get_type(child)
+            _refuse_unknown_and_missing(child, kind, f"{prefix}{field.name}.")
 
 
 def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) -> UserError:

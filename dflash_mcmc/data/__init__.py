@@ -1,1 +1,1 @@
-"""What is read from outside: checkpoints, hub files, rows of datasets, prompts."""
+"""Inputs from outside: checkpoints, hub files, rows and problems of datasets, prompts."""

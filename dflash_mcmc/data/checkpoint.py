@@ -1,4 +1,4 @@
-"""Where a checkpoint lies, a folder or a name on the hub, and what is in it."""
+"""Checkpoints: a folder or a name on the hub, and the content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAMPLE_BYTES = 4096
 
 
 class Checkpoint(NamedTuple):
-    """A folder, or a hub name with a revision. `field` is what errors name: `model.path`."""
+    """A folder, or a hub name with a revision. `field` is the name in errors: `model.path`."""
 
     field: str
     path: str
@@ -28,7 +28,7 @@ class Checkpoint(NamedTuple):
         return Path(self.path).expanduser()
 
     def check(self) -> None:
-        """A path that looks like a folder must be one. Raises ConfigError."""
+        """Checks that a path that looks like a folder is one. Raises ConfigError."""
         if self.folder.is_dir():
             if not (self.folder / "config.json").is_file():
                 raise ConfigError(self.field, self.path, "a folder with config.json and weights")
@@ -36,7 +36,7 @@ class Checkpoint(NamedTuple):
             raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}")
 
     def config(self) -> dict | None:
-        """Of config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
+        """Values of config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
         file = self.folder / "config.json" if self.folder.is_dir() else self._cached("config.json")
         if file is None:
             return None
@@ -48,8 +48,8 @@ class Checkpoint(NamedTuple):
     def fingerprint(self) -> str:
         """Hash of the checkpoint's files; of name and commit for a hub name.
 
-        Of a safetensors file its header counts and three samples of every tensor: reading all of a large checkpoint
-        would take minutes at every start, and a tensor that was trained further differs in any sample.
+        A safetensors file counts by its header and three samples of every tensor. Reading all of a large checkpoint would
+        take minutes at every start, and a tensor that was trained further differs in any sample.
         """
         if not self.folder.is_dir():
             return f"hub:{self.path}@{self.commit()}"
@@ -64,7 +64,7 @@ class Checkpoint(NamedTuple):
         return digest.hexdigest()[:32]
 
     def commit(self) -> str | None:
-        """Commit of a hub name: that of the cache, or the hub's; the revision as given where neither can be asked."""
+        """Commit of a hub name: the cache's, else the hub's, else the given revision."""
         if self.folder.is_dir():
             return self.revision
         cached = self._cached("config.json")
@@ -82,12 +82,12 @@ class Checkpoint(NamedTuple):
             raise ConfigError(self.field, self.path, f"a checkpoint that the hub has and lets you read ({reason})") from error
 
     def unreachable(self) -> UserError:
-        """The error where a hub name is neither here nor to be had."""
+        """The error for a hub name that is not in the cache while the hub cannot be reached."""
         return UserError(f"{self.field}: given {self.path!r}, which is no folder here and not in the cache, and the hub "
                          f"cannot be reached; allowed: the folder of a downloaded checkpoint, {self.field}=/path/to/folder")
 
     def local(self) -> Path:
-        """The folder, downloaded where it has to be. Raises UserError."""
+        """The folder, downloaded if necessary. Raises UserError."""
         if self.folder.is_dir():
             return self.folder
         import huggingface_hub

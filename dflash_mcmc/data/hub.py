@@ -1,4 +1,4 @@
-"""Whether the model hub can be reached: asked once, briefly, so that a machine without network is told so in one line."""
+"""Whether the model hub can be reached: one short request, so that a machine without network gets one line of error."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _SECONDS = 5.0
 
 @cache
 def reachable() -> bool:
-    """One request to the hub. Where it fails, the hub's libraries are set to use what they have on this machine.
+    """Sends one request to the hub. Where it fails, the hub's libraries are set to use their cache on this machine.
 
-    Left to themselves they would ask five times, with growing pauses and a line for each.
+    By default they would ask five times, with growing pauses and a line for each.
     """
     import huggingface_hub.constants as hub
 

@@ -1,4 +1,4 @@
-"""What is asked: named templates of `dataset.prompt`, each with its source. {question} stands for the problem."""
+"""Named templates of `dataset.prompt`, each with its source. The problem replaces {question}."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ QUESTION = "{question}"
 
 
 class Template(NamedTuple):
-    """A text with {question} in it. Other braces stand for themselves."""
+    """A text with {question} in it. Other braces stay as they are."""
 
     text: str
     source: str
@@ -39,7 +39,7 @@ TEMPLATES = {
 
 
 def resolve(prompt: str) -> str:
-    """The text of a template that is given by name, or written out. Raises ConfigError for what is neither."""
+    """The text of a template given by name or written out. Raises ConfigError for any other text."""
     if prompt in TEMPLATES:
         return TEMPLATES[prompt].text
     if QUESTION not in prompt:

@@ -1,4 +1,4 @@
-"""The rows of a dataset: of a JSON Lines file, or of the hub. Every error is one line that names the file and the place."""
+"""Rows of a dataset, from a JSON Lines file or the hub. Every error is one line that names the file and the place."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Hub(NamedTuple):
 
 
 def of_file(path: str | None, columns: Iterable[str]) -> list[dict]:
-    """Rows of a JSON Lines file, gzipped where its name ends in .gz; each has these columns. Raises UserError.
+    """Rows of a JSON Lines file, gzipped if its name ends in .gz; each has these columns. Raises UserError.
 
-    Read line by line as JSON says, and not by the `datasets` library, which infers one type for a column: a gold answer that
-    looks like a date would come back as another text.
+    The file is read line by line as JSON, without the `datasets` library, which infers one type for a column: a gold answer
+    that looks like a date would become another text.
     """
     file = Path(path).expanduser() if path is not None else None
     if file is None or not file.is_file():
@@ -40,7 +40,7 @@ def of_file(path: str | None, columns: Iterable[str]) -> list[dict]:
     return rows
 
 
-def of_hub(source: Hub, revision: str, columns: Iterable[str]) -> list[dict]:
+def of_hub(source: Hub, revision: str | None, columns: Iterable[str]) -> list[dict]:
     """Rows of a commit on the hub, each with these columns. Raises UserError."""
     rows = _downloaded(source, revision)
     for number, row in enumerate(rows):
@@ -72,7 +72,7 @@ def _check_columns(row: dict, columns: Iterable[str], where: str) -> None:
 
 
 @cache
-def _downloaded(source: Hub, revision: str) -> tuple[dict, ...]:
+def _downloaded(source: Hub, revision: str | None) -> tuple[dict, ...]:
     import datasets
 
     datasets.disable_progress_bars()

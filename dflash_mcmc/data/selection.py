@@ -26,8 +26,8 @@ class ProblemSelection:
 
     def check_choice(self) -> None:
         """Checks ids and shards. Raises ConfigError."""
-        for name, given in (("ids", self.ids), ("shards", self.shards)):
-            if given == []:
+        for name, values in (("ids", self.ids), ("shards", self.shards)):
+            if values == []:
                 raise ConfigError(f"dataset.{name}", [], "at least one, or null")
         if self.ids is not None and self.shards is not None:
             raise ConfigError("dataset.ids", self.ids, "null with dataset.shards: one of the two says which problems")

@@ -21,7 +21,7 @@ from dflash_mcmc.types import Problem
 
 LEVELS = (1, 2, 3, 4, 5)
 NUM_TEST_BUCKETS = 16
-"""One in so many problems belongs to the test split, by a hash of its numbers and operations."""
+"""Number of hash buckets of a problem's numbers and operations; one bucket is the test split."""
 
 NUM_TEST_PROBLEMS = 300
 _TEST_SEED = 2026
@@ -123,7 +123,8 @@ def make_solution(key: Key, problem: WordProblem) -> str:
 def _draw_problem(stream: Stream, level: int) -> WordProblem | None:
     person, thing = stream.choice(_PEOPLE), stream.choice(_THINGS)
     start = stream.integer(12, 99)
-    count, events = start, []
+    count = start
+    events: list[Event] = []
     while (left := level - sum(event.num_operations for event in events)) > 0:
         event = _draw_event(stream, count, left)
         if event is None:

@@ -1,13 +1,13 @@
 """CL-bench: tasks with contexts of 20,000 to 160,000 characters that have to be learnt from (Tencent Hunyuan).
 
-Its licence is for evaluation alone: no row of it is part of this repository. An answer is graded by rubrics, which a language
-model judges; there is none here, so that it is for probes that go along what the target says by itself.
+Its licence allows evaluation alone: no row of it is part of this repository. A language model judges an answer by rubrics.
+There is no such judge here, so that the dataset is for probes that teacher-force the target's own answers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.data.sources import FromFile
 from dflash_mcmc.errors import ConfigError, UserError
@@ -29,13 +29,13 @@ class ClBench(FromFile):
     category of the context.
     """
 
-    path: str | None = runtime("JSON Lines file with messages and metadata.task_id; needed, since where it lies on the hub "
-                               "is not known")
+    path: str | None = runtime("JSON Lines file with messages and metadata.task_id; needed, since its place on the hub is "
+                               "not known")
 
     required = ("messages", "metadata")
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that nothing is graded. Raises ConfigError."""
         from dflash_mcmc.config.schema import groups_of
 
         if "grader" in groups_of(config):
@@ -45,15 +45,17 @@ class ClBench(FromFile):
 
     def problem(self, row: dict, number: int) -> Problem:
         """The task of a row. Raises UserError where it has no conversation."""
-        metadata = row["metadata"] if isinstance(row["metadata"], dict) else {}
+        metadata: dict[str, Any] = row["metadata"] if isinstance(row["metadata"], dict) else {}
         question = _question(row["messages"], number)
-        return Problem(metadata.get("task_id"), question, "", subject=metadata.get("context_category"))
+        task: Any = metadata.get("task_id")  # one that is no text is refused with the problems
+        return Problem(task, question, "", subject=metadata.get("context_category"))
 
 
 def _question(messages: object, number: int) -> str:
     """The text of a conversation. Raises UserError where it is none, or has no turn of the user."""
     turns = messages if isinstance(messages, list) else []
-    texts = [(turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None) for turn in turns]
+    texts: list[tuple[Any, Any]] = [(turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+                                    for turn in turns]
     if not all(isinstance(text, str) for turn in texts for text in turn) or "user" not in dict(texts):
         raise UserError(f"dataset.path: row {number} has no conversation for its messages; allowed: a list of role and "
                         "content, both texts, with a turn of the user")

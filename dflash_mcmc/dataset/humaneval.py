@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class HumanEval(Benchmark):
     """HumanEval, from the hub (openai/openai_humaneval) or a JSON Lines file; for grader=code.
 
-    The question is the beginning of a file: imports, signature, docstring. A chat model is asked for all of it in a code
-    block, prompt=code; a base model goes on from it, prompt=plain with model.chat=false. The gold answer is what a grader
-    needs to run a completion: `prompt`, `test` and `entry_point` as JSON. The solution is the published body.
+    The question is the beginning of a file: imports, signature, docstring. A chat model writes all of it in a code block
+    (prompt=code); a base model continues it (prompt=plain with model.chat=false). The gold answer is JSON with the parts that
+    run a completion: `prompt`, `test` and `entry_point`. The solution is the published body.
     """
 
     path: str | None = runtime("JSON Lines file with task_id, prompt, entry_point, canonical_solution and test; null "
@@ -35,7 +35,7 @@ class HumanEval(Benchmark):
     required = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the grader runs programs. Raises ConfigError."""
         from dflash_mcmc.config.schema import groups_of
 
         Benchmark.check(self, config)

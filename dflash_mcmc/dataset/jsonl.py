@@ -1,9 +1,10 @@
-"""`dataset=jsonl`: any JSON Lines file of questions and gold answers; which field is which is told by the configuration."""
+"""`dataset=jsonl`: any JSON Lines file of questions and gold answers; the configuration names the fields."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from dflash_mcmc.data.sources import FromFile
 from dflash_mcmc.errors import UserError
@@ -18,7 +19,7 @@ _LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 @register("dataset", "jsonl")
 @dataclass(slots=True, kw_only=True)
 class JsonLines(FromFile):
-    """Any JSON Lines file. What is read is part of the identity, the names of the fields are not."""
+    """Any JSON Lines file. Its content is part of the identity, the names of the fields are not."""
 
     path: str | None = runtime("JSON Lines file, plain or .gz; needed")
     question_field: str = runtime("field of the question, a text")
@@ -42,8 +43,8 @@ class JsonLines(FromFile):
         return Problem(name, row[self.question_field], _written(row[self.answer_field]), level, subject, solution)
 
 
-def _written(value: object) -> object:
-    """A whole number as its digits. A number with a point stays one, and is refused: how it was written is lost."""
+def _written(value: Any) -> Any:
+    """A whole number as its digits. A number with a point stays a number and is refused, since its digits are lost."""
     return str(value) if type(value) is int else value
 
 

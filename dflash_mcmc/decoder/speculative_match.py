@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 @register("decoder", "speculative_match")
 @dataclass(slots=True, kw_only=True)
 class SpeculativeMatch(SpeculativeDecoder):
-    """Draw a token of the target behind each drafted one; keep them up to the first that differs from its draft.
+    """Draw a token of the target at each drafted one; keep them up to the first that differs from its draft.
 
     Each is drawn by the uniform of its position, as plain decoding does, so at one seed the tokens are those of plain
-    decoding whatever the draft is (in float32; in half precision up to near-ties). Daliri et al. 2024 (arXiv 2408.07978)
+    decoding for every draft (in float32; in half precision up to near-ties). Daliri et al. 2024 (arXiv 2408.07978)
     call it drafter-invariant.
     """
 
-    draft_temperature: float = identity("of the draft, whose tokens are drawn by the same uniforms as the target's; 0 "
+    draft_temperature: float = identity("temperature of the draft, drawn by the same uniforms as the target; 0 "
                                         "proposes its most likely tokens", ge=0)
-    trace: bool = runtime("keep what becomes of every block in the records, position by position")
-    fault: str | None = identity("a known mistake in place of the rule, for experiment=faults alone",
+    trace: bool = runtime("record the outcome of every block, position by position")
+    fault: str | None = identity("a known mistake instead of the rule, for experiment=faults alone",
                                  choices=("greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty"))
 
     def speculation(self, drafter: Drafter | None) -> Speculation:

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 @register("decoder", "speculative_rejection")
 @dataclass(slots=True, kw_only=True)
 class SpeculativeRejection(SpeculativeDecoder):
-    """Keep a drafted token with probability min(1, p / q); in place of the first that goes, a token of (p - q)+.
+    """Keep a drafted token with probability min(1, p / q); replace the first rejected one from (p - q)+.
 
     Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). The law of the tokens is that of plain
     decoding; the tokens of a seed are not.
     """
 
-    draft_temperature: float | None = identity("of the draft; null takes that of the law that is drawn from, 0 proposes "
+    draft_temperature: float | None = identity("temperature of the draft; null takes that of the sampler's draw, 0 proposes "
                                                "its most likely tokens", ge=0)
-    verification: str = identity("what is judged: token = each for itself; block = the longest prefix that passes, at least "
-                                 "as long on average (Sun et al. 2024, arXiv 2403.10444)", choices=("token", "block"))
-    trace: bool = runtime("keep what becomes of every block in the records, position by position")
-    fault: str | None = identity("a known mistake in place of the rule, for experiment=faults alone",
+    verification: str = identity("unit of verification: token = each token by itself; block = the longest prefix that passes, "
+                                 "at least as long on average (Sun et al. 2024, arXiv 2403.10444)", choices=("token", "block"))
+    trace: bool = runtime("record the outcome of every block, position by position")
+    fault: str | None = identity("a known mistake instead of the rule, for experiment=faults alone",
                                  choices=("argmax_proposal", "reject_then_p", "residual_by_draft_noise",
                                           "unprocessed_draft", "late_penalty"))
 

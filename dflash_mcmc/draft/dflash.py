@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.data.checkpoint import Checkpoint
@@ -27,24 +28,24 @@ class DFlashDraft(Draft):
     The tokens of a block are drawn independently of one another, given the target's features up to the anchor.
     """
 
-    path: str = runtime("folder of a checkpoint, or a hub name; what is in it is part of the identity, where it lies is not")
+    path: str = runtime("folder of a checkpoint, or a hub name; its content is part of the identity, its place is not")
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("precision of its weights and activations; auto = the checkpoint's own",
+    dtype: str = identity("precision of the draft's weights and activations; auto = the checkpoint's own",
                           choices=("auto", "float32", "bfloat16", "float16"))
-    block_size: int | None = identity("positions of a block, the anchor's included; at most what the draft was trained for, "
-                                      "which null takes", ge=2)
+    block_size: int | None = identity("positions of a block with its anchor; null takes the number that the draft was "
+                                      "trained for, which is also the largest", ge=2)
 
     presets = ("tiny",)
     reads_features = True
 
     def check(self, config: Config) -> None:
-        """The checkpoint must be there and fit the block, as far as it can be told without loading it. Raises UserError."""
+        """Checks that the checkpoint exists and fits the block, without loading it. Raises UserError."""
         self._checkpoint().check()
         if self._checkpoint().folder.is_dir():
             self._shape_for(self._checkpoint().folder)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The revision is in the content; what null and auto come to counts, not that they were said."""
+        """The revision is part of the content; null and auto count as the values that they stand for."""
         values: dict[str, object] = {"revision": None}
         if self._checkpoint().folder.is_dir():
             from dflash_mcmc.engine.speculative.dflash import checkpoint
@@ -55,11 +56,11 @@ class DFlashDraft(Draft):
         return values
 
     def fingerprint(self) -> str:
-        """Of what is in the checkpoint; see `Checkpoint.fingerprint`."""
+        """Hash of the checkpoint's content; see `Checkpoint.fingerprint`."""
         return self._checkpoint().fingerprint()
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
-        """The draft beside its target, on its device. Raises UserError where the two do not belong together."""
+        """The draft on its target's device. Raises UserError where the two do not fit together."""
         from dflash_mcmc.engine.speculative.dflash import checkpoint
         from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
@@ -69,7 +70,7 @@ class DFlashDraft(Draft):
                                      vocab_size=target.vocab_size, num_layers=len(target.layers))
         return DFlashDrafter(_load(str(folder), self.dtype, str(target.device)), target, block_size)
 
-    def _shape_for(self, folder: object) -> int:
+    def _shape_for(self, folder: Path) -> int:
         """The block size, once the checkpoint's config is known to be one of ours."""
         from dflash_mcmc.engine.speculative.dflash import checkpoint
 
@@ -84,8 +85,6 @@ class DFlashDraft(Draft):
 
 @lru_cache(maxsize=1)
 def _load(folder: str, dtype: str, device: str) -> DFlash:
-    from pathlib import Path
-
     import torch
 
     from dflash_mcmc.engine.speculative.dflash import checkpoint

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 @register("draft", "ngram")
 @dataclass(slots=True, kw_only=True)
 class NgramDraft(Draft):
-    """What followed the last time that the latest tokens occurred in prompt or generation. It has no density."""
+    """Proposes what followed the last occurrence of the latest tokens in prompt or generation. It has no density."""
 
-    num_drafted: int = identity("tokens of a block", ge=1)
-    longest: int = identity("tokens that are looked for, at most; the longest suffix found counts", ge=1)
+    num_drafted: int = identity("number of tokens of a block", ge=1)
+    longest: int = identity("longest suffix, in tokens, that is looked up; the longest one found counts", ge=1)
 
     has_density = False
 

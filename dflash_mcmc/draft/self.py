@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SelfDraft(Draft):
     """The target as its own draft, token by token, at `decoder.draft_temperature`: a control, no faster than plain."""
 
-    num_drafted: int = identity("tokens of a block", ge=1)
+    num_drafted: int = identity("number of tokens of a block", ge=1)
 
     def load(self, target: LanguageModel) -> SelfDrafter:
         """The drafter; it runs the target."""

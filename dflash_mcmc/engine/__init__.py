@@ -1,1 +1,1 @@
-"""Engines: they run chains. `batched` is the fast one, `reference` the obviously right one, `tabular` the exact one."""
+"""Engines run chains: `batched` is fast, `oracle/reference` is obviously right, `oracle/tabular` enumerates."""

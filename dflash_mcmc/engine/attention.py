@@ -1,9 +1,9 @@
-"""Attention over a slot cache, registered with `transformers` beside its own implementations.
+"""Attention over a slot cache, registered as implementations of `transformers`.
 
 `grouped`: the queries of all heads that share a key head are one matrix, so that keys and values are read once and never
 repeated for each head. On a CPU it is faster than PyTorch's fused kernel at the short lengths of decoding.
 `ragged`: the kernel of the flash-attn package for caches whose rows are filled to different lengths (Dao 2023,
-arXiv 2307.08691). (A name with "flash" in it would have `transformers` look for a kernel of that name.)
+arXiv 2307.08691). (For a name with "flash" in it, `transformers` would look for a kernel of that name.)
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dflash_mcmc.errors import ConfigError
 CHOICES = ("auto", "grouped", "sdpa", "eager", "flash_attention_2")
 
 ADDITIVE = ("grouped", "eager")
-"""Implementations whose mask is added to the scores: made once a forward, not once a layer."""
+"""Implementations whose mask is added to the scores. It is made once a forward, not once a layer."""
 
 
 def implementation(choice: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The name, in `transformers`' registry, of what a choice comes to. Raises ConfigError where it cannot run."""
+    """The name of a choice in `transformers`' registry. Raises ConfigError where it cannot run."""
     if choice == "auto":
         return "grouped" if device.type == "cpu" else "sdpa"
     if choice != "flash_attention_2":
@@ -38,16 +38,17 @@ def implementation(choice: str, device: torch.device, dtype: torch.dtype) -> str
 
 
 def padding(implementation: str, prefill_chunk: int, num_drafted: int = 0) -> int:
-    """Positions behind a sequence that its padding, or a block that is drafted beyond its end, takes.
+    """Positions after a sequence that padding, or a block drafted beyond its end, needs.
 
-    A mask lets all padding fall on one position; flash-attn takes queries for the last tokens of a row, so that each needs
-    its own.
+    With a mask all padding can share one position. flash-attn takes queries for the last tokens of a row, so that each token
+    needs a position of its own.
     """
     return max(prefill_chunk if implementation == "ragged" else 1, num_drafted + 1)
 
 
 def grouped_attention(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
+    module: torch.nn.Module | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
     scaling: float | None = None, dropout: float = 0.0, **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """Softmax attention.
@@ -81,7 +82,7 @@ def ragged_attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor,
     scaling: float | None = None, dropout: float = 0.0, **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """The same from flash-attn; the mask tells only how far each row is filled: queries are its last tokens."""
+    """The same from flash-attn. The mask gives only the filled length of each row; queries are its last tokens."""
     from flash_attn import flash_attn_with_kvcache
 
     filled = attention_mask[:, 0, -1].sum(dim=-1, dtype=torch.int32)

@@ -68,8 +68,8 @@ class BatchedEngine:
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
-                 options: Options = DEFAULTS, prompt_length: int | None = None, speculation: Speculation | None = None,
-                 drafter: Drafter | None = None):
+                 options: Options = DEFAULTS, prompt_length: int | None = None,
+                 speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None):
         if model.max_positions is not None and max_length > model.max_positions:
             raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
                             f"{model.max_positions} (the model's)")
@@ -103,6 +103,10 @@ class BatchedEngine:
     def counters(self) -> Counters:
         """What the engine has done so far."""
         return self._meter.counters
+
+    def reset_counters(self) -> None:
+        """Sets the counters to zero."""
+        self._meter.counters = Counters()
 
     def run(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished]:
         """Yields chains as they end. `chains` are (tag, generator) pairs, taken a few ahead of the free slots."""
@@ -158,7 +162,8 @@ def _prompts(runner: ModelRunner, options: Options, num_slots: int, longest: int
     return PromptReader(runner, SlotCache(model.cache_shape, rows, length, model.device, companion))
 
 
-def _stepper(runner: ModelRunner, speculation: Speculation | None, whole_blocks: bool) -> tuple[Stepper, Tracer | None]:
+def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
+             whole_blocks: bool) -> tuple[Stepper, Tracer | None]:
     """What makes the decode steps, and what traces them."""
     if speculation:
         speculator = Speculator(runner, speculation)

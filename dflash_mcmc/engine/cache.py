@@ -1,8 +1,8 @@
-"""The keys and values of all slots: preallocated, one row a slot, each row at its own position.
+"""The KV cache of all slots: preallocated, a row for each slot, each row at its own position.
 
-It is a `transformers` cache, so that unmodified models run on it: what a layer writes is scattered to each row's own
-positions, and the mask that goes with a forward lets a query see the keys up to its own position. Rolling back is only
-a smaller position; what lies above it is never read before it is overwritten.
+It is a `transformers` cache, so that unmodified models run on it. The output of a layer is scattered to each row's own
+positions, and the mask of a forward lets a query see the keys up to its own position. A rollback is only a smaller
+position: larger positions are overwritten before they are read again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class CacheShape(NamedTuple):
-    """What one token of one sequence leaves in a cache."""
+    """Shape of the keys and values of one token of one sequence."""
 
     num_layers: int
     num_heads: int
-    """Of keys and values."""
+    """Heads of keys and values."""
     key_dim: int
     value_dim: int
     dtype: torch.dtype
@@ -33,6 +33,8 @@ class SlotLayer(CacheLayerMixin):
 
     is_sliding = False
     is_croppable = True
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor):
         super().__init__()
@@ -44,7 +46,7 @@ class SlotLayer(CacheLayerMixin):
         self.key_length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: a slot cache is allocated as a whole."""
+        """Does nothing: a slot cache is allocated as a whole."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
@@ -67,23 +69,23 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """A SlotLayer for each decoder layer, aimed at the same rows and positions before each forward.
+    """A SlotLayer for each decoder layer. `aim` sets rows and positions before each forward.
 
     Attributes:
-        keys, values: (num_layers, num_rows, num_heads, length, dim): the memory of all layers, so that a span of a row is
-            copied in all of them at once.
-        companion: what a draft keeps of the same tokens, in a cache of its own that grows and is copied along; None for
-            nothing.
+        keys, values: (num_layers, num_rows, num_heads, length, dim), the memory of all layers: a span of a row is copied in
+            all layers at once.
+        companion: a draft's cache for the same tokens, which grows and is copied together with this one; None without one.
     """
 
     def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
                  companion: CacheShape | None = None):
         self.keys, self.values = (
-            # Zeros: a masked position has weight zero, and zero times what lies in fresh memory may be no number.
+            # Zeros, since a masked position has weight zero, and zero times a value of fresh memory may be NaN.
             torch.zeros(shape.num_layers, num_rows, shape.num_heads, length, dim, dtype=shape.dtype, device=device)
             for dim in (shape.key_dim, shape.value_dim)
         )
-        super().__init__(layers=[SlotLayer(*layer) for layer in zip(self.keys, self.values, strict=True)])
+        self.slot_layers = [SlotLayer(*layer) for layer in zip(self.keys, self.values, strict=True)]
+        super().__init__(layers=[*self.slot_layers])
         self._row_ids = torch.arange(num_rows, device=device)[:, None]
         self.companion = None if companion is None else SlotCache(companion, num_rows, length, device)
 
@@ -100,17 +102,17 @@ class SlotCache(Cache):
         return self.companion
 
     def reserve(self, length: int) -> None:
-        """Makes rows at least so long.
+        """Makes rows at least `length` long.
 
-        A cache that is no longer than its longest sequence is read as one piece of memory: on a CPU a decode step of many
-        rows is a fifth faster than in one with room to spare (LOG.md), so there it grows as it is needed.
+        A cache that is no longer than its longest sequence is read as one piece of memory. On a CPU this makes a decode step
+        of many rows a fifth faster (LOG.md), so that there the cache grows on demand.
         """
         if length <= self.length:
             return
         more = (0, 0, 0, length - self.length)
-        for name in ("keys", "values"):  # one after the other: only one of them is there twice meanwhile
+        for name in ("keys", "values"):  # one after the other, so that only one exists twice at a time
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), more))
-            for layer, memory in zip(self.layers, getattr(self, name), strict=True):
+            for layer, memory in zip(self.slot_layers, getattr(self, name), strict=True):
                 setattr(layer, name, memory)
         if self.companion is not None:
             self.companion.reserve(length)
@@ -118,7 +120,7 @@ class SlotCache(Cache):
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         """The next forward writes `rows` (the first ones, or int64 indices) at `positions`, int64 (rows, queries)."""
         row_ids = self._row_ids[rows]
-        for layer in self.layers:
+        for layer in self.slot_layers:
             layer.rows, layer.row_ids, layer.positions, layer.key_length = rows, row_ids, positions, key_length
 
     def write(self, rows: slice | torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -129,9 +131,10 @@ class SlotCache(Cache):
         self.values[:, row_ids, :, positions] = values.permute(1, 3, 0, 2, 4)
 
     def at(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `write` would have written there."""
+        """The keys and values at these positions, in the shapes of `write`."""
         row_ids = self._row_ids[rows]
-        return tuple(memory[:, row_ids, :, positions].permute(2, 0, 3, 1, 4) for memory in (self.keys, self.values))
+        keys, values = (memory[:, row_ids, :, positions].permute(2, 0, 3, 1, 4) for memory in (self.keys, self.values))
+        return keys, values
 
     def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
         """Copies positions `start` to `stop - 1` of a row of a cache (this one or another) into a row of this one."""
@@ -141,7 +144,7 @@ class SlotCache(Cache):
             self.companion.copy(source.drafts, source_row, row, start, stop)
 
     def clear(self, row: int | slice = slice(None)) -> None:
-        """Forgets a row, or all: what is masked has weight zero, but zero times what is no number is no number."""
+        """Sets a row, or all rows, to zero: a masked position has weight zero, but zero times NaN is NaN."""
         self.keys[:, row] = 0
         self.values[:, row] = 0
         if self.companion is not None:

@@ -1,6 +1,6 @@
-"""The shapes that forwards are kept to.
+"""The shapes of forwards.
 
-On a CPU in float32 the numbers of a row must not depend on what else is in the batch: rows in eights and keys in 64s see to it
+On a CPU in float32 the numbers of a row must not depend on the rest of the batch. Multiples of 8 rows and 64 keys ensure it
 (LOG.md, "Bits"). On a GPU each shape is a captured graph, so there are few: powers of two.
 """
 
@@ -25,7 +25,7 @@ class Ladder(NamedTuple):
         return self._fit(rows, self.row_step)
 
     def keys(self, length: int) -> int:
-        """Length of the keys that a decode step looks at."""
+        """Length of the keys of a decode step."""
         return self._fit(length, self.key_step)
 
     def _fit(self, value: int, step: int) -> int:
@@ -42,6 +42,6 @@ def ladder_of(device: torch.device) -> Ladder:
 
 
 def cache_size(device: torch.device, num_rows: int, max_length: int, padding: int) -> tuple[int, int]:
-    """(rows, length) of a cache for sequences of `max_length`, with positions behind them for padding."""
+    """(rows, length) of a cache for sequences of `max_length`, with positions after them for padding."""
     ladder = ladder_of(device)
     return ladder.batch(num_rows), round_up(max_length + padding, ladder.key_step)

@@ -1,9 +1,10 @@
-"""A loaded target: the parts of a transformers causal language model that the engines use, found and checked."""
+"""A loaded target: the parts of a `transformers` causal language model that the engines use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,35 +16,35 @@ _LAYER_NAMES = ("layers", "h")
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f")
 _FULL_ATTENTION = {"full_attention", "attention", "sliding_attention"}
 _GROWING_ROPES = ("dynamic", "longrope")
-"""Rotations that change for all positions once the longest of the batch passes the original length."""
+"""Rotations that change for all positions when the longest sequence of the batch exceeds the original length."""
 
 
 class LanguageModel:
     """A causal language model with its tokenizer.
 
     Attributes:
-        decoder: maps token ids to the hidden state behind the final norm.
+        decoder: maps token ids to the hidden state after the final norm.
         head: linear, hidden state to logits.
         layers: the decoder layers; `tapped` reads their outputs.
         vocab_size: rows of the head.
         forbidden: bool (vocab_size,), ids without a token (padding rows): they can never be drawn.
-        stop_ids: every id that ends a generation, by generation_config, config and tokenizer together.
-        cache_shape: of the keys and values that a token leaves.
-        capturable: whether a forward can be captured as a CUDA graph: a rotation that grows looks at the positions.
-        max_positions: longest sequence, prompt included, on which the model is plain full attention: within a sliding
-            window it is, beyond it is not.
+        stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
+        cache_shape: shape of the keys and values of a token.
+        capturable: whether a forward can be captured as a CUDA graph; a growing rotation looks at the positions.
+        max_positions: longest sequence, prompt included, on which the model is plain full attention, as within a sliding
+            window.
     """
 
-    def __init__(self, model: torch.nn.Module, tokenizer: object | None = None, stop_ids: Iterable[int] = ()):
-        self.decoder, self.head = model.base_model, model.get_output_embeddings()
-        self.config, self.tokenizer = model.config, tokenizer
+    def __init__(self, model: torch.nn.Module, tokenizer: Any = None, stop_ids: Iterable[int] = ()):
+        self.decoder, self.head, self.config = _parts(model)
+        self.tokenizer = tokenizer
         self.device, self.dtype = self.head.weight.device, self.head.weight.dtype
         self.layers = _find(self.decoder, _LAYER_NAMES)
         self.final_norm = _find(self.decoder, _NORM_NAMES)
         self.vocab_size = self.head.weight.shape[0]
         self.max_positions = _max_positions(self.config)
         self.capturable = _rope(self.config).get("rope_type") not in _GROWING_ROPES
-        # Rounding logits to bfloat16 would cost up to 0.1 nat a token, times alpha: the head's product is in float32.
+        # Logits rounded to bfloat16 would have errors of up to 0.1 nat a token, times alpha. So the head works in float32.
         self._head_weight = self.head.weight.detach().float()
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         self.forbidden = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.device)
@@ -55,11 +56,11 @@ class LanguageModel:
         self.cache_shape = _cache_shape(model, self.device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 logits (..., vocab_size) of hidden states behind the final norm; -inf where no token is."""
+        """Float32 logits (..., vocab_size) of hidden states after the final norm; -inf for ids without a token."""
         return torch.nn.functional.linear(hidden.float(), self._head_weight, self._head_bias)
 
     def forbid(self, tokens: Sequence[int]) -> None:
-        """Gives tokens the logit -inf, through the head's bias: so it takes no pass over the vocabulary of its own."""
+        """Gives tokens the logit -inf through the head's bias, which needs no extra pass over the vocabulary."""
         if not len(tokens):
             return
         self.forbidden[torch.tensor(tokens, device=self.device)] = True
@@ -67,7 +68,7 @@ class LanguageModel:
         self._head_bias = bias.masked_fill(self.forbidden, -torch.inf)
 
     @contextmanager
-    def tapped(self, layers: tuple[int, ...]):
+    def tapped(self, layers: tuple[int, ...]) -> Iterator[list[torch.Tensor]]:
         """Yields a list that each forward inside fills with the outputs of these decoder layers, in this order."""
         outputs: list[torch.Tensor] = [torch.empty(0)] * len(layers)
 
@@ -84,8 +85,8 @@ class LanguageModel:
                 handle.remove()
 
     @contextmanager
-    def attending(self, implementation: str):
-        """Inside, attention is computed by this implementation of `transformers`' registry."""
+    def attending(self, implementation: str) -> Iterator[None]:
+        """Inside, this implementation of `transformers`' registry computes attention."""
         before = self.config._attn_implementation
         self.decoder.set_attn_implementation(implementation)
         try:
@@ -94,11 +95,11 @@ class LanguageModel:
             self.decoder.set_attn_implementation(before)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
-        """Token ids of a prompt, int64. A chat template writes its special tokens itself; bare text gets the model's own."""
+        """Token ids of a prompt, int64. A chat template writes its own special tokens; bare text gets the model's."""
         return np.array(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int64)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of generated tokens without special tokens; think tags stay, since answers are looked for behind them."""
+        """Text of generated tokens, without special tokens. Think tags stay, since graders look for answers after them."""
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
 
     def _refuse_unsupported(self, model: torch.nn.Module) -> None:
@@ -116,7 +117,12 @@ class LanguageModel:
                             "scale); allowed: a plain linear head")
 
 
-def _cache_shape(model: torch.nn.Module, device: torch.device) -> CacheShape:
+def _parts(model: Any) -> tuple[Any, Any, Any]:
+    """Decoder, head and config of a model of `transformers`."""
+    return model.base_model, model.get_output_embeddings(), model.config
+
+
+def _cache_shape(model: Any, device: torch.device) -> CacheShape:
     with torch.inference_mode():
         cache = model.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=True).past_key_values
     shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in cache.layers}
@@ -126,7 +132,7 @@ def _cache_shape(model: torch.nn.Module, device: torch.device) -> CacheShape:
     return CacheShape(len(cache.layers), *shapes.pop())
 
 
-def _find(decoder: torch.nn.Module, names: tuple[str, ...]) -> torch.nn.Module:
+def _find(decoder: Any, names: tuple[str, ...]) -> Any:
     for name in names:
         if hasattr(decoder, name):
             return getattr(decoder, name)
@@ -134,7 +140,7 @@ def _find(decoder: torch.nn.Module, names: tuple[str, ...]) -> torch.nn.Module:
                     "laid out as Qwen, Llama or GPT-2")
 
 
-def _max_positions(config: object) -> int | None:
+def _max_positions(config: Any) -> int | None:
     limits = [getattr(config, "max_position_embeddings", None)]
     if getattr(config, "use_sliding_window", True):
         limits.append(getattr(config, "sliding_window", None))
@@ -145,11 +151,11 @@ def _max_positions(config: object) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _rope(config: object) -> dict:
+def _rope(config: Any) -> dict:
     return getattr(config, "rope_parameters", None) or {}
 
 
-def _stop_ids(model: torch.nn.Module, tokenizer: object | None) -> set[int]:
+def _stop_ids(model: Any, tokenizer: object | None) -> set[int]:
     sources = (getattr(model, "generation_config", None), model.config, tokenizer)
     found: set[int] = set()
     for source in sources:

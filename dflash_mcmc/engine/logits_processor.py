@@ -1,7 +1,7 @@
-"""`SamplingParams` applied to rows of logits, and the draw by inverse transform: the same code for every row of a batch.
+"""`SamplingParams` applied to rows of logits, and draws by inverse transform: the same code for every row of a batch.
 
-Work on the whole vocabulary is in float32 and done once: weights exp(logit - max), and their sums over blocks of token ids.
-What is added up is added in float64, over the blocks and then inside the one block that a token lies in.
+Work on the whole vocabulary is done once, in float32: weights exp(logit - max), and their sums over blocks of token ids. Sums
+are in float64, over the blocks and then inside the one block that contains a token.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Weights(NamedTuple):
     upto: torch.Tensor
 
     def log_probability(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Of one token a row, int64 (rows,): float64 (rows,), in nats."""
+        """Log-probability of one token a row, int64 (rows,): float64 (rows,), in nats."""
         logits = self.logits.gather(1, tokens[:, None])
         return ((logits - self.maximum).double() - self.upto[:, -1:].log())[:, 0]
 
 
 def weigh(logits: torch.Tensor) -> Weights:
-    """Weights of float32 logits (rows, vocabulary); each row has a finite one."""
+    """Weights of float32 logits (rows, vocabulary). Each row must have a finite logit."""
     maximum = logits.amax(dim=-1, keepdim=True)
     return _summed(logits, maximum, (logits - maximum).exp())
 
 
 def of_values(values: torch.Tensor) -> Weights:
-    """Weights that are given, (rows, vocabulary), not negative; each row has a positive one."""
+    """Weights from unnormalised probabilities (rows, vocabulary) >= 0. Each row must have a positive one."""
     return _summed(values.log(), torch.zeros_like(values[:, :1]), values)
 
 
@@ -59,17 +59,19 @@ def _summed(logits: torch.Tensor, maximum: torch.Tensor, values: torch.Tensor) -
 
 
 def process(logits: torch.Tensor, params: SamplingParams, seen: torch.Tensor | None) -> torch.Tensor:
-    """Logits of the law, up to a constant for each row.
+    """Processed logits, up to a constant for each row.
 
     Args:
         logits: float32 (rows, vocabulary); -inf where a token can never be drawn.
-        law: at temperature 0 a point mass on the most likely token, the smallest id among equals.
+        params: at temperature 0 the result is a point mass on the most likely token, the smallest id among equals.
         seen: bool (rows, vocabulary), tokens in prompt or generation; needed only for a repetition penalty.
 
     Returns:
-        float32 (rows, vocabulary) with -inf outside the law's support.
+        float32 (rows, vocabulary), with -inf outside the support.
     """
     if params.repetition_penalty != 1.0:
+        if seen is None:
+            raise ValueError("a repetition penalty needs the tokens that are present")
         penalised = torch.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
         logits = torch.where(seen, penalised, logits)
     if params.temperature == 0.0:
@@ -95,12 +97,12 @@ def draw(weights: Weights, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.
     """Tokens by inverse transform over token ids.
 
     Args:
-        weights: of the law.
+        weights: of the processed logits.
         uniforms: float64 (rows,), inside (0, 1).
 
     Returns:
         (tokens, intervals): int64 (rows,), never a token of probability zero; float64 (rows, 2), the uniforms that give it.
-        Any token where the weights are not numbers.
+        Where the weights are not numbers, the tokens are arbitrary.
     """
     total = weights.upto[:, -1:]
     point = _below(uniforms[:, None] * total, total)
@@ -113,7 +115,7 @@ def draw(weights: Weights, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def intervals(weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
-    """The uniforms that `draw` turns into given tokens, int64 (rows,): float64 (rows, 2)."""
+    """The uniforms that `draw` maps to given tokens, int64 (rows,): float64 (rows, 2)."""
     size = weights.values.shape[-1]
     return _interval(weights, *_within(weights, (tokens // size)[:, None]), (tokens % size + 1)[:, None])
 
@@ -126,7 +128,7 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _within(weights: Weights, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sums before each token inside one block a row, and over all of it; sum before the block).
+    """(sums before each token of one block a row, and over the whole block; sum before the block).
 
     Float64 (rows, block length + 1) and (rows, 1).
     """
@@ -139,17 +141,17 @@ def _within(weights: Weights, block: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def _interval(weights: Weights, upto: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Of the tokens that the sums number `after` end with."""
+    """Intervals of the tokens with which the sums number `after` end."""
     return (before + upto.gather(1, torch.cat([after - 1, after], dim=1))) / weights.upto[:, -1:]
 
 
 def _below(point: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Below the total, where rounding has put it on or above: searching for it then ends at a token with some weight."""
+    """The point moved below the total, where rounding put it on or above. The search then ends at a token with weight."""
     return torch.minimum(point, total * (1.0 - 2.0**-52))
 
 
 def _rank(logits: torch.Tensor) -> torch.Tensor:
-    """Rank of each token in its row, 0 the most likely; equals in the order of token ids."""
+    """Rank of each token in its row, from 0 for the most likely. Ties are in the order of token ids."""
     order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
     ranks = torch.arange(logits.shape[-1], device=logits.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, ranks)

@@ -113,9 +113,11 @@ class ModelRunner:
             forwards += 1
         return forwards
 
-    def _sent(self, rows: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> tuple[torch.Tensor, ...]:
-        """The same on the model's device."""
-        return tuple(torch.from_numpy(array).to(self.model.device) for array in (rows, tokens, positions))
+    def _sent(self, rows: np.ndarray, tokens: np.ndarray,
+              positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same arrays on the model's device."""
+        sent = [torch.from_numpy(array).to(self.model.device) for array in (rows, tokens, positions)]
+        return sent[0], sent[1], sent[2]
 
     def _laid(self, cache: SlotCache, first: np.ndarray, size: int) -> tuple[np.ndarray, int]:
         """Positions of pieces that begin at `first`, and the length of the keys that they look at.

@@ -13,12 +13,13 @@ from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.rows import DrawnTokens
 from dflash_mcmc.engine.slot_memory import SlotMemory
 from dflash_mcmc.engine.slots import Slot, reading_cost
+from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
 from dflash_mcmc.ops import Draw, Operation, Score, grid_origin
 from dflash_mcmc.types import Trajectory
 
 
-class NotNumbers(ArithmeticError):
+class UnusableLogits(ArithmeticError):
     """The logits of an operation are not numbers."""
 
 
@@ -33,14 +34,14 @@ class Operations:
         stop_ids: tokens that end a generation.
     """
 
-    def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation | None, options: Options,
+    def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation[Drafter] | None, options: Options,
                  stop_ids: Collection[int]):
         self._memory, self._loop, self._speculation = memory, loop, speculation
         self._options, self._stop_ids = options, stop_ids
         self._runner, self._grid = memory.runner, memory.runner.grid
 
     def answer(self, slot: Slot, row: int, operation: Operation) -> Trajectory | None:
-        """The answer; None for a draw that needs decode steps, which has then begun. Raises NotNumbers."""
+        """The answer; None for a draw that needs decode steps, which has then begun. Raises UnusableLogits."""
         if isinstance(operation, Score):
             return self._score(slot, row, operation)
         uniforms = uniforms_of(operation)
@@ -103,7 +104,7 @@ class Operations:
         found = scoring.scores(self._runner, self._memory.cache, row, score, sequence)
         if found is None:
             self._memory.cache.clear(row)
-            raise NotNumbers
+            raise UnusableLogits
         slot.held = sequence[:-1]
         slot.charge(token_forwards=len(given), blocks_drafted=self._blocks(score, start + 1, len(sequence)))
         return trajectory.extended(given, *found, int(given[-1]) in self._stop_ids)

@@ -1,4 +1,4 @@
-"""How much memory an engine takes, told before it is made."""
+"""The memory that an engine will take, predicted before the engine is built."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import ranks
 
 _SHARE = 0.9
-"""Of the free memory, what is planned with: the rest is for what other processes come to need."""
+"""Share of the free memory that a plan uses. The rest is left to other processes."""
 _MOST_SLOTS = 256
-"""Where the number of slots is left to the plan: more rows hardly raise the rate (LOG.md)."""
+"""Largest number of slots that a plan chooses by itself: more rows hardly increase the rate (LOG.md)."""
 _GB = 1e9
 _ROW_STATE_BYTES = 8 + 8 + 4 * 8
-"""Of a position of a row: token, uniform and four scores."""
+"""Bytes for a position of a row: token, uniform and four scores."""
 _LOGIT_COPIES = 5
-"""Float32 arrays of the size of the logits that are alive at once in a step."""
+"""Float32 arrays of the size of the logits that a step holds at once."""
 _BLOCK_COPIES = 12
-"""The same in a step of a block: those of the draft too, and what a rule makes of both."""
+"""The same in a step of a block, including those of the draft and of the rule."""
 
 
 class MemoryPlan(NamedTuple):
@@ -36,11 +36,11 @@ class MemoryPlan(NamedTuple):
     caches: int
     """Keys and values of all slots, their spare rows and the prompts read ahead."""
     step: int
-    """The work of a decode step, most of it logits."""
+    """Working memory of a decode step, most of it for logits."""
     reading: int
-    """The work of reading prompts."""
+    """Working memory of reading prompts."""
     growing: int
-    """What a cache takes more while it grows."""
+    """Additional memory of a cache while it grows."""
 
     @property
     def total(self) -> int:
@@ -49,7 +49,7 @@ class MemoryPlan(NamedTuple):
 
 def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length: int, options: Options,
             drafter: Drafter | None = None) -> MemoryPlan:
-    """The memory of an engine, the weights of model and draft not counted."""
+    """The memory of an engine, without the weights of model and draft."""
     num_drafted = drafter.num_drafted if drafter else 0
     implementation = attention.implementation(options.attention, model.device, model.dtype)
     padding = attention.padding(implementation, options.prefill_chunk, num_drafted)
@@ -64,19 +64,19 @@ def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length
     caches = positions * token_bytes + rows * length * row_bytes
     copies = _BLOCK_COPIES if drafter else _LOGIT_COPIES
     step = rows * (1 + num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
-    # Where a rejected proposal or a path is read anew, every row may have something to read at once.
+    # Where sequences are read again after a rejection, all rows may have something to read at once.
     readers, keys = (ahead, prompt_length) if ahead and options.keep_current else (rows, length)
     chunk = min(options.prefill_chunk, keys)
     gathered = keys * model.cache_shape.token_bytes() // model.cache_shape.num_layers
     reading = max(readers, 1) * (_activation_bytes(model, chunk, keys) + gathered)
-    # On a CPU a cache grows: its keys, or its values, are there twice for a moment.
+    # On a CPU a cache grows, and for a moment its keys or its values exist twice.
     growing = rows * length * token_bytes // 2 if model.device.type == "cpu" else 0
     return MemoryPlan(num_slots, max_length, caches, step, reading, growing)
 
 
 def plan(model: LanguageModel, num_slots: int | None, num_chains: int, max_length: int, prompt_length: int, options: Options,
          memory_gb: float | None, drafter: Drafter | None = None) -> MemoryPlan:
-    """The plan for a number of slots, or for as many as fit. Raises ConfigError where even that is too much."""
+    """The plan for a number of slots, or for as many as fit. Raises ConfigError where they do not fit."""
     limit = memory_gb * _GB if memory_gb is not None else _SHARE * free_bytes(model.device)
     wanted = min(num_slots or _MOST_SLOTS, num_chains)
 
@@ -97,16 +97,16 @@ def plan(model: LanguageModel, num_slots: int | None, num_chains: int, max_lengt
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that this process can have on a device."""
+    """Memory of a device that is available to this process."""
     if device.type == "cuda":
-        # What an earlier job of a sweep has left in PyTorch's own pool is free too.
+        # Memory that an earlier job of a sweep left in PyTorch's own pool is free as well.
         pooled = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + pooled
     return psutil.virtual_memory().available // ranks.local_world_size()
 
 
 def _activation_bytes(model: LanguageModel, queries: int, keys: int) -> int:
-    """Of one row in a forward: the widest point of a layer and its attention scores."""
+    """Bytes of one row in a forward: the widest activations of a layer and its attention scores."""
     config = model.config
     width = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or 4 * width

@@ -1,8 +1,8 @@
 """Prompts, read ahead of the chains that start from them.
 
-A prompt read alone takes a forward of its own beside every few decode steps. So the prompts of the chains that come next are
-read together into a small cache, and a chain that starts copies its prompt's keys and values into its slot; chains that
-share a prompt share its reading.
+A prompt that is read alone takes a forward of its own every few decode steps. So the prompts of the next chains are read
+together into a small cache, and a chain that starts copies the keys and values of its prompt into its slot. Chains with the
+same prompt share its reading.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class PromptReader:
     """Keys and values of a few prompts.
 
     Args:
-        runner: reads them.
-        cache: a row for each prompt.
+        runner: reads the prompts.
+        cache: a cache with a row for each prompt.
     """
 
     def __init__(self, runner: ModelRunner, cache: SlotCache):
@@ -30,11 +30,11 @@ class PromptReader:
 
     @property
     def num_rows(self) -> int:
-        """Prompts that fit."""
+        """The number of prompts that fit."""
         return self._cache.keys.shape[1]
 
     def read(self, prompts: Sequence[np.ndarray]) -> tuple[int, int]:
-        """Reads those that are not there yet; what is not among them may go. Returns the number of tokens and forwards."""
+        """Reads the missing prompts, and drops all others. Returns the number of tokens and forwards."""
         wanted = {prompt.tobytes(): prompt for prompt in prompts}
         for name in [name for name in self._rows if name not in wanted]:
             self._free.append(self._rows.pop(name))
@@ -42,7 +42,7 @@ class PromptReader:
         for name, prompt in wanted.items():
             if name not in self._rows:
                 self._rows[name] = self._free.pop()
-                self._cache.clear(self._rows[name])  # of what an earlier prompt may have left that is no number
+                self._cache.clear(self._rows[name])  # an earlier prompt may have left numbers that are not finite
                 spans.append(Span(self._rows[name], prompt, 0, len(prompt) - 1))
         return sum(span.stop for span in spans), self._runner.read(self._cache, spans)
 

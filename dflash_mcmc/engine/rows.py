@@ -1,4 +1,4 @@
-"""The device's half of the live chains: a row of tensors for each slot, written and read a batch of rows at a time."""
+"""The device's state of the live chains: a row of tensors for each slot, written and read in batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Status(enum.IntEnum):
-    """Of a row. Only a live row changes in a step; the others are computed beside it and left as they are."""
+    """Status of a row. A step computes all rows of the batch, and changes only live ones."""
 
     LIVE = 0
     DONE = 1
@@ -23,10 +23,10 @@ class Status(enum.IntEnum):
 
 
 class Start(NamedTuple):
-    """A draw that begins in a row. Positions count from the start of the prompt.
+    """The start of a draw in a row. Positions count from the start of the prompt.
 
-    `fed` is the token at `first - 1`; `uniforms` are those of positions `first` to `last`, and `noise` (last - first + 1, k)
-    those of blocks whose anchors are at `first - 1` to `last - 1`. `origin` is the position of the first generated token. The
+    `fed` is the token at `first - 1`. `uniforms` belong to positions `first` to `last`, and `noise` (last - first + 1, k) to
+    blocks whose anchors are at `first - 1` to `last - 1`. `origin` is the position of the first generated token. The
     draw is abandoned once weight + (log_length - log(generated tokens) where log_length is finite) <= floor.
     """
 
@@ -45,7 +45,7 @@ class Start(NamedTuple):
 
 
 class RowProgress(NamedTuple):
-    """Of the first rows, on the host, int64 (rows,) each, as in `Rows`."""
+    """State of the first rows, on the host, int64 (rows,) each, as in `Rows`."""
 
     position: np.ndarray
     status: np.ndarray
@@ -55,12 +55,12 @@ class RowProgress(NamedTuple):
     kept: np.ndarray
 
     def counts(self, row: int) -> RowCounts:
-        """Of one row."""
+        """Counts of one row."""
         return RowCounts(*(int(values[row]) for values in (self.rounds, self.fed, self.blocks, self.kept)))
 
 
 class RowCounts(NamedTuple):
-    """Of a draw: steps, positions that the target was evaluated at, blocks that were drafted, drafted tokens that it kept."""
+    """Counts of a draw: steps, positions at which the target was evaluated, drafted blocks, drafted tokens that were kept."""
 
     rounds: int = 0
     fed: int = 0
@@ -69,7 +69,7 @@ class RowCounts(NamedTuple):
 
 
 class DrawnTokens(NamedTuple):
-    """What a draw has made: int64 (n,), float64 (n,), (n,), (n, 2)."""
+    """The tokens of a draw: int64 (n,), float64 (n,), (n,), (n, 2)."""
 
     tokens: np.ndarray
     log_p: np.ndarray
@@ -78,26 +78,26 @@ class DrawnTokens(NamedTuple):
 
 
 class Rows:
-    """Tensors with a row for each slot. A row's generated token number t stands at position prompt_length + t.
+    """Tensors with a row for each slot. Generated token number t of a row has position prompt_length + t.
 
     Attributes:
         ids: int64 (rows,), their numbers.
-        tokens: int64 (rows, length), of the draw; what is before it only by `set_tokens`.
+        tokens: int64 (rows, length), of the draw; earlier tokens are written only by `set_tokens`.
         uniforms: float64 (rows, length), at the position of the token they draw.
         scores: float64 (rows, length, 4): log p, log q and the two ends of the interval of the token at a position.
         position: int64 (rows,), of the token that is fed next.
         last: int64 (rows,), position of the last token that may be drawn.
         origin: int64 (rows,), position of the first generated token.
         status: int64 (rows,), a Status.
-        rounds: int64 (rows,), steps that the draw has taken part in.
-        fed: int64 (rows,), positions that the target was evaluated at in them.
-        blocks: int64 (rows,), blocks that were drafted for it.
-        kept: int64 (rows,), drafted tokens that it has kept.
+        rounds: int64 (rows,), steps of the draw.
+        fed: int64 (rows,), positions at which the target was evaluated in these steps.
+        blocks: int64 (rows,), blocks drafted for the draw.
+        kept: int64 (rows,), drafted tokens that were kept.
         grid_origin: int64 (rows,), position at which the draft's first block starts.
         noise: float64 (rows, length, k), uniforms of the block whose anchor is at a position; k may be 0.
         alpha, weight, floor, log_length: float64 (rows,), see `Start`.
-        nowhere: a position that is no token's.
-        seen: bool (rows, vocabulary), tokens in prompt or generation; empty until a law needs it.
+        nowhere: a position that belongs to no token.
+        seen: bool (rows, vocabulary), tokens in prompt or generation; empty until a repetition penalty needs it.
     """
 
     def __init__(self, num_rows: int, length: int, vocab_size: int, device: torch.device, num_noise: int = 0):
@@ -111,9 +111,9 @@ class Rows:
         self._real = torch.zeros(4, num_rows, dtype=torch.float64, device=device)
         (self.position, self.last, self.origin, self.status, self.rounds, self.fed, self.blocks, self.kept,
          self.grid_origin) = self._whole
-        self.work = self._whole[4:6]  # rounds and fed, which a step of one token raises alike
+        self.work = self._whole[4:6]  # rounds and fed, which a step of one token increases together
         self.alpha, self.weight, self.floor, self.log_length = self._real
-        self.nowhere = length - 1  # no token's position: what idle rows compute goes there
+        self.nowhere = length - 1  # results of idle rows are written there
         self.status.fill_(Status.DONE)
         self.seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
 
@@ -124,8 +124,9 @@ class Rows:
                  [s.fed for s in starts]]
         real = [[s.alpha for s in starts], [s.weight for s in starts], [s.floor for s in starts],
                 [s.log_length for s in starts]]
-        rows, *whole, fed = torch.tensor(whole, dtype=torch.int64, device=self.device)
-        self._whole[:, rows] = torch.stack(whole)
+        packed = torch.tensor(whole, dtype=torch.int64, device=self.device)
+        rows, fed = packed[0], packed[-1]
+        self._whole[:, rows] = packed[1:-1]
         self._real[:, rows] = torch.tensor(real, dtype=torch.float64, device=self.device)
         self.tokens[rows, self.position[rows]] = fed
         counts = [len(s.uniforms) for s in starts]
@@ -137,11 +138,11 @@ class Rows:
             self.noise[index[0], index[1] - 1] = noise
 
     def set_tokens(self, row: int, tokens: np.ndarray) -> None:
-        """Writes a sequence from its start: what a draw itself writes begins at the token it is fed."""
+        """Writes a sequence from its start. A draw itself writes only from the token that it is fed on."""
         self.tokens[row, : len(tokens)] = torch.from_numpy(tokens).to(self.device)
 
     def mark_seen(self, row: int, tokens: np.ndarray) -> None:
-        """Sets what a repetition penalty counts as present in the row."""
+        """Sets the tokens that a repetition penalty counts as present in the row."""
         if not len(self.seen):
             self.seen = torch.zeros(self.num_rows, self.vocab_size, dtype=torch.bool, device=self.device)
         self.seen[row] = False
@@ -155,16 +156,16 @@ class Rows:
         self._whole[:, destination], self._real[:, destination] = self._whole[:, source], self._real[:, source]
 
     def idle(self, row: int | slice) -> None:
-        """The row, or all, is no chain's any more."""
+        """Marks a row, or all rows, as free."""
         self.position[row], self.status[row] = 0, Status.DONE
 
     def progress(self, num_rows: int) -> RowProgress:
-        """How far the first rows have come. Waits for the device."""
+        """Progress of the first rows. Waits for the device."""
         position, _, _, status, *counts, _ = self._whole[:, :num_rows].cpu().numpy().copy()
         return RowProgress(position, status, *counts)
 
     def read(self, spans: Sequence[tuple[int, int, int]]) -> list[DrawnTokens]:
-        """What stands at positions `start` to `stop - 1` of rows, (row, start, stop) each, with one transfer."""
+        """The tokens at positions `start` to `stop - 1` of rows, for each (row, start, stop), with one transfer."""
         rows = np.repeat([row for row, _, _ in spans], [stop - start for _, start, stop in spans])
         positions = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
         index = torch.from_numpy(np.stack([rows, positions])).to(self.device)

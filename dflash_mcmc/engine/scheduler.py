@@ -8,7 +8,7 @@ from collections.abc import Generator, Hashable, Iterable, Iterator
 from dflash_mcmc.engine.decode_loop import DecodeLoop, EndedDraw
 from dflash_mcmc.engine.interface import NOT_NUMBERS, Finished
 from dflash_mcmc.engine.meter import Meter
-from dflash_mcmc.engine.operations import NotNumbers, Operations
+from dflash_mcmc.engine.operations import Operations, UnusableLogits
 from dflash_mcmc.engine.rows import Status
 from dflash_mcmc.engine.slot_memory import SlotMemory
 from dflash_mcmc.engine.slots import Slot
@@ -93,7 +93,7 @@ class Scheduler:
                     return
             try:
                 answer = self._operations.answer(slot, row, slot.operation)
-            except NotNumbers:
+            except UnusableLogits:
                 slot.chain.close()
                 yield from self._end(row, None, NOT_NUMBERS)
                 return

@@ -1,4 +1,4 @@
-"""Keys and values of the live chains: which tokens each slot's row holds, and how it comes to hold the next sequence."""
+"""Keys and values of the live chains: the tokens that each slot's row holds, and how they become the next sequence."""
 
 from __future__ import annotations
 

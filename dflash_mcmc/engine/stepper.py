@@ -1,4 +1,4 @@
-"""What the decode loop asks of whatever makes a decode step: plain, block by block, speculative, or a captured graph."""
+"""The interface of decode steps, which are plain, block by block, speculative, or a captured graph."""
 
 from __future__ import annotations
 

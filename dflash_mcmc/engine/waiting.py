@@ -1,4 +1,4 @@
-"""The chains that have no slot yet: begun a few ahead of the slots that fall free, so that their prompts are read together."""
+"""Chains that wait for a slot. A few are started ahead of the free slots, so that their prompts are read together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_mcmc.types import ChainResult
 
 
 class Next(NamedTuple):
-    """A chain that waits, with its first operation; without one it has ended at once, with this result."""
+    """A chain that waits, with its first operation; or a chain that ended before its first operation, with its result."""
 
     tag: Hashable
     chain: Chain
@@ -22,12 +22,12 @@ class Next(NamedTuple):
 
 
 class Waiting:
-    """Hands out chains in their order.
+    """Gives out chains in their order.
 
     Args:
         chains: (tag, generator) pairs.
         prompts: reads the prompts of the chains that come next; None where each slot reads its own.
-        was_read: told of each reading: tokens, forwards, and when it was begun.
+        was_read: called after each reading with its tokens, its forwards and its start time.
     """
 
     def __init__(self, chains: Iterable[tuple[Hashable, Chain]], prompts: PromptReader | None,
@@ -38,17 +38,17 @@ class Waiting:
 
     @property
     def more(self) -> bool:
-        """Whether there may be another chain."""
+        """Whether another chain may follow."""
         return bool(self._ahead) or not self._drained
 
     def next(self) -> Next | None:
-        """The next chain; None where there is no more."""
+        """The next chain; None after the last."""
         if not self._ahead and not self._drained:
             self._look_ahead()
         return self._ahead.popleft() if self._ahead else None
 
     def read(self) -> None:
-        """Reads the prompts of the chains that wait, those that are not read yet."""
+        """Reads the prompts of the waiting chains, except those already read."""
         if self._prompts:
             started = time.perf_counter()
             prompts = [entry.operation.trajectory.prompt for entry in self._ahead if entry.operation is not None]

@@ -1,1 +1,1 @@
-"""Teacher forcing: whole sequences, token trees and layers in one forward. Probes read with it; engines never import it."""
+"""Teacher forcing of whole sequences, token trees and layers in one forward. Probes use it; engines do not import it."""

@@ -1,9 +1,9 @@
-"""The answers that a probe goes along: the dataset's worked solutions, or what the target says by itself."""
+"""The answers that a probe teacher-forces: the dataset's worked solutions, or the target's greedy answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
     prompt: np.ndarray
     tokens: np.ndarray
     failure: str = ""
-    """Why there is none."""
+    """The reason for a missing answer."""
 
     @property
     def sequence(self) -> np.ndarray:
@@ -36,7 +36,11 @@ class Answer(NamedTuple):
         return np.concatenate([self.prompt, self.tokens])
 
     def skipped(self, least: int = 1) -> str | None:
-        """Why nothing can be measured along it, where it needs at least so many tokens; None where it can."""
+        """The reason why the answer cannot be measured; None where it can.
+
+        Args:
+            least: tokens that a measurement needs.
+        """
         if self.failure:
             return self.failure
         if not len(self.tokens):
@@ -45,16 +49,16 @@ class Answer(NamedTuple):
 
 
 def check_source(config: Config, field: str, source: str) -> None:
-    """`gold` needs a dataset with solutions. Raises ConfigError."""
+    """Checks that the dataset has solutions for `gold`. Raises ConfigError."""
     if source == "gold" and any(problem.solution is None for problem in config.dataset.problems()):
         dataset = name_of(config.dataset)
         raise ConfigError(field, source, f"'greedy', since there are problems of dataset={dataset} without a solution")
 
 
 def answers(config: Config, model: LanguageModel, work: Work, source: str) -> Iterator[tuple[Unit, Answer]]:
-    """The answer of each unit that `work` gives: `gold`, the dataset's solution, or `greedy`, the target's most likely tokens.
+    """The answer of each unit of `work`: `gold`, the dataset's solution, or `greedy`, the target's most likely tokens.
 
-    Raises UserError, before the first, for one that does not fit into the model's positions.
+    Raises UserError, before the first answer, for one that does not fit into the model's positions.
     """
     problems = {problem.id: problem for problem in config.dataset.problems()}
     pending = [problems[unit.problem] for unit in work.units]
@@ -69,7 +73,7 @@ def _gold(config: Config, model: LanguageModel, work: Work, pending: list[Proble
     for name, prompt in prompts.items():
         needed = len(prompt) + len(tokens[name])
         if model.max_positions is not None and needed > model.max_positions:
-            raise UserError(f"dataset: the solution of problem {name} takes {len(tokens[name])} tokens behind a prompt of "
+            raise UserError(f"dataset: the solution of problem {name} takes {len(tokens[name])} tokens after a prompt of "
                             f"{len(prompt)}; allowed: {model.max_positions} positions together (the model's)")
     return ((unit, Answer(prompts[unit.problem], tokens[unit.problem])) for unit in work)
 
@@ -83,4 +87,5 @@ def _greedy(config: Config, model: LanguageModel, work: Work, prompts: dict[str,
 
     for done in engine.run((unit, chain(prompts[unit.problem])) for unit in work):
         tokens = np.empty(0, np.int64) if done.result is None else done.result.trajectory.tokens
-        yield done.tag, Answer(prompts[done.tag.problem], tokens, done.failure)
+        asked = cast("Unit", done.tag)
+        yield asked, Answer(prompts[asked.problem], tokens, done.failure)

@@ -1,14 +1,14 @@
-"""Many continuations of one prefix, read together: keys and values of the prefix are there once, whatever their number, and
-what continuations have in common is read once too.
+"""Many continuations of one prefix, read together. Keys and values of the prefix exist once, and the common beginnings of
+continuations are read once.
 
-All of them lie behind one another in a single row, and a mask lets each token see the prefix and the tokens before it in its
-own continuation alone (the tree attention of SpecInfer, arXiv 2305.09781, section 4).
+All continuations share a single row. A mask lets each token see the prefix and the earlier tokens of its own continuation
+(the tree attention of SpecInfer, arXiv 2305.09781, section 4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,34 +18,34 @@ from dflash_mcmc.engine import attention
 from dflash_mcmc.engine.language_model import LanguageModel
 
 _ROWS_AT_ONCE = 512
-"""Tokens of continuations in one forward: their scores against the prefix and one another stay bounded."""
+"""Tokens of continuations in one forward, which bounds the size of their attention scores."""
 PREFIX = -1
 """The parent of a first token."""
 
 
 class Tree:
-    """Tokens behind a prefix, numbered from 0 in the order in which they are read.
+    """Tokens after a prefix, numbered from 0 in the order in which they are read.
 
     Args:
-        cache: of a sequence, one row, whose first `length` tokens are the prefix. It is only looked at.
+        cache: the cache of a sequence, one row, whose first `length` tokens are the prefix. It is not changed.
     """
 
     def __init__(self, model: LanguageModel, cache: Cache, length: int):
         self._model, self._length = model, length
         self._attention = attention.implementation("auto", model.device, model.dtype)
-        layers = [_BranchLayer(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in cache.layers]
-        self._cache = Cache(layers=layers)
+        known: Any = cache.layers
+        self._cache = Cache(layers=[_BranchLayer(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in known])
         self._paths: list[tuple[int, ...]] = []
 
     def __len__(self) -> int:
-        """Tokens that are read, the prefix's not counted."""
+        """Tokens that have been read, without the prefix."""
         return len(self._paths)
 
     def read(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Hidden states (tokens, hidden) behind the final norm, of the next tokens.
+        """Hidden states (tokens, hidden) of the next tokens, after the final norm.
 
         Args:
-            parents: what each stands behind: the number of a token that is there or comes before it, or -1, the prefix.
+            parents: the predecessor of each token: the number of an earlier token, or -1 for the prefix.
         """
         before = len(self._paths)
         for number, parent in enumerate(parents, start=before):
@@ -65,10 +65,10 @@ class Tree:
 
 
 class Predictors(NamedTuple):
-    """The states from which tokens of continuations are predicted, those of equal beginnings once."""
+    """The states that predict the tokens of continuations; equal beginnings share their states."""
 
     hidden: torch.Tensor
-    """(states, hidden), behind the final norm."""
+    """(states, hidden), after the final norm."""
     which: np.ndarray
     """int64 (count, n): the state that predicts each token."""
 
@@ -78,14 +78,14 @@ def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: i
     """Reads continuations, int64 (count, n), of a prefix.
 
     Args:
-        cache: of a sequence, one row; its first `length` tokens are the prefix.
-        last: (hidden,), of the prefix's last token.
-        share: read what continuations begin with in common once; False reads each by itself.
+        cache: the cache of a sequence, one row; its first `length` tokens are the prefix.
+        last: (hidden,), the state of the prefix's last token.
+        share: read common beginnings once; False reads each continuation separately.
     """
-    read = tokens[:, :-1]  # nothing is predicted from the last
+    read = tokens[:, :-1]  # the last token predicts nothing
     order = np.lexsort(read.T[::-1]) if share and read.shape[1] else np.arange(len(read))
     hidden, which = [last[None]], np.zeros(tokens.shape, dtype=np.int64)
-    # What two continuations cost one another is wasted: with as many tokens as the prefix has, at most half is.
+    # Scores between continuations are wasted: with as many tokens as the prefix has, at most half of all scores.
     limit = min(max(length, 256), _ROWS_AT_ONCE)
     count = 1
     for part in _parts(read[order], limit, share):
@@ -97,12 +97,12 @@ def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: i
 
 
 class _Nodes(NamedTuple):
-    """Rows of tokens as a tree: equal beginnings are the same nodes."""
+    """Rows of tokens as a tree, in which equal beginnings share nodes."""
 
     parents: list[int]
     tokens: list[int]
     which: np.ndarray
-    """int64, as the rows: the node of each token."""
+    """int64, in the shape of the rows: the node of each token."""
 
     @classmethod
     def of(cls, rows: np.ndarray, share: bool) -> _Nodes:
@@ -138,9 +138,11 @@ def _parts(rows: np.ndarray, limit: int, share: bool) -> Iterator[slice]:
 
 
 class _BranchLayer(CacheLayerMixin):
-    """Keys and values of a prefix, which are only looked at, and those of what follows it."""
+    """Keys and values of a prefix, which are not changed, and of the tokens after it."""
 
     is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor):
         super().__init__()
@@ -148,7 +150,7 @@ class _BranchLayer(CacheLayerMixin):
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the prefix is there."""
+        """Does nothing: the prefix exists already."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args,
                **kwargs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,8 +1,8 @@
-"""What the target's head makes of every decoder layer, and of the draft, along an answer.
+"""The laws that the target's head gives for the outputs of decoder layers and of the draft, along an answer.
 
-Nothing as wide as the vocabulary is kept: hidden states are, in the model's own precision, and the head is applied to as many
-positions at a time as `engine/forcing.py` has room for. Of Qwen3-4B, 36 layers of a sequence of 3,372 tokens are 0.62 GB in
-bfloat16 and one forward; where all layers together would be more than `_STATES_BYTES`, groups of them are read in turn, each
+Only hidden states are kept, in the model's own precision, and nothing as wide as the vocabulary. The head is applied to as
+many positions at a time as `forcing/sequences.py` allows. For Qwen3-4B, 36 layers of a sequence of 3,372 tokens take 0.62 GB
+in bfloat16 and one forward. Where all layers together need more than `_STATES_BYTES`, groups of layers are read in turn, each
 in a forward of its own.
 """
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from dflash_mcmc.probe import Unit
 
 NORMS = ("none", "final")
-"""What a layer's output passes before the head."""
+"""The norm between a layer's output and the head."""
 _STATES_BYTES = 768 * 2**20
 
 
 def along(found: Iterable[tuple[Unit, Answer]], record: Callable[[Answer], dict]) -> Iterator[tuple[Unit, dict]]:
-    """The record of each answer, with its seconds; of one that nothing can be measured along the reason."""
+    """The record of each answer, with its seconds; for an answer that cannot be measured, the reason."""
     for unit, answer in found:
         if reason := answer.skipped():
             yield unit, {"skipped": reason}
@@ -42,12 +42,12 @@ def along(found: Iterable[tuple[Unit, Answer]], record: Callable[[Answer], dict]
 
 
 class Source(NamedTuple):
-    """Something that gives a law for the tokens of an answer.
+    """A source of laws for the tokens of an answer.
 
     Attributes:
-        states: (n, hidden), from which each of the n tokens is predicted.
+        states: (n, hidden), the states that predict the n tokens.
         head: hidden states (m, hidden) to float32 logits (m, vocabulary).
-        speaks: bool (n,), tokens that it says something about; its law of any other means nothing.
+        speaks: bool (n,), tokens for which the law is valid.
     """
 
     states: torch.Tensor
@@ -56,12 +56,12 @@ class Source(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where tokens stand under their laws, each (n,).
+    """Ranks and log-probabilities of tokens under their laws, each (n,).
 
     Attributes:
         rank: int64, 1 + number of tokens that are more likely.
         log_p: float64, in nats.
-        best: int64, the most likely token; of several the first.
+        best: int64, the most likely token; the first among equals.
     """
 
     rank: torch.Tensor
@@ -70,11 +70,11 @@ class Standing(NamedTuple):
 
 
 class States(NamedTuple):
-    """What an answer's n tokens are predicted from, each (n, hidden).
+    """The states that predict an answer's n tokens, each (n, hidden).
 
     Attributes:
-        last: the target's own, behind the final norm.
-        outputs: of layers, by number: the residual stream as it is.
+        last: the target's states after the final norm.
+        outputs: outputs of layers by number: the residual stream itself.
     """
 
     last: torch.Tensor
@@ -95,7 +95,7 @@ def readings(model: LanguageModel, answer: Answer, layers: Sequence[int]) -> Ite
 
 
 def layer_source(model: LanguageModel, states: torch.Tensor, norm: str) -> Source:
-    """The head on a layer's output: `none`, on the residual stream itself, or `final`, behind the model's final norm."""
+    """The head on a layer's output: `none`, on the residual stream itself, or `final`, after the model's final norm."""
     def normed(hidden: torch.Tensor) -> torch.Tensor:
         return model.logits(model.final_norm(hidden.to(model.dtype)))
 
@@ -103,15 +103,15 @@ def layer_source(model: LanguageModel, states: torch.Tensor, norm: str) -> Sourc
 
 
 def target_source(model: LanguageModel, last: torch.Tensor) -> Source:
-    """The target, of its states behind the final norm."""
+    """The target itself, from its states after the final norm."""
     return Source(last, model.logits, _all(last))
 
 
 @torch.no_grad()
 def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> Source:
-    """The draft as it drafts: the whole blocks from the answer's first token on, of which all but the anchor are masks.
+    """The draft in its own mode: whole blocks from the answer's first token on, with masks after the anchor.
 
-    It says nothing about anchors, nor about what is behind the last whole block.
+    It has no law for anchors, and none for tokens after the last whole block.
     """
     block, prompt, n = draft.num_drafted + 1, len(answer.prompt), len(answer.tokens)
     tokens = torch.from_numpy(answer.sequence).to(model.device)
@@ -127,7 +127,7 @@ def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> 
 
 @torch.no_grad()
 def standing(logits: torch.Tensor, tokens: torch.Tensor) -> Standing:
-    """Of tokens int64 (n,) in float32 logits (n, vocabulary). Raises NotNumbers."""
+    """Ranks and log-probabilities of tokens int64 (n,) in float32 logits (n, vocabulary). Raises NotNumbers."""
     return Standing(sequences.ranks(logits, tokens), log_probability(logits, tokens), logits.argmax(dim=-1))
 
 
@@ -135,8 +135,8 @@ def standing(logits: torch.Tensor, tokens: torch.Tensor) -> Standing:
 def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """log p of tokens int64 (n,) in float32 logits (n, vocabulary): float64, in nats.
 
-    The largest logit is taken off first and the rest is in float64: raw layers have logits of thousands, of which float32
-    leaves a likely token's log p no digits.
+    The largest logit is subtracted first, and the rest is in float64: raw layers have logits in the thousands, for which
+    float32 leaves no digits of a likely token's log p.
     """
     largest = logits.amax(dim=-1, keepdim=True)
     total = (logits - largest).exp_().sum(dim=-1, dtype=torch.float64)
@@ -145,13 +145,13 @@ def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def standings(model: LanguageModel, source: Source, tokens: torch.Tensor) -> Standing:
-    """Of all tokens int64 (n,) of an answer under a source's laws. Raises NotNumbers."""
+    """Ranks and log-probabilities of all tokens int64 (n,) of an answer under a source's laws. Raises NotNumbers."""
     parts = [standing(source.head(source.states[piece]), tokens[piece]) for piece in pieces(model, len(tokens))]
     return Standing(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def pieces(model: LanguageModel, n: int) -> Iterator[slice]:
-    """The tokens of an answer, so many at a time as there is room for their logits."""
+    """Pieces of an answer's tokens whose logits fit into memory."""
     at_once = sequences.positions_at_once(model.vocab_size)
     return (slice(start, min(start + at_once, n)) for start in range(0, n, at_once))
 

@@ -1,7 +1,8 @@
-"""Teacher forcing of whole sequences: what the target makes of every position, the draft of every block, in a forward each.
+"""Teacher forcing of whole sequences: the target's states at every position and the draft's in every block, in one forward
+each.
 
-Nothing here is as wide as the vocabulary: hidden states are what is kept, and the head is applied to as many positions at a
-time as there is room for (`positions_at_once`).
+Only hidden states are kept, and nothing as wide as the vocabulary. The head is applied to as many positions at a time as fit
+into memory (`positions_at_once`).
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from dflash_mcmc.engine.speculative.dflash.network import DFlash, block_pass
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 _CHUNK = 4096
-"""Positions of one forward: what a longer sequence needs in a layer stays bounded."""
+"""Positions of one forward, which bounds the memory of a layer."""
 _LOGITS_BYTES = 64 * 2**20
 
 
 class NotNumbers(ArithmeticError):
-    """Logits that are no law: nothing can be measured along this answer. Its text is what a record says of it."""
+    """The logits are not numbers, so that the answer cannot be measured. The text goes into the record."""
 
     def __init__(self):
         super().__init__(NOT_NUMBERS)
 
 
 class Reading(NamedTuple):
-    """What the target makes of sequences.
+    """The target's states along sequences.
 
     Attributes:
-        hidden: (rows, length, hidden), behind the final norm.
-        outputs: of the layers asked for, in their order, each (rows, length, hidden): the residual stream, not normed.
-        cache: keys and values of all tokens, where they were asked for.
+        hidden: (rows, length, hidden), after the final norm.
+        outputs: outputs of the requested layers, in their order, each (rows, length, hidden), before any norm.
+        cache: keys and values of all tokens, where requested.
     """
 
     hidden: torch.Tensor
@@ -42,9 +43,9 @@ class Reading(NamedTuple):
     cache: Cache | None
 
     def features(self, model: LanguageModel, layers: tuple[int, ...]) -> torch.Tensor:
-        """What a draft is given, (rows, length, layers · hidden), where `outputs` are those of its layers.
+        """A draft's features, (rows, length, layers · hidden), where `outputs` belong to the draft's layers.
 
-        The last layer's is behind the final norm, as `hidden_states` of transformers has it.
+        The last layer's output is taken after the final norm, as in `hidden_states` of transformers.
         """
         last = len(model.layers) - 1
         return torch.cat([self.hidden if layer == last else output
@@ -53,11 +54,11 @@ class Reading(NamedTuple):
 
 @torch.no_grad()
 def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...] = (), keep_cache: bool = False) -> Reading:
-    """Reads sequences, int64 (rows, length). What stands in the padding on the right reaches nothing before it."""
+    """Reads sequences, int64 (rows, length). Padding on the right has no effect on earlier positions."""
     length = tokens.shape[1]
     cache = DynamicCache() if keep_cache or length > _CHUNK else None
     hidden, outputs = [], []
-    # An engine that is under way has its own attention in place, which writes out the scores of all positions.
+    # A running engine has set its own attention, which would write out the scores of all positions.
     with model.attending("sdpa"), model.tapped(layers) as tapped:
         for start in range(0, length, _CHUNK):
             piece = tokens[:, start : start + _CHUNK]
@@ -73,12 +74,12 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
     """Hidden states (rows, blocks, block_size - 1, hidden) of the drafted slots of all blocks.
 
     Args:
-        features: (rows, length, features · hidden), of the context.
+        features: (rows, length, features · hidden), features of the context.
         tokens: int64 (rows, length), padded on the right. lengths: int64 (rows,).
-        anchors: int64 (rows, blocks), positions; -1 for a block that is not used.
-        given: int64 (rows, blocks, block_size), the tokens that the block's rows are given; None for what the draft is made
-            for, the anchor's and then masks.
-        seen: bool (rows, blocks, length), positions before the anchor that a block may look at; None for all of them.
+        anchors: int64 (rows, blocks), positions; -1 for an unused block.
+        given: int64 (rows, blocks, block_size), the block's input tokens; None for the usual input, the anchor's token and
+            then masks.
+        seen: bool (rows, blocks, length), positions before the anchor that a block may see; None for all of them.
     """
     shape, weight = draft.shape, draft.fc.weight
     positions = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
@@ -90,7 +91,7 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
     with torch.no_grad():
         embeddings = torch.nn.functional.embedding(given, model.decoder.get_input_embeddings().weight)
         embeddings = embeddings.to(weight.dtype) * shape.embedding_scale
-    # A block's rows are masked from those of all others: with as many of them as there is context, at most half is wasted.
+    # Scores between blocks are wasted: with as many rows as there is context, at most half of all scores.
     at_once = max(1, min(features.shape[1], _BLOCK_ROWS) // shape.block_size)
     count = anchors.shape[1]
     parts = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
@@ -102,7 +103,7 @@ def drafted_along(drafter: DFlashDrafter, reading: Reading, tokens: torch.Tensor
     """Hidden states (blocks, num_drafted, hidden) of blocks as speculation drafts them: the anchor's token, then masks.
 
     Args:
-        reading: of the sequence, with the drafter's layers.
+        reading: the reading of the sequence, with the drafter's layers.
         tokens: int64 (length,). anchors: int64 (blocks,).
     """
     masks = torch.full((1, len(anchors), drafter.num_drafted + 1), drafter.network.shape.mask_token_id, device=tokens.device)
@@ -113,18 +114,18 @@ def drafted_along(drafter: DFlashDrafter, reading: Reading, tokens: torch.Tensor
 
 
 _BLOCK_ROWS = 512
-"""Rows of blocks in one forward: their scores against the whole context stay bounded."""
+"""Rows of blocks in one forward, which bounds the size of their attention scores."""
 
 
 def whole_blocks(prompt_length: int, num_tokens: int, block_size: int) -> list[int]:
-    """Positions of the anchors of an answer's blocks: at its tokens 0, B, 2B, ..., as far as B tokens are there."""
+    """Positions of the anchors of an answer's blocks: at its tokens 0, B, 2B, ..., as long as B tokens follow."""
     return [prompt_length + start for start in range(0, num_tokens - block_size + 1, block_size)]
 
 
 def checked(logits: torch.Tensor) -> torch.Tensor:
-    """The same logits (n, vocabulary), where each row is a law. Raises NotNumbers where one has NaN, inf, or -inf alone.
+    """The same logits (n, vocabulary), if each row is a law. Raises NotNumbers for a row with NaN, with inf, or of -inf alone.
 
-    The largest of a row tells all three in one pass: it is NaN where any is.
+    The maximum of a row shows all three cases in one pass: it is NaN where any value is NaN.
     """
     if not logits.amax(dim=-1).isfinite().all():
         raise NotNumbers
@@ -134,13 +135,13 @@ def checked(logits: torch.Tensor) -> torch.Tensor:
 def ranks(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """1 + number of strictly larger logits, int64 (n,), of tokens int64 (n,) in logits (n, vocabulary): ties share a rank.
 
-    Raises NotNumbers: nothing is larger than NaN, which would be the best rank.
+    Raises NotNumbers: no number is larger than NaN, which would get the best rank.
     """
     return 1 + (checked(logits) > logits.gather(1, tokens[:, None])).sum(dim=-1)
 
 
 def positions_at_once(vocab_size: int, whole: int = 1) -> int:
-    """How many positions' logits, in float32, are there at a time: a multiple of `whole`, at least that."""
+    """Positions whose float32 logits are computed at a time: a multiple of `whole`, at least `whole`."""
     return max(1, _LOGITS_BYTES // (4 * vocab_size * whole)) * whole
 
 

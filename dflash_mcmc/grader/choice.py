@@ -27,7 +27,7 @@ class ChoiceGrader(Grader):
     letters: str = identity("letters of the choices, such as ABCDE")
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks the letters. Raises ConfigError."""
         if not re.fullmatch("[A-Z]{2,}", self.letters) or len(set(self.letters)) < len(self.letters):
             raise ConfigError("grader.letters", self.letters, "two or more capital letters, each once")
 
@@ -38,7 +38,7 @@ class ChoiceGrader(Grader):
         gold_letter(gold, self.letters)
 
     def start(self) -> LetterPool:
-        """What grades."""
+        """The pool, which needs no processes."""
         from dflash_mcmc.grading.choice.pool import LetterPool
 
         return LetterPool(self.letters)

@@ -1,12 +1,11 @@
 """Code: the program that a text holds is run with the problem's tests, in a sandbox.
 
-The gold answer is JSON with `prompt`, `test` and `entry_point`. Its format is defined in `dflash_mcmc.grading.code.programs`;
-dataset=humaneval writes it. A program passes if its tests run to their end. The harness then returns a random word that it was
-given.
+The gold answer is JSON with `prompt`, `test` and `entry_point` (`dflash_mcmc.grading.code.programs`), as dataset=humaneval
+makes it. A program passes if its tests run to their end: the harness then returns a random word that it was given.
 
-This is no prison. The tests run in the program's own process, as in HumanEval's harness (Chen et al. 2021, arXiv 2107.03374),
-so that a program can cheat: by an object that equals everything, or by looking for the word on the stack. And a fault of the
-kernel is a way out.
+The sandbox is no prison. The tests run in the program's own process, as in HumanEval's harness (Chen et al. 2021, arXiv
+2107.03374), so that a program can cheat: by an object that equals everything, or by finding the word on the stack. A fault of
+the kernel is a way out.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ class CodeGrader(Grader):
     timeout_seconds: float = identity("wall clock of a program; one that takes longer is wrong: timeout", gt=0)
     memory_gib: float = identity("address space of each process of a program, in GiB", ge=0.125, le=1024)
     walls: str = runtime("required: refuses a machine that does not shut a program off from network, other processes "
-                         "and the user's rights; available: runs it behind those walls that there are",
+                         "and the user's rights; available: runs it behind the walls that the machine has",
                          choices=("required", "available"))
-    num_workers: int = runtime("programs at a time; more than there are cores to spare make time-outs", ge=1)
+    num_workers: int = runtime("number of programs that run at once; more than the free cores cause time-outs", ge=1)
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError while nobody has said that model text may be run."""
+        """Checks that running the model's programs is allowed. Raises ConfigError."""
         if not self.allow_execution:
             raise ConfigError("grader.allow_execution", False, "true, which runs the programs that the model writes on this "
                               "machine, behind walls; without it grader=code grades nothing")

@@ -2,7 +2,7 @@
 own.
 
 The rules are those of `dflash_mcmc.grading.math.comparing`: words, choices, bases, numbers, units, lists, tuples, intervals,
-matrices and equations each have one, and what is left goes to math-verify. Nothing is accepted because a rule failed.
+matrices and equations each have one; math-verify decides the rest. Nothing is accepted because a rule failed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class MathGrader(Grader):
 
     version = VERSION
 
-    timeout_seconds: float = identity("of processor time; an answer that takes longer is wrong: timeout", gt=0)
+    timeout_seconds: float = identity("processor time; an answer that takes longer is wrong: timeout", gt=0)
     memory_gib: float = runtime("memory of a grading process, in GiB", ge=1, le=1024)
-    num_workers: int = runtime("grading processes", ge=1)
+    num_workers: int = runtime("number of grading processes", ge=1)
 
     def start(self) -> MathPool:
         """The running pool of processes."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dflash_mcmc.grader import Grader
     from dflash_mcmc.types import Problem
 
 VERSION = 4
@@ -18,15 +19,14 @@ VERSION = 4
 each record states the version of its grade."""
 
 
-def label(grader: object) -> str:
+def label(grader: Grader) -> str:
     """Name and version of a grader component as records store them, e.g. `math 2`; only the name if it has no version."""
     from dflash_mcmc.registry import name_of
 
-    return " ".join([name_of(grader), *(str(version) for version in [getattr(grader, "version", None)] if version)])
+    return name_of(grader) if grader.version is None else f"{name_of(grader)} {grader.version}"
 
 
-def check_golds(grader: object, problems: Iterable[Problem]) -> None:
+def check_golds(grader: Grader, problems: Iterable[Problem]) -> None:
     """Checks the gold answers before sampling starts. Raises UserError for one that this grader cannot compare with."""
-    if hasattr(grader, "check_gold"):
-        for problem in problems:
-            grader.check_gold(problem.answer)
+    for problem in problems:
+        grader.check_gold(problem.answer)

@@ -95,7 +95,7 @@ def _refuse(command: Command) -> None:
 
 def _refuse_grace(config: Config, launcher: Slurm) -> None:
     """Raises ConfigError if a worker would still be stopping at the end of its job."""
-    seconds, longest = getattr(config.hardware, "grace_seconds", 0), GRACE_SHARE * launcher.grace_seconds
+    seconds, longest = config.hardware.grace_seconds, GRACE_SHARE * launcher.grace_seconds
     if seconds > longest:
         raise ConfigError("hardware.grace_seconds", seconds, f"at most {longest:g} with hydra.launcher.grace_seconds="
                           f"{launcher.grace_seconds}, at the end of which SLURM kills the job")

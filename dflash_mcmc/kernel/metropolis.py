@@ -1,4 +1,4 @@
-"""What Metropolis-Hastings samplers have in common: the outcome of a step, and what a chain tells of its steps."""
+"""Common parts of Metropolis-Hastings samplers: the outcome of a step, the trace and the result of a chain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash_mcmc.types import ChainResult, Trajectory
 
 
 def check_blocks(num_blocks: int, length: int) -> None:
-    """The stages divide the length. Raises ConfigError."""
+    """Checks that the number of stages divides the length. Raises ConfigError."""
     if length % num_blocks:
         near = ", ".join(str(n) for n in range(1, length + 1) if length % n == 0)
         raise ConfigError("sampler.num_blocks", num_blocks, f"a divisor of dataset.max_new_tokens={length}: {near}")
@@ -24,9 +24,9 @@ class MetropolisStep(NamedTuple):
     cut: int
     proposal_length: int
     log_ratio: float
-    """Of an abandoned proposal an upper bound."""
+    """Log of the acceptance ratio; an upper bound for an abandoned proposal."""
     decision: str
-    """`accept`, `identical` (accepted, the same as the state), `reject`, or `abandon` (rejected before it was complete)."""
+    """`accept`, `identical` (accepted, equal to the state), `reject`, or `abandon` (rejected before it was complete)."""
 
     @property
     def accepted(self) -> bool:
@@ -38,12 +38,12 @@ class MetropolisStep(NamedTuple):
 
 
 def trace_entry(step: MetropolisStep, block: int, number: int, length: int) -> dict[str, float | int | str]:
-    """A step in the trace of its chain; `length` is that of the state before it, `log_p` of that behind it."""
+    """The trace entry of a step. Its `length` is that of the state before the step, its `log_p` that of the state after it."""
     return {"block": block, "step": number, "cut": step.cut, "length": length, "proposal_length": step.proposal_length,
             "log_ratio": step.log_ratio, "decision": step.decision, "log_p": float(step.trajectory.log_p.sum())}
 
 
 def result(trajectory: Trajectory, steps: Sequence[MetropolisStep], law_error: float, trace: Sequence[dict]) -> ChainResult:
-    """What a chain returns after its steps."""
+    """The result of a chain after its steps."""
     return ChainResult(trajectory, len(steps), sum(step.accepted for step in steps), sum(step.moved for step in steps),
                        sum(step.decision == "abandon" for step in steps), law_error, tuple(trace))

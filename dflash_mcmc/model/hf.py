@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.data import hub
 from dflash_mcmc.data.checkpoint import Checkpoint
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 class HFModel(Model):
     """Any transformers causal language model with full attention: a folder, or a name on the hub."""
 
-    path: str = runtime("folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; what is in it is part of the "
-                        "identity, where it lies is not")
+    path: str = runtime("folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; its content is part of the "
+                        "identity, its place is not")
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
     dtype: str = identity("precision of weights and activations; auto = the checkpoint's own",
                           choices=("auto", "float32", "bfloat16", "float16"))
-    chat: bool = identity("ask through the tokenizer's chat template; false gives the bare text")
+    chat: bool = identity("format the prompt with the tokenizer's chat template; false sends the bare text")
     enable_thinking: bool = identity("passed to the chat template; false closes the think block of Qwen3")
 
     def check(self, config: Config) -> None:
-        """A path that looks like a folder must be one. Raises ConfigError."""
+        """Checks that a path that looks like a folder is one. Raises ConfigError."""
         self._checkpoint().check()
 
     def num_layers(self) -> int | None:
-        """Of the checkpoint's config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
+        """Number of layers in config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
         values = self._checkpoint().config()
         return None if values is None else values.get("num_hidden_layers") or values.get("n_layer")
 
     def fingerprint(self) -> str:
-        """Of what is in the checkpoint; see `Checkpoint.fingerprint`."""
+        """Hash of the checkpoint's content; see `Checkpoint.fingerprint`."""
         return self._checkpoint().fingerprint()
 
     def canonical(self, config: Config) -> dict[str, object]:
@@ -55,15 +55,15 @@ class HFModel(Model):
         """The model on a device, in eval mode. Kept: the jobs of a sweep share it. Raises UserError."""
         return _load(self.path, self._checkpoint().commit(), self.dtype, device)
 
-    def tokenizer(self) -> object:
+    def tokenizer(self) -> Any:
         """The tokenizer alone, without the model's weights. Raises UserError."""
         import transformers
 
         self._checkpoint().check()
         return _pretrained(transformers.AutoTokenizer, self.path, self._checkpoint().commit())
 
-    def prompt(self, tokenizer: object, text: str) -> str:
-        """The text that the model is given for a question."""
+    def prompt(self, tokenizer: Any, text: str) -> str:
+        """The text that the model receives for a question."""
         if not self.chat:
             return text
         if not getattr(tokenizer, "chat_template", None):
@@ -86,7 +86,7 @@ def _load(path: str, revision: str | None, dtype: str, device: str) -> LanguageM
     return LanguageModel(model.to(device).eval(), tokenizer)
 
 
-def _pretrained(kind: type, path: str, revision: str | None, **settings):
+def _pretrained(kind: Any, path: str, revision: str | None, **settings):
     """What transformers loads from a folder or by a hub name. Raises UserError."""
     folder = Path(path).expanduser()
     offline = not folder.is_dir() and not hub.reachable()

@@ -7,7 +7,7 @@ the two stop ids and the unused vocabulary rows of Qwen3, so that nothing that w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -75,4 +75,4 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 def stop_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """End of turn and end of text, as Qwen3's generation_config names both."""
-    return tokenizer.convert_tokens_to_ids([_TURN_END, _END_OF_TEXT])
+    return cast(list[int], tokenizer.convert_tokens_to_ids([_TURN_END, _END_OF_TEXT]))

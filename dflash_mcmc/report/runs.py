@@ -195,7 +195,7 @@ def _expected(folder: Path, config: dict, sessions: list[dict], records: list[di
 def _asked_for(dataset: dict) -> int | None:
     """Number of problems that the configured dataset gives; its limit if it reads a file or is not installed here."""
     component = components("dataset").get(str(dataset.get("name")))
-    if component is None or dataset.get("path") is not None or dataset.get("ids") or not hasattr(component.cls, "num_chosen"):
+    if component is None or dataset.get("path") is not None or dataset.get("ids"):
         return len(dataset["ids"]) if dataset.get("ids") else dataset.get("limit")
     fields = [field.name for field in dataclasses.fields(component.cls)]
     return component.cls(**{name: dataset.get(name) for name in fields}).num_chosen()

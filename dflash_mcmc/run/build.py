@@ -14,12 +14,14 @@ from dflash_mcmc.types import Problem
 if TYPE_CHECKING:
     import numpy as np
 
+    from dflash_mcmc.blend import Blend
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batched import BatchedEngine
     from dflash_mcmc.engine.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.sampler import Sampler
 
 
 def prompts(config: Config, model: LanguageModel, problems: Sequence[Problem],
@@ -76,7 +78,7 @@ def engine(config: Config, model: LanguageModel, prompt_length: int, num_chains:
     return engine_of(config, model, prompt_length, num_chains, config.blend, speculation, drafter, asked)
 
 
-def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chains: int, blend: object,
+def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chains: int, blend: Blend,
               speculation: Speculation | None = None, drafter: Drafter | None = None, asked: bool = False) -> BatchedEngine:
     """An engine with the configuration's hardware. Raises UserError.
 
@@ -84,12 +86,11 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chai
         asked: whether blend or sampler use the draft.
     """
     from dflash_mcmc.engine.batched import BatchedEngine
-    from dflash_mcmc.engine.interface import Options
     from dflash_mcmc.engine.plan import plan
 
     processes = ranks.place().count
     share = -(-num_chains // processes)
-    options = Options(**{name: getattr(config.hardware, name) for name in Options._fields})
+    options = config.hardware.options()
     if processes > 1:  # a process that reads many prompts ahead claims them before the others can
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
@@ -98,6 +99,6 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chai
                          drafter if asked else None)
 
 
-def chain(config: Config, sampler: object, problem: str, number: int, prompt: np.ndarray) -> Chain:
+def chain(config: Config, sampler: Sampler, problem: str, number: int, prompt: np.ndarray) -> Chain:
     """Chain `number` of a problem. Its random numbers depend only on seed, problem and number."""
     return sampler.chain(prompt, config.dataset.max_new_tokens, Key(config.seed).fold_in(problem, number))

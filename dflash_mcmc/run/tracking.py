@@ -16,7 +16,7 @@ from types import TracebackType
 
 from dflash_mcmc.config.identity import plain
 from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import Config, groups_of
+from dflash_mcmc.config.schema import Config, component_of, groups_of
 from dflash_mcmc.errors import note
 from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.process import ranks
@@ -177,8 +177,8 @@ def readable_name(job: Job) -> str:
 def tags(job: Job) -> tuple[str, ...]:
     """`dataset=arith`, `model=tiny`, ...: the components that the outputs depend on, in the words of the command line."""
     config = job.config
-    names = {group: name_of(getattr(config, group)) for group in groups_of(config) if group != "grader"}
-    return tuple(f"{group}={job.choices.get(group, name)}" for group, name in names.items() if name not in ("none", "plain"))
+    parts = {group: component_of(config, group) for group in groups_of(config) if group != "grader"}
+    return tuple(f"{group}={job.choices.get(group, name_of(part))}" for group, part in parts.items() if not part.is_null)
 
 
 def _distinguishing(config: Config, overrides: Sequence[str]) -> list[str]:
@@ -198,7 +198,7 @@ def _in_label(config: Config, group: str, option: str) -> bool:
     if config.condition.name:
         return group in ("probe", "blend", "sampler")
     # Several options can name the same component: draft=tiny is a dflash.
-    return group in ("probe", "blend", "draft", "sampler", "decoder") and option == name_of(getattr(config, group))
+    return group in ("probe", "blend", "draft", "sampler", "decoder") and option == name_of(component_of(config, group))
 
 
 def _short(value: str) -> str:

@@ -1,4 +1,4 @@
-"""One of N independent draws: the baseline that power sampling is to be compared with at the same cost."""
+"""One of N independent draws: the baseline for power sampling at the same cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BestOfN(Sampler):
     q(y_i)): sampling importance resampling (Rubin 1987), whose law tends to p^alpha on the support of q as N grows.
     """
 
-    num_candidates: int = identity("draws of a chain, of which one is kept", ge=1)
+    num_candidates: int = identity("number of draws of a chain, one of which is kept", ge=1)
     select: str = identity("the draw that is kept: log_p = largest log p; mean_log_p = largest log p a token; power = drawn "
                            "with weights exp(alpha * log p - log q)", choices=("log_p", "mean_log_p", "power"))
     alpha: float = identity("power of the target p^alpha of select=power; temperature is 1/alpha unless given", gt=0)
@@ -51,7 +51,7 @@ class BestOfN(Sampler):
         return SamplingParams(1.0 / self.alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Of a chain whose candidates have `length` tokens."""
+        """Mean cost of a chain whose candidates have `length` tokens."""
         return ExpectedCost(self.num_candidates * length, num_draws=self.num_candidates)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
@@ -67,7 +67,7 @@ class BestOfN(Sampler):
         return ChainResult(candidates[kept], trace=tuple(trace))
 
     def choose(self, candidates: list[Trajectory], key: Key) -> int:
-        """Which candidate is kept."""
+        """Index of the candidate that is kept."""
         weights = [self.log_weight(path) for path in candidates]
         if self.select != "power":
             return int(np.argmax(weights))
@@ -79,7 +79,7 @@ class BestOfN(Sampler):
         return kept
 
     def log_weight(self, path: Trajectory) -> float:
-        """What a candidate is chosen by, in nats."""
+        """Log-weight of a candidate in the choice, in nats."""
         if self.select == "power":
             return float(np.sum(self.alpha * path.log_p - path.log_q))
         return float(path.log_p.sum() if self.select == "log_p" else path.log_p.mean())

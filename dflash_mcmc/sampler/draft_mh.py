@@ -44,7 +44,7 @@ class DraftMH(Sampler):
     proposal: str = identity("draft = the draft alone; mixture = the draft or the target, drawn by weight",
                              choices=("draft", "mixture"))
     draft_weight: float = identity("share of the draft in the mixture", gt=0, lt=1)
-    proposal_temperature: float | None = identity("of the mixture's other part, the target; null takes 1/alpha", gt=0)
+    proposal_temperature: float | None = identity("temperature of the mixture's target part; null takes 1/alpha", gt=0)
     early_reject: str = identity("abandon a proposal of the draft once it cannot be accepted any more: eps = each wrong with "
                                  "probability at most epsilon; off", choices=("off", "eps"))
     epsilon: float = identity("chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
@@ -52,7 +52,7 @@ class DraftMH(Sampler):
     needs_draft = True
 
     def check(self, config: Config) -> None:
-        """Conditions that span fields. Raises ConfigError."""
+        """Checks conditions that span fields. Raises ConfigError."""
         check_blocks(self.num_blocks, config.dataset.max_new_tokens)
         check_features(config, "sampler=draft_mh")
         if not config.decoder.is_null:
@@ -81,7 +81,7 @@ class DraftMH(Sampler):
         return self.early_reject != "off"
 
     def source(self) -> str:
-        """The logits that q_d is made from."""
+        """The source of the logits of q_d."""
         return "draft"
 
     def other_law(self) -> SamplingParams:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _ROUNDING = 1e-5
-"""Nats a token, times alpha, by which float32 may miss a weight: what cannot be accepted is told with this margin."""
+"""Nats a token, times alpha, of rounding error of a float32 weight: the margin of exact early rejection."""
 
 
 @register("sampler", "power_mh")
@@ -65,7 +65,7 @@ class PowerMH(Sampler):
         "each wrong with probability at most epsilon; auto = exact where it holds, else off",
         choices=("auto", "off", "exact", "eps"))
     epsilon: float = identity("chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
-    rescore: bool = identity("score the current suffix anew before each proposal, for blend.grid=cut, under which its "
+    rescore: bool = identity("score the current suffix again before each proposal, for blend.grid=cut, under which its "
                              "probability depends on the cut")
     top_k: int = identity("proposal keeps the k most likely tokens; 0 keeps all", ge=0)
     top_p: float = identity("proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
@@ -75,7 +75,7 @@ class PowerMH(Sampler):
     can_rescore = True
 
     def check(self, config: Config) -> None:
-        """Conditions that span fields. Raises ConfigError."""
+        """Checks conditions that span fields. Raises ConfigError."""
         check_blocks(self.num_blocks, config.dataset.max_new_tokens)
         if self.rule == "published" and self.cut != "current":
             raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
@@ -88,7 +88,7 @@ class PowerMH(Sampler):
             raise ConfigError("sampler.early_reject", self.early_reject, f"{others}, since {reason[self.early_reject]}")
 
     def resolved(self, config: Config) -> PowerMH:
-        """With `auto` replaced by what it comes to."""
+        """The sampler with `auto` replaced by its value."""
         if self.early_reject != "auto":
             return self
         reason = self.no_early_rejection(config.blend.is_null)["exact"]
@@ -146,7 +146,7 @@ class PowerMH(Sampler):
         return "base" if self.proposal == "base" else "blended"
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Of a chain whose answers have `length` tokens, each proposal drawn from its cut to its end."""
+        """Mean cost of a chain whose answers have `length` tokens, each proposal drawn from its cut to its end."""
         # A cut beyond the state, of law A, costs nothing.
         cost = mh_cost(length, horizon, self.num_blocks, self.num_steps,
                        lambda state, reach: (state + 1) / 2 * (state / reach if self.cut == "horizon" else 1.0),
@@ -181,11 +181,12 @@ class PowerMH(Sampler):
         if cut >= path.length:
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
-        along, floor = path, self.floor(path, horizon, cut, log_uniform)
+        along: Trajectory | None = path
+        floor = self.floor(path, horizon, cut, log_uniform)
         if self.rescore:
             path, along = (yield Score(path.prefix(cut), path.tokens[cut:], self.law(), self.source())), None
         proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), along, floor)
-        if not proposal.complete(horizon):
+        if floor is not None and not proposal.complete(horizon):
             bound = floor.bound(self.log_weight(proposal, cut, None), proposal.length)
             return MetropolisStep(path, cut, proposal.length, bound, "abandon")
         log_ratio = self.log_ratio(path, proposal, cut)

@@ -35,7 +35,7 @@ class Temperature(Sampler):
     repetition_penalty: float = identity("divide the logits of tokens already present; 1 is off", gt=0)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """What decides the law is the temperature, however it was given."""
+        """The law depends on the temperature alone, given directly or by alpha."""
         return {"alpha": None, "temperature": self.law().temperature}
 
     def law(self) -> SamplingParams:
@@ -44,7 +44,7 @@ class Temperature(Sampler):
         return SamplingParams(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Of a chain whose answer has `length` tokens."""
+        """Mean cost of a chain whose answer has `length` tokens."""
         return ExpectedCost(length)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:

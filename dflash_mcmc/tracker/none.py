@@ -20,16 +20,16 @@ class NoTracker(Tracker):
         return self
 
     def log(self, metrics: dict, step: int) -> None:
-        """Takes no notice."""
+        """Does nothing."""
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
-        """Takes no notice."""
+        """Does nothing."""
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
-        """Takes no notice."""
+        """Does nothing."""
 
     def preempt(self) -> None:
-        """Takes no notice."""
+        """Does nothing."""
 
     def finish(self, exit_code: int) -> None:
-        """Takes no notice."""
+        """Does nothing."""

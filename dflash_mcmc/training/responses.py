@@ -113,14 +113,13 @@ def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
 def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
     """The engine. Raises ConfigError if the responses do not fit the model's positions or the memory."""
     from dflash_mcmc.engine.batched import BatchedEngine
-    from dflash_mcmc.engine.interface import Options
     from dflash_mcmc.engine.plan import plan as plan_memory
 
     prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
     if model.max_positions is not None and prompt_length + horizon > model.max_positions:
         raise ConfigError("responses.max_new_tokens", horizon, f"at most {model.max_positions - prompt_length}: the longest "
                           f"prompt takes {prompt_length} of the model's {model.max_positions} positions")
-    options = Options(**{name: getattr(hardware, name) for name in Options._fields})
+    options = hardware.options()
     share = min(_PIECE, -(-len(prompts) // ranks.world_size()))
     length = prompt_length + horizon
     planned = plan_memory(model, hardware.num_slots, share, length, prompt_length, options, hardware.memory_gb)

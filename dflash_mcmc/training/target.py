@@ -17,7 +17,7 @@ from omegaconf import MISSING
 from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.dataset.arith import LEVELS, make_problem, make_solution
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity, runtime, spec_of
+from dflash_mcmc.fields import has_spec, identity, runtime, spec_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.training import loop, schedule
@@ -177,7 +177,7 @@ def run_folder(plan: TrainingPlan, tokenizer) -> Path:
     from dflash_mcmc.model import tiny
 
     values = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)
-              if (spec := spec_of(f)) and spec.role == "identity"}
+              if has_spec(f) and spec_of(f).role == "identity"}
     recipe = (values, tiny.build_config().to_dict(), tokenizer.backend_tokenizer.to_str(), training_pairs(plan.seed, 0, 1000))
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return Path(plan.paths.outputs) / "train" / f"tiny-{digest}"

@@ -10,8 +10,9 @@ import pytest
 from dflash_mcmc.catalogue import options
 from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.config.schema import Condition, Config, Paths
-from dflash_mcmc.fields import ROLES, spec_of
+from dflash_mcmc.fields import ROLES, has_spec, spec_of
 from dflash_mcmc.registry import GROUPS, components, register
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.training.target import TrainingPlan
 from tests.refusals import command_is_refused
 
@@ -128,8 +129,8 @@ def test_every_field_is_classified_and_explained(cls):
     for field in dataclasses.fields(cls):
         if field.name in GROUPS or dataclasses.is_dataclass(types[field.name]):
             continue
+        assert has_spec(field), f"{cls.__name__}.{field.name} is neither identity nor runtime"
         spec = spec_of(field)
-        assert spec is not None, f"{cls.__name__}.{field.name} is neither identity nor runtime"
         assert spec.role in ROLES
         assert spec.help
         assert spec.describe(types[field.name])
@@ -179,7 +180,7 @@ def test_a_schema_without_slots_is_refused():
 
 def test_two_components_of_one_name_are_refused():
     @dataclasses.dataclass(slots=True, kw_only=True)
-    class Other:
+    class Other(Sampler):
         """Another one."""
 
     with pytest.raises(TypeError, match="already registered"):

@@ -70,7 +70,7 @@ def test_every_implementation_draws_the_same(family, name):
 
 
 def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, softmax_scale, causal):
-    """What flash-attn's documentation says of its function, which runs on GPUs only."""
+    """flash-attn's function as documented; the original runs on GPUs only."""
     assert causal
     assert cache_seqlens.dtype == torch.int32
     rows = []

@@ -92,7 +92,7 @@ def same(a: ChainResult, b: ChainResult, tolerance: float = TOLERANCE) -> None:
 
 
 def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
-    """One chain behind each prompt; the others are there to share their batch."""
+    """One chain after each prompt. The other chains only share the batch."""
     assert len(batched) == NUM_CHAINS
     for tag, chain in itertools.islice(chains(sampler), len(PROMPTS)):
         same(batched[tag].result, reference.run(chain))
@@ -178,7 +178,7 @@ def test_switches_change_nothing(qwen3, plain, name, options):
 @pytest.mark.parametrize("temperature", [None, 0.8])
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 20}])
 def test_early_rejection_changes_no_decision(qwen3, cut, temperature, truncation):
-    """Bit for bit: every state is the same, every abandoned proposal is one that is rejected in full."""
+    """Every state is the same to the last bit, and every abandoned proposal is also rejected without early rejection."""
     options = dict(proposal="matched", proposal_temperature=temperature, cut=cut, num_steps=4, alpha=3.0, **truncation)
     exact = rows_do_not_depend_on_the_batch()
     on = run_batched(qwen3, power_mh(early_reject="exact", **options), BLENDS["layer"])
@@ -249,8 +249,8 @@ def test_a_rejected_proposal_costs_no_reading(qwen3):
     for tag, done in kept.items():
         prompt = len(PROMPTS[tag % len(PROMPTS)]) - 1
         assert done.cost.token_forwards == done.cost.tokens_drawn + prompt
-    anew = run_batched(qwen3, SAMPLERS["power_mh_early"], NoBlend(), keep_current=False)
-    total, more = (sum(done.cost.token_forwards for done in d.values()) for d in (kept, anew))
+    again = run_batched(qwen3, SAMPLERS["power_mh_early"], NoBlend(), keep_current=False)
+    total, more = (sum(done.cost.token_forwards for done in d.values()) for d in (kept, again))
     assert more > total
 
 

@@ -36,9 +36,9 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers(model):
     one = predict(model, 8, 150, 100, Options()).total
     with pytest.raises(ConfigError) as refused:
         plan(model, 64, 1000, 150, 100, Options(), memory_gb=1.2 * one / 1e9)
-    told = str(refused.value)
-    assert told.startswith("hardware.num_slots: given 64; allowed: at most 8 (64 slots of 150 tokens take 0.0")
-    assert "hardware.memory_gb" in told
+    text = str(refused.value)
+    assert text.startswith("hardware.num_slots: given 64; allowed: at most 8 (64 slots of 150 tokens take 0.0")
+    assert "hardware.memory_gb" in text
     with pytest.raises(ConfigError, match="allowed: none: one slot takes"):
         plan(model, None, 1000, 150, 100, Options(), memory_gb=1e-5)
 

@@ -61,7 +61,7 @@ def test_an_empty_solution_is_an_empty_answer(found, monkeypatch):
 
 def test_an_answer_longer_than_the_positions_is_one_line(found, monkeypatch):
     monkeypatch.setattr(Arith, "problems", lambda self: [Problem("a", "How many?", "1", solution="1 2 3 4 " * 400)])
-    with pytest.raises(UserError, match=r"dataset: the solution of problem a takes \d+ tokens behind a prompt of \d+; "
+    with pytest.raises(UserError, match=r"dataset: the solution of problem a takes \d+ tokens after a prompt of \d+; "
                                         r"allowed: 1024 positions together"):
         found("gold")
     with pytest.raises(UserError, match=r"dataset.max_new_tokens: given 1024; allowed: at most"):

@@ -18,7 +18,7 @@ ALIKE = np.random.default_rng(7).integers(0, 2, (40, 4))
 
 
 def alone(model: LanguageModel, length: int, tokens: np.ndarray) -> torch.Tensor:
-    """Hidden states (count, n, hidden) that predict continuations behind `length` tokens, each from a forward of its own."""
+    """Hidden states (count, n, hidden) that predict continuations after `length` tokens, each from a forward of its own."""
     with torch.no_grad():
         rows = [model.decoder(input_ids=torch.cat([PREFIX[:length], torch.from_numpy(row)])[None],
                               use_cache=False).last_hidden_state[0] for row in tokens]
@@ -85,14 +85,14 @@ def test_growing_token_by_token_is_reading_at_once():
 
 
 class SeesNeighbours(Tree):
-    """The mutant: a token stands behind the one that was read before it, whosever that is."""
+    """A mutant: the parent of a token is the token read before it, also of another continuation."""
 
     def read(self, parents, tokens):
         return super().read([number - 1 for number in range(len(parents))], tokens)
 
 
 class Forgets(branches._Nodes):
-    """The mutant: equal tokens are one, whatever stands before them."""
+    """A mutant: equal tokens share a node, also after different prefixes."""
 
     @classmethod
     def of(cls, rows, share):

@@ -20,7 +20,7 @@ ANSWER = Answer(np.array([5, 9, 30, 2]), np.array([7, 7, 41, 3, 60, 12]))
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("states_bytes", [1, 2**30])
 @torch.no_grad()
-def test_states_are_those_of_transformers_whatever_fits_at_once(family, states_bytes, monkeypatch):
+def test_states_equal_those_of_transformers_for_every_group_size(family, states_bytes, monkeypatch):
     monkeypatch.setattr(layers, "_STATES_BYTES", states_bytes)
     model = random_model(family)
     expected = model(input_ids=torch.from_numpy(ANSWER.sequence)[None], output_hidden_states=True)

@@ -30,7 +30,7 @@ def test_features_are_those_of_transformers():
     found = sequences.read(model, TOKENS, (0, 2)).features(model, (0, 2))
     torch.testing.assert_close(found, torch.cat([states[1], states[3]], dim=-1), atol=2e-5, rtol=1e-4)
     raw = sequences.read(model, TOKENS, (2,)).outputs[0]
-    assert (raw - states[3]).abs().max() > 0.1, "the last layer's output and its norm are told apart"
+    assert (raw - states[3]).abs().max() > 0.1, "the last layer's output and its norm are distinguished"
 
 
 def test_blocks_are_those_drafted_alone(monkeypatch):

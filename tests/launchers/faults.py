@@ -1,8 +1,8 @@
 """Injects faults at random moments into processes that share a small sweep, and checks the results.
 
 A complete record in the folder must be kept to the end, byte for byte. A record that was lost and drawn again would differ in
-its times. The records equal those of an undisturbed run, and none is missing or repeated. Every process that is not killed ends
-with a readable message and without a traceback.
+its times. The records equal those of an undisturbed run, and none is missing or repeated. Every process that is not killed
+ends with a readable message and without a traceback.
 """
 
 from __future__ import annotations

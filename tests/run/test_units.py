@@ -16,7 +16,7 @@ from dflash_mcmc.config.identity import identity_hash, identity_of, plain, run_f
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grid import planning
-from dflash_mcmc.probe import Summary, Unit
+from dflash_mcmc.probe import Probe, Summary, Unit
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.probed import csv_of, overall
@@ -29,7 +29,7 @@ PROBES = [component.cls for component in components("probe").values() if compone
 
 
 @dataclass(slots=True, kw_only=True)
-class Lengths:
+class Lengths(Probe):
     """Lengths of questions, from the last to the first."""
 
     times: int = identity("factor", ge=1)

@@ -1,8 +1,8 @@
 """A local server that replaces the one of Weights & Biases. It supports the requests of our code.
 
 It answers the real client: GraphQL by the name of the operation, the stream of a run's history, and PUT and GET of files.
-Unknown requests are listed in `unknown`, so that a test can check that there were none. The tests see what is sent, but not how
-the real service processes it.
+Unknown requests are listed in `unknown`, so that a test can check that there were none. The tests see what is sent, but not
+how the real service processes it.
 """
 
 from __future__ import annotations

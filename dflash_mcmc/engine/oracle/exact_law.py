@@ -15,7 +15,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def process(logits: np.ndarray, params: SamplingParams, seen: np.ndarray) -> np.ndarray:
-    """Log-probabilities of the law: float64 (vocabulary,), -inf outside its support. `seen`: ids present so far."""
+    """Log-probabilities under the parameters: float64 (vocabulary,), -inf outside the support. `seen`: ids present so far."""
     logits = np.array(logits, dtype=np.float64)
     present = np.unique(np.asarray(seen, dtype=np.int64))
     chosen = logits[present]
@@ -46,6 +46,6 @@ def draw(log_q: np.ndarray, uniform: float) -> int:
 
 
 def interval(log_q: np.ndarray, token: int) -> np.ndarray:
-    """The uniforms that `draw` turns into `token`: float64 (2,), from the first to the second."""
+    """The uniforms that `draw` maps to `token`: float64 (2,), from the first to the second."""
     cumulative = np.cumsum(np.exp(log_q))
     return np.array([cumulative[token - 1] if token else 0.0, cumulative[token]]) / cumulative[-1]

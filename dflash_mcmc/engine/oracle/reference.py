@@ -1,11 +1,13 @@
 """The obviously right engine: one chain, one plain forward of the whole sequence for every token, no cache.
 
-It takes up neither of a draw's offers to save work (`along`, `floor`), and shares nothing with the batched engine but the
-model: each token takes a forward of the whole sequence, a blend is made of two head products, and laws are applied by
-`exact_law` in float64.
+It ignores the fields of a draw that save work (`along`, `floor`), and shares only the model with the batched engine: each
+token takes a forward of the whole sequence, a blend is computed from two head products, and `exact_law` applies sampling
+parameters in float64.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,23 +26,23 @@ class ReferenceEngine:
 
     Args:
         model: the transformers model itself.
-        parts: the same model as the engines see it: its stop ids and forbidden rows are used, nothing else.
-        blend: as in the configuration.
-        drafter: that the blend mixes in, or that laws are drawn from; its network is used, nothing else.
+        parts: the same model as a LanguageModel, for its parts, stop ids and forbidden rows.
+        blend: changes the last hidden state; None for no change.
+        drafter: a draft that the blend mixes in, or that tokens are drawn from; only its network is used.
     """
 
-    def __init__(self, model: torch.nn.Module, parts: LanguageModel, blend: TargetBlend | None,
+    def __init__(self, model: Any, parts: LanguageModel, blend: TargetBlend | None,
                  drafter: DFlashDrafter | None = None):
         self.model, self.parts, self.drafter = model, parts, drafter
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self._origin = 0
 
     def run(self, chain: Chain) -> ChainResult:
-        """The result of a chain, as its generator returns it."""
+        """The result of a chain."""
         return drive(chain, self.answer)
 
     def answer(self, operation: Operation) -> Trajectory:
-        """The path that a Draw or a Score asks for."""
+        """The answer to a Draw or a Score."""
         trajectory = operation.trajectory
         self._origin = grid_origin(self.blend.restarts_grid(), trajectory)
         if isinstance(operation, Score):
@@ -65,13 +67,13 @@ class ReferenceEngine:
 
     @torch.inference_mode()
     def _logits(self, trajectory: Trajectory, source: str) -> tuple[np.ndarray, np.ndarray]:
-        """(blended, those of the source) after `path`, float64 (vocabulary,)."""
+        """(blended logits, logits of the source) after `trajectory`, float64 (vocabulary,)."""
         tokens = torch.from_numpy(np.concatenate([trajectory.prompt, trajectory.tokens]))[None].to(self.parts.device)
         head, norm, layers = self.model.get_output_embeddings(), self.parts.final_norm, self.parts.layers
         output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
-        # Entry l + 1 is the output of layer l; that of the last layer comes behind the norm, so that it is caught by a hook.
+        # Entry l + 1 is the output of layer l. The last layer's entry is taken after the norm, so hooks catch the outputs.
         states = [self._output(tokens, layer)[0, -1] for layer in self.blend.tapped_layers(len(layers))]
-        # A head product for each term: mixing logits, where the batched engine mixes hidden states.
+        # A head product for each term: this engine mixes logits, the batched engine hidden states.
         base = output.logits[0, -1].double()
         drafted = self._drafted(trajectory, tokens, output.hidden_states, base) if self.drafter else None
         parts = [drafted] if self.blend.needs_draft else [head(state).double() for state in states]
@@ -83,21 +85,27 @@ class ReferenceEngine:
         return blended, source_logits
 
     def _output(self, tokens: torch.Tensor, layer: int) -> torch.Tensor:
-        """Of a decoder layer, (1, tokens, width)."""
+        """Output of a decoder layer, (1, tokens, width)."""
         states: list[torch.Tensor] = []
         hook = self.parts.layers[layer].register_forward_hook(lambda module, arguments, output: states.append(output))
         self.model(input_ids=tokens, use_cache=False)
         hook.remove()
         return states[0][0] if isinstance(states[0], tuple) else states[0]
 
+    @property
+    def _draft(self) -> DFlashDrafter:
+        if self.drafter is None:
+            raise ValueError("this engine has no draft")
+        return self.drafter
+
     def _slot(self, trajectory: Trajectory) -> int:
-        """Of the token behind `path`."""
-        return grid_slot(len(trajectory.prompt) + trajectory.length - self._origin, self.drafter.num_drafted + 1)
+        """The slot of the token after `trajectory`."""
+        return grid_slot(len(trajectory.prompt) + trajectory.length - self._origin, self._draft.num_drafted + 1)
 
     def _drafted(self, trajectory: Trajectory, tokens: torch.Tensor, states: tuple[torch.Tensor, ...],
                  base: torch.Tensor) -> torch.Tensor:
-        """Logits of the draft for the token behind `path`; those of the model where the grid has no draft."""
-        network, block = self.drafter.network, self.drafter.num_drafted + 1
+        """Logits of the draft for the token after `trajectory`; the model's at anchors."""
+        network, block = self._draft.network, self._draft.num_drafted + 1
         slot = self._slot(trajectory)
         if not slot:
             return base

@@ -1,10 +1,12 @@
-"""A toy target given by a table, on which every random choice of a sampler can be enumerated.
+"""A toy target given by a table, on which all random choices of a sampler can be enumerated.
 
-`dflash_mcmc.testing` runs samplers on it to get their exact law. With an ordinary `Key` it samples like the other
+`dflash_mcmc.testing` runs samplers on it to compute their exact law. With an ordinary `Key` it samples like the other
 engines.
 """
 
 from __future__ import annotations
+
+from collections.abc import Generator
 
 import numpy as np
 import torch
@@ -13,19 +15,19 @@ from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.blending import TargetBlend, Unblended
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.speculation import Block, Chance, Noise, Speculation, Uniforms
-from dflash_mcmc.ops import Chain, Draw, Operation, SamplingParams, Score, drive, grid_origin, grid_slot
+from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, drive, grid_origin, grid_slot
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Trajectory
+from dflash_mcmc.types import Trajectory
 
 
 class TabularModel:
-    """Random logits for every prefix, and a second set that stands for an intermediate layer's.
+    """Random logits for every prefix, and a second set for an intermediate layer.
 
     Args:
         vocab_size: number of tokens.
         stop_ids: tokens that end a sequence.
-        seed: of the table.
-        scale: of the logits; larger is more peaked.
+        seed: seed of the table.
+        scale: scale of the logits; a larger one gives a more peaked law.
     """
 
     def __init__(self, vocab_size: int, stop_ids: tuple[int, ...], seed: int = 0, scale: float = 1.0):
@@ -44,10 +46,10 @@ class TabularDraft:
     """A draft given by a table.
 
     Args:
-        vocab_size: of the target.
+        vocab_size: size of the target's vocabulary.
         num_drafted: tokens of a block.
-        sequential: whether what it drafts hangs on the tokens drafted before; DFlash's slots do not.
-        has_density: False names the most likely token of each slot, and no law.
+        sequential: whether a slot depends on the tokens drafted before it; DFlash's slots do not.
+        has_density: False proposes the most likely token of each slot, without a law.
         seed, scale: as for TabularModel.
     """
 
@@ -57,7 +59,7 @@ class TabularDraft:
         self._table = TabularModel(vocab_size, (), seed, scale)
 
     def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
-        """Float64 (vocab_size,), of the slot behind `drafted`, after a prefix that ends with the anchor."""
+        """Float64 (vocab_size,), of the slot after `drafted`, for a prefix that ends with the anchor."""
         return self._table.logits((*prefix, *drafted) if self.sequential else prefix, f"slot {len(drafted)}")
 
 
@@ -66,23 +68,23 @@ class TabularEngine:
 
     Args:
         model: the target.
-        blend: as in the configuration; None for none.
+        blend: changes the last hidden state; None for no change.
         speculation: draws block by block with a TabularDraft; None draws token by token.
-        draft: that the blend mixes in, or that laws are drawn from.
+        draft: a draft that the blend mixes in, or that tokens are drawn from.
     """
 
-    def __init__(self, model: TabularModel, blend: TargetBlend | None = None, speculation: Speculation | None = None,
-                 draft: TabularDraft | None = None):
+    def __init__(self, model: TabularModel, blend: TargetBlend | None = None,
+                 speculation: Speculation[TabularDraft] | None = None, draft: TabularDraft | None = None):
         self.model, self.speculation, self.draft, self._origin = model, speculation, draft, 0
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self._laws: dict[tuple, np.ndarray] = {}
 
-    def run(self, chain: Chain) -> ChainResult:
-        """The result of a chain, as its generator returns it."""
+    def run(self, chain: Generator[Operation, Trajectory, Result]) -> Result:
+        """The result of a chain or of another generator of operations."""
         return drive(chain, self.answer)
 
     def answer(self, operation: Operation) -> Trajectory:
-        """The path that a Draw or a Score asks for."""
+        """The answer to a Draw or a Score."""
         self._origin = grid_origin(self.blend.restarts_grid(), operation.trajectory) - len(operation.trajectory.prompt)
         if isinstance(operation, Score):
             trajectory = operation.trajectory
@@ -102,24 +104,30 @@ class TabularEngine:
         return trajectory
 
     def log_p(self, trajectory: Trajectory) -> np.ndarray:
-        """Log-probabilities of the blended target after `path`, float64 (vocab_size,)."""
+        """Log-probabilities of the blended target after `trajectory`, float64 (vocab_size,)."""
         return self._law(_prefix(trajectory), trajectory.length, None, "blended")
 
     def log_q(self, trajectory: Trajectory, params: SamplingParams, source: str) -> np.ndarray:
-        """Log-probabilities of a law after `path`, float64 (vocab_size,)."""
+        """Log-probabilities under sampling parameters after `trajectory`, float64 (vocab_size,)."""
         return self._law(_prefix(trajectory), trajectory.length, params, source)
 
     def _next(self, operation: Draw, trajectory: Trajectory) -> list[tuple[int, np.ndarray | None]]:
-        """The tokens that follow, with their intervals (None: that of the law): one, or those of a block."""
+        """The next token, or the tokens of a block, with their intervals (None for the interval of the law)."""
         if self.speculation is None:
             return [(self._choose(operation, trajectory), None)]
         chance = self._chance(operation.key, trajectory.length)
-        verdict = self.speculation.rule(self._block(operation, trajectory, chance), chance)
+        verdict = self._blockwise.rule(self._block(operation, trajectory, chance), chance)
         kept = int(verdict.accepted) + 1
         return list(zip(verdict.tokens[0, :kept].tolist(), verdict.interval[0, :kept].numpy(), strict=True))
 
+    @property
+    def _blockwise(self) -> Speculation[TabularDraft]:
+        if self.speculation is None:
+            raise ValueError("this engine draws token by token")
+        return self.speculation
+
     def _chance(self, key: Key, anchor: int) -> Chance:
-        count = self.speculation.drafter.num_drafted
+        count = self._blockwise.drafter.num_drafted
         if not isinstance(key, Key):
             return key.chance(anchor, count)
         noise = Noise.of(key, anchor, anchor + 1, count)
@@ -128,11 +136,13 @@ class TabularEngine:
 
     def _block(self, operation: Draw, trajectory: Trajectory, chance: Chance) -> Block:
         """A drafted block of one row, in float64."""
-        speculation, prefix = self.speculation, _prefix(trajectory)
-        params, drafter, drafted, log_q = speculation.draft_params(operation.params), speculation.drafter, (), []
+        speculation, prefix = self._blockwise, _prefix(trajectory)
+        params, drafter = speculation.draft_params(operation.params), speculation.drafter
+        drawn = drafter.has_density and params.temperature > 0.0
+        drafted: tuple[int, ...] = ()
+        log_q: list[np.ndarray] = []
         for slot in range(drafter.num_drafted):
             log_q.append(exact_law.process(drafter.logits(prefix, drafted), params, np.empty(0)))
-            drawn = drafter.has_density and params.temperature > 0.0
             token = speculation.draft(_weights(log_q[-1:]), chance, slot) if drawn else np.argmax(log_q[-1])
             drafted = (*drafted, int(token))
         if speculation.fault.raw_draft:
@@ -142,9 +152,9 @@ class TabularEngine:
                      torch.tensor([trajectory.length == 0]))
 
     def _slot(self, operation: Draw, prefix: tuple[int, ...], length: int, drafted: tuple[int, ...]) -> np.ndarray:
-        """Log-probabilities that the target has in the slot behind `drafted`; `length`: generated tokens of the prefix."""
+        """Log-probabilities of the target in the slot after `drafted`. `length`: generated tokens of the prefix."""
         whole, number = (*prefix, *drafted), length + len(drafted)
-        if not self.speculation.fault.late_history:
+        if not self._blockwise.fault.late_history:
             return self._law(whole, number, operation.params, operation.source)
         return exact_law.process(self._logits(whole, number, operation.source), operation.params,
                                  np.array((*prefix, *drafted[:-1])))
@@ -172,12 +182,12 @@ class TabularEngine:
         return self._laws[name]
 
     def _logits(self, prefix: tuple[int, ...], length: int, source: str) -> np.ndarray:
-        """After a prefix, of which `length` tokens are generated."""
+        """Logits after a prefix with `length` generated tokens."""
         last = self.model.logits(prefix, "last")
         if source == "base":
             return last
         slot = grid_slot(length - self._origin, self.draft.num_drafted + 1) if self.draft else 0
-        drafted = self.draft.logits(prefix[: len(prefix) - slot + 1], (0,) * (slot - 1)) if slot else last
+        drafted = self.draft.logits(prefix[: len(prefix) - slot + 1], (0,) * (slot - 1)) if self.draft and slot else last
         if source == "draft" and slot:
             return drafted
         if self.blend.needs_draft:

@@ -1,7 +1,7 @@
-"""What the draft says of every token, on a grid of blocks that hangs on the sequence alone.
+"""The draft's hidden states for every token, on a grid of blocks that depends only on the sequence.
 
-`ops.grid_slot` tells the grid. The hidden states of a block are made once, when its anchor is fed, and kept for the row until
-the block ends; a draw that starts inside a block makes those of its block again.
+`ops.grid_slot` defines the grid. The hidden states of a block are computed once, when its anchor is fed, and kept for the row
+until the block ends. A draw that starts inside a block computes the states of its block again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NONE = -1
 
 
 class Said(NamedTuple):
-    """What the draft says of the next token: hidden states (rows, width) for the head, where `inside`, bool (rows,)."""
+    """The draft's hidden states (rows, width) for the next token; valid where `inside`, bool (rows,)."""
 
     hidden: torch.Tensor
     inside: torch.Tensor
@@ -31,9 +31,9 @@ class BlockGrid:
     """The current blocks of all rows.
 
     Args:
-        drafter: its block size is the grid's.
-        num_rows: of the engine's cache.
-        row_step: drafts are made for multiples of so many rows, so that their numbers do not depend on how many there are.
+        drafter: gives the block size of the grid.
+        num_rows: rows of the engine's cache.
+        row_step: the draft runs on multiples of this number of rows, so that its numbers do not depend on their count.
     """
 
     def __init__(self, drafter: DFlashDrafter, num_rows: int, row_step: int, device: torch.device):
@@ -43,15 +43,15 @@ class BlockGrid:
         self._anchor = torch.full((num_rows,), _NONE, device=device)
 
     def forget(self, row: int) -> None:
-        """The row's sequence is another one now."""
+        """Forgets the row's block, since its sequence has changed."""
         self._anchor[row] = _NONE
 
     def move(self, source: int, destination: int) -> None:
-        """A row's chain goes on in another row."""
+        """Moves a row's block to another row."""
         self._hidden[destination], self._anchor[destination] = self._hidden[source], self._anchor[source]
 
     def at_step(self, cache: SlotCache, state: Rows, batch: int, key_length: int) -> Said:
-        """Of the tokens that the first `batch` rows draw next; before these are fed the last. Looks at which rows need it."""
+        """States for the next tokens of the first `batch` rows, before the rows are fed. Looks at values on the host."""
         position = state.position[:batch]
         slot = torch.remainder(position + 1 - state.grid_origin[:batch], self.block_size)
         anchor, inside = position + 1 - slot, slot > 0
@@ -66,12 +66,12 @@ class BlockGrid:
         return Said(chosen, inside)
 
     def num_blocks(self, origin: int, first: int, stop: int) -> int:
-        """Blocks that are drafted for what `along` says of the tokens at positions `first` to `stop - 1`."""
+        """Blocks that `along` drafts for the tokens at positions `first` to `stop - 1`."""
         return len({position - slot for position in range(first, stop)
                     if (slot := grid_slot(position - origin, self.block_size))})
 
     def along(self, cache: SlotCache, row: int, sequence: np.ndarray, origin: int, first: int, count: int) -> Said:
-        """Of the `count` tokens behind position `first` of a sequence that the row holds up to the last of them.
+        """States for the `count` tokens after position `first` of a sequence that the row holds.
 
         `origin` is the position at which the first block starts.
         """
@@ -83,7 +83,7 @@ class BlockGrid:
         for index, slot in enumerate(slots):
             anchor = first + 1 + index - slot
             if slot and anchor not in blocks:
-                # The row's tokens are those of the sequence, whatever the engine's rows hold.
+                # The tokens are taken from the sequence, not from the engine's rows.
                 at = Anchors(rows, cache, tokens.expand(row + 1, -1), torch.tensor([anchor], device=device), cache.length)
                 blocks[anchor] = self.drafter.hidden_aside(at)[0]
             if slot:

@@ -1,8 +1,8 @@
 """Draws from the draft, a block in one forward of the target.
 
-What the draft says of a block hangs on nothing in it but the anchor. So all tokens of a block are drawn at once, and one
-forward of the target over them gives their log-probabilities, and the law of the next anchor, which is the target's. A draw
-that starts inside a block finds its first slots taken. Answers are those of drawing token by token (`grid.py`).
+The draft's law of a block depends only on the anchor. So all tokens of a block are drawn at once. One forward of the target
+over them gives their log-probabilities, and the law of the next anchor, which is the target's. A draw that starts inside a
+block keeps the first slots as they are. The answers equal those of drawing token by token (`block_grid.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dflash_mcmc.engine.stepper import Group
 
 
 class BlockSteps:
-    """Stands in for a decoder that has a grid; steps in which a row draws from something else are the decoder's."""
+    """Steps of a block for rows that draw from the draft, and plain steps for all others."""
 
     def __init__(self, runner: ModelRunner, grid: BlockGrid):
         self.runner, self.drafter, self._plain = runner, grid.drafter, PlainSteps(runner)
@@ -35,7 +35,7 @@ class BlockSteps:
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
         """See `Stepper.step`; up to a block for every live row that draws from the draft."""
-        # A penalty takes the history of every slot: those rows go token by token.
+        # A penalty needs the history of every slot, so these rows are drawn token by token.
         whole = [group.source == "draft" and group.params.repetition_penalty == 1.0 for group in groups]
         from_draft = tuple(group for group, mine in zip(groups, whole, strict=True) if mine)
         others = tuple(group for group, mine in zip(groups, whole, strict=True) if not mine)
@@ -43,7 +43,7 @@ class BlockSteps:
             self._block(cache, state, batch, key_length, groups, floors)
         elif not from_draft:
             self._plain.step(cache, state, batch, key_length, groups, floors)
-        else:  # each kind of rows in a step of its own, so that no row's numbers depend on what the others do
+        else:  # each kind of rows has a step of its own, so that no row's numbers depend on the others
             status, mine = state.status[:batch].clone(), torch.zeros(batch, dtype=torch.bool, device=state.device)
             mine[torch.cat([group.members() for group in from_draft])] = True
             for step, part, live in ((self._block, from_draft, mine), (self._plain.step, others, ~mine)):
@@ -55,10 +55,10 @@ class BlockSteps:
     def _block(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
                floors: bool) -> None:
         position, rows = state.position[:batch], state.ids[:batch, None]
-        number = position - state.grid_origin[:batch]  # of the last token; -1 is the prompt's
+        number = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
         started, offset = number >= 0, torch.remainder(number.clamp(min=0), self.reach)
         drafting = (state.status[:batch] == Status.LIVE) & started
-        # A row that draws from something else keeps its keys and values: it is fed its last token only.
+        # A row of another group keeps its keys and values: it is fed only its last token.
         offset = torch.where(drafting, offset, 0)
         anchor = position - offset
         at = anchor[:, None] + self._offsets
@@ -70,7 +70,7 @@ class BlockSteps:
         tokens = torch.where(taken, state.tokens[rows, at[:, 1:]], drawn.view(batch, -1))
         fed = torch.cat([state.tokens[rows, at[:, :1]], tokens], dim=1)
         target = self._target(cache, fed, at, key_length, hidden, started)
-        slot = torch.where(started, self.drafter.num_drafted, 0)  # whose token is the target's own
+        slot = torch.where(started, self.drafter.num_drafted, 0)  # the slot whose token is drawn from the target
         own = laws.weigh(self._processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
         token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])
         tokens = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, slot[:, None], token[:, None])
@@ -87,7 +87,7 @@ class BlockSteps:
 
     def _target(self, cache: SlotCache, fed: torch.Tensor, at: torch.Tensor, key_length: int, hidden: torch.Tensor,
                 started: torch.Tensor) -> laws.Weights:
-        """Weights of the blended target behind each token, (rows * slots)."""
+        """Weights of the blended target after each token, (rows * slots)."""
         batch = len(fed)
         states = self.runner.forward(cache, slice(0, batch), fed, at, key_length)
         said = Said(torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
@@ -96,7 +96,7 @@ class BlockSteps:
         return laws.weigh(self.runner.logits(states.flatten(0, 1), tapped, (), said)["blended"])
 
     def _processed(self, logits: torch.Tensor, groups: tuple[Group, ...], slots: int) -> torch.Tensor:
-        """Logits of the groups' laws, (rows * slots, vocabulary)."""
+        """Logits processed by each row's group, (rows * slots, vocabulary)."""
         if len(groups) == 1:
             return laws.process(logits, groups[0].params, None)
         processed = torch.zeros_like(logits)

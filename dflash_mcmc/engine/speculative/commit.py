@@ -1,4 +1,4 @@
-"""Several tokens a row at once: what of an offer is taken, and what ends the draw."""
+"""Several tokens a row at once: which of them are taken, and what ends the draw."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dflash_mcmc.engine.rows import Rows, Status
 
 
 class Offer(NamedTuple):
-    """Tokens for the first rows, slot by slot.
+    """Tokens offered to the first rows, slot by slot.
 
     Attributes:
-        at: int64 (rows, slots), the positions that the slots stand for.
-        first, last: int64 (rows,), the slots that are offered.
+        at: int64 (rows, slots), the positions of the slots.
+        first, last: int64 (rows,), the first and the last slot offered.
         tokens: int64 (rows, slots).
         scores: float64 (rows, slots, 4), as in `Rows`.
         bad: bool (rows, slots), where logits were not numbers.
@@ -29,14 +29,14 @@ class Offer(NamedTuple):
 
 
 def commit(state: Rows, offer: Offer, stops: torch.Tensor, floors: bool) -> torch.Tensor:
-    """Moves the live rows on, up to what ends them; the others stay as they are.
+    """Moves the live rows on, up to the token that ends their draw; the others stay as they are.
 
     Args:
         stops: int64, the stop ids.
-        floors: whether a row has a floor; without, none is looked at.
+        floors: whether any row has a floor; without one, no floor is looked at.
 
     Returns:
-        int64 (rows,), how many tokens each row has gained.
+        int64 (rows,), tokens that each row has gained.
     """
     batch, slots = offer.at.shape
     slot = torch.arange(slots, device=offer.at.device)
@@ -51,12 +51,12 @@ def commit(state: Rows, offer: Offer, stops: torch.Tensor, floors: bool) -> torc
     ends = (kind != Status.LIVE) & offered
     ended, at = ends.any(dim=1), ends.long().argmax(dim=1)
     found = torch.where(ended, kind.gather(1, at[:, None])[:, 0], Status.LIVE)
-    behind = torch.where(ended, at + (found != Status.FAILED), offer.last + 1)
-    gained = offered & (slot < behind[:, None]) & live[:, None]
+    following = torch.where(ended, at + (found != Status.FAILED), offer.last + 1)
+    gained = offered & (slot < following[:, None]) & live[:, None]
     count = gained.sum(dim=1)
     _keep(state, offer, gained)
     if floors:
-        last = weight.gather(1, (behind - 1).clamp(min=0)[:, None])[:, 0]
+        last = weight.gather(1, (following - 1).clamp(min=0)[:, None])[:, 0]
         state.weight[:batch] = torch.where(count > 0, last, state.weight[:batch])
     state.position[:batch] += count
     state.rounds[:batch] += live

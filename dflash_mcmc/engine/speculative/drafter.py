@@ -1,11 +1,11 @@
-"""Drafts at work: what proposes the tokens of a block, on the rows of a slot cache.
+"""Drafters: they propose the tokens of a block, on the rows of a slot cache.
 
 A drafter has
     num_drafted: n, tokens of a block.
     target_forwards: forwards of the target that a block takes before it is verified.
     reads_tokens: whether it looks at tokens before the anchor.
-    tapped_layers: decoder layers of the target whose outputs it needs of every token.
-    companion: CacheShape of what it keeps of every token, beside the target's keys and values; None for nothing.
+    tapped_layers: decoder layers of the target whose outputs it needs for every token.
+    companion: CacheShape of its own cache, with an entry for every token; None without a cache.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ DrawTokens: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 class Anchors(NamedTuple):
-    """Where blocks start.
+    """The start of a block in each row.
 
     Attributes:
         rows: the first ones, or int64 (rows,).
-        cache: of the rows; what is before the anchors is in it.
-        tokens: int64 (all rows, length), of the rows' sequences up to the anchors; of a drafter that does not read them, the
-            anchors alone.
-        position: int64 (rows,), of the anchors.
-        key_length: above every position of the blocks.
+        cache: the cache of the rows, which holds all tokens before the anchors.
+        tokens: int64 (all rows, length), the rows' sequences up to the anchors; for a drafter that does not read tokens only
+            the anchors are valid.
+        position: int64 (rows,), positions of the anchors.
+        key_length: larger than every position of the blocks.
         forward: forward(tokens (rows, 1), positions (rows, 1)) -> logits (rows, vocabulary): a decode step of the target.
     """
 
@@ -50,7 +50,7 @@ class Anchors(NamedTuple):
 
 
 class Drafter(Protocol):
-    """See the module's first lines."""
+    """Proposes blocks; see the module's docstring."""
 
     num_drafted: int
     target_forwards: int
@@ -59,21 +59,24 @@ class Drafter(Protocol):
     companion: CacheShape | None
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
-        """Drafted tokens int64 (rows, n); each either named or drawn by `draw`."""
+        """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
 
     def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
-        """Keeps what it needs of tokens that the target has read; features: outputs of the tapped layers, each (rows, queries,
-        width)."""
+        """Stores its entries for tokens that the target has read.
+
+        Args:
+            features: outputs of the tapped layers, each (rows, queries, width).
+        """
 
 
 class DFlashDrafter:
-    """All tokens of a block from one forward of the network, given the target's features of what is before the anchor.
+    """Drafts all tokens of a block in one forward of the network, from the target's features of the tokens before the anchor.
 
     Args:
-        network: with the weights, on the target's device.
-        target: its embedding and head are the network's too.
-        block_size: anchor and drafted tokens; at most the network's.
+        network: the network with its weights, on the target's device.
+        target: the target; the network uses its embedding and head.
+        block_size: anchor and drafted tokens; at most the network's block size.
     """
 
     target_forwards, reads_tokens = 0, False
@@ -89,12 +92,12 @@ class DFlashDrafter:
 
     @property
     def plain_head(self) -> bool:
-        """Whether its logits are the target's head on its hidden states, and nothing more."""
+        """Whether its logits are exactly the target's head applied to its hidden states."""
         return self.network.shape.logit_scale == 1.0 and self.network.shape.logit_softcap is None
 
     def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
-        """Writes the keys and values that these tokens are to every later block."""
+        """Writes the keys and values of these tokens for all later blocks."""
         context = self.network.context(torch.cat(list(features), dim=-1).to(self.dtype))
         keys, values = self.network.keys_values(context, positions)
         cache.write(rows, positions, keys, values)
@@ -103,7 +106,7 @@ class DFlashDrafter:
         return draw(self.logits(self.hidden(anchors)), 0)
 
     def hidden_aside(self, anchors: Anchors) -> torch.Tensor:
-        """As `hidden`, and the cache is as before: for anchors behind which the target has been already."""
+        """As `hidden`, but leaves the cache unchanged: for anchors after which the target has already read tokens."""
         cache = anchors.cache.drafts
         positions = anchors.position[:, None] + torch.arange(self.num_drafted + 1, device=anchors.position.device)
         before = cache.at(anchors.rows, positions)
@@ -121,11 +124,11 @@ class DFlashDrafter:
         keys = torch.arange(anchors.key_length, device=tokens.device).expand(num_rows, -1)
         masks = {window: block_mask(keys, anchors.position, block, window)[:, None] for window in self._windows}
 
-        # The block's own keys lie where those of the target's features will be, once these positions are read.
+        # The block's own keys take the places of those of the target's features, which are written later.
         cache.aim(anchors.rows, positions, anchors.key_length)
 
         def attend(layer: int, queries: torch.Tensor, block_keys: torch.Tensor, block_values: torch.Tensor) -> torch.Tensor:
-            seen_keys, seen_values = cache.layers[layer].update(block_keys, block_values)
+            seen_keys, seen_values = cache.slot_layers[layer].update(block_keys, block_values)
             mask = masks[self.network.shape.sliding[layer]]
             return attention.grouped_attention(None, queries, seen_keys, seen_values, mask)[0].transpose(1, 2)
 
@@ -143,7 +146,7 @@ class DFlashDrafter:
 
 
 class SelfDrafter:
-    """The target as its own draft, token by token: no faster than plain, and how good a draft could be at best."""
+    """The target as its own draft, token by token: no faster than plain decoding, and an upper bound on a draft's quality."""
 
     reads_tokens, tapped_layers, companion = False, (), None
 
@@ -152,9 +155,11 @@ class SelfDrafter:
 
     def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
-        """Nothing is kept."""
+        """Stores nothing."""
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        if anchors.forward is None:
+            raise ValueError("the target drafts for itself: it needs a forward")
         drafted, fed = [], anchors.fed()
         for slot in range(self.num_drafted):
             fed = draw(anchors.forward(fed[:, None], (anchors.position + slot)[:, None])[:, None], slot)[:, 0]
@@ -163,10 +168,10 @@ class SelfDrafter:
 
 
 class NgramDrafter:
-    """What followed the last time that the latest tokens occurred in prompt or generation (prompt lookup decoding).
+    """Drafts the tokens that followed the last occurrence of the latest tokens (prompt lookup decoding).
 
-    The longest suffix of at most `longest` tokens that occurs before counts, its last occurrence; what it lacks to a whole
-    block is what it has, repeated. Without an occurrence the anchor is repeated.
+    The last earlier occurrence of the longest suffix of at most `longest` tokens counts. A continuation shorter than a block
+    is repeated. Without an occurrence the anchor is repeated.
     """
 
     target_forwards, reads_tokens, tapped_layers, companion = 0, True, (), None
@@ -176,13 +181,13 @@ class NgramDrafter:
 
     def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
-        """Nothing is kept."""
+        """Stores nothing."""
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         position = anchors.position[:, None]
         tokens = anchors.tokens[anchors.rows, : anchors.key_length]
         index = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        # Position i is worth the number of tokens up to i that equal those up to the anchor.
+        # The score of position i is the number of tokens up to i that equal those up to the anchor.
         length, unbroken = torch.zeros_like(tokens), index < position
         for back in range(self.longest):
             there, here = index - back, position - back

@@ -1,6 +1,6 @@
-"""Rules that look right and are not: mistakes of published speculative samplers, to be shown and to be caught by the tests.
+"""Rules that look right and are wrong: mistakes of published speculative samplers, which experiments show and tests catch.
 
-Nothing comes here by accident: a decoder takes a fault only in an experiment that says so in its name.
+A decoder takes a fault only where the configuration names it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dflash_mcmc.engine.speculative.speculation import Block, Chance, Fault, Rul
 
 
 class Faulty(NamedTuple):
-    """A fault by name: the rule in place of the right one (None keeps it), and what else goes wrong."""
+    """A fault: the rule instead of the right one (None keeps it), and mistakes outside the rule."""
 
     rule: Rule | None
     fault: Fault
@@ -31,14 +31,14 @@ def greedy_first(block: Block, chance: Chance) -> Verdict:
 
 
 def greedy_bonus(block: Block, chance: Chance) -> Verdict:
-    """Match, but the token behind the kept ones, from which the next block starts, is the most likely one (spot 2)."""
+    """Match, but the token after the kept ones, at which the next block starts, is the most likely one (spot 2)."""
     right = rules.match(block, chance)
     best = laws.argmax(at_slot(block.target, right.accepted))
     return rules.with_token(block, right.accepted, best)
 
 
 def redraw_after_mismatch(block: Block, chance: Chance) -> Verdict:
-    """Match, but the draw that differs from the draft is thrown away and drawn once more."""
+    """Match, but the draw that differs from the draft is discarded and drawn again."""
     right = rules.match(block, chance)
     weights = laws.of_values(at_slot(block.target, right.accepted))
     drawn = right.tokens.gather(1, right.accepted[:, None])[:, 0]
@@ -48,14 +48,14 @@ def redraw_after_mismatch(block: Block, chance: Chance) -> Verdict:
 
 
 def reject_then_p(block: Block, chance: Chance) -> Verdict:
-    """Rejection, but in place of what is not kept a token of p, not of (p - q)+."""
+    """Rejection, but the first rejected token is replaced by a token of p instead of (p - q)+."""
     ratio = torch.exp(rules.target_log_p(block) - rules.draft_log_q(block))
     accepted = rules.leading(chance.accepts(ratio, each=False))
     return rules.replaced(block, chance, accepted, at_slot(block.target, accepted))
 
 
 def residual_by_draft_noise(block: Block, chance: Chance) -> Verdict:
-    """Rejection, but the token of (p - q)+ is drawn by the number that the draft was drawn by (vLLM issue 47386)."""
+    """Rejection, but the token of (p - q)+ is drawn with the random number of the draft (vLLM issue 47386)."""
     ratio = torch.exp(rules.target_log_p(block) - rules.draft_log_q(block))
     accepted = rules.leading(chance.accepts(ratio, each=False))
     weights = laws.of_values(rules.residual(block, accepted, torch.ones_like(ratio[:, 0])))

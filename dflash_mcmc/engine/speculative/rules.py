@@ -1,8 +1,8 @@
-"""The rules by which drafted tokens are kept: each leaves the law of what is drawn exactly the target's.
+"""Rules that decide which drafted tokens are kept. With each of them the drawn tokens have exactly the target's law.
 
 Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318): rejection. Sun et al. 2024 (arXiv 2403.10444):
-block verification. Sample and match draws from the target and lets the draft say only how many of the draws can be used.
-`tests/decoder` enumerates all of them on tabular targets, and the faults of `faults.py` beside them.
+block verification. Sample and match draws from the target; the draft decides only how many of the draws can be used.
+`tests/decoder` enumerates all rules on tabular targets, and the faults of `faults.py` as well.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dflash_mcmc.engine.speculative.speculation import Block, Chance, Verdict, a
 
 
 def match(block: Block, chance: Chance) -> Verdict:
-    """A token of each slot from the target; kept as long as it is the drafted one, and the first that is not is kept too."""
+    """Draw a token of each slot from the target; keep them up to and including the first that differs from the draft."""
     tokens, interval = chance.walk(block)
     return Verdict(leading(tokens[:, :-1] == block.drafted), tokens, interval)
 
 
 def reject(block: Block, chance: Chance) -> Verdict:
-    """Keep x with probability min(1, p(x) / q(x)); in place of the first that is not kept, a token from (p - q)+."""
+    """Keep x with probability min(1, p(x) / q(x)); replace the first rejected token by one from (p - q)+."""
     ratio = torch.exp(target_log_p(block) - draft_log_q(block))
     accepted = leading(chance.accepts(ratio, each=False))
     return replaced(block, chance, accepted, residual(block, accepted, torch.ones_like(ratio[:, 0])))
@@ -30,7 +30,7 @@ def reject_block(block: Block, chance: Chance) -> Verdict:
     """Block verification: keep the longest prefix that passes, each slot judged by the whole prefix.
 
     With w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)) and Z_i the mass of (w_i p - q_(i+1))+, prefix i < n passes with
-    probability Z_i / (Z_i + 1 - w_i), the whole block with w_n; in its place a token from (w_i p - q_(i+1))+.
+    probability Z_i / (Z_i + 1 - w_i), the whole block with w_n. The next token is drawn from (w_i p - q_(i+1))+.
     """
     ratio = torch.exp(target_log_p(block) - draft_log_q(block))
     weight, weights = torch.ones_like(ratio[:, 0]), []
@@ -50,23 +50,23 @@ def reject_block(block: Block, chance: Chance) -> Verdict:
 
 
 def leading(yes: torch.Tensor) -> torch.Tensor:
-    """How many of (rows, n) are true before the first that is not: int64 (rows,)."""
+    """Number of leading true values of (rows, n): int64 (rows,)."""
     return yes.long().cumprod(dim=1).sum(dim=1)
 
 
 def replaced(block: Block, chance: Chance, accepted: torch.Tensor, values: torch.Tensor) -> Verdict:
-    """The verdict of a rule that draws the token behind the kept ones from unnormalised probabilities (rows, vocabulary)."""
+    """The verdict of a rule that draws the token after the kept ones from unnormalised probabilities (rows, vocabulary)."""
     return with_token(block, accepted, chance.token(laws.of_values(values), accepted))
 
 
 def with_token(block: Block, accepted: torch.Tensor, token: torch.Tensor) -> Verdict:
-    """Drafted tokens up to `accepted`, then this one."""
+    """The verdict of drafted tokens up to `accepted`, followed by this token."""
     tokens = torch.nn.functional.pad(block.drafted, (0, 1)).scatter(1, accepted[:, None], token[:, None])
     return Verdict(accepted, tokens, torch.zeros(*tokens.shape, 2, dtype=torch.float64, device=tokens.device))
 
 
 def residual(block: Block, slot: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(weight * p - q)+ at one slot of each row; p behind the last drafted token, and where rounding leaves nothing."""
+    """(weight * p - q)+ at one slot of each row; p after the last drafted token, and where rounding leaves zero."""
     p, last = at_slot(block.target, slot), block.drafted.shape[1] - 1
     inside = slot.clamp(max=last)
     if block.draft is None:
@@ -78,20 +78,20 @@ def residual(block: Block, slot: torch.Tensor, weight: torch.Tensor) -> torch.Te
 
 
 def target_log_p(block: Block) -> torch.Tensor:
-    """Of the drafted tokens, float64 (rows, n)."""
+    """Log-probabilities of the drafted tokens under the target, float64 (rows, n)."""
     padded = torch.nn.functional.pad(block.drafted, (0, 1))
     return block.target.log_probability(padded.reshape(-1)).view(padded.shape)[:, :-1]
 
 
 def draft_log_q(block: Block) -> torch.Tensor:
-    """Of the drafted tokens, float64 (rows, n); 0 for a point mass."""
+    """Log-probabilities of the drafted tokens under the draft, float64 (rows, n); 0 for a point mass."""
     if block.draft is None:
         return torch.zeros_like(block.drafted, dtype=torch.float64)
     return block.draft.log_probability(block.drafted.reshape(-1)).view(block.drafted.shape)
 
 
 def _draft_slots(block: Block) -> torch.Tensor:
-    """Probabilities (rows, n, vocabulary) of the draft."""
+    """Probabilities of the draft, (rows, n, vocabulary)."""
     if block.draft is not None:
         return all_slots(block.draft, len(block.drafted))
     vocabulary = block.target.logits.shape[-1]

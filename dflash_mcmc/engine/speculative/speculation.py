@@ -1,13 +1,13 @@
-"""A drafted block, the random numbers that decide about it, and what is decided: what the rules of `rules.py` work on.
+"""Drafted blocks, the random numbers that decide about them, and the verdicts: the inputs and outputs of `rules.py`.
 
-Everything is a batch of rows. Slot j of a block stands for the token j + 1 places behind the anchor, the last token that is
-settled; n tokens are drafted, and the target gives a law for n + 1 slots: one behind each drafted token too.
+All values are batches of rows. Slot j of a block is the token j + 1 places after the anchor, the last decided token. n tokens
+are drafted, and the target gives laws for n + 1 slots, including one after the last drafted token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ class Block(NamedTuple):
 
     Attributes:
         drafted: int64 (rows, n).
-        target: weights of the law that tokens are to have, (rows * (n + 1)): those of slot j given the drafted tokens before.
-        draft: weights of the law that `drafted` was drawn from, (rows * n); None where nothing was drawn: a point mass.
+        target: weights of the target's law, (rows * (n + 1)): of slot j given the drafted tokens before it.
+        draft: weights of the law that `drafted` was drawn from, (rows * n); None for a point mass.
         first: bool (rows,), whether the anchor is the prompt's last token.
     """
 
@@ -34,13 +34,13 @@ class Block(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What becomes of a block.
+    """The decision about a block.
 
     Attributes:
         accepted: int64 (rows,), drafted tokens that are kept, 0 to n.
-        tokens: int64 (rows, n + 1): the kept ones and the one that follows them; the rest is of no account.
-        interval: float64 (rows, n + 1, 2), the position's uniforms that give the token; (0, 0) where it is no function of that
-            uniform alone.
+        tokens: int64 (rows, n + 1): the kept tokens and the next one; the rest is ignored.
+        interval: float64 (rows, n + 1, 2), uniforms of the position that give the token; (0, 0) where the token is not a
+            function of that uniform alone.
     """
 
     accepted: torch.Tensor
@@ -49,63 +49,76 @@ class Verdict(NamedTuple):
 
 
 class Chance(Protocol):
-    """The random numbers of one block. `testing.EnumeratedChance` takes every value of them in turn."""
+    """The random numbers of one block. `testing.EnumeratedChance` enumerates their values."""
 
     def draft(self, weights: laws.Weights, first: int, shared: bool) -> torch.Tensor:
-        """Tokens int64 (rows, k) of slots `first` on from weights (rows * k); `shared`: by the uniforms of `walk`."""
+        """Tokens int64 (rows, k) of slots `first` on from weights (rows * k); `shared`: with the uniforms of `walk`."""
 
     def walk(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tokens, intervals), (rows, n + 1) and (rows, n + 1, 2): a token of each slot from the target, by the uniform of its
-        position. What follows the first that differs from the drafted one is of no account."""
+        """(tokens, intervals), (rows, n + 1) and (rows, n + 1, 2): a token of each slot from the target, drawn with the
+        uniform of its position. Tokens after the first that differs from the draft are ignored."""
 
     def accepts(self, probability: torch.Tensor, each: bool) -> torch.Tensor:
-        """Bool (rows, n): true with this probability; without `each` what follows the first False is of no account."""
+        """Bool (rows, n): true with this probability; without `each`, values after the first False are ignored."""
 
     def token(self, weights: laws.Weights, slot: torch.Tensor) -> torch.Tensor:
-        """A token int64 (rows,) from weights (rows), for slots int64 (rows,), by the uniform of its position."""
+        """A token int64 (rows,) from weights (rows), for slots int64 (rows,), drawn with the uniform of its position."""
 
     def again(self, weights: laws.Weights, slot: torch.Tensor, use: str) -> torch.Tensor:
-        """The same by another random number: `draft` is the one that the slot was drafted with, `fresh` one of its own."""
+        """The same with another random number: `draft` is the number that drafted the slot, `fresh` a separate one."""
 
 
 Rule: TypeAlias = Callable[[Block, Chance], Verdict]
 
 
 class Fault(NamedTuple):
-    """What a faulty decoder does wrong beside its rule; see `faults.py`."""
+    """Mistakes of a faulty decoder outside its rule; see `faults.py`."""
 
     argmax_drafts: bool = False
-    """The most likely token of the draft is proposed, and judged as if it had been drawn."""
+    """The most likely token of the draft is proposed, and judged like a drawn one."""
     raw_draft: bool = False
     """Drafts are judged by the draft's law before temperature and filters."""
     late_history: bool = False
     """A penalty's history lacks the last token."""
 
 
-class Speculation(NamedTuple):
+class Drafts(Protocol):
+    """Anything that drafts blocks of `num_drafted` tokens."""
+
+    @property
+    def num_drafted(self) -> int:
+        """n."""
+
+
+D = TypeVar("D", bound=Drafts)
+
+
+class Speculation(NamedTuple, Generic[D]):
     """How draws are carried out block by block."""
 
     rule: Rule
-    drafter: object
-    """`num_drafted`: n. See `drafter.py`; in the tests a `TabularDraft`."""
+    drafter: D
+    """A `Drafter` of `drafter.py`; on the tabular engine a `TabularDraft`."""
     shared_noise: bool
-    """Drafts are drawn by the uniforms of the positions, as the target's tokens are."""
+    """Whether drafts are drawn with the uniforms of the positions, like the target's tokens."""
     temperature: float | None
-    """Of the draft; None takes that of the law that is drawn from."""
+    """Temperature of the draft; None takes that of the draw."""
     noisy: bool
-    """Whether the rule takes random numbers beside those of the positions."""
+    """Whether the rule needs random numbers besides those of the positions."""
     fault: Fault = Fault()
     trace: bool = False
-    """Keep what becomes of every block."""
+    """Whether the verdict about each block is kept."""
 
     @property
     def num_noise(self) -> int:
-        """Those random numbers of a block."""
+        """The number of additional random numbers of a block."""
         return 2 * self.drafter.num_drafted if self.noisy else 0
 
     def draft_params(self, params: SamplingParams) -> SamplingParams:
-        """What the draft draws from where the target draws from `law`: without a penalty, since its slots do not know each
-        other. Any law of the draft is right; one like the target's is kept more often."""
+        """Sampling parameters of the draft in a draw with `params`: without a penalty, since its slots do not know each other.
+
+        Any law of the draft is correct; one close to the target's is accepted more often.
+        """
         temperature = self.temperature if self.temperature is not None and params.temperature > 0.0 else params.temperature
         return params._replace(temperature=temperature, repetition_penalty=1.0)
 
@@ -118,9 +131,9 @@ class Speculation(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """The uniforms of a draw that are not those of its positions, by the anchor of the block: float64 (anchors, n) each.
+    """Uniforms of a draw besides those of its positions, by the anchor of the block: float64 (anchors, n) each.
 
-    A position is drafted anew behind each anchor, by a new number: what was drafted there before has had a part in where
+    A position is drafted again after each anchor, with a new number: the earlier draft at that position has influenced where
     the anchor is (block verification judges whole prefixes).
     """
 

@@ -1,8 +1,8 @@
-"""Decode steps of a block each: a draft proposes, one forward of the target judges, each row keeps what its rule says.
+"""Speculative decode steps: a draft proposes a block, one forward of the target judges it, and a rule decides what is kept.
 
-The target's laws, its log-probabilities, the weights of early rejection and the marks of a penalty are those of a plain step,
-computed for every slot of the block from the one forward, each slot with the history that it would have. So whatever a
-sampler asks of a draw, it gets from either.
+The target's laws and log-probabilities, the weights of early rejection and the marks of a penalty equal those of plain steps.
+They are computed for every slot of the block from one forward, each slot with its own history. So a sampler gets the same
+from both kinds of steps.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.model_runner import ModelRunner
 from dflash_mcmc.engine.rows import RowCounts, Rows, Status
 from dflash_mcmc.engine.speculative.commit import Offer, commit
-from dflash_mcmc.engine.speculative.drafter import Anchors
+from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
 from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict
 from dflash_mcmc.engine.stepper import Group
 from dflash_mcmc.ops import SamplingParams
 
 
 class Walk(NamedTuple):
-    """What a step has done, for a trace: the block, the laws it was judged by, and the verdict; of the first rows."""
+    """A step of the first rows, for a trace: the blocks, the laws that judged them, and the verdicts."""
 
     anchor: torch.Tensor
-    """int64 (rows,), positions."""
+    """int64 (rows,), positions of the anchors."""
     block: Block
     uniforms: Uniforms
     verdict: Verdict
@@ -36,14 +36,14 @@ class Walk(NamedTuple):
 
 
 class Speculator:
-    """Stands in for a `Decoder` where steps are made.
+    """Steps of a drafted block for every row.
 
     Args:
         runner: runs the target; its drafter proposes.
-        speculation: the rule; where it keeps a trace, `walk` is what the last step has done.
+        speculation: the rule. With a trace, `walk` describes the latest step.
     """
 
-    def __init__(self, runner: ModelRunner, speculation: Speculation):
+    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter]):
         self.runner, self.speculation = runner, speculation
         self.drafter = speculation.drafter
         self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
@@ -51,7 +51,7 @@ class Speculator:
         self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
 
     def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
-        """Of a draw, by the names of `Cost`."""
+        """The cost of a draw, by the names of `Cost`."""
         extra = counts.blocks * self.drafter.target_forwards
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
                 "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
@@ -77,7 +77,7 @@ class Speculator:
         for values in list(logits.values())[1:]:
             finite &= torch.isfinite(values.amax(dim=-1))
         finite = finite.view(batch, -1)
-        if draft is not None:  # a rule that judges by the draft's law can use none of the block
+        if draft is not None:  # a rule that uses the draft's law cannot judge such a block
             finite &= torch.isfinite(draft.maximum).view(batch, -1).all(dim=1, keepdim=True)
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
@@ -93,14 +93,14 @@ class Speculator:
     def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
         rows = state.ids[:batch, None]
         noise, count = state.noise[rows, positions[:, :1]][:, 0], self.drafter.num_drafted
-        # Behind the last position stands what an earlier draw has left: nothing drawn by it is kept, but a trace shows it.
+        # After the last position are numbers of an earlier draw. No token drawn with them is kept, but a trace shows them.
         tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
         return Uniforms(tokens, noise[:, :count], noise[:, count:])
 
     def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
                uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None]:
-        """(drafted tokens, the weights they were drawn from); no weights where the draft is a point mass."""
-        batch, parts = len(position), []
+        """(drafted tokens, weights that they were drawn from); no weights where the draft is a point mass."""
+        batch, parts = len(position), list[laws.Weights]()
         certain = all(self.speculation.draft_params(group.params).temperature == 0.0 for group in groups)
 
         def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
@@ -121,7 +121,7 @@ class Speculator:
 
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...], state: Rows,
                 batch: int, drafted: torch.Tensor) -> laws.Weights:
-        """Weights of the laws that are drawn from, (rows * slots)."""
+        """Weights of the processed logits, (rows * slots)."""
         seen = None
         if any(group.params.repetition_penalty != 1.0 for group in groups):
             marks = torch.zeros(*drafted.shape, logits["blended"].shape[-1], dtype=torch.uint8, device=drafted.device)
@@ -136,7 +136,7 @@ class Speculator:
     def _processed(self, logits: dict[str, torch.Tensor], groups: Sequence[Group],
                    setting_of: Callable[[Group], tuple[SamplingParams, str]], slots: int,
                    seen: torch.Tensor | None) -> torch.Tensor:
-        """Logits of the groups' laws, (rows * slots, vocabulary)."""
+        """Logits processed by each row's group, (rows * slots, vocabulary)."""
         if len(groups) == 1:
             params, source = setting_of(groups[0])
             return laws.process(logits[source], params, seen)
@@ -149,7 +149,7 @@ class Speculator:
 
 
 def _joined(parts: Sequence[laws.Weights], num_rows: int) -> laws.Weights:
-    """Weights of several slots, (rows * slots), from those of one after the other."""
+    """Weights of several slots, (rows * slots), from the weights of each slot."""
     if len(parts) == 1:
         return parts[0]
     return laws.Weights(*(torch.stack(values, dim=1).flatten(0, 1) for values in zip(*parts, strict=True)))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
@@ -35,13 +35,13 @@ class WandbTracker(Tracker):
     """Weights & Biases: online when the user is logged in, otherwise offline, to be synced later."""
 
     project: str = runtime("project name in W&B")
-    entity: str | None = runtime("user or team; null uses the user's default")
+    entity: str | None = runtime("user or team; null takes the user's default")
     mode: str = runtime("auto = online when logged in, else offline; offline = always offline", choices=("auto", "offline"))
-    folder: str = runtime("folder in which wandb/ is created")
-    connect_seconds: float = runtime("maximal wait for the server in seconds; then the run continues offline", gt=0)
+    folder: str = runtime("parent folder of wandb/")
+    connect_seconds: float = runtime("longest wait for the server, in seconds, before the run continues offline", gt=0)
 
     def key(self) -> str:
-        """Name under which logged records are noted. An agent of a W&B sweep has its own W&B run, and so its own name."""
+        """Key of the note about logged records. An agent of a W&B sweep has its own W&B run, and so its own key."""
         return f"wandb/{os.environ['WANDB_RUN_ID']}" if "WANDB_SWEEP_ID" in os.environ else "wandb"
 
     def start(self, info: RunInfo) -> WandbRun:
@@ -120,7 +120,7 @@ class WandbRun:
         """Logs tables and figures. Records, configuration and tables of the folder become a version of an artifact."""
         import wandb
 
-        shown = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
+        shown: dict[str, Any] = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
         shown.update({f"figures/{path.stem}": wandb.Image(str(path)) for path in figures})
         if shown:
             self._log(shown)

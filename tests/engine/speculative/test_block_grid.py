@@ -1,4 +1,4 @@
-"""What the draft says of every token: the batched engine against the reference engine, and against itself."""
+"""The draft's law of every token: the batched engine against the reference engine, and against itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks on the batched engine: the same answers as token by token, whatever is drafted."""
+"""Blocks on the batched engine: the same answers as token by token, for every draft."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_slots_order_and_reading_ahead_change_nothing(qwen3, decoder, draft, nam
 
 
 def test_a_draft_of_the_same_law_is_always_kept(qwen3):
-    """The target drafting for itself: p = q, so that what is not kept is what lies behind a stop id or the end."""
+    """The target drafts for itself: p = q, so that only tokens after a stop id or the end are not kept."""
     plain = SAMPLERS["temperature"]
     for decoder in (reject(), reject(verification="block")):
         for done in run(qwen3, plain, BLENDS["none"], decoder, "self").values():
@@ -212,7 +212,7 @@ def test_prompt_lookup_finds_what_followed():
 
 
 def test_prompt_lookup_reads_the_sequence(qwen3):
-    """What it drafts are tokens of the sequence before, also behind a prefix that the row has not drawn itself."""
+    """It drafts earlier tokens of the sequence, also after a prefix that the row has not drawn itself."""
     for tag, done in run(qwen3, SAMPLERS["truncated"], BLENDS["none"], match(trace=True), "ngram").items():
         tokens = done.result.trajectory.tokens.tolist()
         for block in done.walk:
@@ -221,7 +221,7 @@ def test_prompt_lookup_reads_the_sequence(qwen3):
 
 
 class Insider(DFlashDrafter):
-    """The network at work, and in place of what it says the target's own tokens: so that much of it is kept."""
+    """Runs the network and returns the target's own tokens instead of its drafts, so that many are kept."""
 
     target_forwards = 4
 
@@ -255,7 +255,7 @@ def test_drafts_that_are_no_numbers_end_the_sample(qwen3):
         assert all((result is not None) == healthy for result in results)
 
 
-def test_trace_tells_the_walk(qwen3):
+def test_trace_describes_every_block(qwen3):
     for decoder, name in ((match(trace=True), "truncated"), (reject(trace=True), "temperature"),
                           (match(trace=True), "greedy")):
         other = run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, "self", slots=2, order=[3, 1, 4, 0, 5, 9, 2, 6, 8, 7])

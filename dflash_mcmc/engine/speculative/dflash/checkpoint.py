@@ -1,7 +1,7 @@
 """Checkpoints of DFlash drafts: a folder with config.json and safetensors, in the published layout.
 
-What a config says is read in all its published spellings and made one `DFlashShape`; what is not this network is refused by
-name, since a relative with the same backbone would run, and be wrong without a sign of it but few accepted tokens.
+A config is read in all its published spellings and becomes one `DFlashShape`. Other networks are refused by name: a relative
+with the same backbone would run, and its errors would show only as few accepted tokens.
 
 Source: DFlash (arXiv 2602.06036).
 """
@@ -25,12 +25,12 @@ _WEIGHTS = "model.safetensors"
 _ARCHITECTURE = "DFlashDraftModel"
 _DEFAULT_BLOCK_SIZE = 16
 _DEFAULT_FULL_LAYERS = 28
-"""Layers before the first one with a window, where a config says neither this nor the layers' kinds: Qwen3's."""
+"""Layers before the first one with a window, where a config has neither this number nor the layers' kinds: Qwen3's."""
 _ROPES = ("default", "linear", "yarn", "llama3")
 """Rotations whose frequencies do not depend on the length of what is read."""
 _FLOATS = ("F32", "F16", "BF16")
 _FOREIGN = {
-    # Of the config's fields, those that change what the network computes: the values with which it stays DFlash.
+    # Fields of the config that change the computation, with the values that mean DFlash.
     "speculators_model_type": (None,), "quantization_config": (None,), "projector_type": (None, "dflash"),
     "sample_from_anchor": (None, False), "shift_label": (None, False), "use_swa": (None, False),
     "use_aux_hidden_state": (None, True), "causal": (None, False), "is_causal": (None, False),
@@ -40,11 +40,11 @@ _DFLASH2 = ("candidate_selector.", "attention_conv.", "mlp_conv.")
 
 
 def read_shape(folder: Path) -> DFlashShape:
-    """The shape that a folder's config.json gives.
+    """The shape described by a folder's config.json.
 
     Raises:
-        ConfigError: there is no such folder or config.json.
-        UserError: the config is not JSON, says too little, or is of another network.
+        ConfigError: the folder or its config.json does not exist.
+        UserError: the config is not JSON, lacks a field, or describes another network.
     """
     if not (folder / "config.json").is_file():
         raise ConfigError(_FIELD, str(folder), "the folder of a DFlash checkpoint, with config.json and safetensors")
@@ -52,13 +52,13 @@ def read_shape(folder: Path) -> DFlashShape:
 
 
 def load(folder: Path, dtype: torch.dtype | None, device: torch.device | str) -> DFlash:
-    """The draft of a folder, in eval mode, its weights fixed.
+    """The draft of a folder, in eval mode, with fixed weights.
 
     Args:
-        dtype: of the weights; None keeps the checkpoint's own.
+        dtype: dtype of the weights; None keeps the checkpoint's.
 
     Raises:
-        UserError: as `read_shape`; or weights are absent, torn, more, fewer or of another shape than the config's.
+        UserError: as `read_shape`; or weights are absent, damaged, additional, missing or of another shape than the config's.
     """
     shape = read_shape(folder)
     with torch.device("meta"):
@@ -71,12 +71,12 @@ def load(folder: Path, dtype: torch.dtype | None, device: torch.device | str) ->
 
 
 def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None) -> None:
-    """Writes config.json and model.safetensors, in the dtype that the weights have; `read_shape` and `load` read them.
+    """Writes config.json and model.safetensors in the dtype of the weights, for `read_shape` and `load`.
 
-    Each file is the old one or the new one, never a part; a new folder has its config.json when it is whole.
+    Each file is replaced as a whole. In a new folder config.json is written last.
 
     Args:
-        extra: further fields of the config, such as vocab_size; the shape's own win.
+        extra: further fields of the config, such as vocab_size; the shape's fields take precedence.
     """
     from safetensors.torch import save_file
 
@@ -93,7 +93,7 @@ def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None) -> No
 
 
 def check_pair(shape: DFlashShape, *, hidden_size: int, vocab_size: int, num_layers: int, field: str = _FIELD) -> None:
-    """That a draft fits a target of this hidden size, vocabulary and number of layers. Raises UserError."""
+    """Checks that a draft fits a target of this hidden size, vocabulary and number of layers. Raises UserError."""
     last = max(shape.target_layers)
     for wrong, found, allowed in (
         (shape.hidden_size != hidden_size, f"has hidden size {shape.hidden_size}", f"{hidden_size}, the target's"),
@@ -108,14 +108,14 @@ def check_pair(shape: DFlashShape, *, hidden_size: int, vocab_size: int, num_lay
 
 
 def default_target_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
-    """The target's layers that a draft of `num_layers` reads where its config names none: evenly from the second on."""
+    """The target's layers that a draft of `num_layers` reads by default: evenly spaced from the second on."""
     if num_layers == 1:
         return (num_target_layers // 2,)
     return tuple(round(1 + i * (num_target_layers - 4) / (num_layers - 1)) for i in range(num_layers))
 
 
 class _DraftConfig:
-    """A config.json; a field is looked for in its dflash_config first, as the published code does, then beside it."""
+    """A config.json. A field is looked up in its dflash_config first, as in the published code, then at the top level."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -123,7 +123,7 @@ class _DraftConfig:
             self.top = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except ValueError as error:
             raise ConfigError(_FIELD, str(folder), f"a folder whose config.json is JSON ({error})") from error
-        self.own = self.top.get("dflash_config") or {} if isinstance(self.top, dict) else None
+        self.own: Any = self.top.get("dflash_config") or {} if isinstance(self.top, dict) else None
         if not isinstance(self.own, dict):
             self.refuse("has a config.json that is no mapping, or whose dflash_config is none", "the published layout")
 
@@ -152,7 +152,7 @@ class _DraftConfig:
         return shape
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A field's value; null is as absent."""
+        """A field's value; null counts as absent."""
         values = (part.get(name) for part in (self.own, self.top))
         return next((value for value in values if value is not None), default)
 
@@ -188,7 +188,7 @@ class _DraftConfig:
 
     def _target_layers(self, num_layers: int) -> tuple[int, ...]:
         layers = self.get("target_layer_ids")
-        if layers is None:  # only now: a config that names its layers need not say how many the target has
+        if layers is None:  # a config that names its layers may omit the target's number of layers
             layers = list(default_target_layers(self.integer("num_target_layers"), num_layers))
         if not isinstance(layers, list) or not layers or not all(type(layer) is int and layer >= 0 for layer in layers):
             self.refuse(f"has target_layer_ids {layers!r}", "a list of the target's layers, the first being 0")
@@ -202,7 +202,7 @@ class _DraftConfig:
             self.refuse(f"has a rotation of rope_type {rope['rope_type']!r}", ", ".join(_ROPES))
         if rope.get("partial_rotary_factor", self.get("partial_rotary_factor")) not in (None, 1):
             self.refuse("has partial_rotary_factor, which rotates a part of each head", "1")
-        if not isinstance(rope["rope_theta"], (int, float)):  # also where it stands one level down, for each kind of layer
+        if not isinstance(rope["rope_theta"], (int, float)):  # also refused one level deeper, for each kind of layer
             self.refuse("has a config.json without rope_theta", "the published layout, which has it for all layers at once")
         return rope
 

@@ -1,10 +1,10 @@
-"""The DFlash draft network: a block of tokens from one forward, given the target's features of what is before it.
+"""The DFlash draft network: a block of tokens from one forward, given the target's features of the tokens before it.
 
-The weights are laid out as in the published checkpoints, so that those load by name. A call takes the embeddings of
+The weights have the names and shapes of the published checkpoints. A call takes the embeddings of
 [anchor, mask, mask, ...], at the positions that the tokens will have, and returns hidden states from which the target's head
-predicts the token at the *same* position. The context is keys and values made of the target's features alone: what a
-position leaves does not depend on any block, so it is made once and kept. Embedding and head are the target's, and the
-caller's to apply.
+predicts the token at the *same* position. The context is keys and values computed from the target's features alone. It does
+not depend on any block, so it is computed once for each position and kept. Embedding and head are the target's; the caller
+applies them.
 
 Source: DFlash (arXiv 2602.06036).
 """
@@ -13,20 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, queries, keys, values) -> what the queries read: see `DFlash.forward`."""
+"""(layer, queries, keys, values) -> attention output; see `DFlash.forward`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DFlashShape:
-    """What the config.json of a draft says, normalised: `dflash_checkpoint.read_shape` makes it."""
+    """The normalised content of a draft's config.json; `checkpoint.read_shape` makes it."""
 
     hidden_size: int
-    """Of the draft and of the target."""
+    """Hidden size of the draft and of the target."""
     num_layers: int
     num_heads: int
     num_key_heads: int
@@ -40,21 +41,21 @@ class DFlashShape:
     num_target_layers: int | None = None
     norm_eps: float = 1e-6
     rope: dict
-    """As `rope_parameters` of transformers: rope_type, rope_theta, and what the type needs."""
+    """As `rope_parameters` of transformers: rope_type, rope_theta, and the fields of the type."""
     max_positions: int
     bias: bool = False
-    """Of the four projections of attention."""
+    """Whether the four projections of attention have a bias."""
     sliding: tuple[int | None, ...]
     """Window of each layer in positions, the token's own included; None for full attention."""
     embedding_scale: float = 1.0
-    """What the caller multiplies rows of the target's embedding table by, instead of any scale that the target has."""
+    """Factor for rows of the target's embedding table, applied by the caller instead of the target's own scale."""
     logit_scale: float = 1.0
-    """What the caller multiplies the head's logits by."""
+    """Factor for the head's logits, applied by the caller."""
     logit_softcap: float | None = None
-    """c of c·tanh(logit / c), which the caller applies behind `logit_scale`."""
+    """c of c·tanh(logit / c), which the caller applies after `logit_scale`."""
     activation: str = "silu"
     dtype: torch.dtype = torch.float32
-    """Of the weights in the checkpoint."""
+    """Dtype of the weights in the checkpoint."""
 
 
 class DFlash(torch.nn.Module):
@@ -70,11 +71,11 @@ class DFlash(torch.nn.Module):
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def context(self, features: torch.Tensor) -> torch.Tensor:
-        """The context rows (rows, m, hidden) of features (rows, m, features · hidden): once a token, for all layers."""
+        """Context rows (rows, m, hidden) of features (rows, m, features · hidden), computed once a token for all layers."""
         return self.hidden_norm(self.fc(features))
 
     def keys_values(self, context: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What context rows leave in a cache.
+        """The cache entries of context rows.
 
         Args:
             context: (rows, m, hidden), from `context`.
@@ -84,12 +85,13 @@ class DFlash(torch.nn.Module):
             Keys, normed and rotated, and values: each (layers, rows, key heads, m, head_dim).
         """
         rotation = self.rotation(positions, context.dtype)
-        pairs = [layer.self_attn.keys_values(context, rotation) for layer in self.layers]
+        layers = cast("list[DraftLayer]", list(self.layers))
+        pairs = [layer.self_attn.keys_values(context, rotation) for layer in layers]
         keys, values = zip(*pairs, strict=True)
         return torch.stack(keys), torch.stack(values)
 
     def forward(self, embeddings: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Hidden states behind the final norm, (rows, n, hidden); row k predicts the token at its own position.
+        """Hidden states after the final norm, (rows, n, hidden); row k predicts the token at its own position.
 
         Args:
             embeddings: (rows, n, hidden), of [anchor, mask, ...] for each block.
@@ -108,7 +110,7 @@ def block_pass(
     draft: DFlash, context_keys: torch.Tensor, context_values: torch.Tensor, context_positions: torch.Tensor,
     anchors: torch.Tensor, embeddings: torch.Tensor, seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Many blocks of each row in one forward, each as if it were drafted alone. Differentiable.
+    """Many blocks of each row in one forward, each with the result of drafting it alone. Differentiable.
 
     A block sees the context strictly before its anchor (the anchor's own features do not exist yet when it is drafted)
     and itself.
@@ -116,16 +118,15 @@ def block_pass(
     Args:
         context_keys, context_values: (layers, rows, key heads, m, head_dim), from `keys_values`; finite where padding is.
         context_positions: int64 (rows, m); -1 for padding, which no block sees.
-        anchors: int64 (rows, blocks), positions of the anchors; -1 for a block that is not used: its output is finite,
-            and means nothing.
+        anchors: int64 (rows, blocks), positions of the anchors; -1 for an unused block, whose output is finite and arbitrary.
         embeddings: (rows, blocks, n, hidden), n <= block_size.
-        seen: bool (rows, blocks, m), context before the anchor that a block may look at; None for all of it.
+        seen: bool (rows, blocks, m), context before the anchor that a block may see; None for all of it.
 
     Returns:
         (rows, blocks, n, hidden).
     """
     num_rows, num_blocks, n, _ = embeddings.shape
-    anchors = anchors.clamp(min=0)  # an unused block sees itself, so that its softmax is over something
+    anchors = anchors.clamp(min=0)  # an unused block sees itself, so that its softmax is defined
     positions = _block_positions(anchors, n).flatten(1)
     masks = {window: _pass_mask(context_positions, anchors, n, window, seen) for window in set(draft.shape.sliding)}
 
@@ -138,10 +139,10 @@ def block_pass(
 
 
 def block_mask(key_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None) -> torch.Tensor:
-    """Which keys the rows of blocks see, where the keys from the anchor on are the block's own.
+    """The keys that the rows of blocks see, where the keys from the anchor on are the block's own.
 
-    Before the anchor is context, behind the block is nothing. In a layer with a window a row sees the last `window`
-    positions up to its own; without one the rows of a block see one another in both directions.
+    The keys before the anchor are context, and keys after the block are not seen. In a layer with a window a row sees the
+    last `window` positions up to its own. Without a window the rows of a block see one another in both directions.
 
     Args:
         key_positions: int64 (rows, keys); negative ones are never seen.
@@ -190,7 +191,7 @@ class DraftLayer(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    """Queries of a block's rows; keys and values of those rows and of context rows, by the same projections."""
+    """Queries of a block's rows, and keys and values of these rows and of context rows, from the same projections."""
 
     def __init__(self, shape: DFlashShape):
         super().__init__()
@@ -206,9 +207,9 @@ class Attention(torch.nn.Module):
     def keys_values(
         self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each (rows, key heads, m, head_dim); keys are normed and rotated. A context row comes without the input norm."""
+        """Each (rows, key heads, m, head_dim); keys are normed and rotated. Context rows do not pass the input norm."""
         values = self._split(self.v_proj(hidden))
-        # Under autocast a norm's product is in float32: keys go with their values, into one cache.
+        # Under autocast a norm's product is in float32. Keys get the dtype of the values: both go into one cache.
         return _rotate(self.k_norm(self._split(self.k_proj(hidden))), rotation).to(values.dtype), values
 
     def forward(self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], attend: Callable) -> torch.Tensor:
@@ -250,8 +251,8 @@ class RMSNorm(torch.nn.Module):
 class Rotation:
     """Cosines and sines of positions, from float32 frequencies.
 
-    It is no module: a cast of the network to bfloat16 would cast a buffer with it, and at position 1000 the angles
-    would be off by up to two radians.
+    It is not a module: a cast of the network to bfloat16 would also cast a buffer, and at position 1000 the angles would be
+    wrong by up to two radians.
     """
 
     def __init__(self, shape: DFlashShape):
@@ -268,13 +269,13 @@ class Rotation:
 
 
 def _frequencies(shape: DFlashShape) -> tuple[torch.Tensor, float]:
-    """Float32 (head_dim / 2,) radians a position, and what cosines and sines are multiplied by: as Qwen3's are."""
+    """Float32 (head_dim / 2,) radians a position, and the factor of cosines and sines, as in Qwen3."""
     from transformers import Qwen3Config
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
     config = Qwen3Config(hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,
                          max_position_embeddings=shape.max_positions, rope_parameters=dict(shape.rope))
-    with torch.device("cpu"):  # also where the network is made on the meta device
+    with torch.device("cpu"):  # also where the network is built on the meta device
         embedding = Qwen3RotaryEmbedding(config)
     return embedding.inv_freq.float(), embedding.attention_scaling
 
@@ -287,7 +288,7 @@ def _rotate(heads: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) ->
 
 
 def _block_positions(anchors: torch.Tensor, n: int) -> torch.Tensor:
-    """int64 (..., n) of anchors (...)."""
+    """Positions int64 (..., n) of the blocks of anchors (...)."""
     return anchors[..., None] + torch.arange(n, device=anchors.device)
 
 

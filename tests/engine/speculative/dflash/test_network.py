@@ -28,7 +28,7 @@ QWEN3_4B = DFlashShape(
 
 
 def random_draft(shape: DFlashShape = SHAPE, seed: int = 0) -> DFlash:
-    """Float32; norms and biases are random too: with ones and zeros, one that is left out would not show."""
+    """Float32; norms and biases are random too: with ones and zeros, a missing one would not show."""
     draft, generator = DFlash(shape).requires_grad_(False), torch.Generator().manual_seed(seed)
     for parameter in draft.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -61,7 +61,7 @@ def attend_alone(draft: DFlash, keys: torch.Tensor, values: torch.Tensor):
 
 
 def draft_alone(draft: DFlash, features: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
-    """One call: features (rows, m, ...) of positions 0 .. m - 1, embeddings (rows, n, hidden) of the block behind them."""
+    """One call: features (rows, m, ...) of positions 0 .. m - 1, embeddings (rows, n, hidden) of the block after them."""
     num_rows, m = features.shape[:2]
     keys, values = draft.keys_values(draft.context(features), torch.arange(m).expand(num_rows, -1))
     positions = (m + torch.arange(embeddings.shape[1])).expand(num_rows, -1)
@@ -203,7 +203,7 @@ def test_context_in_pieces_is_context_at_once(shape):
 
 
 def test_a_cache_of_slots_gives_each_row_its_own_block():
-    """As an engine drafts: rows of different lengths, blocks written behind their context, stale keys behind those."""
+    """As in an engine: rows of different lengths, blocks written after their context, stale keys after the blocks."""
     draft = random_draft(MIXED)
     lengths, n = torch.tensor([11, 0, 6]), 4
     features, embeddings = random_inputs(MIXED, 3, 11, n)
@@ -226,7 +226,7 @@ def test_a_cache_of_slots_gives_each_row_its_own_block():
 
 ANCHORS = torch.tensor([[3, 9, -1, 0, 5], [-1, 1, 2, 6, 3]])
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [-1, 0, 1, 2, -1, 3, 4, 5, -1]])
-"""Of the context: the second row is padded before, within and behind."""
+"""Positions of the context. The second row is padded before, inside and after."""
 
 
 def pass_example(shape: DFlashShape, n: int):
