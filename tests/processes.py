@@ -23,7 +23,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -107,6 +108,14 @@ class Program:
 
 def _content(file: BinaryIO) -> str:
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Polls until the condition is true. Fails the test after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"still not true after {seconds} s"
+        time.sleep(0.02)
 
 
 def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> Program:

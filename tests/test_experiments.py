@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.run.cost import token_forwards
-from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 
 def tokens_of(result) -> list[list[int]]:
-    records = [json.loads(line) for line in (result.folder / RECORDS).read_text().splitlines()]
-    return [record["tokens"] for record in sorted(records, key=lambda record: record["problem"])]
+    return [record["tokens"] for record in sorted(read_records(result.folder), key=lambda record: record["problem"])]
 
 
 def test_a_fault_changes_the_tokens_and_the_run_folder(make_config):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -45,7 +44,7 @@ def test_an_error_ends_the_program_with_a_traceback(tmp_path):
 def test_signals_reach_the_program(number, code, tmp_path):
     waiting = "import sys, time\nprint('here', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(130)"
     with processes.start(["-c", waiting], tmp_path) as program:
-        _wait(lambda: program.stdout == "here\n")
+        processes.wait_until(lambda: program.stdout == "here\n")
         assert program.poll() is None
         program.send_signal(number)
         assert program.communicate(timeout=30) == ("here\n", program.stderr)
@@ -55,18 +54,11 @@ def test_signals_reach_the_program(number, code, tmp_path):
 def test_at_a_timeout_the_program_and_its_children_are_killed(tmp_path):
     started = "import subprocess, time\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)"
     with processes.start(["-c", started], tmp_path) as program:
-        _wait(lambda: program.stdout.endswith("\n"))
+        processes.wait_until(lambda: program.stdout.endswith("\n"))
         with pytest.raises(subprocess.TimeoutExpired):
             program.communicate(timeout=0.01)
     assert program.returncode == -signal.SIGKILL
-    _wait(lambda: not _runs(int(program.stdout)))
-
-
-def _wait(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    processes.wait_until(lambda: not _runs(int(program.stdout)))
 
 
 def _runs(process: int) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 RUN = ("decoder=speculative_match", "sampler=greedy", "dataset.limit=2", "dataset.max_new_tokens=32")
@@ -69,6 +70,5 @@ def test_a_block_size_above_the_trained_one_is_refused(make_config, checkpoint):
 def test_a_smaller_block_drafts_less(make_config, checkpoint):
     result = execute(make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32",
                                  "draft.block_size=3"))
-    for line in (result.folder / "records.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in read_records(result.folder):
         assert record["tokens_drafted"] == 2 * record["blocks_drafted"]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 
 def records(folder) -> dict:
-    lines = (folder / "records.jsonl").read_text().splitlines()
-    return {(r["problem"], r["chain"]): r for r in map(json.loads, lines)}
+    return {(record["problem"], record["chain"]): record for record in read_records(folder)}
 
 
 def test_a_run_has_the_tokens_of_plain_decoding(make_config):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 
 def test_all_drafted_tokens_are_kept(make_config):
     result = execute(make_config("sampler=temperature", "sampler.alpha=1", "dataset.limit=3", "dataset.max_new_tokens=40",
                                  "decoder=speculative_rejection", "draft=self"))
-    for line in (result.folder / "records.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in read_records(result.folder):
         assert record["blocks_drafted"] == -(-record["num_tokens"] // 5)  # four accepted tokens, and the bonus token
         assert record["target_forwards"] > 5 * record["blocks_drafted"]

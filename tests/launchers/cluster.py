@@ -114,6 +114,11 @@ class Cluster:
         rows = self.run("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%j|%P|%N|%r").stdout
         return [Job(*row.split("|")) for row in rows.splitlines()]
 
+    def live(self) -> list[str]:
+        """Ids of the jobs that wait or run, including requeued jobs."""
+        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+        return [job.id for job in self.jobs() if job.state not in ends]
+
     def state(self, job: int | str) -> str:
         """State of a job by slurmctld: PENDING, RUNNING, COMPLETED... Raises KeyError for an unknown job."""
         return {row.id: row.state for row in self.jobs()}[str(job)]
@@ -125,7 +130,7 @@ class Cluster:
         return [row.split()[0] for row in rows.stdout.splitlines()]  # "CANCELLED by 0"
 
     def node_states(self) -> dict[str, str]:
-        """State of each node: idle, allocated, mixed, down... with a * for one that does not answer."""
+        """State of each node: idle, allocated, mixed, down... A * after the state marks a node that does not answer."""
         rows = self.run("sinfo", "--noheader", "--Node", "--format=%N %T").stdout.splitlines()
         return dict(row.split() for row in rows)
 

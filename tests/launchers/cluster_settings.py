@@ -154,7 +154,7 @@ SlurmdParameters=config_overrides
 PropagateResourceLimits=NONE
 DefMemPerCPU={memory_of_cpu}
 
-# Quick reactions. A dead node is one that has not answered for SlurmdTimeout and then, at a ping, for MessageTimeout.
+# Short timeouts. A node is dead if it has not answered for SlurmdTimeout, and then not to a ping for MessageTimeout.
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf_interval=2
 PriorityType=priority/basic
 SlurmctldTimeout=30
@@ -166,7 +166,7 @@ UnkillableStepTimeout=30
 InactiveLimit=0
 MinJobAge=3600
 MaxArraySize=10001
-# A node that was down is used again as soon as its slurmd is there again.
+# A node that was down is used again as soon as its slurmd runs.
 ReturnToService=2
 RebootProgram=/bin/true
 JobRequeue=1

@@ -27,11 +27,6 @@ class Jobs:
         """Submits the sweep; every call makes another grid."""
         self.submitter.run("submit", *GRID, *JOBS)
 
-    def live(self) -> list[str]:
-        """Ids of the jobs that wait or run."""
-        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-        return [job.id for job in self.submitter.cluster.jobs() if job.state not in ends]
-
     def signal_one(self, part: str, number: signal.Signals) -> None:
         """Sends a signal to a random process of the jobs whose command line contains `part`."""
         folder, found = str(self.submitter.folder), []
@@ -46,7 +41,7 @@ class Jobs:
 
     def command_one(self, *command: str) -> None:
         """Runs a command of SLURM for a random job. The command may fail, because the job may have ended."""
-        live = self.live()
+        live = self.submitter.cluster.live()
         if live:
             self.submitter.cluster.run(*command, self.campaign.random.choice(live), check=False)
 
@@ -60,7 +55,7 @@ class Jobs:
     def finish(self) -> None:
         """Resumes the grid until no sample is missing, and checks all records and logs."""
         for _ in range(5):
-            self.submitter.cluster.wait_until(lambda: not self.live(), 240, "the grid's jobs to end")
+            self.submitter.cluster.wait_until(lambda: not self.submitter.cluster.live(), 240, "the grid's jobs to end")
             if "nothing is missing" in self.submitter.run("resume").stdout:
                 break
         self.watch.end()

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer
 from tests.launchers.test_sweep_agent import BIN, make_sweep
+from tests.processes import wait_until
 from tests.runs import execute
 
 FILES = ROOT / "launchers"
@@ -117,13 +117,6 @@ def test_local_reports_a_bad_command_line_once(tmp_path, arguments, complaint):
     assert done.stderr.startswith(f"error: {complaint}")
     assert len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
-
-
-def wait_until(predicate, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not predicate():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.1)
 
 
 def submit(slurm, folder: Path, options: list[str], file: str, *arguments: str, **more: str) -> str:

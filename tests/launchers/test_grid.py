@@ -16,11 +16,11 @@ import pytest
 from dflash_mcmc.grid import status
 from dflash_mcmc.grid.folder import Grid, find
 from tests.conftest import ROOT
+from tests.run.test_samples import TIMES
 
 SHORT = ("tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "dataset.max_new_tokens=24", "hardware.num_slots=4")
 LONG = ("condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "hardware.num_slots=4",
         "sampler.num_steps=4", "dataset.limit=16")
-_TIMES = {"seconds", "share_seconds"}
 
 
 class Submitter:
@@ -50,10 +50,9 @@ class Submitter:
         self.cluster.wait_until(lambda: not self.live(), seconds, "the grid's jobs to end")
 
     def live(self) -> list[str]:
-        """Ids of the jobs that wait or run."""
+        """Ids of the grid's jobs that wait or run."""
         ids = {job.id for job in self.grid().jobs}
-        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-        return [job.id for job in self.cluster.jobs() if job.id in ids and job.state not in ends]
+        return [job for job in self.cluster.live() if job in ids]
 
     def wait_for_records(self, count: int, seconds: float = 120) -> None:
         """Waits until the run of the only point has at least `count` records."""
@@ -80,7 +79,7 @@ def keys(records: list[dict]) -> list[tuple[str, int]]:
 
 
 def without_times(records: list[dict]) -> list[dict]:
-    return [{name: value for name, value in record.items() if name not in _TIMES} for record in records]
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
 
 def check_complete(submitter: Submitter, reference: list[dict]) -> None:
@@ -89,7 +88,7 @@ def check_complete(submitter: Submitter, reference: list[dict]) -> None:
     assert keys(records) == keys(reference)
     differing = {(record["problem"], name): (record[name], other[name])
                  for record, other in zip(records, reference, strict=True)
-                 for name in record.keys() - _TIMES if record[name] != other[name]}
+                 for name in record.keys() - set(TIMES) if record[name] != other[name]}
     assert differing == {}
 
 

@@ -33,6 +33,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.model.tiny import build_config
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.greedy import Greedy
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 TINY = PACKAGE / "assets" / "tiny"
@@ -49,7 +50,7 @@ def checkpoint(tmp_path):
 
 def greedy_texts(config) -> list[str]:
     result = execute(config)
-    return [json.loads(line)["text"] for line in (result.folder / "records.jsonl").read_text().splitlines()]
+    return [record["text"] for record in read_records(result.folder)]
 
 
 def test_generation_config_has_no_effect_except_for_stop_ids(make_config, checkpoint):
@@ -203,8 +204,8 @@ def test_real_problems_through_the_real_tokenizer(make_config, shared_data, real
     assert model.stop_ids == (151643, 151645)
     assert model.dtype == torch.bfloat16
     assert int(model.forbidden.sum()) == 151936 - 151669
-    for line in (result.folder / "records.jsonl").read_text().splitlines():
-        assert max(json.loads(line)["tokens"]) < 151669
+    for record in read_records(result.folder):
+        assert max(record["tokens"]) < 151669
 
 
 def test_all_500_prompts_equal_those_of_the_document(make_config, shared_data):

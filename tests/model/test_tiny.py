@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.model import tiny
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 FOLDER = PACKAGE / "assets" / "tiny"
@@ -60,14 +59,14 @@ def test_greedy_accuracy_is_neither_too_low_nor_too_high(make_config):
 def test_power_sampling_has_proposals_to_accept_and_reject(make_config):
     result = execute(make_config("condition=ps", "sampler.alpha=4", "dataset.limit=30"))
     assert 0.10 <= result.summary["moved_rate"] < result.summary["acceptance"] < 1.0
-    records = [json.loads(line) for line in (result.folder / "records.jsonl").read_text().splitlines()]
+    records = read_records(result.folder)
     assert len({record["accepted"] for record in records}) > 3
 
 
 @pytest.mark.slow
 def test_errors_are_spread_over_levels(make_config):
     result = execute(make_config("sampler=greedy"))
-    records = [json.loads(line) for line in (result.folder / "records.jsonl").read_text().splitlines()]
+    records = read_records(result.folder)
     shares = [sum(r["verdict"] == "correct" for r in records if r["level"] == level) / 60 for level in range(1, 6)]
     assert shares[0] > shares[-1]
     assert all(0.1 < share < 1.0 for share in shares[1:])

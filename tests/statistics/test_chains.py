@@ -66,7 +66,7 @@ def graded(*answers: tuple[str, str]) -> list[dict]:
     return [summed("a", verdict, number, answer=answer) for number, (answer, verdict) in enumerate(answers)]
 
 
-def test_a_vote_is_a_normalised_text_whatever_is_correct():
+def test_a_vote_is_a_normalised_text_for_right_and_wrong_answers():
     """Notations of one number are the same vote, right or wrong."""
     half = [("1/2", "correct"), ("0.5", "correct"), (r"\\frac12", "correct"), (r"\\dfrac{1}{2}", "timeout")]
     third = [("1/3", "wrong"), (r"\\frac{1}{3}", "wrong"), (r"\\frac13", "wrong"), ("1 / 3", "wrong")]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.store.records import read_records
 from dflash_mcmc.tracker.wandb import TABLE_COLUMNS
 from tests import processes
 from tests.run.test_tracking import KILLED
@@ -32,7 +33,7 @@ def python(folder: Path, environment: dict[str, str], *arguments: str) -> subpro
 def whole(server: Loopback, name: str, folder: Path, versions: int) -> Run:
     """Checks that the run has each record of the folder once, the summary, the table and the artifact. Returns the run."""
     run = server.run(name)
-    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    records = read_records(folder)
     samples = [row for row in run.history if "sample/log_p" in row]
     assert [row["finished"] for row in samples] == list(range(1, len(records) + 1))
     assert [row["sample/log_p"] for row in samples] == pytest.approx([record["log_p"] for record in records])

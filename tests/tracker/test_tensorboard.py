@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.store.records import read_records
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.tensorboard import TensorBoardTracker
 from tests.runs import execute
@@ -28,7 +28,7 @@ def test_a_resumed_run_is_one_run(make_config):
     for limit in (2, 5):
         result = execute(make_config("tracker=tensorboard", "condition=ps", "sampler.num_blocks=4", f"dataset.limit={limit}"))
     found = read(result.folder)
-    records = [json.loads(line) for line in (result.folder / "records.jsonl").read_text().splitlines()]
+    records = read_records(result.folder)
     logged = found.Scalars("sample/log_p")
     assert [event.step for event in logged] == [1, 2, 3, 4, 5]
     assert [event.value for event in logged] == pytest.approx([record["log_p"] for record in records], rel=1e-6)

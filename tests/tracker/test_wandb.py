@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from statsmodels.stats.proportion import proportion_confint
 
+from dflash_mcmc.store.records import read_records
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import TABLE_COLUMNS, WandbTracker, artifact_name
 from tests import processes
@@ -67,7 +68,7 @@ def test_the_offline_file_has_config_metrics_summary_and_samples(tracked, capsys
     assert config["identity"] == identity
     assert config["sampler"] == {**config["sampler"], "name": "power_mh", "alpha": 4.0, "num_blocks": 4}
 
-    records = [json.loads(line) for line in (result.folder / "records.jsonl").read_text().splitlines()]
+    records = read_records(result.folder)
     items = [entry["item"] for entry in entries(folder, "history")]
     samples = [item for item in items if "sample/log_p" in item]
     assert [item["finished"] for item in samples] == [1, 2, 3, 4]

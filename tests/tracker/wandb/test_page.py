@@ -115,8 +115,8 @@ def test_the_page_and_the_report_of_local_runs(server, dashboard, make_config, t
     assert (again.returncode, again.stdout, len(server.views)) == (0, done.stdout, 1)  # the same page
     assert '"config:sampler.value.num_steps"' in json.dumps(spec_of(server))  # the page is updated
     server.views.clear()
-    anew = dashboard(environment, "--experiment", "demo")
-    assert "cannot be opened; creating a new page" in anew.stderr
+    recreated = dashboard(environment, "--experiment", "demo")
+    assert "cannot be opened; creating a new page" in recreated.stderr
     assert len(server.views) == 1
 
 
