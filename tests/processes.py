@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "MPL", "PYTHON", "LD_")
-"""Prefixes of the variables that packages read when they are imported. A program may have another PYTHONPATH nevertheless."""
+"""Prefixes of the variables that packages read when they are imported. Only PYTHONPATH may differ in a program."""
 
 
 class Program:

@@ -31,7 +31,7 @@ seconds = time.perf_counter() - started
 (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(len(pending), seconds, int(peak) / 1024)
 """
-"""What a process does before it draws its first sample, without loading problems and model."""
+"""A program that does what a process does before its first sample, except that it loads no problems and no model."""
 
 
 def sharing(subject: Subject, sizes: Sizes) -> list[dict]:

@@ -82,7 +82,7 @@ def test_every_fault_is_detected(six, decoder, name):
 
 NUM_ANSWERS = 150
 NOISE, FAR = 1e-3, 8.0
-"""The smallest p-value without a fault, and the smallest distance in standard deviations with a fault."""
+"""A correct decoder has a p-value above NOISE. A fault is more than FAR standard deviations away."""
 
 
 class Answers:

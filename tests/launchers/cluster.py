@@ -12,8 +12,8 @@
         subprocess.Popen([...], env=cluster.environment)          # programs that submit jobs themselves
 
 Nodes are n1, n2, ... Partitions: `main` (preempted by `high`: signal, 10 s of grace, requeue), `high`, `short` (1 minute).
-A requeued job starts again after 6 s. Tests take the fixture `slurm`: one cluster of 4 nodes for all of them, whose jobs are
-cancelled and whose nodes are brought back after each test. They get the marker `slurm`, and run by `make test-slurm`.
+A requeued job starts again after 6 s. Tests use the fixture `slurm`: one cluster of 4 nodes for all tests. After each test its
+jobs are cancelled and all nodes are started again. These tests have the marker `slurm` and are run by `make test-slurm`.
 
 slurmctld counts time limits in minutes and checks them every 30 s, so send signals with scancel. The accounting (`states`) is
 delayed by seconds, so wait for it. Node names do not resolve to addresses.
@@ -56,8 +56,8 @@ class Job(NamedTuple):
 class Cluster:
     """A cluster with accounting, started by `with` (or `start`) and always removed at its end (or by `stop`).
 
-    `cpus`, `memory_mb` and `gpus` are those of each node: they are what SLURM schedules, and may exceed what the machine has.
-    GPUs are only scheduled (CUDA_VISIBLE_DEVICES is set); nothing can be computed on them. `extra_lines` end slurm.conf.
+    `cpus`, `memory_mb` and `gpus` are the resources of each node that SLURM schedules. They may exceed those of the machine.
+    GPUs are only scheduled (CUDA_VISIBLE_DEVICES is set), and cannot compute. `extra_lines` are appended to slurm.conf.
     Raises CannotInstall if SLURM is missing and cannot be installed, and ClusterError if a daemon does not start.
     """
 
@@ -75,7 +75,7 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Installs what is missing, starts every daemon and waits until each node is idle."""
+        """Installs missing packages, starts every daemon and waits until each node is idle."""
         install()
         with contextlib.ExitStack() as undo:
             undo.callback(self.stop)
@@ -90,13 +90,13 @@ class Cluster:
             undo.pop_all()
 
     def stop(self) -> None:
-        """Ends every process of the cluster, its jobs too, and deletes its folder. May be called again."""
+        """Kills every process of the cluster, including its jobs, and deletes its folder. It may be called repeatedly."""
         self._exit.close()
 
     def run(self, *command: str, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess:
         """Runs a command with the cluster's environment; `options` go to subprocess.run.
 
-        Raises ClusterError with what it wrote if it fails, unless `check=False`.
+        If the command fails, raises ClusterError with its output, unless `check=False`.
         """
         check = options.pop("check", True)
         answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=timeout, **options)

@@ -170,7 +170,7 @@ MaxArraySize=10001
 ReturnToService=2
 RebootProgram=/bin/true
 JobRequeue=1
-# What no node can ever run is refused when it is submitted instead of waiting for ever.
+# Jobs that no node can run are refused at submission.
 EnforcePartLimits=ALL
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE

@@ -1,4 +1,4 @@
-"""Tracking with Weights & Biases. It never prompts, and never blocks or stops a run."""
+"""Tracking with Weights & Biases. It never prompts, never hangs and never stops a run."""
 
 from __future__ import annotations
 
