@@ -16,7 +16,7 @@ from types import TracebackType
 
 from dflash_mcmc.config.identity import plain
 from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import Config, groups_of
+from dflash_mcmc.config.schema import Config, component_of, groups_of
 from dflash_mcmc.errors import note
 from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.process import ranks
