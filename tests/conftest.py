@@ -10,20 +10,43 @@ from pathlib import Path
 import pytest
 from hydra import initialize_config_dir
 
+ROOT = Path(__file__).resolve().parent.parent
 os.environ.update({
     "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
     "WANDB__DISABLE_STATS": "true", "TOKENIZERS_PARALLELISM": "false",
+    # Programs that tests start in other folders import this checkout, not the one that is installed.
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
 })
+GIVEN_MODE = os.environ.get("MKL_CBWR")  # before the package sets it
 
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.schema import Config, to_config
+from dflash_mcmc.process import bits
 from tests import processes
+from tests.leaks import guard_of_a_module, guard_of_a_test
+
+__all__ = ["guard_of_a_module", "guard_of_a_test"]  # fixtures of every test
 
 gc.set_threshold(50_000, 20, 10)  # composing a configuration makes so many objects that the default costs a quarter of it
 
-ROOT = Path(__file__).resolve().parent.parent
+VENDORS = {"intel": "GenuineIntel", "amd": "AuthenticAMD"}
 SHARED = ROOT.parent / "shared" / "data"
 """Real data beside the checkout; tests that need it are skipped where it is absent."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--processor", choices=[*VENDORS, "this"], default="this",
+                     help="the processor whose settings this process and the programs that tests start use")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses the vendor. MKL reads its mode at the first product, which comes later."""
+    chosen = config.getoption("--processor")
+    if chosen != "this":
+        os.environ[bits.VENDOR] = VENDORS[chosen]
+        if GIVEN_MODE is None:
+            os.environ.pop(bits.VARIABLE, None)
+        bits.keep()
 
 
 @pytest.fixture

@@ -1,24 +1,35 @@
-"""The same bits in every batch: what float32 on a CPU needs besides shapes that are kept to (`engine/ladder.py`).
+"""The same bits in every batch: what float32 on a CPU needs besides fixed shapes (`engine/ladder.py`).
 
-On Intel's processors MKL adds up a product in an order that depends on the number of its rows, so that a sample would hang on
-what is drawn beside it, in its last bits. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)
-does not; it costs no time here (LOG.md, "Bits"). On other processors MKL has no such mode, and where measured needs none.
+On Intel processors MKL sums a product in an order that depends on the number of rows, so the last bits of a sample would depend
+on the other samples in its batch. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide) removes
+this dependence at no measured cost (LOG.md, "Bits"). Other processors do not need the mode, and MKL ignores it there.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 from pathlib import Path
 
 VARIABLE = "MKL_CBWR"
+VENDOR = "DFLASH_MCMC_VENDOR"
+"""A switch for tests: the vendor of the processor (`GenuineIntel`, `AuthenticAMD`) instead of the one in /proc/cpuinfo."""
+
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def keep(cpuinfo: Path = _CPUINFO) -> None:
-    """Asks MKL for it, in this process and those it starts. Comes before the first product; what is set already stays."""
+def keep(environment: MutableMapping[str, str] = os.environ, cpuinfo: Path = _CPUINFO) -> None:
+    """Turns the strict mode on for this process and its children where the processor needs it.
+
+    Call it before the first product. A mode that is already set stays.
+    """
+    if "GenuineIntel" in (environment.get(VENDOR) or _vendor(cpuinfo)):
+        environment.setdefault(VARIABLE, "AUTO,STRICT")
+
+
+def _vendor(cpuinfo: Path) -> str:
+    """The text that names the vendor; empty where the system has no such file."""
     try:
-        intel = "GenuineIntel" in cpuinfo.read_text()
-    except OSError:  # no Linux: nothing is known of the processor
-        return
-    if intel:
-        os.environ.setdefault(VARIABLE, "AUTO,STRICT")
+        return cpuinfo.read_text()
+    except OSError:
+        return ""
