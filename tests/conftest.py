@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from hydra import initialize_config_dir
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests import processes
+from tests.processes import ROOT
+
 os.environ.update({
     "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
     "WANDB__DISABLE_STATS": "true", "TOKENIZERS_PARALLELISM": "false",
     # Programs that tests start in other folders import this checkout, not the one that is installed.
     "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
 })
-GIVEN_MODE = os.environ.get("MKL_CBWR")  # before the package sets it
 
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.schema import Config, to_config
 from dflash_mcmc.process import bits
-from tests import processes
 from tests.leaks import guard_of_a_module, guard_of_a_test
 
 __all__ = ["guard_of_a_module", "guard_of_a_test"]  # fixtures of every test
@@ -44,8 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen = config.getoption("--processor")
     if chosen != "this":
         os.environ[bits.VENDOR] = VENDORS[chosen]
-        if GIVEN_MODE is None:
-            os.environ.pop(bits.VARIABLE, None)
+        os.environ.pop(bits.VARIABLE, None)
         bits.keep()
 
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -23,8 +24,11 @@ import pytest
 
 ABSENT = object()
 """The state of a package that is not imported; it is compared with nothing."""
-NOT_OURS = frozenset({"PYTEST_CURRENT_TEST"})
-"""Environment variables that pytest changes between the phases of a test."""
+ALLOWED_VARIABLES = {
+    "PYTEST_CURRENT_TEST": "pytest changes it between the phases of a test",
+    "TORCHINDUCTOR_CACHE_DIR": "PyTorch sets it when its compiler is imported",
+}
+"""Environment variables that are not compared, each with the reason."""
 LIBRARY_THREADS: dict[str, str] = {}
 """Beginnings of the names of threads that a library starts once and keeps, each with the reason."""
 THREAD_SECONDS = 2.0
@@ -50,7 +54,7 @@ def _imported(package: str, read: Callable[[object], object]) -> Callable[[], ob
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+    return {name: value for name, value in os.environ.items() if name not in ALLOWED_VARIABLES}
 
 
 def _set_environment(state: dict[str, str]) -> None:
@@ -76,9 +80,13 @@ def _set_handlers(state: dict[signal.Signals, object]) -> None:
             signal.signal(number, handler)
 
 
+_reported: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads that a test has failed for: they cannot be ended, and no later test fails for them."""
+
+
 def _threads() -> dict[threading.Thread, str]:
     return {thread: f"{thread.name}{' (daemon)' if thread.daemon else ''}" for thread in threading.enumerate()
-            if not thread.name.startswith(tuple(LIBRARY_THREADS))}
+            if thread not in _reported and not thread.name.startswith(tuple(LIBRARY_THREADS))}
 
 
 def _umask() -> int:
@@ -112,6 +120,10 @@ def _set_numpy_random(state: tuple) -> None:
     numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
 
 
+def _torch_random(torch: object) -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
 def _set_torch_random(state: bytes) -> None:
     torch = sys.modules["torch"]
     torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -135,38 +147,49 @@ TRAITS = {
     "environment": Trait(_environment, _set_environment),
     "working folder": Trait(_folder, os.chdir),
     "signal handlers": Trait(_handlers, _set_handlers),
-    "threads": Trait(_threads, lambda state: None),
+    "threads": Trait(_threads, lambda state: _reported.update(_threads().keys() - state.keys())),
     "sys.path": Trait(lambda: list(sys.path), lambda state: sys.path.__setitem__(slice(None), state)),
     "umask": Trait(_umask, os.umask),
     "warnings filters": Trait(lambda: list(warnings.filters), _set_filters),
     "random state of random": Trait(random.getstate, random.setstate),
     "random state of numpy": Trait(_imported("numpy.random", _numpy_random), _set_numpy_random),
-    "random state of torch": Trait(_imported("torch", lambda torch: torch.get_rng_state().numpy().tobytes()), _set_torch_random),
+    "random state of torch": Trait(_imported("torch", _torch_random), _set_torch_random),
     "torch": Trait(_imported("torch", _torch_settings), _set_torch),
     "hydra": Trait(_imported("hydra.core.global_hydra", _hydra), _set_hydra),
     "matplotlib rcParams": Trait(
-        _imported("matplotlib", lambda module: dict.copy(module.rcParams)),
+        _imported("matplotlib", lambda module: dict(dict.items(module.rcParams))),
         lambda state: dict.update(sys.modules["matplotlib"].rcParams, state)),
 }
 
 
-def snapshot() -> dict[str, object]:
-    """The state of every trait."""
-    return {name: trait.read() for name, trait in TRAITS.items()}
+class Snapshot(NamedTuple):
+    """The state of the process."""
+
+    states: dict[str, object]
+    """Of every trait."""
+    modules: int
+    """The number of imported modules."""
 
 
-def changes(before: dict[str, object]) -> list[str]:
+def snapshot() -> Snapshot:
+    """The present state of the process."""
+    return Snapshot({name: trait.read() for name, trait in TRAITS.items()}, len(sys.modules))
+
+
+def changes(before: Snapshot) -> list[str]:
     """A line for each trait that has changed since a snapshot. The change is undone where that is possible."""
     lines = []
-    for name, old in before.items():
+    for name, old in before.states.items():
         new = TRAITS[name].read()
         if old is ABSENT or new is ABSENT or new == old:
             continue
+        if name == "warnings filters" and len(sys.modules) > before.modules:
+            continue  # packages add filters when they are imported, and pytest removes them after the test
         if name == "threads":
             new = _running(old)
-        told = _difference(name, old, new)
-        if told:
-            lines.append(f"{name}: {told}")
+        difference = _difference(name, old, new)
+        if difference:
+            lines.append(f"{name}: {difference}")
             TRAITS[name].restore(old)
     return lines
 
@@ -184,7 +207,8 @@ def _difference(name: str, old: object, new: object) -> str:
     if name == "threads":
         return ", ".join(f"{new[thread]} still runs" for thread in new.keys() - old.keys())
     if isinstance(old, dict) and isinstance(new, dict):
-        return ", ".join(f"{_shown(key)} {_of(old, key)} -> {_of(new, key)}" for key in {**old, **new} if _of(old, key) != _of(new, key))
+        states = [(key, _of(old, key), _of(new, key)) for key in {**old, **new}]
+        return ", ".join(f"{_shown(key)} {before} -> {after}" for key, before, after in states if before != after)
     if isinstance(old, list):
         return ", ".join([*(f"{entry!r} removed" for entry in old if entry not in new),
                           *(f"{entry!r} added" for entry in new if entry not in old)]) or "the order is another"

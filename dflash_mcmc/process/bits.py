@@ -1,8 +1,8 @@
 """The same bits in every batch: what float32 on a CPU needs besides fixed shapes (`engine/ladder.py`).
 
-On Intel processors MKL sums a product in an order that depends on the number of rows, so the last bits of a sample would depend
-on the other samples in its batch. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide) removes
-this dependence at no measured cost (LOG.md, "Bits"). Other processors do not need the mode, and MKL ignores it there.
+On Intel processors MKL sums a product in an order that depends on the number of rows, so the last bits of a sample would
+depend on the other samples in its batch. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)
+removes this dependence at no measured cost (LOG.md, "Bits"). Other processors do not need the mode.
 """
 
 from __future__ import annotations
