@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,15 @@ def command(tmp_path):
         return processes.run(["-m", module, *arguments], tmp_path, timeout, **environment)
 
     return run
+
+
+@pytest.fixture
+def random_weights() -> Iterator[None]:
+    """Brings back PyTorch's random state, from which the weights of a new model are drawn."""
+    import torch
+
+    with torch.random.fork_rng():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ ALLOWED_VARIABLES = {
     "TORCHINDUCTOR_CACHE_DIR": "PyTorch sets it when its compiler is imported",
 }
 """Environment variables that are not compared, each with the reason."""
-LIBRARY_THREADS: dict[str, str] = {}
+LIBRARY_THREADS = {"tqdm_monitor": "tqdm starts one thread for all its progress bars and keeps it"}
 """Beginnings of the names of threads that a library starts once and keeps, each with the reason."""
 THREAD_SECONDS = 2.0
 """Time for a thread that a test has stopped to end."""
