@@ -29,7 +29,8 @@ QWEN3_4B = DFlashShape(
 
 def random_draft(shape: DFlashShape = SHAPE, seed: int = 0) -> DFlash:
     """Float32; norms and biases are random too: with ones and zeros, one that is left out would not show."""
-    draft, generator = DFlash(shape).requires_grad_(False), torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        draft, generator = DFlash(shape).requires_grad_(False), torch.Generator().manual_seed(seed)
     for parameter in draft.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.copy_(1 + 0.3 * noise if parameter.dim() == 1 else 1.5 * noise * parameter.shape[1] ** -0.5)
