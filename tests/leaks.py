@@ -27,9 +27,13 @@ ABSENT = object()
 ALLOWED_VARIABLES = {
     "PYTEST_CURRENT_TEST": "pytest changes it between the phases of a test",
     "TORCHINDUCTOR_CACHE_DIR": "PyTorch sets it when its compiler is imported",
+    "WANDB_SERVICE": "W&B keeps its service until the process ends; tests/processes.py removes it for programs",
 }
 """Environment variables that are not compared, each with the reason."""
-LIBRARY_THREADS = {"tqdm_monitor": "tqdm starts one thread for all its progress bars and keeps it"}
+LIBRARY_THREADS = {
+    "tqdm_monitor": "tqdm starts one thread for all its progress bars and keeps it",
+    "wandb-": "threads of W&B's service, which ends with the process",
+}
 """Beginnings of the names of threads that a library starts once and keeps, each with the reason."""
 THREAD_SECONDS = 2.0
 """Time for a thread that a test has stopped to end."""
