@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random  # noqa: TID251  (its state is kept, nothing is drawn from it)
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,14 @@ def random_weights() -> Iterator[None]:
 
     with torch.random.fork_rng():
         yield
+
+
+@pytest.fixture
+def python_random() -> Iterator[None]:
+    """Brings back the random state of Python's `random`, from which W&B draws."""
+    state = random.getstate()
+    yield
+    random.setstate(state)
 
 
 @pytest.fixture(scope="session")

@@ -115,8 +115,8 @@ def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> 
 
     `environment` is set beside this process's variables; None takes one away.
     """
-    # Without the service that W&B has started in this process and would share with its children.
-    given = {**os.environ, "WANDB_SERVICE": None, **environment}
+    # Programs do not share the service that W&B starts in this process, nor what PyTorch sets when its compiler is imported.
+    given = {**os.environ, "WANDB_SERVICE": None, "TORCHINDUCTOR_CACHE_DIR": None, **environment}
     if environment.get("PYTHONPATH"):  # this checkout comes after the given folders and before the installed packages
         given["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{ROOT}"
     given = {name: value for name, value in given.items() if value is not None and not name.startswith("PYTEST_")}
