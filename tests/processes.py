@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+ROOT = Path(__file__).resolve().parent.parent
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "MPL", "PYTHON", "LD_")
 """Beginnings of the names of variables that the packages read when they are imported; PYTHONPATH may be given."""
 
@@ -114,8 +115,10 @@ def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> 
 
     `environment` is set beside this process's variables; None takes one away.
     """
-    # Without the service that W&B has started in this process and would share with its children.
-    given = {**os.environ, "WANDB_SERVICE": None, **environment}
+    # Programs do not share the service that W&B starts in this process, nor what PyTorch sets when its compiler is imported.
+    given = {**os.environ, "WANDB_SERVICE": None, "TORCHINDUCTOR_CACHE_DIR": None, **environment}
+    if environment.get("PYTHONPATH"):  # this checkout comes after the given folders and before the installed packages
+        given["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{ROOT}"
     given = {name: value for name, value in given.items() if value is not None and not name.startswith("PYTEST_")}
     _check(given)
     return Program([str(argument) for argument in arguments], Path(folder).resolve(), given)

@@ -150,6 +150,7 @@ def test_continued_run_has_the_same_id_and_goes_on_counting(tracked):
     assert counted == [[1, 2], [3, 4, 5]]
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_what_was_logged_a_moment_before(tmp_path):
     """W&B's default is to keep 15 s in memory, which a kill would lose."""
     script = tmp_path / "killed.py"
@@ -181,6 +182,7 @@ def test_without_login_it_is_offline_and_asks_nobody(tracked, monkeypatch, tmp_p
     assert folder.is_dir()
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_is_waited_for_briefly_and_then_done_without(command, tmp_path):
     done = command("dflash_mcmc", "condition=greedy", "dataset.limit=2", "tracker.connect_seconds=1", WANDB_MODE="online",
                    WANDB_API_KEY="f" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
