@@ -1,7 +1,23 @@
-"""Experiments on how to sample from a language model at inference time: exact, batched, resumable."""
+"""Experiments on how to sample from a language model at inference time: exact, batched, resumable.
+
+`sample`, `component` and `Sample` are those of `dflash_mcmc.api`, which is imported when one of them is used.
+"""
 
 __version__ = "0.1.0"
+__all__ = ["Sample", "component", "sample"]
 
 from dflash_mcmc.process import bits
 
 bits.keep()
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        from dflash_mcmc import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
