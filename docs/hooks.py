@@ -59,8 +59,8 @@ def from_root(text: str) -> str:
 
 def options_page(group: str) -> str:
     """The options of a group with their values, and the fields of its components."""
-    lines = [f"# {group}", "", f"An option is chosen by `{group}=NAME` and a field is set by `{group}.FIELD=VALUE`. The same as "
-             f"text: `python -m dflash_mcmc.catalogue {group}`.", "", "## Options", ""]
+    lines = [f"# {group}", "", f"An option is chosen by `{group}=NAME`, and a field is set by `{group}.FIELD=VALUE`. The "
+             f"same as text: `python -m dflash_mcmc.catalogue {group}`.", "", "## Options", ""]
     for name, (meaning, file) in options()[group].items():
         lines += _option(group, name, meaning, file)
     lines += ["## Fields", ""]
@@ -77,7 +77,8 @@ def run_page() -> str:
         cls = typing.get_type_hints(Config)[field.name]
         if dataclasses.is_dataclass(cls):
             lines += [f"## {field.name}", "", *_docstring(cls), "", *_fields(cls)]
-    lines += ["## Values", "", "```yaml", (ROOT / "conf/config.yaml").read_text().partition("\n# Hydra itself")[0].strip(), "```"]
+    values = (ROOT / "conf/config.yaml").read_text().partition("\n# Hydra itself")[0].strip()
+    lines += ["## Values", "", "```yaml", values, "```"]
     return "\n".join(lines) + "\n"
 
 

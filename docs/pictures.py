@@ -39,7 +39,7 @@ PICTURES = (
     Picture("report", "tutorial/report.md", _REPORT, "outputs/demo/report/report.html"),
     Picture("paired", "tutorial/report.md", _REPORT, "outputs/demo/report/figures/fig_arith_paired.png"),
     Picture("cost", "tutorial/report.md", _REPORT, "outputs/demo/report/figures/fig_pareto.png"),
-    Picture("layer_rank", "howto/probes.md", (_LAYERS,), "outputs/default/layer_rank-dflash-arith-*/fig_layer_probe_ranks.png"),
+    Picture("layer_rank", "howto/probes.md", (_LAYERS,), "outputs/default/layer_rank-*/fig_layer_probe_ranks.png"),
     Picture("rejection_sampling", "howto/probes.md", ("python -m dflash_mcmc experiment=rejection_sampling",),
             "outputs/rejection_sampling/rejection_sampling-*/*.png"),
 )
@@ -76,9 +76,9 @@ def screenshot(page: Path, folder: Path) -> Path:
 
 
 def small(source: Path, target: Path) -> None:
-    """The picture with 64 colours, which text and lines do not miss."""
+    """The picture with 128 colours; this way of choosing them keeps the rare ones."""
     with Image.open(source) as image:
-        image.convert("RGB").quantize(64).save(target, optimize=True)
+        image.convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE).save(target, optimize=True)
     print(f"{target.relative_to(ROOT)}: {target.stat().st_size // 1024} KiB")
 
 
