@@ -6,12 +6,17 @@
 __version__ = "0.1.0"
 __all__ = ["Sample", "component", "sample"]
 
+from typing import TYPE_CHECKING, Any
+
 from dflash_mcmc.process import bits
+
+if TYPE_CHECKING:
+    from dflash_mcmc.api import Sample, component, sample
 
 bits.keep()
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name in __all__:
         from dflash_mcmc import api
 

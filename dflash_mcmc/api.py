@@ -64,7 +64,7 @@ def component(group: str, name: str, **fields: Any) -> Any:
         fields: values of fields; `python -m dflash_mcmc.catalogue GROUP` lists them.
 
     Raises:
-        ConfigError: for an unknown field or a value out of bounds, with the message of the command line.
+        UserError: for an unknown option or field, or a value out of bounds, with the message of the command line.
     """
     if group not in GROUPS:
         raise UserError(f"unknown group {group!r}{did_you_mean(group, GROUPS)}; allowed: {', '.join(GROUPS)}")
@@ -99,7 +99,7 @@ def sample(model: PreTrainedModel | str | Path | Any, tokenizer: PreTrainedToken
         A sample for each prompt and chain, in this order.
 
     Raises:
-        ConfigError: for values that do not fit together, with the message of the command line.
+        UserError: for values that do not fit together, with the message of the command line.
     """
     from dflash_mcmc.run import build
 
