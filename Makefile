@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report dashboard probes test test-slow test-slurm golden bench lint house options train clean
+.PHONY: help install demo report dashboard probes test test-slow test-slurm golden bench lint house options docs docs-pictures train clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY)  ## make .venv with everything that is needed (once)
 
@@ -54,7 +54,7 @@ bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
 	$(BIN)/python -m dflash_mcmc.bench
 
 lint: $(READY)  ## style, types and errors that can be seen without running
-	$(BIN)/ruff check dflash_mcmc launchers tests
+	$(BIN)/ruff check dflash_mcmc docs launchers tests
 	$(BIN)/mypy
 
 house: $(READY)  ## the layout in numbers, and their limits
@@ -62,6 +62,12 @@ house: $(READY)  ## the layout in numbers, and their limits
 
 options: $(READY)  ## every option of every configuration group
 	@$(BIN)/python -m dflash_mcmc.catalogue
+
+docs: $(READY)  ## the documentation, in site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-pictures: $(READY)  ## the pictures of the documentation, by the commands that its pages show (minutes)
+	$(BIN)/python docs/pictures.py
 
 train: $(READY)  ## train the embedded model again (an hour)
 	$(BIN)/python -m dflash_mcmc.train model=tiny
