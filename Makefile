@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report dashboard probes test test-slow test-slurm bench lint house options train clean
+.PHONY: help install demo report dashboard probes test test-slow test-slurm golden bench lint house options docs docs-pictures train clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY)  ## make .venv with everything that is needed (once)
 
@@ -34,20 +34,27 @@ probes: $(READY)  ## every probe on the embedded pair: tables and figures below 
 	$(BIN)/python -m dflash_mcmc experiment=probes probe=mixing sampler.num_steps=4  # for ESS, which needs 20 in its window
 	$(BIN)/python -m dflash_mcmc -m experiment=probes probe=layer_rank,logit_blend probe.hard_below=0.1
 
-test: $(READY)  ## the tests, three at a time (minutes); some wait more than they work
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+# The processor whose settings the tests use: intel, amd or this.
+PROCESSOR ?= this
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --processor=$(PROCESSOR)
+
+test: $(READY)  ## the tests, two at a time (minutes); PROCESSOR=intel or amd: with the settings of that processor
+	$(PYTEST) -n 2 --dist worksteal
 
 test-slow: $(READY)  ## the long campaigns too (an hour)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slurm'
+	$(PYTEST) -n 2 --dist worksteal -m 'not slurm'
 
 test-slurm: $(READY)  ## the tests that start a SLURM cluster on this machine, which they install where it is missing (12 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/launchers -m 'slurm and not slow' $(ONLY)
+	$(PYTEST) tests/launchers -m 'slurm and not slow' $(ONLY)
+
+golden: $(READY)  ## the stored runs again, compared to the last bit on the machine that stored them (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.runs compare $(NAMES)
 
 bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
 	$(BIN)/python -m dflash_mcmc.bench
 
 lint: $(READY)  ## style, types and errors that can be seen without running
-	$(BIN)/ruff check dflash_mcmc launchers tests
+	$(BIN)/ruff check dflash_mcmc docs launchers tests
 	$(BIN)/mypy
 
 house: $(READY)  ## the layout in numbers, and their limits
@@ -55,6 +62,12 @@ house: $(READY)  ## the layout in numbers, and their limits
 
 options: $(READY)  ## every option of every configuration group
 	@$(BIN)/python -m dflash_mcmc.catalogue
+
+docs: $(READY)  ## the documentation, in site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-pictures: $(READY)  ## the pictures of the documentation, by the commands that its pages show (minutes)
+	$(BIN)/python docs/pictures.py
 
 train: $(READY)  ## train the embedded model again (an hour)
 	$(BIN)/python -m dflash_mcmc.train model=tiny

@@ -4,27 +4,51 @@ from __future__ import annotations
 
 import gc
 import os
+import random  # noqa: TID251  (its state is kept, nothing is drawn from it)
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hydra import initialize_config_dir
 
+from tests import processes
+from tests.processes import ROOT
+
 os.environ.update({
     "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
     "WANDB__DISABLE_STATS": "true", "TOKENIZERS_PARALLELISM": "false",
+    # Programs that tests start in other folders import this checkout, not the one that is installed.
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
 })
 
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.schema import Config
-from tests import processes
+from dflash_mcmc.process import bits
+from tests.leaks import guard_of_a_module, guard_of_a_test
+
+__all__ = ["guard_of_a_module", "guard_of_a_test"]  # fixtures of every test
 
 gc.set_threshold(50_000, 20, 10)  # with the defaults, garbage collection takes a quarter of the time for a configuration
 
-ROOT = Path(__file__).resolve().parent.parent
+VENDORS = {"intel": "GenuineIntel", "amd": "AuthenticAMD"}
 SHARED = ROOT.parent / "shared" / "data"
 """Real data next to the checkout. Tests that need it are skipped if it is missing."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--processor", choices=[*VENDORS, "this"], default="this",
+                     help="the processor whose settings this process and the programs that tests start use")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses the vendor. MKL reads its mode at the first product, which comes later."""
+    chosen = config.getoption("--processor")
+    if chosen != "this":
+        os.environ[bits.VENDOR] = VENDORS[chosen]
+        os.environ.pop(bits.VARIABLE, None)
+        bits.keep()
 
 
 @pytest.fixture
@@ -50,6 +74,23 @@ def command(tmp_path):
         return processes.run(["-m", module, *arguments], tmp_path, timeout, **environment)
 
     return run
+
+
+@pytest.fixture
+def random_weights() -> Iterator[None]:
+    """Brings back PyTorch's random state, from which the weights of a new model are drawn."""
+    import torch
+
+    with torch.random.fork_rng():
+        yield
+
+
+@pytest.fixture
+def python_random() -> Iterator[None]:
+    """Brings back the random state of Python's `random`, from which W&B draws."""
+    state = random.getstate()
+    yield
+    random.setstate(state)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+ROOT = Path(__file__).resolve().parent.parent
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "MPL", "PYTHON", "LD_")
 """Prefixes of the variables that packages read when they are imported. Only PYTHONPATH may differ in a program."""
 
@@ -123,8 +124,10 @@ def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> 
 
     `environment` is added to this process's variables. The value None removes a variable.
     """
-    # W&B may have started a service in this process. It would share that with child processes.
-    given = {**os.environ, "WANDB_SERVICE": None, **environment}
+    # Programs do not share the service that W&B starts in this process, nor what PyTorch sets when its compiler is imported.
+    given = {**os.environ, "WANDB_SERVICE": None, "TORCHINDUCTOR_CACHE_DIR": None, **environment}
+    if environment.get("PYTHONPATH"):  # this checkout comes after the given folders and before the installed packages
+        given["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{ROOT}"
     given = {name: value for name, value in given.items() if value is not None and not name.startswith("PYTEST_")}
     _check(given)
     return Program([str(argument) for argument in arguments], Path(folder).resolve(), given)

@@ -13,7 +13,11 @@ from dflash_mcmc.registry import components, name_of
 
 def to_config(composed: DictConfig) -> Config:
     """The typed configuration of a run, checked as a whole. Raises UserError, of one line."""
-    config = to_typed(composed, Config)
+    return checked(to_typed(composed, Config))
+
+
+def checked(config: Config) -> Config:
+    """The same configuration after the checks that span fields, with resolved components. Raises UserError, of one line."""
     _check_condition(config)
     _check_draft(config)
     _check_aggregate(config)

@@ -1,24 +1,28 @@
-"""The same bits in every batch: the setting that float32 on a CPU needs besides shapes that are kept to (`engine/ladder.py`).
+"""The same bits in every batch: what float32 on a CPU needs besides fixed shapes (`engine/ladder.py`).
 
-On Intel's processors MKL adds up a product in an order that depends on the number of its rows. The last bits of a sample would
-then depend on the samples drawn with it. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)
-keeps one order; it costs no time here (LOG.md, "Bits"). On other processors MKL has no such mode; those measured need none.
+On Intel processors MKL sums a product in an order that depends on the number of rows, so the last bits of a sample would
+depend on the other samples in its batch. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)
+removes this dependence at no measured cost (LOG.md, "Bits"). Other processors do not need the mode.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from dflash_mcmc.process import machine
 
 VARIABLE = "MKL_CBWR"
+VENDOR = "DFLASH_MCMC_VENDOR"
+"""A switch for tests: the vendor of the processor (`GenuineIntel`, `AuthenticAMD`) instead of the one in /proc/cpuinfo."""
 
 
-def keep(cpuinfo: Path = machine.CPUINFO) -> None:
-    """Sets MKL's strict mode for this process and those that it starts, on Intel's processors.
+def keep(environment: MutableMapping[str, str] = os.environ, cpuinfo: Path = machine.CPUINFO) -> None:
+    """Turns the strict mode on for this process and its children where the processor needs it.
 
-    It has to be called before the first product. A mode that is set already stays.
+    Call it before the first product. A mode that is already set stays.
     """
-    if machine.is_intel(cpuinfo):
-        os.environ.setdefault(VARIABLE, "AUTO,STRICT")
+    vendor = environment.get(VENDOR)
+    if vendor == "GenuineIntel" if vendor else machine.is_intel(cpuinfo):
+        environment.setdefault(VARIABLE, "AUTO,STRICT")

@@ -17,6 +17,7 @@ from dflash_mcmc.engine.speculative.dflash import checkpoint
 from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape
 from dflash_mcmc.rng import Key
 
+pytestmark = pytest.mark.usefixtures("random_weights")
 SMALL = measure.Sizes(slots=2, waves=1, loop_chains=1, blocks=2, most_slots=2, decoder_slots=(1, 2), decoder_chains=2)
 
 

@@ -52,6 +52,7 @@ def test_every_sweep_is_tested():
     assert set(options()["sweep"]) == {"alpha_beta", "steps", "proposal_temperature", "majority", "optuna"}
 
 
+@pytest.mark.slow
 def test_named_sweep_and_multirun_are_the_same_jobs():
     typed = configs_of("-m", "experiment=demo", "condition=ps", "sampler.num_steps=0,2,10")
     assert [identity_hash(c) for c in configs_of("sweep=steps", "experiment=demo")] == [identity_hash(c) for c in typed]
@@ -59,6 +60,7 @@ def test_named_sweep_and_multirun_are_the_same_jobs():
     assert len({identity_hash(c) for c in typed}) == 3
 
 
+@pytest.mark.slow
 def test_the_command_line_narrows_and_widens_a_named_sweep():
     assert [c.blend.beta for c in configs_of("sweep=alpha_beta", "sampler.alpha=3")] == [0.01, 0.05, 0.1, 0.2]
     assert [(c.seed, c.sampler.num_steps) for c in configs_of("sweep=steps", "seed=1,2", "sampler.num_steps=1,5")] == [

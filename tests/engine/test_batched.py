@@ -110,7 +110,8 @@ def test_batched_is_reference(qwen3, name, blend):
     same_as_reference(run_batched(qwen3, SAMPLERS[name], BLENDS[blend]), SAMPLERS[name], reference)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("qwen2", "llama")))
+                                    for name in FAMILIES])
 def test_every_family(family):
     model, sampler, blend = random_model(family), SAMPLERS["power_mh"], BLENDS["layer"]
     reference = ReferenceEngine(model, LanguageModel(model, stop_ids=STOPS), blend)
@@ -125,7 +126,7 @@ def test_results_are_varied_enough_to_tell_errors_apart(qwen3):
     assert 0 < sum(done.result.moved for done in results.values()) < sum(done.result.proposals for done in results.values())
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 16])
+@pytest.mark.parametrize("slots", [1, 3, *(pytest.param(slots, marks=pytest.mark.slow) for slots in (2, 16))])
 @pytest.mark.parametrize("name", ["power_mh", "truncated"])
 def test_number_of_slots_and_order_change_nothing(qwen3, plain, slots, name):
     expected = plain(name, "layer")
@@ -163,7 +164,7 @@ ROUNDED = {  # these read by chunks what was decoded token by token: equal but f
 
 
 @pytest.mark.parametrize("options", [*SWITCHED.values(), *ROUNDED.values()], ids=[*SWITCHED, *ROUNDED])
-@pytest.mark.parametrize("name", ["power_mh", "power_mh_published", "power_mh_early"])
+@pytest.mark.parametrize("name", ["power_mh", pytest.param("power_mh_published", marks=pytest.mark.slow), "power_mh_early"])
 def test_switches_change_nothing(qwen3, plain, name, options):
     """To the last bit, tokens and log-probabilities, wherever a switch changes no arithmetic."""
     exact = options in SWITCHED.values() and rows_do_not_depend_on_the_batch()
@@ -176,7 +177,7 @@ def test_switches_change_nothing(qwen3, plain, name, options):
 
 @pytest.mark.parametrize("cut", ["current", "horizon"])
 @pytest.mark.parametrize("temperature", [None, 0.8])
-@pytest.mark.parametrize("truncation", [{}, {"top_k": 20}])
+@pytest.mark.parametrize("truncation", [pytest.param({}, marks=pytest.mark.slow), {"top_k": 20}])
 def test_early_rejection_changes_no_decision(qwen3, cut, temperature, truncation):
     """Every state is the same to the last bit, and every abandoned proposal is also rejected without early rejection."""
     options = dict(proposal="matched", proposal_temperature=temperature, cut=cut, num_steps=4, alpha=3.0, **truncation)

@@ -1,9 +1,9 @@
 """The runs whose records are stored: every sampler, decoder, blend and probe on the embedded pair.
 
-    python -m tests.golden.runs store      # draw all of them and store their records: only where a change of records is meant
-    python -m tests.golden.runs compare    # draw all of them and compare to the last bit: on the machine that stored them
+    python -m tests.golden.runs compare    # draw all of them and compare to the last bit, on the machine that stored them
+    python -m tests.golden.runs store      # draw all of them and store their records, only where records are meant to change
 
-`tests/golden/test_golden.py` compares on any machine: numbers of a model to a tolerance, everything else exactly.
+`tests/golden/test_golden.py` compares on any machine: floats to a tolerance, everything else exactly.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 }
 NO_DATASET = ("probe_rejection_sampling",)
 TIMES = ("seconds", "share_seconds")
-"""Fields that no two starts have alike."""
+"""Fields that a clock measures."""
 
 
 def overrides(name: str) -> list[str]:
@@ -71,12 +71,12 @@ def overrides(name: str) -> list[str]:
 
 
 def stored(name: str) -> dict:
-    """Folder name, summary and records of a run as they were stored."""
+    """The stored records of a run and the name of its folder."""
     return json.loads((STORED / f"{name}.json").read_text())
 
 
 def read(outputs: Path) -> dict:
-    """The same of the one run below a folder of outputs."""
+    """The records of the only run below a folder of outputs and the name of its folder."""
     folder, = (path.parent for path in outputs.glob("*/*/run.json"))
     records = [json.loads(line) for path in sorted(folder.glob("records*.jsonl")) for line in path.read_text().splitlines()]
     records.sort(key=lambda record: (record["problem"], record["chain"]))
@@ -84,27 +84,27 @@ def read(outputs: Path) -> dict:
 
 
 def without_times(value: object) -> object:
-    """A record without what is measured by a clock."""
+    """A record without the fields that a clock measures."""
     if isinstance(value, dict):
         return {name: without_times(inner) for name, inner in value.items() if name not in TIMES}
     return [without_times(inner) for inner in value] if isinstance(value, list) else value
 
 
 def differences(found: object, expected: object, tolerance: float, place: str = "") -> list[str]:
-    """Where two values differ. Floats may differ by `tolerance`, relative to the larger of 1 and their absolute value."""
+    """A line for each place where two values differ. The tolerance of floats is relative to the larger of 1 and their size."""
     if isinstance(expected, dict) and isinstance(found, dict):
         if list(found) != list(expected):
-            return [f"{place}: keys {list(found)} in place of {list(expected)}"]
+            return [f"{place}: keys {list(found)} instead of {list(expected)}"]
         return [line for key in expected for line in differences(found[key], expected[key], tolerance, f"{place}.{key}")]
     if isinstance(expected, list) and isinstance(found, list):
         if len(found) != len(expected):
-            return [f"{place}: {len(found)} values in place of {len(expected)}"]
+            return [f"{place}: {len(found)} values instead of {len(expected)}"]
         return [line for number, pair in enumerate(zip(found, expected, strict=True))
                 for line in differences(*pair, tolerance, f"{place}[{number}]")]
     if isinstance(expected, float) and isinstance(found, float):
         alike = found == expected or math.isclose(found, expected, rel_tol=tolerance, abs_tol=tolerance)
-        return [] if alike else [f"{place}: {found!r} in place of {expected!r}"]
-    return [] if type(found) is type(expected) and found == expected else [f"{place}: {found!r} in place of {expected!r}"]
+        return [] if alike else [f"{place}: {found!r} instead of {expected!r}"]
+    return [] if type(found) is type(expected) and found == expected else [f"{place}: {found!r} instead of {expected!r}"]
 
 
 def _draw(name: str) -> dict:
@@ -117,7 +117,7 @@ def _draw(name: str) -> dict:
 
 
 def main(verb: str, *names: str) -> None:
-    """`store` or `compare`, all runs or those named."""
+    """`store` or `compare`, for all runs or for the given names."""
     wrong = 0
     for name in names or RUNS:
         found = _draw(name)

@@ -120,6 +120,7 @@ def test_restarts_are_bounded(job, capfd):
     assert capfd.readouterr().err.splitlines()[-1].startswith("error: the worker died 3 times")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_with_new_records_is_started_again_without_end(job):
     """As over several samples that kill: each is given up, and so recorded, after some deaths."""
     job.grid = job._make_grid("max_restarts=2")
@@ -180,6 +181,7 @@ def test_a_worker_that_is_done_at_the_notice_needs_no_requeue(job):
     assert job.slurm.calls("scontrol") == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_heed_is_killed_within_the_grace(job):
     job.when_ready(signal.SIGUSR1)
     started = time.monotonic()

@@ -1,15 +1,15 @@
-"""Runs the README's commands for SLURM on the cluster."""
+"""Runs the commands of the documentation that need SLURM on the cluster."""
 
 from __future__ import annotations
 
 import shlex
 
 from tests.launchers.test_grid import Submitter
-from tests.test_readme import COMMANDS, NEEDS_SLURM
+from tests.pages import NEEDS_SLURM, PAGES, commands, marked
 
 
-def test_the_grid_of_the_readme(slurm, tmp_path):
-    submit, status = (line.removesuffix(NEEDS_SLURM) for line in COMMANDS if line.endswith(NEEDS_SLURM))
+def test_the_grid_of_the_documentation(slurm, tmp_path):
+    submit, status = marked(commands(*PAGES), NEEDS_SLURM)
     submitter = Submitter(slurm, tmp_path)
     for command in (submit, status):
         assert command.startswith("python -m dflash_mcmc.grid ")

@@ -36,6 +36,7 @@ from dflash_mcmc.sampler.greedy import Greedy
 from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
+pytestmark = pytest.mark.usefixtures("random_weights")
 TINY = PACKAGE / "assets" / "tiny"
 SMALL = dict(vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=64, eos_token_id=None, bos_token_id=None, pad_token_id=None)
@@ -229,8 +230,9 @@ def random_qwen3(folder, shared_data):
     config = build_config()
     config.update({"vocab_size": 151936, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4,
                    "layer_types": ["full_attention"] * 4, "max_position_embeddings": 4096})
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(shared_data / "qwen3_tokenizer" / name, folder)
     shutil.copy(shared_data / "model_configs/Qwen3-4B/generation_config.json", folder)

@@ -166,6 +166,7 @@ def test_options_have_their_effects(probe_config):
     assert seed["proposals"]["1"]["joint"] != kept["1"]["joint"]
 
 
+@pytest.mark.slow
 def test_sharing_prefixes_changes_no_number(probe_config):
     one = ("dataset.ids=[arith-001]", "dataset.limit=null")
     shared, apart = (records_of(execute(probe_config(*one, f"name={share}", f"probe.share_prefixes={share}")))["arith-001"]
@@ -185,6 +186,7 @@ def test_runtime_fields_leave_the_identity(probe_config):
     assert plain != identity_of(probe_config("probe.num_samples=13"))
 
 
+@pytest.mark.slow
 def test_proposals_are_timed(probe_config):
     config = probe_config("probe.timed_rows=2", "dataset.limit=2")
     result = execute(config)

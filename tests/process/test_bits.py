@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from dflash_mcmc.process import bits
+from tests import processes
 from tests.targets import rows_do_not_depend_on_the_batch
 
 
-@pytest.mark.parametrize(("vendor", "set_before", "comes_to"), [
-    ("GenuineIntel", None, "AUTO,STRICT"), ("GenuineIntel", "COMPATIBLE", "COMPATIBLE"), ("AuthenticAMD", None, None)])
-def test_strict_where_it_is_needed_and_what_is_set_stays(tmp_path, monkeypatch, vendor, set_before, comes_to):
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
-    monkeypatch.delenv(bits.VARIABLE, raising=False)
-    if set_before:
-        monkeypatch.setenv(bits.VARIABLE, set_before)
-    bits.keep(tmp_path / "cpuinfo")
-    assert os.environ.get(bits.VARIABLE) == comes_to
-    monkeypatch.delenv(bits.VARIABLE, raising=False)
-    bits.keep(tmp_path / "no_such_file")
-    assert bits.VARIABLE not in os.environ
+def mode(cpuinfo: Path, **environment: str) -> str | None:
+    """The mode that `keep` leaves in an environment."""
+    bits.keep(environment, cpuinfo)
+    return environment.get(bits.VARIABLE)
+
+
+@pytest.mark.parametrize(("vendor", "expected"), [("GenuineIntel", "AUTO,STRICT"), ("AuthenticAMD", None)])
+def test_the_mode_is_strict_where_it_is_needed_and_a_mode_that_is_set_stays(tmp_path, vendor, expected):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
+    assert mode(cpuinfo) == expected
+    assert mode(cpuinfo, **{bits.VARIABLE: "COMPATIBLE"}) == "COMPATIBLE"
+    assert mode(tmp_path / "no_such_file") is None
+    assert mode(tmp_path / "no_such_file", **{bits.VENDOR: vendor}) == expected
+    (other,) = {"GenuineIntel", "AuthenticAMD"} - {vendor}
+    cpuinfo.write_text(f"vendor_id\t: {other}\n")
+    assert mode(cpuinfo, **{bits.VENDOR: vendor}) == expected
+
+
+def test_programs_that_tests_start_have_the_mode_of_this_process(tmp_path):
+    """The mode depends on `--processor` alone, also where a program sets it for itself."""
+    show = f"import dflash_mcmc, os; print(os.environ.get({bits.VARIABLE!r}))"
+    assert processes.run(["-c", show], tmp_path).stdout.strip() == str(os.environ.get(bits.VARIABLE))
 
 
 def test_rows_have_the_same_bits_in_every_batch_here():
-    """Of the embedded model's widths. Elsewhere records are equal but for their last bits, and tests compare them so."""
+    """Rows of the embedded model's widths. On a processor of another kind records are equal except in their last bits."""
     if os.environ.get(bits.VARIABLE) != "AUTO,STRICT":
-        pytest.skip("this processor is not known to need it")
+        pytest.skip("strict mode is off: --processor=intel turns it on")
     assert rows_do_not_depend_on_the_batch()

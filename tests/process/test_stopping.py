@@ -93,6 +93,7 @@ def test_a_termination_leaves_no_more_than_its_own_grace(monkeypatch):
     assert not stopping.requested()
 
 
+@pytest.mark.slow
 def test_a_later_signal_gives_no_more_time():
     with stopping.heeded(4.0):
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -124,6 +125,7 @@ def test_in_another_thread_nothing_is_set():
     assert found == [signal.getsignal(signal.SIGTERM)]
 
 
+@pytest.mark.slow
 def test_a_signal_to_every_process_leaves_the_tracker_time_for_what_is_told_last(tmp_path, uninterrupted):
     """As SLURM sends it: to the run, to W&B's own process, and to those that grade."""
     environment = {f"WANDB_{name.upper()}_DIR": str(tmp_path / name) for name in ("data", "cache", "config")}

@@ -181,6 +181,7 @@ def test_the_report_of_a_folder_that_cannot_be_written_is_one_line(document, tmp
         build([run.folder for run in document.study.runs], tmp_path / "taken")
 
 
+@pytest.mark.slow
 def test_order_of_the_arguments_is_kept(document):
     folders = [Path(run.folder) for run in document.study.runs]
     assert [run.label for run in build(folders[::-1], document.folder.parent / "other").study.runs] == list(CONDITIONS)[::-1]

@@ -96,9 +96,9 @@ def run_of(make_config, *overrides):
 
 
 @pytest.mark.parametrize("overrides", [
-    ("condition=greedy",), ("condition=temp",), (*PS, "sampler.num_blocks=4"),
-    *(pytest.param((*PS, "sampler.num_blocks=4", other), marks=pytest.mark.slow)
-      for other in ("sampler.cut=horizon", "sampler.after_eos=return", "hardware.reuse_prefix=false"))])
+    ("condition=greedy",), ("condition=temp",), *(
+        pytest.param((*PS, "sampler.num_blocks=4", *other), marks=pytest.mark.slow)
+        for other in ((), ("sampler.cut=horizon",), ("sampler.after_eos=return",), ("hardware.reuse_prefix=false",)))])
 def test_runs_of_the_embedded_model_cost_what_is_estimated_from_their_mean_length(make_config, overrides):
     config, _, measured = run_of(make_config, *overrides)
     assert cost.token_forwards(config) == pytest.approx(measured, rel=0.15)

@@ -139,7 +139,7 @@ def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupt
     assert len(run["sessions"]) == 3
 
 
-@pytest.mark.parametrize("slots", [3, 64])
+@pytest.mark.parametrize("slots", [3, pytest.param(64, marks=pytest.mark.slow)])
 def test_number_of_slots_changes_nothing(make_config, uninterrupted, slots):
     result = execute(make_config(*QUICK, "dataset.limit=12", "num_chains=2", f"hardware.num_slots={slots}"))
     same(records_of(result.folder), uninterrupted)
@@ -150,6 +150,7 @@ SWITCHES = ("hardware.skip_identical=false", "hardware.read_ahead=0", "sampler.e
 COSTS = ("tokens_drawn", "target_forwards", "token_forwards", "tokens_skipped", "abandoned", "trace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switches", [SWITCHES])  # each alone: tests/engine/test_batched.py
 def test_switches_change_only_the_cost(make_config, uninterrupted, switches):
     result = execute(make_config(*QUICK, "dataset.limit=12", "num_chains=2", *switches))
@@ -184,6 +185,7 @@ def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninter
     same(records_of(folder), uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_launch_is_told_once(tmp_path):
     done = launch(tmp_path, "sampler.alpha=-1")
     assert done.returncode != 0
@@ -274,6 +276,7 @@ def test_torn_last_line_is_drawn_again(make_config, uninterrupted):
         same(records_of(result.folder), uninterrupted)
 
 
+@pytest.mark.slow
 def test_the_same_command_twice_shares_the_work(tmp_path, uninterrupted):
     """Both end with the whole run; each sample is drawn by one of them."""
     commands = [_start(tmp_path, "dataset.limit=12", "num_chains=2", "hardware.num_slots=2") for _ in range(2)]
@@ -391,6 +394,7 @@ def uninterrupted_long(tmp_path_factory):
     return records_of(folder_of(folder))
 
 
+@pytest.mark.slow
 def test_killed_at_some_moments_it_ends_in_the_same_records(tmp_path, uninterrupted_long):
     found = kill_and_continue(tmp_path, [(1, 0.0), (4, 0.05)])
     assert all(0 < number < NUM_LONG for number in found)

@@ -154,6 +154,7 @@ def test_the_tracker_hears_how_a_run_ended(make_config, monkeypatch):
     assert codes == [0, 1]
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_run(tmp_path):
     command = ["-m", "dflash_mcmc", "experiment=demo", *QUICK, "dataset.limit=6", "tracker=jsonl"]
     for rank in processes.start_ranks(2, command, tmp_path):

@@ -41,7 +41,7 @@ OPTIONS = {"current": {}, "start": {"cut": "start"}, "cold": {"draft_temperature
            "mixture": {"proposal": "mixture"}, "mixture_start": {"proposal": "mixture", "cut": "start", "draft_weight": 0.8}}
 
 
-SEVERAL_SECONDS = [("mixture", ()), ("mixture_start", ())]
+SEVERAL_SECONDS = [(name, ()) for name in OPTIONS if name != "current"]
 
 
 @pytest.mark.parametrize(("options", "stop_ids"), [

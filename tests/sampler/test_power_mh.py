@@ -83,8 +83,12 @@ def check_step(engine, sampler, target, horizon=4):
     assert balance_error(matrix, target) <= EXACT
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("stop_ids", [(0,), (0, 2), ()], ids=["one_stop", "two_stops", "no_stop"])
+STOPS = {"one_stop": (0,), "two_stops": (0, 2), "no_stop": ()}
+
+
+@pytest.mark.parametrize(("options", "stop_ids"), [
+    pytest.param(OPTIONS[name], ids, id=f"{stops}-{name}", marks=[pytest.mark.slow] * (not ids and name != "top_k"))
+    for name in OPTIONS for stops, ids in STOPS.items()])  # without a stop id every option takes the longest
 def test_step_leaves_the_power_target_invariant(options, stop_ids):
     engine = engine_of(stop_ids)
     check_step(engine, make(**options), target_by_hand(engine, 4, options))
@@ -141,7 +145,8 @@ EARLY = {name: options for name, options in OPTIONS.items()
          if name not in ("cold_proposal", "alpha_below_one", "repetition_penalty")}
 
 
-@pytest.mark.parametrize("options", EARLY.values(), ids=EARLY.keys())
+@pytest.mark.parametrize("options", [pytest.param(options, id=name, marks=[pytest.mark.slow] * (name == "hot_proposal"))
+                                     for name, options in EARLY.items()])
 @pytest.mark.parametrize("stop_ids", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=["one_stop", "two_stops"])
 def test_early_rejection_leaves_the_power_target_invariant(options, stop_ids):
     """The transition matrix equals that without early rejection."""
@@ -215,7 +220,7 @@ def test_only_eps_is_part_of_the_identity(make_config):
     assert identity_hash(make_config("sampler=power_mh", "sampler.epsilon=0.01")) == hashes["off"]
 
 
-@pytest.mark.parametrize("epsilon", [0.3, 0.03])
+@pytest.mark.parametrize("epsilon", [pytest.param(0.3, marks=pytest.mark.slow), 0.03])
 @pytest.mark.parametrize("options", [{"proposal_temperature": 2.0}, {"repetition_penalty": 2.0, "proposal_temperature": 1.5},
                                      {"proposal_temperature": 2.0, "cut": "horizon"}], ids=["hot", "penalty", "horizon"])
 def test_eps_changes_each_step_by_at_most_epsilon(options, epsilon):

@@ -128,6 +128,7 @@ def test_when_a_run_is_complete_the_files_go(tmp_path, die):
     assert not list(tmp_path.glob("attempts*"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_no_death(tmp_path):
     """Stopped again and again, no sample becomes suspect."""
     from tests.run.test_samples import _start, _wait_for_records

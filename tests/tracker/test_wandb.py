@@ -152,6 +152,7 @@ def test_a_resumed_run_has_the_same_id_and_continues_the_count(tracked):
     assert counted == [[1, 2], [3, 4, 5]]
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_recently_logged_data(tmp_path):
     """By default W&B keeps 15 s of data in memory, which a kill would lose."""
     script = tmp_path / "killed.py"
@@ -183,6 +184,7 @@ def test_without_login_it_is_offline_and_does_not_prompt(tracked, monkeypatch, t
     assert folder.is_dir()
 
 
+@pytest.mark.slow
 def test_with_an_unreachable_server_the_run_continues_offline_after_a_short_wait(command, tmp_path):
     done = command("dflash_mcmc", "condition=greedy", "dataset.limit=2", "tracker.connect_seconds=1", WANDB_MODE="online",
                    WANDB_API_KEY="f" * 40, WANDB_BASE_URL="http://127.0.0.1:9")

@@ -31,7 +31,8 @@ def random_draft(model: LanguageModel) -> DFlash:
         max_positions=192, sliding=(None, None),
     )
     generator = torch.Generator().manual_seed(1)
-    draft = DFlash(shape)
+    with torch.random.fork_rng():
+        draft = DFlash(shape)
     with torch.no_grad():
         for parameter in draft.parameters():
             noise = torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)

@@ -95,7 +95,8 @@ def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
     assert config["dflash_config"]["target_layer_ids"] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("overrides", [("target=p_alpha", "alpha=2", "precision=float32"), ("target=p", "rows_at_once=3")])
+@pytest.mark.parametrize("overrides", [("target=p_alpha", "alpha=2", "precision=float32"),
+                                       pytest.param(("target=p", "rows_at_once=3"), marks=pytest.mark.slow)])
 def test_the_loss_falls_for_distributions(plan, overrides):
     folder = draft.train(plan("steps=20", "evaluate_every=10", "learning_rate=0.01", *overrides))
     first, second = evaluations(folder)

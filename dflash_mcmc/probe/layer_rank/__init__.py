@@ -108,7 +108,7 @@ class LayerRank(Probe):
             axes.set(title=f"{titles[part]} (n = {n:,})", xlabel="decoder layer")
         panels[0].set_ylabel("rank of the next token (1 is best)")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(parts))
         return {"fig_layer_probe_ranks": figure}
 
 

@@ -43,9 +43,9 @@ def tokens_of(done):
 
 @pytest.mark.parametrize(("name", "draft"), [
     *((name, "dflash") for name in ("greedy", "truncated", "power_mh", "power_mh_matched", "power_mh_early")),
-    *((name, draft) for name in ("truncated", "power_mh_early") for draft in ("dflash_short", "dflash_sliding")),
-    *(pytest.param(name, draft, marks=pytest.mark.slow) for name in ("greedy", "power_mh", "power_mh_matched")
-      for draft in ("dflash_short", "dflash_sliding"))])
+    *(("truncated", draft) for draft in ("dflash_short", "dflash_sliding")),
+    *(pytest.param(name, draft, marks=pytest.mark.slow) for draft in ("dflash_short", "dflash_sliding")
+      for name in ("greedy", "power_mh", "power_mh_matched", "power_mh_early"))])
 def test_draft_blend_is_reference(qwen3, name, draft):
     parts = LanguageModel(qwen3, stop_ids=STOPS)
     reference = ReferenceEngine(qwen3, parts, BLEND, drafter(draft, parts, qwen3))
@@ -107,7 +107,8 @@ def draft_mh(**changes) -> DraftMH:
 
 
 @pytest.mark.parametrize("changes", DRAFT_MH.values(), ids=DRAFT_MH)
-@pytest.mark.parametrize("blend", [NoBlend(), BLEND], ids=["none", "draft"])
+@pytest.mark.parametrize("blend", [pytest.param(NoBlend(), id="none", marks=pytest.mark.slow),
+                                   pytest.param(BLEND, id="draft")])
 def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, blend, changes):
     parts, sampler = LanguageModel(qwen3, stop_ids=STOPS), draft_mh(**changes)
     reference = ReferenceEngine(qwen3, parts, blend, drafter("dflash", parts, qwen3))

@@ -78,8 +78,9 @@ def plain(qwen3):
 DRAFTS = ("dflash", "dflash_short", "dflash_sliding", "self", "ngram")
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(("name", "draft"), [
+    pytest.param(name, draft, marks=[pytest.mark.slow] * (draft in ("dflash_short", "dflash_sliding") and name != "truncated"))
+    for name in SAMPLERS for draft in DRAFTS])
 def test_match_is_plain(qwen3, plain, name, draft):
     speculative = run(qwen3, SAMPLERS[name], BLENDS["none"], match(), draft)
     for tag, done in plain(name, "none").items():
@@ -230,7 +231,9 @@ class Insider(DFlashDrafter):
         return SelfDrafter(self.num_drafted).propose(anchors, draw)
 
 
-@pytest.mark.parametrize("name", ["greedy", "temperature", "truncated", "power_mh", "power_mh_early"])
+@pytest.mark.parametrize("name", [
+    "greedy", "power_mh_early",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("temperature", "truncated", "power_mh"))])
 def test_blocks_of_which_much_is_kept(qwen3, plain, name):
     """What is accepted moves the companion cache on by several tokens at once."""
     for options in ({}, {"prefill_chunk": 8, "keep_current": False}, {"steps_between_checks": 4, "read_ahead": 2}):

@@ -20,6 +20,8 @@ from tests.conftest import ROOT
 from tests.runs import execute
 from tests.tracker.loopback import Artifact, Loopback, Run
 
+pytestmark = pytest.mark.usefixtures("python_random")
+
 
 @pytest.fixture
 def server():

@@ -12,6 +12,7 @@ import transformers
 from dflash_mcmc.engine.speculative.dflash import network
 from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape, block_mask, block_pass, masked_attention
 
+pytestmark = pytest.mark.usefixtures("random_weights")
 TOLERANCE = 3e-5
 SHAPE = DFlashShape(
     # heads · head_dim is not hidden_size, and there are as many features as no other axis has: swapped axes show.

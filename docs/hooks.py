@@ -1,0 +1,137 @@
+"""Pages that are made from the code and from files of the root, when MkDocs builds the documentation.
+
+- `reference/options/GROUP.md`: every option and field, from the registered components and the files of `conf/`;
+- `reference/python/MODULE.md`: the public modules, from their docstrings (by mkdocstrings);
+- `reference/package.md`: every file of the package with the first line of its docstring;
+- `about/lab-notebook.md`, `about/changelog.md`, `about/contributing.md`: LOG.md, CHANGELOG.md and CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import sys
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from dflash_mcmc.catalogue import options  # noqa: E402
+from dflash_mcmc.config.schema import Config  # noqa: E402
+from dflash_mcmc.fields import spec_of  # noqa: E402
+from dflash_mcmc.registry import GROUPS, components  # noqa: E402
+
+MODULES = ("api", "types", "ops", "rng", "fields", "registry", "errors", "testing")
+PAGES = {"about/lab-notebook.md": "LOG.md", "about/changelog.md": "CHANGELOG.md", "about/contributing.md": "CONTRIBUTING.md"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages."""
+    for place, text in generated().items():
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def generated() -> dict[str, str]:
+    """Markdown of each generated page, by its place below docs/."""
+    pages = {place: from_root((ROOT / source).read_text()) for place, source in PAGES.items()}
+    pages.update({f"reference/python/{name}.md": f"# `dflash_mcmc.{name}`\n\n::: dflash_mcmc.{name}\n" for name in MODULES})
+    pages.update({f"reference/options/{group}.md": options_page(group) for group in GROUPS})
+    pages["reference/options/run.md"] = run_page()
+    pages["reference/options/settings.md"] = settings_page()
+    pages["reference/package.md"] = package_page()
+    return pages
+
+
+def from_root(text: str) -> str:
+    """The page of a file at the root: links into docs/ become links between pages, links to other files plain text."""
+    text = re.sub(r"\]\(docs/", "](../", text)
+    for place, source in PAGES.items():
+        text = text.replace(f"]({source})", f"]({Path(place).name})")
+    return re.sub(r"\[([^\]]+)\]\((?!\.\./|https?:|#|[\w-]+\.md)[^)]+\)", r"\1", text)
+
+
+def options_page(group: str) -> str:
+    """The options of a group with their values, and the fields of its components."""
+    lines = [f"# {group}", "", f"An option is chosen by `{group}=NAME`, and a field is set by `{group}.FIELD=VALUE`. The "
+             f"same as text: `python -m dflash_mcmc.catalogue {group}`.", "", "## Options", ""]
+    for name, (meaning, file) in options()[group].items():
+        lines += _option(group, name, meaning, file)
+    lines += ["## Fields", ""]
+    for component in components(group).values():
+        lines += [f"### {group}={component.name}", "", f"`{component.cls.__module__}.{component.cls.__qualname__}`", "",
+                  *_docstring(component.cls), "", *_fields(component.cls)]
+    return "\n".join(lines) + "\n"
+
+
+def run_page() -> str:
+    """The fields of a run that belong to no group."""
+    lines = ["# Run", "", "Fields of a run that belong to no group. A field is set by `FIELD=VALUE`.", "", *_fields(Config)]
+    for field in dataclasses.fields(Config):
+        cls = typing.get_type_hints(Config)[field.name]
+        if dataclasses.is_dataclass(cls):
+            lines += [f"## {field.name}", "", *_docstring(cls), "", *_fields(cls)]
+    values = (ROOT / "conf/config.yaml").read_text().partition("\n# Hydra itself")[0].strip()
+    lines += ["## Values", "", "```yaml", values, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def settings_page() -> str:
+    """The options of the groups that have no components: values for fields of other groups."""
+    lines = ["# Named settings", "", "An option of these groups sets fields of other groups.", ""]
+    for group, entries in options().items():
+        if group not in GROUPS and group not in ("schema", "local"):
+            lines += [f"## {group}", ""]
+            for name, (meaning, file) in entries.items():
+                lines += _option(group, name, meaning, file)
+    return "\n".join(lines) + "\n"
+
+
+def package_page() -> str:
+    """Every file of the package with the first line of its docstring, by folder."""
+    package = ROOT / "dflash_mcmc"
+    lines = ["# Files of the package", "", "Each file with the first line of its docstring.", ""]
+    folders = sorted({file.parent for file in package.rglob("*.py")})
+    for folder in folders:
+        files = sorted(folder.glob("*.py"), key=lambda file: (file.name != "__init__.py", file.name))
+        about = _first_line(folder / "__init__.py") if (folder / "__init__.py").is_file() else ""
+        lines += [f"## {folder.relative_to(ROOT)}/", "", about, "", "| file | what |", "|---|---|"]
+        lines += [f"| `{file.name}` | {_cell(_first_line(file))} |" for file in files if file.name != "__init__.py"]
+        if len(files) == 1:  # the header alone would be an empty table
+            del lines[-2:]
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def _option(group: str, name: str, meaning: str, file: Path) -> list[str]:
+    text = file.read_text().strip()
+    return [f"### `{group}={name}`", "", meaning, "", f"```yaml title=\"{file.relative_to(ROOT)}\"", text, "```", ""]
+
+
+def _fields(cls: type) -> list[str]:
+    types = typing.get_type_hints(cls)
+    rows = [(field.name, spec) for field in dataclasses.fields(cls) if (spec := spec_of(field))]
+    if not rows:
+        return ["No fields.", ""]
+    lines = ["| field | kind | allowed | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{name}` | {spec.role} | {_cell(spec.describe(types[name]))} | {_cell(spec.help)} |" for name, spec in rows]
+    return [*lines, ""]
+
+
+def _docstring(cls: type) -> Iterable[str]:
+    return [line.replace("*", r"\*").replace("_", r"\_") if "`" not in line else line
+            for line in (cls.__doc__ or "").replace("\n    ", "\n").strip().splitlines()]
+
+
+def _first_line(file: Path) -> str:
+    return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("*", r"\*").replace("_", r"\_") if "`" not in text else text.replace("|", r"\|")

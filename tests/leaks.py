@@ -1,0 +1,248 @@
+"""Every test leaves the process as it found it: a guard that compares the process before and after each test.
+
+tests/conftest.py imports the two fixtures, which makes them run for every test. A test that changes the process fails in its
+teardown with a line for each change. The guard then undoes the change, so that only the culprit fails.
+
+The function guard is the first fixture of a test to start and the last one to end, so fixtures of wider scope may change the
+process for their scope. The module guard compares the process around a module in the same way. It sees what module-scoped
+fixtures leave behind. It does not compare threads, because a session-scoped fixture may start some within a module.
+"""
+
+from __future__ import annotations
+
+import os
+import random  # noqa: TID251  (its state is compared here, nothing is drawn from it)
+import signal
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+ABSENT = object()
+"""The state of a package that is not imported; it is compared with nothing."""
+ALLOWED_VARIABLES = {
+    "PYTEST_CURRENT_TEST": "pytest changes it between the phases of a test",
+    "TORCHINDUCTOR_CACHE_DIR": "PyTorch sets it when its compiler is imported",
+    "WANDB_SERVICE": "W&B keeps its service until the process ends; tests/processes.py removes it for programs",
+}
+"""Environment variables that are not compared, each with the reason."""
+LIBRARY_THREADS = {
+    "tqdm_monitor": "tqdm starts one thread for all its progress bars and keeps it",
+    "wandb-": "threads of W&B's service, which ends with the process",
+}
+"""Beginnings of the names of threads that a library starts once and keeps, each with the reason."""
+THREAD_SECONDS = 2.0
+"""Time for a thread that a test has stopped to end."""
+
+
+class Trait(NamedTuple):
+    """A part of the process's state."""
+
+    read: Callable[[], object]
+    restore: Callable[[object], object]
+    """Brings back a state that was read."""
+
+
+def _imported(package: str, read: Callable[[object], object]) -> Callable[[], object]:
+    """Reads a state from a package if the process has imported it."""
+
+    def state() -> object:
+        module = sys.modules.get(package)
+        return ABSENT if module is None else read(module)
+
+    return state
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ALLOWED_VARIABLES}
+
+
+def _set_environment(state: dict[str, str]) -> None:
+    for name in _environment().keys() - state.keys():
+        del os.environ[name]
+    os.environ.update(state)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def _handlers() -> dict[signal.Signals, object]:
+    return {number: signal.getsignal(number) for number in _SIGNALS}
+
+
+def _set_handlers(state: dict[signal.Signals, object]) -> None:
+    for number, handler in state.items():
+        if signal.getsignal(number) is not handler and handler is not None:
+            signal.signal(number, handler)
+
+
+_reported: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads that a test has failed for: they cannot be ended, and no later test fails for them."""
+
+
+def _threads() -> dict[threading.Thread, str]:
+    return {thread: f"{thread.name}{' (daemon)' if thread.daemon else ''}" for thread in threading.enumerate()
+            if thread not in _reported and not thread.name.startswith(tuple(LIBRARY_THREADS))}
+
+
+def _umask() -> int:
+    state = os.umask(0o077)
+    os.umask(state)
+    return state
+
+
+def _set_filters(state: list) -> None:
+    warnings.filters[:] = state
+    warnings._filters_mutated()
+
+
+def _hydra(module: object) -> bool:
+    return module.GlobalHydra.instance().is_initialized()
+
+
+def _set_hydra(state: bool) -> None:
+    if not state:
+        sys.modules["hydra.core.global_hydra"].GlobalHydra.instance().clear()
+
+
+def _numpy_random(module: object) -> tuple:
+    name, words, *rest = module.get_state()
+    return name, words.tobytes(), *rest
+
+
+def _set_numpy_random(state: tuple) -> None:
+    numpy = sys.modules["numpy"]
+    name, words, *rest = state
+    numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
+
+
+def _torch_random(torch: object) -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _set_torch_random(state: bytes) -> None:
+    torch = sys.modules["torch"]
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _torch_settings(torch: object) -> dict[str, object]:
+    return {"default dtype": torch.get_default_dtype(), "number of threads": torch.get_num_threads(),
+            "grad mode": torch.is_grad_enabled(), "deterministic": torch.are_deterministic_algorithms_enabled()}
+
+
+def _set_torch(state: dict[str, object]) -> None:
+    torch = sys.modules["torch"]
+    torch.set_default_dtype(state["default dtype"])
+    torch.set_num_threads(state["number of threads"])
+    torch.set_grad_enabled(state["grad mode"])
+    torch.use_deterministic_algorithms(state["deterministic"])
+
+
+_SIGNALS = sorted(signal.valid_signals())
+TRAITS = {
+    "environment": Trait(_environment, _set_environment),
+    "working folder": Trait(_folder, os.chdir),
+    "signal handlers": Trait(_handlers, _set_handlers),
+    "threads": Trait(_threads, lambda state: _reported.update(_threads().keys() - state.keys())),
+    "sys.path": Trait(lambda: list(sys.path), lambda state: sys.path.__setitem__(slice(None), state)),
+    "umask": Trait(_umask, os.umask),
+    "warnings filters": Trait(lambda: list(warnings.filters), _set_filters),
+    "random state of random": Trait(random.getstate, random.setstate),
+    "random state of numpy": Trait(_imported("numpy.random", _numpy_random), _set_numpy_random),
+    "random state of torch": Trait(_imported("torch", _torch_random), _set_torch_random),
+    "torch": Trait(_imported("torch", _torch_settings), _set_torch),
+    "hydra": Trait(_imported("hydra.core.global_hydra", _hydra), _set_hydra),
+    "matplotlib rcParams": Trait(
+        _imported("matplotlib", lambda module: dict(dict.items(module.rcParams))),
+        lambda state: dict.update(sys.modules["matplotlib"].rcParams, state)),
+}
+
+
+class Snapshot(NamedTuple):
+    """The state of the process."""
+
+    states: dict[str, object]
+    """Of every trait."""
+    modules: int
+    """The number of imported modules."""
+
+
+def snapshot() -> Snapshot:
+    """The present state of the process."""
+    return Snapshot({name: trait.read() for name, trait in TRAITS.items()}, len(sys.modules))
+
+
+def changes(before: Snapshot) -> list[str]:
+    """A line for each trait that has changed since a snapshot. The change is undone where that is possible."""
+    lines = []
+    for name, old in before.states.items():
+        new = TRAITS[name].read()
+        if old is ABSENT or new is ABSENT or new == old:
+            continue
+        if name == "warnings filters" and len(sys.modules) > before.modules:
+            continue  # packages add filters when they are imported, and pytest removes them after the test
+        if name == "threads":
+            new = _running(old)
+        difference = _difference(name, old, new)
+        if difference:
+            lines.append(f"{name}: {difference}")
+            TRAITS[name].restore(old)
+    return lines
+
+
+def _running(old: dict[threading.Thread, str]) -> dict[threading.Thread, str]:
+    """The old threads and the new ones that do not end by themselves."""
+    for thread in _threads().keys() - old.keys():
+        thread.join(THREAD_SECONDS)
+    return old | _threads()
+
+
+def _difference(name: str, old: object, new: object) -> str:
+    if name.startswith("random state"):
+        return "something was drawn from it, or it was seeded"
+    if name == "threads":
+        return ", ".join(f"{new[thread]} still runs" for thread in new.keys() - old.keys())
+    if isinstance(old, dict) and isinstance(new, dict):
+        states = [(key, _of(old, key), _of(new, key)) for key in {**old, **new}]
+        return ", ".join(f"{_shown(key)} {before} -> {after}" for key, before, after in states if before != after)
+    if isinstance(old, list):
+        return ", ".join([*(f"{entry!r} removed" for entry in old if entry not in new),
+                          *(f"{entry!r} added" for entry in new if entry not in old)]) or "the order is another"
+    return f"{_shown(old)} -> {_shown(new)}"
+
+
+def _of(state: dict, key: object) -> str:
+    return repr(state[key]) if key in state else "unset"
+
+
+def _shown(value: object) -> str:
+    return value.name if isinstance(value, signal.Signals) else str(value)
+
+
+def _guarded(culprit: str, without: str = "") -> Iterator[None]:
+    before = snapshot()
+    before.states.pop(without, None)
+    yield
+    lines = changes(before)
+    if lines:
+        pytest.fail("\n".join([f"{culprit} leaves the process changed:", *(f"  {line}" for line in lines)]), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def guard_of_a_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves the process changed."""
+    yield from _guarded(request.node.nodeid)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def guard_of_a_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails the last test of a module whose fixtures leave the process changed."""
+    yield from _guarded(f"a fixture of {request.node.nodeid}", without="threads")

@@ -1,0 +1,215 @@
+"""The documentation: its commands and its Python run as they are written, its pages build and ask no other server.
+
+Every command is composed. Those of the README are run too; the others are run by the slow tests.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.config import command as cli
+from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.registry import GROUPS, components
+from dflash_mcmc.training import recipe
+from tests import pages, processes
+from tests.conftest import ROOT
+from tests.pages import ADDED, NEEDS_GPU, PAGES, README
+
+ALL = pages.commands(*PAGES)
+PLAIN = pages.plain(ALL)
+OF_THE_README = pages.plain(pages.commands(README))
+FROM_NOTHING = {part.split()[2]: part for line in reversed(PLAIN) for part in line.split(" && ")
+                if part.startswith("python -m ")}.values()
+"""The first command of each program: it runs in a process that has imported nothing."""
+ON_GPUS = pages.marked(ALL, NEEDS_GPU)
+
+
+@pytest.fixture(scope="module")
+def real_data(tmp_path_factory) -> dict[str, str]:
+    """A checkpoint and two files, as a reader has: the embedded checkpoint, and as many rows as the benchmarks have."""
+    folder = tmp_path_factory.mktemp("data")
+    row = {"problem": "What is 2+3?", "answer": "5", "level": 1, "subject": "Algebra", "solution": ""}
+    (folder / "math.jsonl").write_text("".join(json.dumps({**row, "unique_id": f"{n}"}) + "\n" for n in range(500)))
+    (folder / "gsm.jsonl").write_text(1319 * (json.dumps({"question": "What is 2+3?", "answer": "#### 5"}) + "\n"))
+    (folder / "prompts.jsonl").write_text('{"question": "What is 2+3?"}\n')
+    checkpoint = shutil.copytree(PACKAGE / "assets/tiny", folder / "checkpoint")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))  # room for 1024 tokens
+    return {"CHECKPOINT": str(checkpoint), "MATH500": str(folder / "math.jsonl"), "GSM8K": str(folder / "gsm.jsonl")}
+
+
+def composed(command: str, folder: Path, **environment: str) -> list[Job]:
+    """The jobs of each `python -m dflash_mcmc ...` of a line; what else it starts exists."""
+    jobs = []
+    for part in command.split(" && "):
+        if "-m dflash_mcmc " in part:
+            overrides = pages.arguments("python " + part.partition("-m dflash_mcmc ")[2], folder, **environment)
+            cli.prepare()
+            jobs += cli.check_command(overrides).jobs
+        elif part.startswith("python -m dflash_mcmc.train "):
+            draft, *overrides = pages.arguments(part, folder)[2:]
+            assert recipe.compose(draft.removeprefix("draft="), overrides)
+        elif part.startswith("python -m "):
+            assert importlib.util.find_spec(part.split()[2])
+        else:
+            assert part.startswith("echo ")
+    return jobs
+
+
+@pytest.mark.parametrize("command", [line for line in PLAIN if line not in OF_THE_README])
+def test_command_composes(command, tmp_path, monkeypatch, real_data):
+    monkeypatch.chdir(tmp_path)
+    composed(command, tmp_path, **real_data)
+
+
+@pytest.mark.parametrize("command", [
+    *OF_THE_README, *(pytest.param(line, marks=pytest.mark.slow) for line in PLAIN if line not in OF_THE_README)])
+def test_command_runs(command, tmp_path, real_data):
+    for part in command.split(" && "):
+        done = (pages.shell if part in FROM_NOTHING else pages.run)(part, tmp_path, **real_data)
+        assert done.returncode == 0, done.stderr[-2000:]
+    if ".bench" in command:
+        assert "engine step ms" in done.stdout
+    elif ".grading" in command:
+        assert "| grader=math" in done.stdout
+    elif ".regrade" in command:
+        assert "0 verdicts changed" in done.stdout
+    elif ".train" in command:
+        assert "draft written to" in done.stdout
+    elif "rejection_sampling" in command:
+        assert "| argmax_proposal" in done.stdout
+    elif "dry_run=true" in command:
+        assert "| total " in done.stdout
+    elif "show=prompt" in command:
+        assert "<|im_start|>assistant" in done.stdout
+    elif " probe=" in command:
+        assert re.search(r"probe=(\w+)", command)[1] + ": " in done.stdout
+    elif ".catalogue" not in command and " --cfg" not in command and " --info" not in command and " --help" not in command:
+        assert "| condition" in done.stdout
+
+
+@pytest.mark.parametrize("command", ON_GPUS)
+def test_command_for_a_gpu_composes(command, tmp_path, monkeypatch, real_data):
+    monkeypatch.chdir(Path(real_data["MATH500"]).parent)
+    jobs = composed(command, tmp_path)
+    if "experiment=guided_power_sampling" in command:
+        for job in jobs:
+            assert (job.config.model.path, job.config.dataset.max_new_tokens) == ("Qwen/Qwen3-4B", 1024)
+        sampler = next(job.config.sampler for job in jobs if job.choices["sampler"] == "power_mh")
+        assert (sampler.num_blocks, sampler.num_steps, sampler.alpha) == (16, 2, 4.0)
+        for blend in (job.config.blend for job in jobs if job.choices["blend"] == "layer"):
+            assert (blend.beta, blend.layer) == (0.05, -3)
+    elif "accelerate" in command:
+        assert command.startswith("accelerate launch --multi_gpu --num_processes 8 -m dflash_mcmc ")
+        assert [job.config.num_chains for job in jobs] == [8]
+    else:
+        assert command == "python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=prompts.jsonl"
+
+
+def test_make_has_the_targets():
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert {word for word in re.findall(r"`make ([a-z-]+)", text)} <= set(targets)
+    assert {line.split()[1] for line in ALL if line.startswith("make ")} <= set(targets)
+
+
+def scripts(page: Path) -> str:
+    """The page's Python but for the files that it shows, as one script."""
+    return "\n".join(block for block in pages.blocks(page, "python") if not block.startswith("# "))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if scripts(page)], ids=pages.name_of)
+def test_python_runs(page, tmp_path):
+    done = processes.run(["-c", scripts(page)], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("kind", ["sampler", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("dataset", "probe", "draft"))])
+def test_adding_a_component(kind, tmp_path):
+    """The three files of the page, in the places that they name, in a copy of the project."""
+    page = ROOT / f"docs/howto/add-a-{kind}.md"
+    for name in ("dflash_mcmc", "conf", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    written = []
+    for block in (*pages.blocks(page, "python"), *pages.blocks(page, "yaml")):
+        place, _, text = block.partition("\n")
+        (tmp_path / place.removeprefix("# ")).write_text(text)
+        written.append(place)
+    assert len(written) == 3
+    name = re.search(rf'register\("{kind}", "(\w+)"\)', page.read_text())[1]
+    environment = {"PYTHONPATH": str(tmp_path)}
+    run, test = pages.marked(pages.commands(page), ADDED)
+    for part in (*run.split(" && "), test, f"python -m pytest tests/test_names.py -k {name}"):
+        done = pages.run(part, tmp_path, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+    listed = pages.run(f"python -m dflash_mcmc.catalogue {kind}", tmp_path, **environment)
+    assert f"{kind}/{name}: " in listed.stdout
+
+
+def test_pictures_are_made_by_the_commands_of_their_pages():
+    made = runpy.run_path(str(ROOT / "docs/pictures.py"))["PICTURES"]
+    assert {f"{picture.name}.png" for picture in made} == {file.name for file in (ROOT / "docs/assets").glob("*.png")}
+    for picture in made:
+        page = ROOT / "docs" / picture.page
+        assert f"](../assets/{picture.name}.png)" in page.read_text()
+        assert set(picture.commands) <= set(pages.commands(page))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The built site. A warning is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_asks_no_other_server(site):
+    tags = [tag for page in site.rglob("*.html")
+            for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text())]
+    assert len(tags) > 100
+    assert not [tag for tag in tags if re.search(r"""(?:src|href)=["']?(?:https?:)?//""", tag)]
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(?:@import|url\()[\s\"']*(?:https?:)?//", style.read_text())
+
+
+def test_the_site_can_be_searched(site):
+    entries = json.loads((site / "search/search_index.json").read_text())["docs"]
+    found = {entry["location"].partition("#")[0] for entry in entries}
+    assert {"index.html", "tutorial/first-run.html", "about/lab-notebook.html", "reference/options/sampler.html"} <= found
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_component_is_in_the_reference(site, group):
+    text = html.unescape((site / f"reference/options/{group}.html").read_text())
+    for name, component in components(group).items():
+        assert f"{group}={name}" in text
+        for field in component.cls.__dataclass_fields__:
+            assert f"<code>{field}</code>" in text
+
+
+def test_the_notebook_is_the_whole_log(site):
+    text = html.unescape((site / "about/lab-notebook.html").read_text())
+    for title in re.findall(r"^## (.+)$", (ROOT / "LOG.md").read_text(), flags=re.MULTILINE):
+        assert title in text
+
+
+def test_every_module_is_on_the_page_of_files(site):
+    text = (site / "reference/package.html").read_text()
+    for file in PACKAGE.rglob("*.py"):
+        assert file.name == "__init__.py" or f"<code>{file.name}</code>" in text
