@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-from dflash_mcmc.fields import spec_of
+from dflash_mcmc.fields import has_spec, spec_of
 
 
 def text(description: str, plans: dict[str, type]) -> str:
@@ -26,9 +26,10 @@ def _fields(plan: type, prefix: str) -> list[tuple[str, str, str]]:
     """(name, role, meaning) of each field; fields without a specification are groups and are left out."""
     found, types = [], typing.get_type_hints(plan)
     for field in dataclasses.fields(plan):
-        declared, spec = types[field.name], spec_of(field)
+        declared = types[field.name]
         if dataclasses.is_dataclass(declared):
             found += _fields(declared, f"{prefix}{field.name}.")
-        elif spec is not None:
+        elif has_spec(field):
+            spec = spec_of(field)
             found.append((prefix + field.name, spec.role, f"{spec.describe(declared)}: {spec.help}"))
     return found
