@@ -8,8 +8,8 @@
     branches on probes   comparisons that ask whether a configuration has a probe, outside run/tasks.py and probe/
     names of leaves      comparisons of a component's name with a literal, outside the component's own file
     recurring classes    class names, without leading underscores, that two files define
-    optional hooks       hasattr() and getattr() with a default on a component
-    records as dictionaries  parameters for records of samples that are not typed as `Record`
+    optional hooks       hasattr() and getattr() with a default on a component of a configuration
+    typed records        parameters for records of samples that are not typed as `Record`
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def leaf_names(path: Path, tree: ast.Module) -> Iterator[str]:
 
 
 def optional_hooks(path: Path, tree: ast.Module) -> Iterator[str]:
-    """Places that ask whether a component has an attribute."""
-    pattern = r"(hasattr|getattr)\((self\.)?_?(config\.|job\.)?(component|" + "|".join(GROUPS) + r")\b"
+    """Places that ask whether a component of a configuration has an attribute."""
+    pattern = r"(hasattr|getattr)\((self\.)?_?((job\.)?config\.(" + "|".join(GROUPS) + r")|component(_of)?)\b"
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and re.match(pattern, text := ast.unparse(node)) and (
                 text.startswith("hasattr") or len(node.args) == 3):
