@@ -78,7 +78,7 @@ def engine(config: Config, model: LanguageModel, prompt_length: int, num_chains:
     return engine_of(config, model, prompt_length, num_chains, config.blend, speculation, drafter, asked)
 
 
-def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chains: int, blend: Blend,
+def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chains: int, blend: Blend | None,
               speculation: Speculation | None = None, drafter: Drafter | None = None, asked: bool = False) -> BatchedEngine:
     """An engine with the configuration's hardware. Raises UserError.
 
