@@ -184,7 +184,7 @@ def test_shares_that_cannot_be_are_refused(capsys):
 
 
 def test_published_dataset_is_counted_without_reading_it(capsys, monkeypatch):
-    monkeypatch.setattr("dflash_mcmc.dataset.Benchmark.rows", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr("dflash_mcmc.data.sources.Benchmark.rows", lambda *_: pytest.fail("read"))
     assert cells(told(capsys, "dataset=gsm8k", "condition=greedy"))["greedy"][0] == "1319"
     shards = ("dataset.shards=[39]", "dataset.num_shards=40")
     assert cells(told(capsys, "dataset=math500", "condition=greedy", *shards))["greedy"][0] == "12"
