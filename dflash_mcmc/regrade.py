@@ -35,8 +35,9 @@ def report(regraded: Regraded) -> str:
     records = regraded.records
     before: list[Record] = [{**record, "verdict": record["before"]["verdict"]} for record in records]
     changed = [record for record in records if record["verdict"] != record["before"]["verdict"]]
-    lines = [str(regraded.folder), "", f"accuracy {percent(*accuracy(before)[:3])} -> {percent(*accuracy(records)[:3])} of {len(records)} "
-             f"samples; {len(changed)} verdicts changed", "", _verdicts(records)]
+    old, new = (percent(*accuracy(graded)[:3]) for graded in (before, records))
+    lines = [str(regraded.folder), "", f"accuracy {old} -> {new} of {len(records)} samples; {len(changed)} verdicts changed",
+             "", _verdicts(records)]
     strings = [record["same_string"] for record in records if record["same_string"] is not None]
     if strings:
         lines += ["", "by the string rule of published numbers, for comparison: "

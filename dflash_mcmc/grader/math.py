@@ -1,7 +1,7 @@
 """Mathematical answers: compares the last box of the text with the gold answer, in separate processes.
 
-The rules are in `dflash_mcmc.grading.math.comparing`. Words, choices, bases, numbers, units, lists, tuples, intervals, matrices
-and equations have one rule each; math-verify decides the rest. No answer is accepted because a rule failed.
+The rules are in `dflash_mcmc.grading.math.comparing`. Words, choices, bases, numbers, units, lists, tuples, intervals,
+matrices and equations have one rule each; math-verify decides the rest. No answer is accepted because a rule failed.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ def aggregate(condition: str, records: Sequence[Record], by: str, num_chains: in
 def aggregate_of(summary: dict) -> dict[str, object] | None:
     """The part that `aggregate` added to a run's summary; None if it has none."""
     by = next((by for by in NAMES if f"{by}/num_samples" in summary), None)
-    return None if by is None else {name.removeprefix(f"{by}/"): value for name, value in summary.items() if name.startswith(f"{by}/")}
+    if by is None:
+        return None
+    return {name.removeprefix(f"{by}/"): value for name, value in summary.items() if name.startswith(f"{by}/")}
 
 
 def rates(records: Sequence[Record]) -> dict[str, float | None]:

@@ -79,7 +79,8 @@ def _roles(study: Study) -> dict[str, Run]:
         alike = {role: [run for run in runs if same_but(run, first, "blend", "draft")] for role, runs in power.items()}
         settings.append({role: found[0] for role, found in alike.items() if found})
     others = {role: runs[0] for role, runs in candidates.items() if role not in power}
-    return {**others, **(max(settings, key=len) if settings else {})}
+    best: dict[str, Run] = max(settings, key=len, default={})
+    return {**others, **best}
 
 
 def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dict[str, IntervalEstimate]]:
@@ -166,7 +167,8 @@ def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figu
     drawn = Figure(figsize=(9.2, 4.2), layout="constrained")
     axes = drawn.subplots()
     for number, method in enumerate(methods):
-        style: dict[str, Any] = {"color": figure.PALETTE[number], "marker": figure.MARKERS[number], "markersize": 6, "linestyle": "none"}
+        style: dict[str, Any] = {"color": figure.PALETTE[number], "marker": figure.MARKERS[number], "markersize": 6,
+                                 "linestyle": "none"}
         axes.plot([], [], label=METHODS[method], **style)
         for group, of in enumerate(columns.values()):
             if method in of:
@@ -179,7 +181,7 @@ def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figu
     return drawn
 
 
-def _point(axes: Axes, place: float, estimate: IntervalEstimate, style: dict) -> None:
+def _point(axes: Axes, place: float, estimate: IntervalEstimate, style: dict[str, Any]) -> None:
     """Draws a point and its interval, with the value above them."""
     value, ends = 100.0 * estimate.known, [100.0 * end for end in estimate.interval or ()]
     if ends:
