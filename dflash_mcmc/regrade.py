@@ -1,7 +1,7 @@
-"""`python -m dflash_mcmc.regrade RUNS... grader=...`: grades recorded texts again. Nothing is drawn, and no record is changed.
+"""`python -m dflash_mcmc.regrade RUNS... grader=...`: grades recorded texts again. No text is sampled, no record is changed.
 
-The new grades become a run of their own beside the old one (`grading.again`): reports and statistics read either, and a start
-with that grader continues the new one. Each of its records has the old grade in `before`. The changes are printed.
+The new grades are written as a new run next to the old one (`grading.again`). Reports and statistics can read both runs, and a
+run with the new grader resumes the new one. Each new record has the old grade in `before`. The command prints the changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dflash_mcmc.process import program
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.report.locate import Found
-    from dflash_mcmc.statistics.intervals import IntervalEstimate
+    from dflash_mcmc.store.records import Record
 
 _SHOWN = 20
 """Number of changed samples that are printed; the records have all of them."""
@@ -29,13 +29,15 @@ _WIDTH = 60
 
 def report(regraded: Regraded) -> str:
     """The changes: accuracy, a table of old and new verdicts, and the changed samples."""
+    from dflash_mcmc.report.parts import percent
     from dflash_mcmc.statistics.shares import accuracy
 
     records = regraded.records
-    before = [{**record, "verdict": record["before"]["verdict"]} for record in records]
+    before: list[Record] = [{**record, "verdict": record["before"]["verdict"]} for record in records]
     changed = [record for record in records if record["verdict"] != record["before"]["verdict"]]
-    lines = [str(regraded.folder), "", f"accuracy {_share(accuracy(before))} -> {_share(accuracy(records))} of {len(records)} "
-             f"samples; {len(changed)} verdicts changed", "", _verdicts(records)]
+    old, new = (percent(*accuracy(graded)[:3]) for graded in (before, records))
+    lines = [str(regraded.folder), "", f"accuracy {old} -> {new} of {len(records)} samples; {len(changed)} verdicts changed",
+             "", _verdicts(records)]
     strings = [record["same_string"] for record in records if record["same_string"] is not None]
     if strings:
         lines += ["", "by the string rule of published numbers, for comparison: "
@@ -53,7 +55,7 @@ def _where(regraded: Regraded) -> str:
     return f"written: {regraded.target}"
 
 
-def _verdicts(records: Sequence[dict]) -> str:
+def _verdicts(records: Sequence[Record]) -> str:
     counts = Counter((record["before"]["verdict"], record["verdict"]) for record in records)
     old, new = (sorted({pair[place] for pair in counts}) for place in (0, 1))
     cells = [[name, *(counts[name, other] or "" for other in new), sum(counts[name, other] for other in new)] for name in old]
@@ -62,7 +64,7 @@ def _verdicts(records: Sequence[dict]) -> str:
                     colalign=("left", *["right"] * (len(new) + 1)))
 
 
-def _changes(records: Sequence[dict]) -> str:
+def _changes(records: Sequence[Record]) -> str:
     cells = [[record["problem"], record["chain"], _short(record["gold"]), _short(record["answer"]),
               f"{record['before']['verdict']} -> {record['verdict']}", record["rule"]] for record in records]
     headers = ["problem", "chain", "gold", "answer", "verdict", "rule"]
@@ -74,10 +76,6 @@ def _short(text: object) -> str:
     return shown if len(shown) <= _WIDTH else shown[:_WIDTH - 3] + "..."
 
 
-def _share(estimate: IntervalEstimate) -> str:
-    return f"{100 * estimate.value:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-
-
 def grader_config(overrides: Sequence[str]) -> Config:
     """A configuration with the grader of the overrides, which may name nothing else. Raises UserError."""
     from dflash_mcmc.config.command import compose_once
@@ -86,7 +84,7 @@ def grader_config(overrides: Sequence[str]) -> Config:
     for text in overrides:
         name, _, value = text.lstrip("+~").partition("=")
         if name.partition(".")[0] != "grader":
-            raise ConfigError(name, value, "grader=... and its fields, grader.timeout_seconds=8 say: nothing else grades")
+            raise ConfigError(name, value, "grader=... and its fields, such as grader.timeout_seconds=8")
     config, _ = compose_once("config", overrides, Config)
     config.grader.check(config)
     return config

@@ -35,6 +35,8 @@ TEXTS = {  # problem, chain -> (text, gold, old verdict, old answer, new verdict
 @pytest.fixture(scope="module")
 def pool():
     started = MathPool(timeout_seconds=8, memory_gib=4, num_workers=1)
+    started.submit("first", "\\boxed{1}", "1")  # the pool starts its threads with its first text
+    list(started.finished(wait=True))
     yield started
     started.close()
 

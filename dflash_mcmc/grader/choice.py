@@ -1,4 +1,4 @@
-"""Multiple choice: the letter that the text settles on against the letter of the gold answer."""
+"""Multiple choice: compares the letter that the text chooses with the letter of the gold answer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Mathematical answers: the last box of the text against the gold answer, by typed rules and algebra in processes of their
-own.
+"""Mathematical answers: compares the last box of the text with the gold answer, in separate processes.
 
-The rules are those of `dflash_mcmc.grading.math.comparing`: words, choices, bases, numbers, units, lists, tuples, intervals,
-matrices and equations each have one; math-verify decides the rest. Nothing is accepted because a rule failed.
+The rules are in `dflash_mcmc.grading.math.comparing`. Words, choices, bases, numbers, units, lists, tuples, intervals,
+matrices and equations have one rule each; math-verify decides the rest. No answer is accepted because a rule failed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class MathGrader(Grader):
 
     version = VERSION
 
-    timeout_seconds: float = identity("processor time; an answer that takes longer is wrong: timeout", gt=0)
+    timeout_seconds: float = identity("limit on processor time; an answer that takes longer has the verdict timeout", gt=0)
     memory_gib: float = runtime("memory of a grading process, in GiB", ge=1, le=1024)
     num_workers: int = runtime("number of grading processes", ge=1)
 

@@ -103,7 +103,7 @@ def table(pairs: list[Pair], results: dict[str, GraderResult]) -> str:
 def families(pairs: list[Pair], results: dict[str, GraderResult]) -> str:
     """Table of the false accepts / false rejects: one row per family, one column per grader."""
     sizes = Counter(pair.family for pair in pairs)
-    cells = Counter()
+    cells: Counter[tuple[str, str, bool]] = Counter()
     for name, result in results.items():
         for grade, pair in zip(result.grades, pairs, strict=True):
             cells[name, pair.family, grade.verdict == CORRECT] += (grade.verdict == CORRECT) != pair.equal

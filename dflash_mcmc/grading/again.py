@@ -20,12 +20,8 @@ from dflash_mcmc.types import Grade
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.grading.choice.pool import LetterPool
-    from dflash_mcmc.grading.code.pool import ProgramPool
-    from dflash_mcmc.grading.math.pool import MathPool
-    from dflash_mcmc.store.records import SampleKey
-
-    Pool = MathPool | ProgramPool | LetterPool
+    from dflash_mcmc.grader import GradingPool
+    from dflash_mcmc.store.records import Record, SampleKey
 
 _NEEDED = ("text", "gold", "verdict", "answer")
 _PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")
@@ -42,12 +38,12 @@ class Regraded(NamedTuple):
     """Folder of the run that was regraded."""
     target: Path
     """Folder of the run with the new grades; equal to `folder` if the grader is the same, and then nothing is written."""
-    records: list[dict]
+    records: list[Record]
     """The records of `folder` with the new grades, and the old ones in `before`. The target may contain further records that
     were regraded from another run."""
 
 
-def regrade(folder: Path, config: Config, pool: Pool) -> Regraded:
+def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     """Grades the records of a run with the grader of `config`, whose started pool is `pool`, and writes the new run.
 
     The records are written in one step: a process killed before it leaves none. Raises NoTexts for a run without texts,
@@ -87,7 +83,10 @@ def _read(path: Path) -> dict:
 
     try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else OmegaConf.to_container(OmegaConf.create(text))
+        content = json.loads(text) if path.suffix == ".json" else OmegaConf.to_container(OmegaConf.create(text))
+        if not isinstance(content, dict):
+            raise TypeError("not a mapping")
+        return content
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; allowed: the folder of a run") from error
     except Exception as error:  # json, yaml and OmegaConf each have their own exceptions
@@ -110,13 +109,13 @@ def _refuse_own_samples(target: Path, folder: Path) -> None:
                         f"{folder}")
 
 
-def _records_by_key(folder: Path) -> dict[SampleKey, dict]:
+def _records_by_key(folder: Path) -> dict[SampleKey, Record]:
     from dflash_mcmc.store.records import read_records
 
     return {(record["problem"], record["chain"]): record for record in read_records(folder)}
 
 
-def _kept_records(found: Regraded) -> list[dict]:
+def _kept_records(found: Regraded) -> list[Record]:
     """The target's records of samples that the source does not have; they are kept.
 
     Call it with the target locked: during grading, a run may have sampled into the target, or another source may have been
@@ -131,15 +130,23 @@ def _kept_records(found: Regraded) -> list[dict]:
     return [record for key, record in present.items() if key not in new]
 
 
-def _graded(records: Sequence[dict], pool: Pool, name: str) -> list[dict]:
+def _graded(records: Sequence[Record], pool: GradingPool, name: str) -> list[Record]:
     """The records with new grades. Records without a text (`not_drawn`) keep their verdict."""
     for number, record in enumerate(records):
         if record["verdict"] != NOT_DRAWN:
             pool.submit(number, record["text"], record["gold"])
     grades = dict(pool.finished(wait=True))
+    return [_regraded(record, grades.get(number), name) for number, record in enumerate(records)]
+
+
+def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
+    """The record with the new grade, if it has one, and the old grade in `before`."""
     fields = (*Grade._fields, "grader")
-    return [{**record, **(grades[number]._asdict() if number in grades else {}), "grader": name,
-             "before": {field: record[field] for field in fields if field in record}} for number, record in enumerate(records)]
+    before = {field: value for field, value in record.items() if field in fields}
+    if grade is None:
+        return {**record, "grader": name, "before": before}
+    return {**record, "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
+            "same_string": grade.same_string, "walls": grade.walls, "grader": name, "before": before}
 
 
 def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:

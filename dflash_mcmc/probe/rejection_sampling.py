@@ -114,7 +114,7 @@ class RejectionSampling(Probe):
         axes = figure.subplot_mosaic([["frequencies", "course"], ["deviations", "course"]])
         _draw_frequencies(axes["frequencies"], summary.data["tokens"])
         _draw_deviations(axes["deviations"], summary.data["tokens"], int(summary.number("num_draws")))
-        _draw_course(axes["course"], summary.data["course"])
+        _draw_course(figure, axes["course"], summary.data["course"])
         figure.legend(loc="outside upper left", ncols=5)
         return {"rejection_sampling": figure}
 
@@ -227,7 +227,7 @@ def _draw_deviations(axes: Axes, tokens: list[dict], draws: int) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def _draw_course(axes: Axes, course: list[dict]) -> None:
+def _draw_course(figure: Figure, axes: Axes, course: list[dict]) -> None:
     from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG, label_lines
 
     draws, labels = [row["draws"] for row in course], []
@@ -238,4 +238,4 @@ def _draw_course(axes: Axes, course: list[dict]) -> None:
     axes.plot(draws, [row["standard_error"] for row in course], color=INK, linestyle="--", linewidth=1.0)
     labels.append(("standard error", course[-1]["standard_error"], INK))
     axes.set(title="Largest deviation of any token", xlabel="draws", xscale="log", yscale="log")
-    label_lines(axes, draws[-1], labels)
+    label_lines(figure, axes, draws[-1], labels)

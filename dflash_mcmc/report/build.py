@@ -82,7 +82,7 @@ def _write(folder: Path, study: Study, sections: list[Section]) -> None:
         written = set()
         for table in (table for section in sections for table in section.tables):
             path = tables / f"{table.name}.csv"
-            write_atomically(path, csv_of(table.rows if table.data is None else list(table.data)))
+            write_atomically(path, csv_of(table.rows if table.data is None else table.data))
             written.add(path)
         with figure.style():
             for drawing in (drawing for section in sections for drawing in section.drawings):

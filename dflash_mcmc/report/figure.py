@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from dflash_mcmc.statistics.intervals import IntervalEstimate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
 
 RIGHT, WRONG, OTHER, INK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
 """Okabe and Ito's blue and vermilion, which colour-blind readers can distinguish, and two greys."""
@@ -27,7 +28,7 @@ PALETTE = (RIGHT, WRONG, GREEN, PURPLE, ORANGE, SKY, INK)
 """Colours of lines or bars. Figures also vary markers or hatches, so that they can be read in greyscale."""
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
-_STYLE = {
+_STYLE: dict[RcKeyType, Any] = {
     "font.size": 9.0, "axes.titlesize": 10.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "xtick.color": INK, "ytick.color": INK, "text.color": INK, "axes.axisbelow": True, "axes.grid": True,
@@ -45,10 +46,10 @@ def style() -> Iterator[None]:
         yield
 
 
-def label_lines(axes: Axes, x: float, labels: list[tuple[str, float, str]]) -> None:
+def label_lines(figure: Figure, axes: Axes, x: float, labels: list[tuple[str, float, str]]) -> None:
     """Writes labels (text, y, colour) to the right of x on a logarithmic axis, moved apart vertically if they overlap."""
     low, high = np.log10(axes.get_ylim())
-    height = axes.get_position().height * axes.figure.get_size_inches()[1] * 72.0
+    height = axes.get_position().height * figure.get_size_inches()[1] * 72.0
     gap = 11.0 * (high - low) / height  # 11 points: text of 8 points and its line spacing
     places = [np.log10(max(y, 10.0**low)) for _, y, _ in sorted(labels, key=lambda label: label[1])]
     for n in range(1, len(places)):
@@ -79,8 +80,8 @@ def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[Interv
     for row, (estimate, strong) in enumerate(zip(estimates, emphasised or [False] * len(labels), strict=True)):
         if estimate.value is None:
             continue
-        if estimate.low is not None:
-            axes.plot([100.0 * estimate.low, 100.0 * estimate.high], [row, row], color=RIGHT, linewidth=2.2, alpha=0.55,
+        if estimate.interval is not None:
+            axes.plot([100.0 * end for end in estimate.interval], [row, row], color=RIGHT, linewidth=2.2, alpha=0.55,
                       solid_capstyle="butt", zorder=2)
         axes.plot(100.0 * estimate.value, row, "D" if strong else "o", markersize=6.5, markeredgewidth=1.5, zorder=3,
                   markerfacecolor=WRONG if strong else "white", markeredgecolor=WRONG if strong else RIGHT)
@@ -95,8 +96,9 @@ def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[Interv
 
 def error_bars(estimates: Sequence[IntervalEstimate]) -> list[list[float]]:
     """The distances from each value to the ends of its interval, in per cent, for `Axes.errorbar`; 0 without an interval."""
-    return [[0.0 if e.low is None else max(0.0, 100.0 * (e.value - e.low)) for e in estimates],
-            [0.0 if e.low is None else max(0.0, 100.0 * (e.high - e.value)) for e in estimates]]
+    found = [(estimate.known, *(estimate.interval or (estimate.known, estimate.known))) for estimate in estimates]
+    return [[max(0.0, 100.0 * (value - low)) for value, low, _ in found],
+            [max(0.0, 100.0 * (high - value)) for value, _, high in found]]
 
 
 def label_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:

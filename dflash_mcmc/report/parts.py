@@ -91,14 +91,14 @@ def percent(value: float | None, low: float | None = None, high: float | None = 
     """`71.2 % [61.8, 79.0]`; a hyphen if there is no value."""
     if value is None:
         return "-"
-    return f"{100.0 * value:.1f} %" + ("" if low is None else f" [{100.0 * low:.1f}, {100.0 * high:.1f}]")
+    return f"{100.0 * value:.1f} %" + ("" if low is None or high is None else f" [{100.0 * low:.1f}, {100.0 * high:.1f}]")
 
 
 def points(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """A difference of two shares in percentage points: `+5.8 [+0.0, +11.5]`."""
     if value is None:
         return "-"
-    return f"{100.0 * value:+.1f}" + ("" if low is None else f" [{100.0 * low:+.1f}, {100.0 * high:+.1f}]")
+    return f"{100.0 * value:+.1f}" + ("" if low is None or high is None else f" [{100.0 * low:+.1f}, {100.0 * high:+.1f}]")
 
 
 def count(value: float | None) -> str:

@@ -55,7 +55,7 @@ def _with_intervals(row: dict) -> dict:
             for key, value in row.items() if key not in ends}
 
 
-def csv_of(rows: list[dict]) -> str:
+def csv_of(rows: Sequence[dict]) -> str:
     """The rows as CSV with all digits; a missing value is an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from omegaconf import OmegaConf
 
@@ -30,7 +30,7 @@ class Published(NamedTuple):
 
 def published() -> list[Published]:
     """The published accuracies of each model, in the order of the file."""
-    content = OmegaConf.to_container(OmegaConf.load(_FILE))
+    content = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(_FILE)))
     models: dict[tuple[str, str], Published] = {}
     for row in content["rows"]:
         source = content["sources"][row["source"]]

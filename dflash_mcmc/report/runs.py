@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from omegaconf import OmegaConf
 
@@ -17,6 +17,9 @@ from dflash_mcmc.registry import components
 from dflash_mcmc.report.locate import RUN, Found
 from dflash_mcmc.report.table import labels_of
 from dflash_mcmc.store.records import read_records, record_files
+
+if TYPE_CHECKING:
+    from dflash_mcmc.store.records import Record, SampleKey
 
 _NEEDED = ("problem", "chain", "verdict", "answer", "gold", "level", "subject", "num_tokens", "log_p", "proposals", "accepted",
            "moved", "abandoned", "law_error", "tokens_drawn", "tokens_skipped", "token_forwards", "target_forwards",
@@ -32,11 +35,13 @@ class Run(NamedTuple):
     condition: str
     label: str
     """The condition, followed by what distinguishes it from the other runs of the report."""
-    identity: dict[str, object]
-    config: dict[str, object]
+    identity: dict[str, Any]
+    """The settings that make up the identity, as in run.json."""
+    config: dict[str, Any]
+    """The content of config.yaml."""
     sessions: list[dict]
     """One entry per start of the run."""
-    records: list[dict]
+    records: list[Record]
     expected: int | None
     """Number of records that the finished run has; None if unknown."""
     summarised: bool = False
@@ -129,7 +134,7 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
         raise UserError(f"{folder / 'config.yaml'}: holds no configuration of a run")
     messages: list[str] = []
     if "probe" in identity:
-        records = []
+        records: list[Record] = []
     elif lenient:
         records, messages = _good_records(folder)
     else:
@@ -143,7 +148,7 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
                *_expected(folder, config, sessions, records)), messages
 
 
-def _loaded(path: Path, parse: Callable[[str], object]) -> object:
+def _loaded(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -153,9 +158,9 @@ def _loaded(path: Path, parse: Callable[[str], object]) -> object:
         raise UserError(f"{path}: cannot be parsed: {message}") from error
 
 
-def _good_records(folder: Path) -> tuple[list[dict], list[str]]:
+def _good_records(folder: Path) -> tuple[list[Record], list[str]]:
     """The first record of each sample in the files, and a sentence for each line that was left out."""
-    records: dict[tuple[str, int], dict] = {}
+    records: dict[SampleKey, Record] = {}
     messages = []
     for path in record_files(folder).values():
         content = path.read_bytes()
@@ -173,7 +178,7 @@ def _good_records(folder: Path) -> tuple[list[dict], list[str]]:
     return list(records.values()), messages
 
 
-def _is_sample(record: object) -> bool:
+def _is_sample(record: object) -> TypeGuard[Record]:
     return isinstance(record, dict) and all(name in record for name in _NEEDED)
 
 
@@ -182,7 +187,7 @@ def _made_of(identity: dict) -> str:
     return "_".join(name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
 
 
-def _expected(folder: Path, config: dict, sessions: list[dict], records: list[dict]) -> tuple[int | None, bool]:
+def _expected(folder: Path, config: dict, sessions: list[dict], records: list[Record]) -> tuple[int | None, bool]:
     """`expected` and `summarised` of a run: the number of records if it is finished, else problems asked for times chains."""
     last = sessions[-1] if sessions else {}
     # A start adds its engine statistics to run.json, and then writes the summary, when no sample is pending.

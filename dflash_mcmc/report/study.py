@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.report.runs import Run
@@ -13,6 +13,10 @@ from dflash_mcmc.statistics.chains import affordable, aggregated
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, outcomes
 from dflash_mcmc.statistics.shares import accuracy_of
+
+if TYPE_CHECKING:
+    from dflash_mcmc.statistics.outcomes import Combined, Cost, Outcome
+    from dflash_mcmc.store.records import Record
 
 SWITCHES = ("blend", "draft", "sampler")
 """Groups that make up a condition: two runs that differ in these groups alone differ only in their condition."""
@@ -27,7 +31,7 @@ class Entry(NamedTuple):
     """`sample`; or how chains are combined: `majority`, `log_p` (highest log p), `power` (drawn by importance weights for
     p^alpha)."""
     shown: str
-    records: list[dict]
+    records: Sequence[Record] | Sequence[Combined]
     """Samples; for a vote one record per problem, with the cost of all chains that it uses."""
     outcomes: PairedOutcomes
     accuracy: IntervalEstimate
@@ -101,7 +105,7 @@ def same_but(run: Run, other: Run, *groups: str) -> bool:
                if key.partition(".")[0] not in ignored and None not in (run.identity[key], other.identity[key]))
 
 
-def full(run: Run) -> list[dict]:
+def full(run: Run) -> list[Record]:
     """The records of the problems that have all chains. A vote over fewer chains would not be comparable."""
     counts, chains = Counter(record["problem"] for record in run.records), run.num_chains
     return [record for record in run.records if counts[record["problem"]] == chains]
@@ -128,7 +132,7 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
     return entries
 
 
-def matched(run: Run, records: Sequence[dict], runs: Sequence[Run], cost: str = "token_forwards") -> list[int]:
+def matched(run: Run, records: Sequence[Record], runs: Sequence[Run], cost: Cost = "token_forwards") -> list[int]:
     """For independent draws: the numbers of chains that cost as much as one sample of another run, without duplicates."""
     if run.component("sampler") != "temperature":
         return []
@@ -136,12 +140,12 @@ def matched(run: Run, records: Sequence[dict], runs: Sequence[Run], cost: str = 
                    if other is not run and other.component("sampler") not in ("temperature", "greedy")})
 
 
-def cost_of(records: Sequence[dict], cost: str) -> float:
+def cost_of(records: Sequence[Outcome], cost: Cost) -> float:
     """Mean of a cost over records."""
     return sum(record[cost] for record in records) / len(records)
 
 
-def _entry(run: Run, by: str, shown: str, records: list[dict]) -> Entry:
+def _entry(run: Run, by: str, shown: str, records: Sequence[Record] | Sequence[Combined]) -> Entry:
     of = outcomes(records)
     return Entry(run, by, shown, records, of, accuracy_of(of))
 

@@ -44,7 +44,7 @@ def _with_aggregate(label: str, summary: dict) -> list[tuple[str, dict]]:
     found = aggregate_of(summary)
     if not found or not found["num_samples"]:
         return [(label, summary)]
-    return [(label, summary), (found["condition"].replace(summary["condition"], label, 1), found)]
+    return [(label, summary), (str(found["condition"]).replace(summary["condition"], label, 1), found)]
 
 
 def row_of(label: str, summary: dict) -> list[str]:

@@ -157,9 +157,9 @@ class SampleWorker(Worker[Record]):
 
 def metrics_of(record: Record) -> dict[str, float | None]:
     """The numbers of a sample that a tracker logs."""
-    metrics = {"sample/correct": float(record["verdict"] == CORRECT), "sample/num_tokens": record["num_tokens"],
-               "sample/log_p": record["log_p"], "sample/seconds": record["seconds"],
-               "sample/token_forwards": record["token_forwards"]}
+    metrics: dict[str, float | None] = {
+        "sample/correct": float(record["verdict"] == CORRECT), "sample/num_tokens": record["num_tokens"],
+        "sample/log_p": record["log_p"], "sample/seconds": record["seconds"], "sample/token_forwards": record["token_forwards"]}
     if record["proposals"]:
         metrics["sample/acceptance"] = record["accepted"] / record["proposals"]
         metrics["sample/moved_rate"] = record["moved"] / record["proposals"]

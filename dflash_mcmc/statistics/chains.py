@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN
-from dflash_mcmc.statistics.outcomes import by_problem
+from dflash_mcmc.statistics.outcomes import Summed, by_problem
 from dflash_mcmc.statistics.selection import check_key, expected_likeliest, weights
 from dflash_mcmc.statistics.shares import mean_share
 from dflash_mcmc.statistics.votes import Votes, expected_majority
 
-_SUMMED = ("token_forwards", "target_forwards", "tokens_drawn", "tokens_skipped", "blocks_drafted", "tokens_drafted",
-           "tokens_kept", "share_seconds", "num_tokens", "proposals", "accepted", "moved", "abandoned")
-_LONGEST = "seconds"
-"""Time from the start to the end of a chain. Chains run in the same batch, so a vote takes as long as its slowest chain."""
+if TYPE_CHECKING:
+    from dflash_mcmc.statistics.outcomes import Combined, Cost, Outcome
+    from dflash_mcmc.store.records import Record
+
+_SUMMED: tuple[Summed, ...] = get_args(Summed)
 
 
 def pass_at_k(correct: int, chains: int, k: int) -> float:
@@ -40,7 +42,7 @@ def pass_at_k(correct: int, chains: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / np.arange(chains - correct + 1, chains + 1)))
 
 
-def pass_curve(records: Sequence[dict], ks: Sequence[int] | None = None) -> list[dict]:
+def pass_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -> list[dict]:
     """Rows of k, `pass_at_k` with its interval, n (problems), and left_out (problems with fewer chains than the largest k).
 
     All rows use the same problems, so that the curve never decreases. `ks` None means 1, 2, 4, ... and the largest number of
@@ -52,7 +54,7 @@ def pass_curve(records: Sequence[dict], ks: Sequence[int] | None = None) -> list
              "left_out": left_out} for k in sizes]
 
 
-def majority(records: Sequence[dict]) -> list[dict]:
+def majority(records: Sequence[Record]) -> list[dict]:
     """The vote of each problem.
 
     Rows of problem; answer (the winner's most frequent text, None without a single winner); votes (of a winner); answered
@@ -69,7 +71,7 @@ def majority(records: Sequence[dict]) -> list[dict]:
     return rows
 
 
-def majority_curve(records: Sequence[dict], ks: Sequence[int] | None = None) -> list[dict]:
+def majority_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -> list[dict]:
     """Rows of k, `accuracy` of a vote of k chains with its interval, n (problems), and left_out, as in `pass_curve`.
 
     The accuracy is the exact mean over all ways to choose k of a problem's chains; nothing is drawn at random.
@@ -80,7 +82,7 @@ def majority_curve(records: Sequence[dict], ks: Sequence[int] | None = None) -> 
              "left_out": left_out} for place, k in enumerate(sizes)]
 
 
-def best_of(records: Sequence[dict], key: str, alpha: float | None = None) -> list[dict]:
+def best_of(records: Sequence[Record], key: str, alpha: float | None = None) -> list[dict]:
     """One chain of each problem, chosen by weight. Chains that could not be drawn are never chosen.
 
     Args:
@@ -109,8 +111,8 @@ def best_of(records: Sequence[dict], key: str, alpha: float | None = None) -> li
     return rows
 
 
-def aggregated(records: Sequence[dict], by: str = "majority", alpha: float | None = None,
-               chains: int | None = None) -> list[dict]:
+def aggregated(records: Sequence[Record], by: str = "majority", alpha: float | None = None,
+               chains: int | None = None) -> list[Combined]:
     """One record per problem, combined from several chains, for tables that also have single samples.
 
     `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). verdict is `correct`, `wrong`, `no_answer` (no
@@ -137,7 +139,7 @@ def aggregated(records: Sequence[dict], by: str = "majority", alpha: float | Non
             for row, found in zip(rows, kept, strict=True)]
 
 
-def affordable(records: Sequence[dict], budget: float, cost: str = "token_forwards") -> int:
+def affordable(records: Sequence[Outcome], budget: float, cost: Cost = "token_forwards") -> int:
     """The number of chains of a problem that cost no more than the budget: at least 1, at most those of a problem.
 
     Args:
@@ -150,7 +152,7 @@ def affordable(records: Sequence[dict], budget: float, cost: str = "token_forwar
     return most if total <= 0 else max(1, min(most, int(budget * len(records) / total + 1e-9)))
 
 
-def _of_fewer(row: dict, chains: list[dict], by: str, number: int | None) -> dict:
+def _of_fewer(row: dict, chains: list[Record], by: str, number: int | None) -> dict:
     """The row of a problem for a vote over `number` of its chains."""
     if number is None or number == len(chains):
         return row
@@ -159,20 +161,23 @@ def _of_fewer(row: dict, chains: list[dict], by: str, number: int | None) -> dic
     return {**row, "answer": None, "tied": False, "correct": correct}
 
 
-def _aggregate(row: dict, chains: list[dict], number: int) -> dict:
+def _aggregate(row: dict, chains: list[Record], number: int) -> Combined:
     first, verdicts = chains[0], {record["verdict"] for record in chains}
     if verdicts <= {NO_ANSWER, NOT_DRAWN}:
         verdict = NO_ANSWER if NO_ANSWER in verdicts else NOT_DRAWN
     else:
         verdict = {0.0: "wrong", 1.0: "correct"}.get(row["correct"], "tied" if row["tied"] else "expected")
-    spent = {name: sum(record[name] for record in chains) for name in _SUMMED if name in first}
-    if number < len(chains):
-        spent = {name: total * number / len(chains) for name, total in spent.items()}
-    if _LONGEST in first:
-        spent[_LONGEST] = _expected_longest([record[_LONGEST] for record in chains], number)
-    return {"problem": row["problem"], "chain": 0, "level": first.get("level"), "subject": first.get("subject"),
-            "verdict": verdict, "correct": row["correct"], "answer": row["answer"], "gold": first.get("gold"), "log_p": None,
-            "num_chains": number, "law_error": max(record.get("law_error", 0.0) for record in chains), **spent}
+    combined: Combined = {
+        "problem": row["problem"], "chain": 0, "level": first.get("level"), "subject": first.get("subject"),
+        "verdict": verdict, "correct": row["correct"], "answer": row["answer"], "gold": first.get("gold"), "log_p": None,
+        "num_chains": number, "law_error": max(record.get("law_error", 0.0) for record in chains)}
+    for name in _SUMMED:
+        if name in first:
+            total = sum(record[name] for record in chains)
+            combined[name] = total * number / len(chains) if number < len(chains) else total
+    if "seconds" in first:
+        combined["seconds"] = _expected_longest([record["seconds"] for record in chains], number)
+    return combined
 
 
 def _expected_longest(seconds: list[float], number: int) -> float:
@@ -181,7 +186,7 @@ def _expected_longest(seconds: list[float], number: int) -> float:
     return sum(value * math.comb(place, number - 1) for place, value in enumerate(sorted(seconds))) / ways
 
 
-def _with_enough(records: Sequence[dict], ks: Sequence[int] | None) -> tuple[list[list[dict]], list[int], int]:
+def _with_enough(records: Sequence[Record], ks: Sequence[int] | None) -> tuple[list[list[Record]], list[int], int]:
     """The chains of each problem that has at least max(k) of them; the values of k; the number of other problems."""
     problems = list(by_problem(records).values())
     most = max(map(len, problems), default=0)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 CONFIDENCE = 0.95
 _RESAMPLES = 1000
@@ -33,6 +36,18 @@ class IntervalEstimate(NamedTuple):
         """The estimate after a function of the number, which is applied to the value and to both ends."""
         value, low, high = (None if number is None else function(number) for number in (self.value, self.low, self.high))
         return self._replace(value=value, low=low, high=high)
+
+    @property
+    def known(self) -> float:
+        """The value of an estimate that has observations. Raises ValueError without them."""
+        if self.value is None:
+            raise ValueError("an estimate without observations has no value")
+        return self.value
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of the interval; None without an interval."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
     def columns(self, name: str) -> dict[str, float | None]:
         """`name`, `name_low` and `name_high` of a row; a table prints them as one column."""

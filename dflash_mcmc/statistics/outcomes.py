@@ -4,9 +4,61 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, final
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from dflash_mcmc.store.records import Record
+
+Summed = Literal["token_forwards", "target_forwards", "tokens_drawn", "tokens_skipped", "blocks_drafted", "tokens_drafted",
+                 "tokens_kept", "share_seconds", "num_tokens", "proposals", "accepted", "moved", "abandoned"]
+"""The fields of records that are summed over the chains of a problem."""
+Cost = Literal[Summed, "seconds"]
+"""The fields of records that can be a cost. `seconds` is that of the slowest chain, since chains run in the same batch."""
+
+
+@final
+class Combined(TypedDict):
+    """One record per problem, combined from several chains (`chains.aggregated`)."""
+
+    problem: str
+    chain: int
+    """Always 0."""
+    level: int | None
+    subject: str | None
+    verdict: str
+    """One of `grading.verdicts.VERDICTS`, `tied` or `expected`."""
+    correct: float
+    """The share in [0, 1] that statistics use."""
+    answer: str | None
+    gold: str | None
+    log_p: None
+    """A vote has no log probability."""
+    num_chains: int
+    law_error: float
+    """The largest of the chains."""
+    token_forwards: NotRequired[float]
+    """The sum over the chains, as of each field in `Summed`. A field that the chains lack is missing."""
+    target_forwards: NotRequired[float]
+    tokens_drawn: NotRequired[float]
+    tokens_skipped: NotRequired[float]
+    blocks_drafted: NotRequired[float]
+    tokens_drafted: NotRequired[float]
+    tokens_kept: NotRequired[float]
+    share_seconds: NotRequired[float]
+    num_tokens: NotRequired[float]
+    proposals: NotRequired[float]
+    accepted: NotRequired[float]
+    moved: NotRequired[float]
+    abandoned: NotRequired[float]
+    seconds: NotRequired[float]
+    """Seconds of the slowest chain."""
+
+
+if TYPE_CHECKING:
+    Outcome = Record | Combined
+_R = TypeVar("_R", bound="Outcome")
 
 
 class PairedOutcomes(NamedTuple):
@@ -25,20 +77,20 @@ class PairedOutcomes(NamedTuple):
         return bool((self.chains == 1).all() and np.isin(self.correct, (0.0, 1.0)).all())
 
 
-def score(record: dict) -> float:
+def score(record: Outcome) -> float:
     """1 for a correct record, 0 for any other; for a record combined from several chains its field `correct`, in [0, 1]."""
     return float(record["correct"]) if "correct" in record else float(record["verdict"] == "correct")
 
 
-def by_problem(records: Sequence[dict]) -> dict[str, list[dict]]:
+def by_problem(records: Sequence[_R]) -> dict[str, list[_R]]:
     """The records of each problem; problems are in order of first appearance."""
-    found = defaultdict(list)
+    found: dict[str, list[_R]] = defaultdict(list)
     for record in records:
         found[record["problem"]].append(record)
     return dict(found)
 
 
-def outcomes(records: Sequence[dict]) -> PairedOutcomes:
+def outcomes(records: Sequence[Outcome]) -> PairedOutcomes:
     """The outcomes of a run's records; problems are in order of first appearance."""
     scores = {problem: [score(record) for record in chains] for problem, chains in by_problem(records).items()}
     return PairedOutcomes(tuple(scores), np.array([sum(found) / len(found) for found in scores.values()], np.float64),

@@ -7,12 +7,15 @@ noise (Miller 2024, arXiv 2411.00640).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.statistics.intervals import CONFIDENCE, Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 LEVEL = 0.05
 """A difference with a larger p-value is a tie."""
@@ -52,11 +55,12 @@ def compare(a: PairedOutcomes, b: PairedOutcomes) -> Paired:
     if not a.problems:
         raise ValueError("the runs have no problem in common, so they cannot be compared")
     single = a.single and b.single
-    counts = [float(part.sum()) for part in (a.correct * b.correct, a.correct * (1.0 - b.correct),
-                                             (1.0 - a.correct) * b.correct, (1.0 - a.correct) * (1.0 - b.correct))]
+    both, only_a = float((a.correct * b.correct).sum()), float((a.correct * (1.0 - b.correct)).sum())
+    only_b, neither = float(((1.0 - a.correct) * b.correct).sum()), float(((1.0 - a.correct) * (1.0 - b.correct)).sum())
     difference = mean_difference(a.correct - b.correct)
-    p_value = _mcnemar(*counts) if single else sign_flip(a.correct - b.correct)
-    return Paired(*counts, difference, p_value, MCNEMAR if single else PERMUTATION, verdict(difference.value, p_value))
+    p_value = _mcnemar(both, only_a, only_b, neither) if single else sign_flip(a.correct - b.correct)
+    return Paired(both, only_a, only_b, neither, difference, p_value, MCNEMAR if single else PERMUTATION,
+                  verdict(difference.known, p_value))
 
 
 def verdict(difference: float, p_value: float | None) -> str:
@@ -78,7 +82,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def sign_flip(differences: Sequence[float]) -> float:
+def sign_flip(differences: ArrayLike) -> float:
     """Two-sided p-value of a mean difference over problems if both signs of each difference are equally likely (Fisher 1935).
 
     All sign flips are enumerated if at most 13 problems differ, else 9,999 are drawn with a fixed seed.

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 
+if TYPE_CHECKING:
+    from dflash_mcmc.store.records import Record
+
 KEYS = ("log_p", "power")
 
 
-def check_key(records: Sequence[dict], key: str, alpha: float | None) -> None:
+def check_key(records: Sequence[Record], key: str, alpha: float | None) -> None:
     """Checks that this key can choose among the records. Raises UserError."""
     if key not in KEYS:
         raise UserError(f"best of several chains: key given {key!r}; allowed: {', '.join(KEYS)}")
@@ -31,7 +35,7 @@ def check_key(records: Sequence[dict], key: str, alpha: float | None) -> None:
                             "draws, as of sampler=temperature")
 
 
-def weights(chains: Sequence[dict], key: str, alpha: float | None) -> np.ndarray:
+def weights(chains: Sequence[Record], key: str, alpha: float | None) -> np.ndarray:
     """Probability of choosing each chain, float64 (chains,). They sum to 1, or to 0 if no chain could be drawn."""
     drawn = np.array([record["verdict"] != NOT_DRAWN for record in chains])
     if not drawn.any():
@@ -40,18 +44,20 @@ def weights(chains: Sequence[dict], key: str, alpha: float | None) -> np.ndarray
     if key == "log_p":
         chosen = drawn & (log_p == log_p[drawn].max())
         return chosen / chosen.sum()
+    if alpha is None:
+        raise ValueError("power needs alpha: see check_key")
     log_weights = np.where(drawn, alpha * log_p - np.array([record["log_q"] for record in chains], np.float64), -np.inf)
     found = np.exp(log_weights - log_weights.max())
     return found / found.sum()
 
 
-def expected_likeliest(chains: Sequence[dict], k: int) -> float:
+def expected_likeliest(chains: Sequence[Record], k: int) -> float:
     """Expected correctness of the chain with the largest log p, over all ways to choose k of the chains.
 
     The largest of k is among the first r in descending order with probability 1 - C(N - r, k) / C(N, k). Equal values are
     chosen uniformly. Chains that could not be drawn come last and are not correct.
     """
-    def rank(record: dict) -> tuple[bool, float]:
+    def rank(record: Record) -> tuple[bool, float]:
         not_drawn = record["verdict"] == NOT_DRAWN
         return not_drawn, 0.0 if not_drawn else -record["log_p"]
 

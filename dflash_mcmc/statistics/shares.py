@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dflash_mcmc.statistics.intervals import CONFIDENCE, Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, outcomes
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from dflash_mcmc.statistics.outcomes import Outcome
 
 
 def wilson(correct: int, total: int) -> IntervalEstimate:
@@ -20,7 +26,7 @@ def wilson(correct: int, total: int) -> IntervalEstimate:
     return IntervalEstimate(correct / total, float(interval.low), float(interval.high), total)
 
 
-def accuracy(records: Sequence[dict]) -> IntervalEstimate:
+def accuracy(records: Sequence[Outcome]) -> IntervalEstimate:
     """Share of correct samples; n is the number of samples. See `accuracy_of`."""
     return accuracy_of(outcomes(records))
 
@@ -37,9 +43,10 @@ def accuracy_of(of: PairedOutcomes) -> IntervalEstimate:
     return _over_problems(of.correct[order], of.chains[order])
 
 
-def mean_share(shares: Sequence[float]) -> IntervalEstimate:
+def mean_share(shares: ArrayLike) -> IntervalEstimate:
     """Mean of one share in [0, 1] per problem, with a bootstrap over problems; n is the number of problems."""
-    return _over_problems(np.asarray(shares, np.float64), np.ones(len(shares), np.int64))
+    values = np.asarray(shares, np.float64)
+    return _over_problems(values, np.ones(len(values), np.int64))
 
 
 def _over_problems(shares: np.ndarray, weights: np.ndarray) -> IntervalEstimate:

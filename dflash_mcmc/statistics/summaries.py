@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN, VERDICTS
 from dflash_mcmc.statistics.chains import aggregated
@@ -11,13 +12,14 @@ from dflash_mcmc.statistics.outcomes import score
 from dflash_mcmc.statistics.shares import accuracy
 
 if TYPE_CHECKING:
+    from dflash_mcmc.statistics.outcomes import Outcome, Summed
     from dflash_mcmc.store.records import Record
 
 NAMES = {"majority": "majority", "log_p": "best by log p"}
 """How several chains of a problem are combined, in words."""
 
 
-def summarise(condition: str, records: list[Record]) -> dict[str, object]:
+def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
     """The summary of a run.
 
     `correct` is a whole number unless votes of several chains are tied. `same_string` is the number of samples that the string
@@ -31,11 +33,11 @@ def summarise(condition: str, records: list[Record]) -> dict[str, object]:
     share, proposals = accuracy(records), _total(records, "proposals")
     correct = sum(map(score, records), 0.0)
 
-    def mean(name: str) -> float | None:
-        values = [record[name] for record in drawn if record[name] is not None]  # a vote has no log p
+    def mean(name: Literal["num_tokens", "log_p", "seconds", "share_seconds"]) -> float | None:
+        values = [value for record in drawn if (value := record[name]) is not None]  # a vote has no log p
         return sum(values) / len(values) if values else None
 
-    def rate(name: str) -> float | None:
+    def rate(name: Summed) -> float | None:
         return _total(records, name) / proposals if proposals else None
 
     return {
@@ -65,7 +67,7 @@ def summarise(condition: str, records: list[Record]) -> dict[str, object]:
     }
 
 
-def aggregate(condition: str, records: list[Record], by: str, num_chains: int) -> dict[str, object]:
+def aggregate(condition: str, records: Sequence[Record], by: str, num_chains: int) -> dict[str, object]:
     """The summary of one combined answer per problem, from `num_chains` of its chains: `majority/accuracy`, ...
 
     Problems with fewer chains are left out. For problems with more, it is the mean over all ways to choose the chains.
@@ -77,29 +79,32 @@ def aggregate(condition: str, records: list[Record], by: str, num_chains: int) -
 def aggregate_of(summary: dict) -> dict[str, object] | None:
     """The part that `aggregate` added to a run's summary; None if it has none."""
     by = next((by for by in NAMES if f"{by}/num_samples" in summary), None)
-    return by and {name.removeprefix(f"{by}/"): value for name, value in summary.items() if name.startswith(f"{by}/")}
+    if by is None:
+        return None
+    return {name.removeprefix(f"{by}/"): value for name, value in summary.items() if name.startswith(f"{by}/")}
 
 
-def rates(records: list[Record]) -> dict[str, float | None]:
+def rates(records: Sequence[Record]) -> dict[str, float | None]:
     """Ends of the 95 % bootstrap intervals over problems for rates and costs: `acceptance_low`, `acceptance_high`, ..."""
     of = Clusters([record["problem"] for record in records])
     proposals, ones = ([record["proposals"] for record in records], [1] * len(records))
-    found = {name: of.ratio([record[field] for record in records], below) for name, field, below in (
-        ("acceptance", "accepted", proposals), ("moved_rate", "moved", proposals), ("abandoned_rate", "abandoned", proposals),
-        ("mean_token_forwards", "token_forwards", ones))}
+    shares: dict[str, tuple[Summed, list[int]]] = {
+        "acceptance": ("accepted", proposals), "moved_rate": ("moved", proposals), "abandoned_rate": ("abandoned", proposals),
+        "mean_token_forwards": ("token_forwards", ones)}
+    found = {name: of.ratio([record[field] for record in records], below) for name, (field, below) in shares.items()}
     return {f"{name}_{end}": getattr(estimate, end) for name, estimate in found.items() for end in ("low", "high")}
 
 
-def _same_string(records: list[Record]) -> int | None:
-    known = [record["same_string"] for record in records if record.get("same_string") is not None]
+def _same_string(records: Sequence[Outcome]) -> int | None:
+    known = [same for record in records if "same_string" in record and (same := record["same_string"]) is not None]
     return sum(known) if known else None
 
 
-def _accepted_length(records: list[Record]) -> float | None:
+def _accepted_length(records: Sequence[Outcome]) -> float | None:
     """Mean tokens per drafted block, including the token after the accepted ones; null if no block was drafted."""
     blocks = _total(records, "tokens_drafted") and _total(records, "blocks_drafted")
     return _total(records, "tokens_drawn") / blocks if blocks else None
 
 
-def _total(records: list[Record], name: str) -> float:
+def _total(records: Sequence[Outcome], name: Summed) -> float:
     return sum(record[name] for record in records)

@@ -6,11 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.grading.math.string_rule import normal_form
+
+if TYPE_CHECKING:
+    from dflash_mcmc.store.records import Record
 
 
 class Candidate(NamedTuple):
@@ -39,11 +42,11 @@ class Votes(NamedTuple):
     silent: int
 
     @classmethod
-    def of(cls, chains: Sequence[dict]) -> Votes:
+    def of(cls, chains: Sequence[Record]) -> Votes:
         """The votes in the records of one problem."""
         texts = [(record["answer"] or "").strip() for record in chains]
         correct = {normal_form(text) for text, record in zip(texts, chains, strict=True) if record["verdict"] == "correct"}
-        found: dict[str, Counter] = {}
+        found: dict[str, Counter[str]] = {}
         for text in filter(None, texts):
             found.setdefault(normal_form(text), Counter())[text] += 1
         candidates = [Candidate(votes.most_common(1)[0][0], votes.total(), vote in correct) for vote, votes in found.items()]

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast, final
 
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -28,6 +28,7 @@ FAILURE = "failure"
 """The field of a probe's record that says why the unit was never measured. Such a record has no other field but its key."""
 
 
+@final
 class Record(TypedDict):
     """The record of a sample. The records of a probe have `problem`, `chain`, and fields of the probe's own."""
 
@@ -59,8 +60,8 @@ class Record(TypedDict):
     """Tokens of the answer."""
     ended: bool
     """Whether the answer ends with a stop token."""
-    log_p: float | None
-    """Log probability of the answer under the target at temperature 1, in nats; None for a vote of several chains."""
+    log_p: float
+    """Log probability of the answer under the target at temperature 1, in nats."""
     log_q: float
     """Log probability of the answer under the laws that its tokens were drawn from, in nats."""
     proposals: int
@@ -99,6 +100,8 @@ class Record(TypedDict):
     """One entry per drafted block, if the decoder keeps a trace."""
     grader: NotRequired[str]
     """The grader and its version. Older records lack it."""
+    before: NotRequired[dict[str, Any]]
+    """The grade before the run was graded again: the fields of `Grade`, and `grader`. Only records graded again have it."""
 
 
 def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, done: Finished,

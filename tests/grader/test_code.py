@@ -25,6 +25,9 @@ def pool():
     from dflash_mcmc.grading.code.pool import ProgramPool
 
     started = ProgramPool(timeout_seconds=10, memory_gib=1, num_workers=2, all_walls=False)
+    for tag in range(2):  # the pool starts a thread with each program until it has all of them
+        started.submit(tag, "def add(a, b):\n    return a + b\n", gold_of(ADD))
+    list(started.finished(wait=True))
     yield started
     started.close()
 

@@ -24,6 +24,7 @@ def text(found: EventAccumulator, name: str) -> str:
     return found.Tensors(f"{name}/text_summary")[-1].tensor_proto.string_val[0].decode()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_one_run(make_config):
     for limit in (2, 5):
         result = execute(make_config("tracker=tensorboard", "condition=ps", "sampler.num_blocks=4", f"dataset.limit={limit}"))

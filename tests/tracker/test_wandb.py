@@ -143,6 +143,7 @@ def offline(folder: Path) -> WandbTracker:
     return WandbTracker(project="p", entity=None, mode="offline", folder=str(folder), connect_seconds=9)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_id_and_continues_the_count(tracked):
     _, first = tracked("condition=greedy", "dataset.limit=2")
     _, second = tracked("condition=greedy", "dataset.limit=5")

@@ -39,6 +39,7 @@ def weights(folder) -> dict:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     whole = weights(target.train(plan("evaluate_every=4", f"paths.outputs={tmp_path / 'whole'}")))
     stopped = plan("evaluate_every=4", f"paths.outputs={tmp_path / 'stopped'}")

@@ -45,11 +45,11 @@ class ProgramPool:
         task, answer = task_of(gold), after_thinking(text)
         too_long = answer is not None and len(answer) > _MAX_TEXT
         program = None if too_long else program_of(text, task)
-        if program is None and not too_long:
+        if too_long or (program is not None and len(program) > _MAX_LENGTH):
+            self._decided.append((tag, Grade(UNSUPPORTED, None, "length", walls=self.walls)))
+        elif program is None:
             rule = "unfinished_thinking" if answer is None else "empty"
             self._decided.append((tag, Grade(NO_ANSWER, None, rule, walls=self.walls)))
-        elif too_long or len(program) > _MAX_LENGTH:
-            self._decided.append((tag, Grade(UNSUPPORTED, None, "length", walls=self.walls)))
         else:
             future = self._threads.submit(_run, self._sandbox, with_tests(program, task), task.entry_point, self._limits)
             self._futures[future] = _SubmittedProgram(tag, program)

@@ -24,9 +24,9 @@ def equal(gold: Node, answer: Node) -> bool:
         return True
     if has(gold, "constant", "oo") or has(answer, "constant", "oo"):
         return False
-    values = exact(gold), exact(answer)
-    if None not in values:
-        return values[0] == values[1]
+    gold_value, answer_value = exact(gold), exact(answer)
+    if gold_value is not None and answer_value is not None:
+        return gold_value == answer_value
     if not symbols(gold) | symbols(answer):
         return same_constant(gold, answer)
     if differ(gold, answer):
@@ -65,15 +65,15 @@ def to_latex(node: Node, letters: dict[str, str]) -> str:
     `letters` maps the name of each symbol to the letter to write.
     """
     if node.kind == "number":
-        value = node.value
+        value = node.number
         return str(value.numerator) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
     if node.kind == "symbol":
-        return letters[node.value]
+        return letters[node.name]
     if node.kind == "constant":
-        return {"pi": r"\pi", "e": "e", "i": "I", "oo": r"\infty"}[node.value]
+        return {"pi": r"\pi", "e": "e", "i": "I", "oo": r"\infty"}[node.name]
     parts = [to_latex(part, letters) for part in node.parts]
     if node.kind == "call":
-        return _call(node.value, parts)
+        return _call(node.name, parts)
     if node.kind == "root":
         return rf"({parts[0]})^{{\frac{{1}}{{{node.value}}}}}"
     if node.kind in _CHAINS and node.parts[0].kind == node.kind:  # without parentheses: a long sum does not nest deeply

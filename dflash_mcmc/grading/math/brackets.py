@@ -43,7 +43,8 @@ def depths(tokens: Sequence[Token]) -> list[int]:
 
 def split(tokens: Sequence[Token], separates: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
     """(parts, separators): the tokens split at each separator outside brackets."""
-    parts, separators = [[]], []
+    parts: list[list[Token]] = [[]]
+    separators: list[Token] = []
     for token, depth in zip(tokens, depths(tokens), strict=True):
         if depth == 0 and separates(token):
             parts.append([])

@@ -41,9 +41,17 @@ _BLANK_END = re.compile(r"(?:\s|(?<=\s)\\(?=(?:\\\\)*(?!\\)))*")
 r"""Trailing blanks, matched on the reversed text: white space, and a backslash before it that is not part of a `\\`."""
 
 
+def matched(pattern: re.Pattern[str], text: str, position: int = 0) -> re.Match[str]:
+    """The match of a pattern that matches every text it is used for. Raises ValueError for a text that it does not match."""
+    found = pattern.match(text, position)
+    if found is None:
+        raise ValueError(f"no {pattern.pattern} at {position} in {text!r}")
+    return found
+
+
 def trimmed(text: str) -> str:
     r"""The text without surrounding white space. A trailing `\ `, which is a space in LaTeX, is removed with its backslash."""
-    return text[:len(text) - _BLANK_END.match(text[::-1]).end()].lstrip()
+    return text[:len(text) - matched(_BLANK_END, text[::-1]).end()].lstrip()
 
 
 def to_latex(text: str) -> str:

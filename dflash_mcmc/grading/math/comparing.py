@@ -7,8 +7,9 @@ cannot be parsed are compared token by token. A pair that its rule rejects is no
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 from dflash_mcmc.grading.math import algebra, values, views
 from dflash_mcmc.grading.math.answers import (
@@ -46,6 +47,8 @@ class AnswerComparison:
                 return compare(self, gold, answer)
             if isinstance(answer, kind):
                 return compare(self, answer, gold)
+        if not isinstance(gold, Formula) or not isinstance(answer, Formula):
+            raise TypeError(f"no rule for {type(gold).__name__} and {type(answer).__name__}")
         return self._formulas(gold, answer)
 
     def _set_rule(self, rule: str) -> None:
@@ -58,8 +61,9 @@ class AnswerComparison:
     def _choice(self, choice: ChoiceAnswer, other: Answer) -> bool:
         self._set_rule("choice")
         if isinstance(other, ChoiceAnswer):
-            both = choice.meaning is not None and other.meaning is not None
-            return choice.letter == other.letter and (not both or self.equal(choice.meaning, other.meaning))
+            if choice.letter != other.letter or choice.meaning is None or other.meaning is None:
+                return choice.letter == other.letter
+            return self.equal(choice.meaning, other.meaning)
         letter = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", views.as_words(other))
         if letter:
             return choice.letter == letter.group(1).upper()
@@ -191,7 +195,7 @@ class AnswerComparison:
                                for node, unit in zip(nodes, units, strict=True)))
 
 
-_RULES = (
+_RULES: tuple[tuple[type[Answer], Callable[[AnswerComparison, Any, Answer], bool]], ...] = (
     (Either, AnswerComparison._either), (Named, AnswerComparison._named), (ChoiceAnswer, AnswerComparison._choice),
     (Words, AnswerComparison._words), (Based, AnswerComparison._based), (Related, AnswerComparison._related),
     (Matrix, AnswerComparison._matrix), (Several, AnswerComparison._several),

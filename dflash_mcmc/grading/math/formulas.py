@@ -22,6 +22,20 @@ class Node(NamedTuple):
     value: Fraction | str | None = None
     """The value of a number, the index of a root, or the name of a symbol, constant (pi, e, i, oo) or function."""
 
+    @property
+    def number(self) -> Fraction:
+        """`value` of a number or a root."""
+        if not isinstance(self.value, Fraction):
+            raise TypeError(f"a {self.kind} has no number")
+        return self.value
+
+    @property
+    def name(self) -> str:
+        """`value` of a symbol, constant or function."""
+        if not isinstance(self.value, str):
+            raise TypeError(f"a {self.kind} has no name")
+        return self.value
+
 
 def decimal(text: str) -> Fraction:
     """Exact value of a `number` token. Raises Unsupported for an exponent beyond the limit."""

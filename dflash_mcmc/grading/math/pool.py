@@ -61,11 +61,14 @@ class MathPool:
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
         """Submits a text. Integers and texts without an answer need no process and are decided at once."""
-        graded = at_once(text, gold)
-        if graded is not None:
+        answer = last_box(text)
+        if answer is None:
+            rule = "no_box" if after_thinking(text) is not None else "unfinished_thinking"
+            self._decided.append((tag, Grade(NO_ANSWER, None, rule)))
+        elif (graded := _at_once(answer, gold)) is not None:
             self._decided.append((tag, graded))
         else:
-            self.submit_answer(tag, last_box(text), gold)
+            self.submit_answer(tag, answer, gold)
 
     def submit_answer(self, tag: Hashable, answer: str, gold: str) -> None:
         """Submits an answer without its text. It is always decided by a grading process."""
@@ -97,13 +100,12 @@ class MathPool:
             self._pool = None
 
     def _schedule(self, submitted: _SubmittedText) -> None:
-        if self._pool is None:
-            self._start()
-        future = self._pool.schedule(self._judge, (submitted.gold, submitted.answer, self._timeout),
-                                     timeout=_WALL_PER_CPU * self._timeout)
+        pool = self._start() if self._pool is None else self._pool
+        future = pool.schedule(self._judge, (submitted.gold, submitted.answer, self._timeout),
+                               timeout=_WALL_PER_CPU * self._timeout)
         self._futures[future] = submitted
 
-    def _start(self) -> None:
+    def _start(self) -> ProcessPool:
         """Starts the workers and their self-test without waiting for them.
 
         The workers inherit a blocked SIGINT: Ctrl-C must reach only the run, which stops its workers itself.
@@ -119,6 +121,7 @@ class MathPool:
             self._checked = self._pool.schedule(worker.check, timeout=_START_SECONDS)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self._pool
 
     def _check(self, wait: bool) -> None:
         """Raises UserError if the self-test has failed. With `wait`, waits for its result."""
@@ -172,11 +175,8 @@ def _first_few(wrong: list[str]) -> str:
     return "; ".join(wrong[:_MAX_LISTED]) + more
 
 
-def at_once(text: str, gold: str) -> Grade | None:
-    """The grade of a text that needs no grading process; None if it needs one."""
-    answer = last_box(text)
-    if answer is None:
-        return Grade(NO_ANSWER, None, "no_box" if after_thinking(text) is not None else "unfinished_thinking")
+def _at_once(answer: str, gold: str) -> Grade | None:
+    """The grade of an answer that needs no grading process; None if it needs one."""
     if not answer:
         return Grade(WRONG, "", "empty", same_string=False)
     if len(answer) > MAX_LENGTH:

@@ -86,7 +86,7 @@ def read_one(tokens: Sequence[Token]) -> Answer:
     return _based(tokens) or _formula(tokens)
 
 
-def _formula(tokens: Sequence[Token]) -> Answer:
+def _formula(tokens: Sequence[Token]) -> Formula:
     number = measured(tokens)
     if len(number.tokens) == 1 and number.tokens[0].value.lower() in NUMBERS:
         return Formula((Token("number", str(NUMBERS[number.tokens[0].value.lower()])),), number.unit, number.multiplier)

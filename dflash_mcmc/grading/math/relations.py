@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from dflash_mcmc.grading.math.answers import Answer, Either, Formula, Named, Related, Several, Words
 from dflash_mcmc.grading.math.brackets import depths, split
@@ -23,6 +24,15 @@ _NEGATIONS = {r"\not", r"\neg", r"\lnot", "not"}
 _MAX_NAME_TOKENS = 16
 _APPROXIMATION = 0.01
 _INFINITY = (Token("command", r"\infty"),)
+
+
+class _Bounds(NamedTuple):
+    """An interval for a name, `1 < x < 2`."""
+
+    name: tuple[Token, ...]
+    brackets: str
+    low: Formula
+    high: Formula
 
 
 def related(tokens: Sequence[Token], read: Callable[[Sequence[Token]], Answer]) -> Answer:
@@ -145,17 +155,26 @@ def intersection(inequalities: Sequence[Answer]) -> Answer:
     That is one interval for `x > 1 and x < 2`, and a list if each inequality is for another name. All others are
     `intersection`, which no list or union equals.
     """
-    intervals = [item for item in inequalities if isinstance(item, Named) and isinstance(item.value, Several)]
-    names = {tuple(token.value for token in item.name) for item in intervals}
+    intervals = [found for item in inequalities if (found := _bounds(item)) is not None]
+    names = {tuple(token.value for token in interval.name) for interval in intervals}
     if len(intervals) == len(inequalities) == len(names):
         return Several("list", tuple(inequalities))
     if len(intervals) == len(inequalities) == 2:
-        lower, upper = sorted(intervals, key=lambda item: item.value.items[1].tokens != _INFINITY)
-        (low, top), (bottom, high) = lower.value.items, upper.value.items
-        unbounded = top.tokens == _INFINITY and bottom.tokens[-1:] == _INFINITY
-        if unbounded and _is_below(low, high):
-            return Named(lower.name, Several(lower.value.kind[0] + upper.value.kind[1], (low, high), sure=True))
+        lower, upper = sorted(intervals, key=lambda interval: interval.high.tokens != _INFINITY)
+        unbounded = lower.high.tokens == _INFINITY and upper.low.tokens[-1:] == _INFINITY
+        if unbounded and _is_below(lower.low, upper.high):
+            return Named(lower.name, Several(lower.brackets[0] + upper.brackets[1], (lower.low, upper.high), sure=True))
     return Several("intersection", tuple(inequalities))
+
+
+def _bounds(answer: Answer) -> _Bounds | None:
+    """The bounds that an interval for a name gives; None for any other answer."""
+    if not isinstance(answer, Named) or not isinstance(answer.value, Several) or len(answer.value.items) != 2:
+        return None
+    low, high = answer.value.items
+    if not isinstance(low, Formula) or not isinstance(high, Formula):
+        return None
+    return _Bounds(answer.name, answer.value.kind, low, high)
 
 
 def _is_below(low: Formula, high: Formula) -> bool:
@@ -163,7 +182,8 @@ def _is_below(low: Formula, high: Formula) -> bool:
         ends = [exact(parse(side.tokens)) for side in (low, high)]
     except (NotParsed, NoValue):
         return False
-    return None in ends or ends[0] < ends[1]
+    known = [end for end in ends if end is not None]
+    return len(known) < 2 or known[0] < known[1]
 
 
 def _has_variable(side: Sequence[Token]) -> bool:

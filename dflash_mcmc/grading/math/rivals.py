@@ -5,6 +5,8 @@ They run in grading processes like `grader=math` and have the signature of `work
 
 from __future__ import annotations
 
+from functools import partial
+
 from dflash_mcmc.grading.math.string_rule import same_string
 from dflash_mcmc.grading.math.worker import judge, within
 from dflash_mcmc.grading.verdicts import CORRECT, WRONG, Decision
@@ -23,12 +25,12 @@ def string_rule(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, b
 
 def math_verify_bare(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
     """math-verify as its documentation shows it, on the unchanged answers."""
-    return within(cpu_seconds, lambda *pair: _math_verify(*pair, mark=""), gold, answer), same_string(gold, answer)
+    return within(cpu_seconds, partial(_math_verify, mark=""), gold, answer), same_string(gold, answer)
 
 
 def math_verify_dollars(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
     """math-verify with `$` around both answers, so that it reads them as LaTeX."""
-    return within(cpu_seconds, lambda *pair: _math_verify(*pair, mark="$"), gold, answer), same_string(gold, answer)
+    return within(cpu_seconds, partial(_math_verify, mark="$"), gold, answer), same_string(gold, answer)
 
 
 def _math_verify(gold: str, answer: str, mark: str) -> Decision:

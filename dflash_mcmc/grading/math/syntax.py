@@ -84,7 +84,7 @@ class _FormulaParser(Cursor):
             self.left = self.left[4:]
         else:
             return None
-        values = [node.value for node in (over, under) if node.kind == "number" and node.value.denominator == 1]
+        values = [node.number for node in (over, under) if node.kind == "number" and node.number.denominator == 1]
         if len(values) == 2 and 0 < values[0] < values[1] and self.next() != "^":
             return Node("number", value=whole + values[0] / values[1])
         self.left = saved
@@ -195,9 +195,9 @@ class _FormulaParser(Cursor):
         index = Fraction(2)
         if self.skip("["):
             node = self._bracketed("]")
-            if node.kind != "number" or node.value.denominator != 1 or not 0 < node.value <= 100:
+            if node.kind != "number" or node.number.denominator != 1 or not 0 < node.number <= 100:
                 raise NotParsed("the index of a root")
-            index = node.value
+            index = node.number
         if self.left and self.left[0].kind == "number" and len(self.left[0].value) > 1:
             raise NotParsed(f"a root of {self.left[0].value} without braces")
         radicand = self._argument()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from dflash_mcmc.grading.math.characters import to_latex, trimmed
+from dflash_mcmc.grading.math.characters import matched, to_latex, trimmed
 from dflash_mcmc.grading.math.words import BARE, FUNCTIONS, LINKS, NAMED, NUMBERS, SEPARATORS, SHORT_WORDS, singular
 
 
@@ -58,6 +58,8 @@ _ROW_GAP = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
 _ABBREVIATED = re.compile(r"\b(sq|cu)\.(?=\s*[a-zA-Z])")
 _ORDINAL = re.compile(r"(\d*)(?:(?<!1)1st|(?<!1)2nd|(?<!1)3rd|\dth)")
 _DIGITS = re.compile(r"(?P<number>\d+)")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\[a-z]+\s*\{?\s*(\d+)\s*\}?")
+_EDGE_NAME = re.compile(r"[^{]*\{\s*([a-zA-Z]+)")
 _SAME = {
     r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
     r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\lvert": "|", r"\rvert": "|",
@@ -101,10 +103,10 @@ def _scan(text: str, grouping: bool) -> list[Token]:
     tokens: list[Token] = []
     position, spaced = 0, False
     while position < len(text):
-        found = _SCANNER.match(text, position)
+        found = matched(_SCANNER, text, position)
         if found.lastgroup == "grouped" and not (grouping and not _alone_in_brackets(text, *found.span())):
-            found = _DIGITS.match(text, position)
-        position, kind, value = found.end(), found.lastgroup, found.group()
+            found = matched(_DIGITS, text, position)
+        position, kind, value = found.end(), found.lastgroup or "", found.group()
         if kind == "space":
             spaced = True
             continue
@@ -139,14 +141,14 @@ def _tokens_of(kind: str, value: str, before: Token | None, spaced: bool):
         for _ in range(value.count("prime")):
             yield Token("sign", "'")
     elif kind == "repeating":
-        whole, fixed, period = re.fullmatch(r"(\d*)\.(\d*)\\[a-z]+\s*\{?\s*(\d+)\s*\}?", value).groups()
+        whole, fixed, period = matched(_REPEATING, value).groups()
         yield Token("repeating", f"{whole or 0}.{fixed}({period})")
     elif kind in ("joined", "grouped"):
         yield Token("number", re.sub(r"[^\d.]", "", value))
     elif kind == "number":
         yield Token("number", value.lower().rstrip("."))
     elif kind == "edge":
-        name = re.search(r"\{\s*([a-zA-Z]+)", value).group(1)
+        name = matched(_EDGE_NAME, value).group(1)
         yield Token("begin" if value.startswith(r"\begin") else "end", name)
     elif kind == "words":
         yield from _words(value if before else _ANSWER_PREFIX.sub("", value))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.grading.limits import MAX_BITS, MAX_EXPONENT, MAX_FACTORIAL, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from mpmath import mpc
 
@@ -34,20 +34,21 @@ def exact(node: Node, points: Mapping[str, Fraction] | None = None) -> Fraction 
     Raises Unsupported for numbers beyond the limits and NoValue for a division by zero.
     """
     if node.kind == "number":
-        return node.value
+        return node.number
     if node.kind == "symbol":
-        return (points or {}).get(node.value)
+        return (points or {}).get(node.name)
     values = [exact(part, points) for part in node.parts]
-    if None in values or not values:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not values:
         return None
     if node.kind == "root":
-        return _root(values[0], node.value)
-    return _RATIONAL[node.kind](*values) if node.kind in _RATIONAL else None
+        return _root(known[0], node.number)
+    return _RATIONAL[node.kind](*known) if node.kind in _RATIONAL else None
 
 
 def symbols(node: Node) -> set[str]:
     """The names of the symbols in a formula."""
-    own = {node.value} if node.kind == "symbol" else set()
+    own = {node.name} if node.kind == "symbol" else set()
     return own.union(*(symbols(part) for part in node.parts))
 
 
@@ -123,12 +124,12 @@ def ratio(a: Node, b: Node) -> Fraction | None:
     for shift in _SCALES:
         point = {name: Fraction(7 * number + 3 * shift + 11, 5 + 2 * number + shift) for number, name in enumerate(names)}
         try:
-            values = [exact(node, point) for node in (a, b)]
+            over, under = exact(a, point), exact(b, point)
         except NoValue:
             return None
-        if None in values or 0 in values:
+        if not over or not under:  # None or 0
             return None
-        found.add(values[0] / values[1])
+        found.add(over / under)
     return found.pop() if len(found) == 1 else None
 
 
@@ -144,22 +145,22 @@ def _numeric(node: Node, point: Mapping[str, mpc]) -> mpc:
     import mpmath
 
     if node.kind == "number":
-        return mpmath.mpf(node.value.numerator) / node.value.denominator
+        return mpmath.mpf(node.number.numerator) / node.number.denominator
     if node.kind == "symbol":
-        return point[node.value]
+        return point[node.name]
     if node.kind == "constant":
         if node.value == "oo":
             raise NoValue("infinity")
-        return {"pi": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)}[node.value] * 1
+        return {"pi": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)}[node.name] * 1
     value = exact(node) if node.kind in ("power", "root", "factorial", "binomial") else None
     if value is not None:
         return mpmath.mpf(value.numerator) / value.denominator
     values = [_numeric(part, point) for part in node.parts]
     if node.kind == "call":
-        return _FUNCTIONS[node.value](mpmath)(*values)
+        return _FUNCTIONS[node.name](mpmath)(*values)
     if node.kind == "root":
-        negative = node.value % 2 == 1 and mpmath.im(values[0]) == 0 and mpmath.re(values[0]) < 0
-        root = mpmath.root(-values[0] if negative else values[0], int(node.value))
+        negative = node.number % 2 == 1 and mpmath.im(values[0]) == 0 and mpmath.re(values[0]) < 0
+        root = mpmath.root(-values[0] if negative else values[0], int(node.number))
         return -root if negative else root
     if node.kind in _NUMERIC:
         return _NUMERIC[node.kind](mpmath)(*values)
@@ -224,11 +225,12 @@ def _binomial(n: Fraction, k: Fraction) -> Fraction | None:
     return Fraction(math.comb(int(n), int(k)))
 
 
-_RATIONAL = {
+_RATIONAL: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b, "negate": lambda a: -a, "multiply": _multiply, "divide": _divide, "power": _power,
     "floor": lambda a: Fraction(math.floor(a)), "ceil": lambda a: Fraction(math.ceil(a)), "absolute": abs,
     "factorial": _factorial, "binomial": _binomial,
 }
+"""Operations on rational numbers; the arithmetic ones are also applied to numbers of mpmath, which has no types."""
 
 
 def _limited_power(mpmath):

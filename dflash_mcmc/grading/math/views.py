@@ -92,7 +92,7 @@ def by_name(items: Sequence[Answer]) -> Sequence[Answer]:
     letters = all(len(name) == len(name[0]) == 1 and name[0].islower() for name in named)
     if len(named) < len(items) or not letters:
         return items
-    return sorted(items, key=lambda item: token_values(item.name))
+    return sorted((item for item in items if isinstance(item, Named)), key=lambda item: token_values(item.name))
 
 
 def is_set(answer: Answer) -> bool:

@@ -114,7 +114,7 @@ def _figure(curves: dict[str, list[dict]]) -> Figure:
                 continue
             estimates = [IntervalEstimate(*ends(row, key), row["n"]) for row in rows]
             shift = 1.0 + 0.02 * (number - (len(curves) - 1) / 2)
-            axes.errorbar([row["k"] * shift for row in rows], [100.0 * estimate.value for estimate in estimates],
+            axes.errorbar([row["k"] * shift for row in rows], [100.0 * estimate.known for estimate in estimates],
                           error_bars(estimates), color=PALETTE[number], marker=MARKERS[number], markersize=5, capsize=2,
                           label=f"{label} (n = {rows[0]['n']:,})")
         ticks = sorted({row["k"] for rows in curves.values() for row in rows})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, counted, ends, named, paragraphs, percent, points, shared
@@ -74,11 +74,13 @@ def _roles(study: Study) -> dict[str, Run]:
     """
     candidates = _candidates(study)
     power = {role: runs for role, runs in candidates.items() if role.endswith("ps")}
-    settings = []
+    settings: list[dict[str, Run]] = []
     for first in (run for runs in power.values() for run in runs):
         alike = {role: [run for run in runs if same_but(run, first, "blend", "draft")] for role, runs in power.items()}
         settings.append({role: found[0] for role, found in alike.items() if found})
-    return {**{role: runs[0] for role, runs in candidates.items() if role not in power}, **max(settings, key=len, default={})}
+    others = {role: runs[0] for role, runs in candidates.items() if role not in power}
+    best: dict[str, Run] = max(settings, key=len, default={})
+    return {**others, **best}
 
 
 def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dict[str, IntervalEstimate]]:
@@ -110,7 +112,7 @@ def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, Interva
         for (model, _), of in columns.items():
             if method in of and base in of:
                 row |= _measured(study, roles[method], roles[base]) if model == _HERE else \
-                    _difference(model, of[method].value, of[base].value)
+                    _difference(model, of[method].known, of[base].known)
         if len(row) > 1:
             rows.append(row)
 
@@ -145,7 +147,7 @@ def _blend_sources(study: Study, blends: list[Run]) -> Table:
     rows = []
     for run in blends:
         share, source = study.entry(run).accuracy, {"layer": f"layer {run.identity.get('blend.layer')}", "draft": "draft"}
-        rows.append({"run": run.shown, "correct": round(share.value * share.n), "total": share.n, **share.columns("accuracy"),
+        rows.append({"run": run.shown, "correct": round(share.known * share.n), "total": share.n, **share.columns("accuracy"),
                      **_acceptance(run).columns("acceptance"), "blend_source": source.get(run.component("blend"), "-")})
     columns = [named("condition", "run"), counted("correct", "correct"), counted("total", "total"),
                shared("accuracy", "accuracy"), Column("MH accept", lambda row: percent(row["acceptance"])),
@@ -165,7 +167,8 @@ def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figu
     drawn = Figure(figsize=(9.2, 4.2), layout="constrained")
     axes = drawn.subplots()
     for number, method in enumerate(methods):
-        style = {"color": figure.PALETTE[number], "marker": figure.MARKERS[number], "markersize": 6, "linestyle": "none"}
+        style: dict[str, Any] = {"color": figure.PALETTE[number], "marker": figure.MARKERS[number], "markersize": 6,
+                                 "linestyle": "none"}
         axes.plot([], [], label=METHODS[method], **style)
         for group, of in enumerate(columns.values()):
             if method in of:
@@ -178,13 +181,13 @@ def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figu
     return drawn
 
 
-def _point(axes: Axes, place: float, estimate: IntervalEstimate, style: dict) -> None:
+def _point(axes: Axes, place: float, estimate: IntervalEstimate, style: dict[str, Any]) -> None:
     """Draws a point and its interval, with the value above them."""
-    value, known = 100.0 * estimate.value, estimate.low is not None
-    if known:
-        axes.plot([place] * 2, [100.0 * estimate.low, 100.0 * estimate.high], color=style["color"], linewidth=1.4, alpha=0.6)
+    value, ends = 100.0 * estimate.known, [100.0 * end for end in estimate.interval or ()]
+    if ends:
+        axes.plot([place] * 2, ends, color=style["color"], linewidth=1.4, alpha=0.6)
     axes.plot(place, value, **style)
-    axes.annotate(f"{value:.1f}", (place, 100.0 * estimate.high if known else value), (0, 2 if known else 6), fontsize=6.5,
+    axes.annotate(f"{value:.1f}", (place, ends[1] if ends else value), (0, 2 if ends else 6), fontsize=6.5,
                   textcoords="offset points", ha="center")
 
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COSTS = {"token_forwards": "token-forwards per answer", "share_seconds": "device seconds per answer"}
+    from dflash_mcmc.statistics.outcomes import Cost
+
+_COSTS: dict[Cost, str] = {"token_forwards": "token-forwards per answer", "share_seconds": "device seconds per answer"}
 _TEXT = """
 Token-forwards are the positions that the target evaluates for an answer: prompt, recomputed prefixes and drawn tokens. Device
 seconds are the answer's share of the engine's time in its batch. Seconds to the answer are the time from its start to its end,
@@ -43,7 +45,8 @@ def section(study: Study) -> Section:
 
 
 def _row(entry: Entry) -> dict:
-    costs = {name: cost_of(entry.records, name) for name in (*_COSTS, "seconds")}
+    names: tuple[Cost, ...] = (*_COSTS, "seconds")
+    costs = {name: cost_of(entry.records, name) for name in names}
     return {"run": entry.shown, **accurate(entry.accuracy), **costs, "complete": entry.run.complete}
 
 

@@ -53,8 +53,9 @@ def _squares(study: Study) -> list[dict[str, Run]]:
         cells = {"00": _counterpart(study, both, "greedy", "none", "sampler", "blend", "draft"),
                  "01": _counterpart(study, both, sampler, "none", "blend", "draft"),
                  "10": _counterpart(study, both, "greedy", blend, "sampler"), "11": both}
-        if all(cells.values()):
-            found.append(cells)
+        present = {name: run for name, run in cells.items() if run is not None}
+        if len(present) == len(cells):
+            found.append(present)
     return found
 
 
@@ -76,7 +77,7 @@ def _measured(study: Study, runs: dict[str, Run]) -> _Square | None:
 
 def _row(square: _Square) -> dict:
     cells = square.found.cells
-    value = {name: cell.value for name, cell in cells.items()}
+    value = {name: cell.known for name, cell in cells.items()}
     return {"sampler": square.runs["01"].label, "blend": square.runs["10"].label, "both_on": square.runs["11"].label,
             "problems": square.problems, "left_out": square.left_out,
             **{key: end for name in _CELLS for key, end in cells[name].columns(f"accuracy_{name}").items()},
@@ -110,7 +111,7 @@ def _figure(squares: list[_Square]) -> Figure:
         for names, text, style, shift in ((("00", "01"), "no blend", {"color": RIGHT, "marker": "o", "linestyle": "-"}, -0.03),
                                           (("10", "11"), "blend", {"color": WRONG, "marker": "s", "linestyle": "--"}, 0.03)):
             values = [square.found.cells[name] for name in names]
-            axes.errorbar([shift, 1.0 + shift], [100.0 * cell.value for cell in values], error_bars(values), capsize=3,
+            axes.errorbar([shift, 1.0 + shift], [100.0 * cell.known for cell in values], error_bars(values), capsize=3,
                           label=text, **style)
         axes.set_xticks([0, 1], [square.runs["00"].condition, square.runs["01"].condition])
         axes.set_xlim(-0.35, 1.35)

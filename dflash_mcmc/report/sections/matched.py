@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dflash_mcmc.report.parts import Column, Section, Table, counted, differing, named, paragraphs, probability, shared
 from dflash_mcmc.report.runs import Run
 from dflash_mcmc.report.sections.paired import VERDICTS
@@ -11,7 +13,10 @@ from dflash_mcmc.statistics.outcomes import aligned, outcomes
 from dflash_mcmc.statistics.paired import compare, holm, verdict
 from dflash_mcmc.statistics.shares import accuracy_of
 
-_COSTS = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
+if TYPE_CHECKING:
+    from dflash_mcmc.statistics.outcomes import Combined, Cost
+
+_COSTS: dict[Cost, str] = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
 _TEXT = """
 A sampler that costs as much as k independent draws should beat their majority vote. Each run is compared with votes over k
 chains of a run of sampler=temperature, where k is the largest number whose cost is at most that of one sample of the run, but
@@ -33,7 +38,7 @@ def section(study: Study) -> Section | None:
     return Section("matched", "Compared with votes of equal cost", paragraphs(_TEXT), tables)
 
 
-def _rows(study: Study, drawn: list[Run], others: list[Run], cost: str) -> list[dict]:
+def _rows(study: Study, drawn: list[Run], others: list[Run], cost: Cost) -> list[dict]:
     votes_of = {voting.label: _MatchedVotes(voting) for voting in drawn}
     rows = [row for run in others for found in votes_of.values() if (row := _row(study, run, found, cost)) is not None]
     for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
@@ -46,16 +51,16 @@ class _MatchedVotes:
 
     def __init__(self, run: Run):
         self.run, self.records = run, full(run)
-        self._of: dict[int, list[dict]] = {}
+        self._of: dict[int, list[Combined]] = {}
 
-    def of(self, k: int) -> list[dict]:
+    def of(self, k: int) -> list[Combined]:
         """One record per problem: the vote over k of its chains."""
         if k not in self._of:
             self._of[k] = aggregated(self.records, chains=k)
         return self._of[k]
 
 
-def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: str) -> dict | None:
+def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: Cost) -> dict | None:
     """None if the two have no problem in common."""
     spent = cost_of(run.records, cost)
     k = affordable(votes_of.records, spent, cost)

@@ -50,8 +50,8 @@ def summary_of(entry: Entry) -> dict:
     """`summaries.summarise` of an entry; for a vote the number of correct answers is its expected value."""
     if not entry.voted:
         return {**summaries.summarise(entry.run.condition, entry.records), "complete": entry.run.complete}
-    summary = summaries.summarise(entry.run.condition, [{**record, "log_p": 0.0} for record in entry.records])
-    return {**summary, "correct": float(entry.outcomes.correct.sum()), "mean_log_p": None, "complete": entry.run.complete}
+    summary = summaries.summarise(entry.run.condition, entry.records)
+    return {**summary, "correct": float(entry.outcomes.correct.sum()), "complete": entry.run.complete}
 
 
 def _columns() -> list[Column]:
@@ -79,14 +79,14 @@ def _figure(study: Study) -> Figure:
     labels, estimates = [entry.shown for entry in study.drawn], [entry.accuracy for entry in study.drawn]
     same = set(study.baseline.problems)  # runs over other, maybe easier, problems are not ranked
     ranked = [entry.run.complete and set(entry.outcomes.problems) == same for entry in study.drawn]
-    best = max((entry.accuracy.value for entry, counts in zip(study.drawn, ranked, strict=True) if counts), default=None)
-    texts = [f"{percent(estimate.value)}   {count(estimate.value * estimate.n)} of {estimate.n:,}" for estimate in estimates]
+    best = max((entry.accuracy.known for entry, counts in zip(study.drawn, ranked, strict=True) if counts), default=None)
+    texts = [f"{percent(estimate.value)}   {count(estimate.known * estimate.n)} of {estimate.n:,}" for estimate in estimates]
     drawn = Figure(figsize=figure.rows_size(labels), layout="constrained")
     axes = drawn.subplots()
     figure.draw_estimates(axes, labels, estimates, texts,
                           [counts and entry.accuracy.value == best
                            for entry, counts in zip(study.drawn, ranked, strict=True)])
-    axes.axvline(100.0 * study.entry(study.baseline).accuracy.value, color=figure.INK, linewidth=0.8, linestyle=":", zorder=1)
+    axes.axvline(100.0 * study.entry(study.baseline).accuracy.known, color=figure.INK, linewidth=0.8, linestyle=":", zorder=1)
     axes.set_title(f"Accuracy on {study.dataset}")
     axes.set_xlabel(f"correct answers, %, with 95 % intervals; dotted: {study.baseline.label}")
     return drawn

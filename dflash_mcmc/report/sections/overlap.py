@@ -13,6 +13,8 @@ from dflash_mcmc.statistics.paired import Paired, compare
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from dflash_mcmc.store.records import Record
+
 _COLOURS = ("#CFE3F1", RIGHT, WRONG, OTHER)
 _HATCHES = ("", "///", "...", "")
 
@@ -51,7 +53,7 @@ def _comparison_text(found: Paired, a: str, b: str) -> str:
             f"p = {probability(found.p_value)} ({found.test}, not adjusted): {outcome}.")
 
 
-def _same_answers(first: list[dict], second: list[dict]) -> tuple[int, int]:
+def _same_answers(first: list[Record], second: list[Record]) -> tuple[int, int]:
     """The number of problems with equal answers, and of problems that both runs answer; (0, 0) with several chains."""
     answers = [{record["problem"]: record["answer"] for record in records} for records in (first, second)]
     if any(len(found) < len(records) for found, records in zip(answers, (first, second), strict=True)):

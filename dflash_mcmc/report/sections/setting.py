@@ -84,5 +84,5 @@ def _arrow(axes: Axes, start: Text, end: Text, style: str = "-|>", label: str = 
     axes.annotate("", end.get_position(), start.get_position(), arrowprops={
         "arrowstyle": style, "linewidth": 1.2, "color": INK, "patchA": start.get_bbox_patch(), "patchB": end.get_bbox_patch(),
         "shrinkA": 3, "shrinkB": 3})
-    middle = [(a + b) / 2 for a, b in zip(start.get_position(), end.get_position(), strict=True)]
-    axes.annotate(label, middle, (6, 0), textcoords="offset points", fontsize=8, va="center")
+    (x, y), (end_x, end_y) = start.get_position(), end.get_position()
+    axes.annotate(label, ((x + end_x) / 2, (y + end_y) / 2), (6, 0), textcoords="offset points", fontsize=8, va="center")

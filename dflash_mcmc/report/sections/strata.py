@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, accurate, count, ends, named, paragraphs, percent
 from dflash_mcmc.report.study import Entry, Study
@@ -12,6 +12,8 @@ from dflash_mcmc.statistics.shares import accuracy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dflash_mcmc.statistics.outcomes import Outcome
 
 _BY_GREEDY = ("easy (greedy right)", "hard (greedy wrong)")
 _EASY = """
@@ -36,7 +38,8 @@ def section(study: Study) -> Section | None:
         caption = "Accuracy on problems that greedy decoding solves, and on those that it does not."
         drawings.append(Drawing(f"fig_{study.dataset}_difficulty", caption, lambda: _figure(study, rows)))
         text += _EASY.format(greedy=greedy[0].shown)
-    for key in ("level", "subject"):
+    splits: tuple[Literal["level", "subject"], ...] = ("level", "subject")
+    for key in splits:
         of = {record["problem"]: str(record[key]) for run in study.runs for record in run.records if record[key] is not None}
         strata = sorted(set(of.values()), key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
         if len(strata) > 1:
@@ -54,14 +57,14 @@ def _rows(entries: Sequence[Entry], stratum_of: dict[str, str], strata: Sequence
     """One row for each run and stratum in which the run has records."""
     rows = []
     for entry in entries:
-        parts: dict[str, list[dict]] = {stratum: [] for stratum in strata}
+        parts: dict[str, list[Outcome]] = {stratum: [] for stratum in strata}
         for record in entry.records:
             if record["problem"] in stratum_of:
                 parts[stratum_of[record["problem"]]].append(record)
         for stratum, records in parts.items():
             if records:
                 share = accuracy(records)
-                rows.append({"run": entry.shown, "stratum": stratum, "correct": share.value * share.n, **accurate(share),
+                rows.append({"run": entry.shown, "stratum": stratum, "correct": share.known * share.n, **accurate(share),
                              "problems": len({record["problem"] for record in records})})
     return rows
 

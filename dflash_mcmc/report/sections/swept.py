@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, accurate, counted, named, paragraphs, shared
@@ -16,6 +17,8 @@ from dflash_mcmc.statistics.shares import accuracy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dflash_mcmc.store.records import Record
 
 _NO_AXES = ("version", "seed")
 _MOST_DRAWN = 8
@@ -44,7 +47,7 @@ class _Swept(NamedTuple):
         """Short names of the axes: `alpha` for `sampler.alpha`."""
         return [axis.rpartition(".")[2] for axis in self.axes]
 
-    def records(self, values: tuple[float, ...]) -> list[dict]:
+    def records(self, values: tuple[float, ...]) -> list[Record]:
         """The records of all seeds at one point. They count as further chains of the same problems."""
         return [record for run in self.runs[values] for record in run.records]
 
@@ -63,7 +66,7 @@ def section(study: Study) -> Section | None:
     if not named_ones:
         return None
     drawings = [Drawing(f"fig_{name}", f"{swept.title}: accuracy over {' and '.join(swept.over)}.",
-                        lambda swept=swept: (_map if len(swept.axes) == 2 else _curve)(swept))
+                        partial(_map if len(swept.axes) == 2 else _curve, swept))
                 for name, swept in named_ones[:_MOST_DRAWN]]
     text = paragraphs(_TEXT)
     if len(named_ones) > len(drawings):
@@ -86,8 +89,8 @@ def _parted(runs: Sequence[Run], axes: tuple[str, ...]) -> list[_Swept]:
     """The runs that have these axes, grouped so that the runs of a group are equal in everything else but the seed."""
     parts: dict[str, dict[tuple[float, ...], list[Run]]] = {}
     for run in runs:
-        values = tuple(run.identity.get(axis) for axis in axes)
-        if all(isinstance(value, (int, float)) for value in values):
+        values = tuple(run.identity[axis] for axis in axes if isinstance(run.identity.get(axis), (int, float)))
+        if len(values) == len(axes):
             rest = {key: value for key, value in followed(run.identity).items() if key not in (*axes, "seed")}
             parts.setdefault(json.dumps(rest, sort_keys=True), {}).setdefault(values, []).append(run)
     return [_Swept(axes, dict(sorted(part.items()))) for part in parts.values()]
@@ -136,7 +139,7 @@ def _map(swept: _Swept) -> Figure:
     cells = np.full((len(down), len(across)), np.nan)
     estimates = {values: swept.at(values) for values in swept.runs}
     for values, estimate in estimates.items():
-        cells[down.index(values[0]), across.index(values[1])] = 100.0 * estimate.value
+        cells[down.index(values[0]), across.index(values[1])] = 100.0 * estimate.known
     middle, half = (np.nanmin(cells) + np.nanmax(cells)) / 2, max(_NARROWEST, np.nanmax(cells) - np.nanmin(cells)) / 2
     drawn = Figure(figsize=(2.6 + 1.15 * len(across), 1.7 + 0.62 * len(down)), layout="constrained")
     axes = drawn.subplots()
@@ -145,8 +148,8 @@ def _map(swept: _Swept) -> Figure:
                             edgecolors="white", linewidth=1.5)
     for values, estimate in estimates.items():
         row, column = down.index(values[0]), across.index(values[1])
-        value, low, high = (100.0 * number for number in estimate[:3])
-        axes.text(column + 0.5, row + 0.5, f"{value:.1f}\n[{low:.0f}, {high:.0f}]\nn {estimate.n:,}", ha="center", va="center",
+        value, interval = 100.0 * estimate.known, [f"{100.0 * end:.0f}" for end in estimate.interval or ()]
+        axes.text(column + 0.5, row + 0.5, f"{value:.1f}\n[{', '.join(interval)}]\nn {estimate.n:,}", ha="center", va="center",
                   fontsize=7.5, color="black" if value > middle + 0.1 * half else "white")
     axes.set_yticks(np.arange(len(down)) + 0.5, [f"{value:g}" for value in down])
     axes.set_xticks(np.arange(len(across)) + 0.5, [f"{value:g}" for value in across])
@@ -167,7 +170,7 @@ def _curve(swept: _Swept) -> Figure:
     drawn = Figure(figsize=(4.8, 3.2), layout="constrained")
     axes = drawn.subplots()
     places, estimates = [values[0] for values in swept.runs], [swept.at(values) for values in swept.runs]
-    axes.errorbar(places, [100.0 * estimate.value for estimate in estimates], error_bars(estimates), color=RIGHT, marker="o",
+    axes.errorbar(places, [100.0 * estimate.known for estimate in estimates], error_bars(estimates), color=RIGHT, marker="o",
                   capsize=3)
     axes.set_xticks(places, [f"{value:g}" for value in places])
     axes.set_xlabel(f"{swept.over[0]}; n = {min(estimate.n for estimate in estimates):,} samples or more each")

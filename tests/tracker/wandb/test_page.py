@@ -69,6 +69,7 @@ def panels_of(spec: dict) -> dict[str, list[dict]]:
             for section in spec["panelBankConfig"]["sections"]}
 
 
+@pytest.mark.slow
 def test_the_page_and_the_report_of_local_runs(server, dashboard, make_config, tmp_path):
     setting = ("experiment=demo", "dataset.limit=4", f"paths.outputs={tmp_path / 'o'}")
     greedy = execute(make_config(*setting, "condition=greedy"))
