@@ -159,7 +159,8 @@ def metrics_of(record: Record) -> dict[str, float | None]:
     """The numbers of a sample that a tracker logs."""
     metrics: dict[str, float | None] = {
         "sample/correct": float(record["verdict"] == CORRECT), "sample/num_tokens": record["num_tokens"],
-        "sample/log_p": record["log_p"], "sample/seconds": record["seconds"], "sample/token_forwards": record["token_forwards"]}
+        "sample/log_p": record["log_p"], "sample/seconds": record["seconds"],
+        "sample/token_forwards": record["token_forwards"]}
     if record["proposals"]:
         metrics["sample/acceptance"] = record["accepted"] / record["proposals"]
         metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
