@@ -1,6 +1,6 @@
 """Experiments on how to sample from a language model at inference time: exact, batched, resumable.
 
-`sample`, `component` and `Sample` are those of `dflash_mcmc.api`, which is imported when one of them is used.
+`sample`, `component` and `Sample` come from `dflash_mcmc.api`, which is imported only when one of them is used.
 """
 
 __version__ = "0.1.0"

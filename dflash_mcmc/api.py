@@ -52,13 +52,13 @@ class Sample(NamedTuple):
     ended: bool
     """Whether the last token is a stop id."""
     trace: tuple[dict[str, Any], ...]
-    """One entry a proposal: block, step, cut, lengths, log ratio, decision."""
+    """One entry for each proposal: block, step, cut, lengths, log ratio, decision."""
     failure: str = ""
     """Why the chain could not be drawn; the other fields are then empty."""
 
 
 def component(group: str, name: str, **fields: Any) -> Any:
-    """A component with its values of `conf/<group>/<name>.yaml` and the given fields instead.
+    """A component with the values of `conf/<group>/<name>.yaml`, except for the given fields.
 
     Args:
         group: a group of components, such as "sampler", "blend", "decoder", "draft" or "model".
@@ -81,12 +81,12 @@ def sample(model: PreTrainedModel | str | Path | Any, tokenizer: PreTrainedToken
     """Draws `num_chains` samples of each prompt, all chains in one batch.
 
     The same seed and prompt ids give the tokens of the command line. The prompts of a list have the ids "00000", "00001",
-    ..., as the rows of a file have with `dataset=jsonl`; a mapping names them.
+    ..., like the rows of a file with `dataset=jsonl`. The keys of a mapping are the ids of its prompts.
 
     Args:
         model: a loaded `transformers` causal language model with full attention; or the folder or hub name of one; or a
             component of the group `model`.
-        tokenizer: of a loaded model; None otherwise.
+        tokenizer: the tokenizer of a loaded model; None otherwise.
         prompts: texts, or texts by id.
         sampler: a component, see `component`; or the name of an option, which takes the values of `conf/`.
         blend: a component or a name; None leaves the target as it is.
@@ -121,7 +121,7 @@ def sample(model: PreTrainedModel | str | Path | Any, tokenizer: PreTrainedToken
 
 
 def _config(chosen: dict[str, Any], values: dict[str, Any]) -> Config:
-    """The configuration with the chosen components. Names are composed; objects are put in."""
+    """The configuration with the chosen components. Names are composed from `conf/`; objects are used as they are."""
     named = [f"{group}={choice}" for group, choice in chosen.items() if isinstance(choice, str)]
     overrides = ["tracker=none", *named, *(_override(field, value) for field, value in values.items())]
     config, _ = compose_once("config", overrides, Config)
@@ -150,7 +150,7 @@ def _problems(prompts: Sequence[str] | Mapping[str, str]) -> list[Problem]:
 
 @contextmanager
 def _loaded(model: Any, tokenizer: Any, chat: bool, config: Config) -> Iterator[LanguageModel]:
-    """The target, which is put into the configuration too. A model that is training is in evaluation mode inside."""
+    """The target, which also becomes part of the configuration. Inside, a model in training mode is in evaluation mode."""
     if isinstance(model, (str, Path)) or _is_component("model", model):
         if tokenizer is not None:
             raise ConfigError("tokenizer", type(tokenizer).__name__, "None with a model that is not loaded yet")
@@ -220,6 +220,6 @@ def _override(field: str, value: Any) -> str:
 def _written(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_written, value)) + "]"
-    if isinstance(value, (str, Path)):  # Hydra reads a backslash as itself, except before a quote
+    if isinstance(value, (str, Path)):  # Hydra keeps a backslash, except before a quote
         return '"' + re.sub(r'(\\*)("|$)', lambda found: 2 * found[1] + ('\\"' if found[2] else ""), str(value)) + '"'
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -62,7 +62,7 @@ def identity(help: str, **bounds: Any) -> Any:
 
 
 def runtime(help: str, **bounds: Any) -> Any:
-    """A field that changes no output except for rounding, only where, how fast or how many."""
+    """A field that changes where, how fast or how much is computed, and no output except by rounding."""
     return dataclasses.field(default=MISSING, metadata={"spec": Spec("runtime", help, **bounds)})
 
 
@@ -72,7 +72,7 @@ def spec_of(field: dataclasses.Field) -> Spec:
 
 
 def has_spec(field: dataclasses.Field) -> bool:
-    """Whether a field was declared by `identity` or `runtime`. One that holds a component or a group of fields is not."""
+    """Whether a field was declared by `identity` or `runtime`. Fields that hold a component or a group of fields are not."""
     return "spec" in field.metadata
 
 

@@ -4,7 +4,7 @@
         trajectory = yield Draw(Trajectory.start(prompt), horizon, SamplingParams(temperature=0.5), key)
         return ChainResult(trajectory)
 
-Engines: `engine/batched.py` runs many chains at once, `engine/oracle/reference.py` takes one forward a token without a cache,
+Engines: `engine/batched.py` runs many chains at once, `engine/oracle/reference.py` runs one forward per token without a cache,
 and `engine/oracle/tabular.py` has a toy model whose random choices are enumerated.
 """
 
@@ -55,7 +55,7 @@ class Floor(NamedTuple):
     """A margin in nats: for rounding, or log(1 / epsilon)."""
 
     def weights(self, trajectory: Trajectory, start: int) -> np.ndarray:
-        """W_t after each token of `trajectory` from `start` on, float64. Added token by token, as on a device."""
+        """W_t after each token of `trajectory` from `start` on, float64. The sum runs token by token, as on a device."""
         return np.cumsum(self.alpha * trajectory.log_p[start:] - trajectory.log_q[start:])
 
     def bound(self, weight: float, generated: int) -> float:
@@ -69,7 +69,7 @@ class Floor(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Continue `trajectory` token by token, up to a stop id or `horizon` generated tokens. The answer is the longer one.
+    """Continue `trajectory` token by token, up to a stop id or `horizon` generated tokens. The answer is the longer trajectory.
 
     Token number t (counted from the start of the generation) is drawn with uniform number t of `key`, by inverse transform
     over token ids. A decoder that preserves the law but not the tokens also draws from keys derived from `key`. With a floor
@@ -91,7 +91,10 @@ class Draw(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Teacher-force `tokens` after `trajectory`. The answer is the longer one, with `log_q` under `params` and `source`."""
+    """Teacher-force `tokens` after `trajectory`.
+
+    The answer is the longer trajectory, with `log_q` under `params` and `source`.
+    """
 
     trajectory: Trajectory
     tokens: np.ndarray
@@ -124,7 +127,7 @@ Result = TypeVar("Result")
 
 
 def drive(chain: Generator[Operation, Trajectory, Result], answer: Callable[[Operation], Trajectory]) -> Result:
-    """Runs one chain to its end, and answers each operation at once: for engines without a batch."""
+    """Runs one chain to its end and answers each operation immediately. Engines without a batch use it."""
     try:
         operation = next(chain)
         while True:

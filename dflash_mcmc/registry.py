@@ -1,7 +1,7 @@
 """`@register(group, name)`: a slotted dataclass becomes the typed schema of `conf/<group>/<name>.yaml`.
 
-One word, four places: `sampler=power_mh` is `conf/sampler/power_mh.yaml`, `dflash_mcmc/sampler/power_mh.py` and
-`tests/sampler/test_power_mh.py`. A package installed beside this one adds components through the entry-point group
+One name is used in four places: `sampler=power_mh`, `conf/sampler/power_mh.yaml`, `dflash_mcmc/sampler/power_mh.py` and
+`tests/sampler/test_power_mh.py`. Another installed package adds components through the entry-point group
 `dflash_mcmc.plugins`: each entry point names a module that calls `register`.
 """
 
@@ -42,7 +42,7 @@ class Registration(NamedTuple):
 def register(group: str, name: str) -> Callable[[T], T]:
     """Class decorator for a dataclass with slots that inherits the group's base class.
 
-    A dataclass without slots would accept unknown keys silently. Raises TypeError for any other class.
+    Raises TypeError for any other class. A dataclass without slots would silently accept unknown keys.
     """
 
     def add(cls: T) -> T:
@@ -53,7 +53,7 @@ def register(group: str, name: str) -> Callable[[T], T]:
         if not issubclass(cls, Component) or cls.group != group:
             raise TypeError(f"{group}={name}: {cls.__qualname__} must inherit dflash_mcmc.{group}.{group.capitalize()}")
         known = _components.get((group, name))
-        # A module that runs as `__main__` and is imported as well makes the class twice.
+        # A module that runs as `__main__` and is also imported defines the class twice.
         if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"{group}={name} is already registered by {known.cls.__module__}")
         doc = inspect.getdoc(cls) or ""
@@ -77,14 +77,14 @@ def name_of(component: Component) -> str:
 
 
 def options_with(group: str, attribute: str) -> str:
-    """The options of a group whose component has an attribute of its base class set: `a, b or c`, for errors."""
+    """The options of a group for which a class attribute is true, in words for errors: `a, b or c`."""
     options = [option for name, found in components(group).items() if getattr(found.cls, attribute)
                for option in (*found.cls.presets, name)]
     return " or ".join([", ".join(options[:-1]), options[-1]] if len(options) > 1 else options)
 
 
 def load_all() -> None:
-    """Imports every leaf and plugin, and so registers it. Raises UserError for a plugin that cannot be imported.
+    """Imports and thereby registers every leaf and plugin. Raises UserError for a plugin that cannot be imported.
 
     Leaves import heavy libraries inside the functions that use them.
     """

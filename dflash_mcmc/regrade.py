@@ -1,4 +1,4 @@
-"""`python -m dflash_mcmc.regrade RUNS... grader=...`: grades recorded texts again. No text is sampled, no record is changed.
+"""`python -m dflash_mcmc.regrade RUNS... grader=...`: grades recorded texts again. It samples no text and changes no record.
 
 The new grades are written as a new run next to the old one (`grading.again`). Reports and statistics can read both runs, and a
 run with the new grader resumes the new one. Each new record has the old grade in `before`. The command prints the changes.
@@ -77,7 +77,7 @@ def _short(text: object) -> str:
 
 
 def grader_config(overrides: Sequence[str]) -> Config:
-    """A configuration with the grader of the overrides, which may name nothing else. Raises UserError."""
+    """A configuration with the grader of the overrides. Raises UserError for an override of another group."""
     from dflash_mcmc.config.command import compose_once
     from dflash_mcmc.config.schema import Config
 
@@ -112,7 +112,7 @@ def _main(arguments: list[str]) -> None:
 
 
 def _reports(runs: Sequence[Found], config: Config) -> Iterator[str]:
-    """The changes of each run. A run without texts is left out, unless it was named itself."""
+    """The changes of each run. A run without texts is left out; it is an error only if the command names that run."""
     pool = config.grader.start()
     try:
         for folder, named in runs:

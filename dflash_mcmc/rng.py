@@ -62,7 +62,7 @@ class Key:
 
 
 class Stream:
-    """Draws from a key one after another, for making data, where the number of draws is not known in advance."""
+    """Draws from a key in sequence, for code that makes data and does not know the number of draws in advance."""
 
     __slots__ = ("_block", "_key", "_next")
     _SIZE = 64
@@ -102,6 +102,6 @@ class Stream:
 
 
 def _digest(parent: bytes, part: str | int) -> bytes:
-    # operator.index takes every kind of whole number, numpy's too, and refuses the rest.
+    # operator.index accepts every integer type, including numpy's, and refuses everything else.
     text = b"s" + part.encode() if isinstance(part, str) else b"i" + str(operator.index(part)).encode()
     return hashlib.blake2b(parent + text, digest_size=16).digest()

@@ -1,17 +1,17 @@
 """The comparison page in your Weights & Biases account, made from code.
 
-    python -m dflash_mcmc -m experiment=demo condition=greedy,ps,blend_ps tracker=wandb    draws, or logs what is drawn
+    python -m dflash_mcmc -m experiment=demo condition=greedy,ps,blend_ps tracker=wandb    draws runs, or logs drawn ones
     wandb sync outputs/wandb/offline-run-*                                                  uploads runs drawn without a login
-    make dashboard                                                                          the page; prints its address
+    make dashboard                                                                          writes the page, prints its address
     make dashboard RUNS=outputs/demo                                                        also logs the report of these runs
     python launchers/dashboard.py --experiment demo --swept sampler.alpha blend.beta        only the runs of one experiment
 
 The page shows accuracy by condition with intervals, the sweep, acceptance, cost against accuracy, the table of samples, and
-the results of probes. RUNS are folders of runs as for `python -m dflash_mcmc.report`: their report (paired table, figures,
-the whole page) is logged beside the runs, with the records that it is made of as its lineage. A page that exists is
-overwritten at the same address: make your own additions in a copy.
+the results of probes. RUNS are folders of runs, as for `python -m dflash_mcmc.report`. Their report (paired table, figures,
+the whole page) is logged next to the runs, and its lineage in W&B names the records that it is made from. An existing page
+is overwritten at the same address, so make your own additions in a copy.
 
-It needs an account, which `wandb login` sets up, and the package wandb-workspaces (pip install 'dflash_mcmc[dashboard]').
+You need an account, which `wandb login` sets up, and the package wandb-workspaces (pip install 'dflash_mcmc[dashboard]').
 """
 
 from __future__ import annotations

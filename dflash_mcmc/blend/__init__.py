@@ -28,11 +28,11 @@ class Blend(Component):
 
     @abstractmethod
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
-        """The blended state. Linear in its arguments, so that they are hidden states for one head, or logits; any shape.
+        """The blended state. It is linear in the arguments, which can be hidden states for one head, or logits, of any shape.
 
         Args:
             last: the target's last hidden state, after its final norm.
-            tapped: outputs of the tapped layers; with `needs_draft` the draft's state alone.
+            tapped: outputs of the tapped layers; for a blend with `needs_draft`, only the draft's hidden state.
             final_norm: the target's final norm.
         """
 

@@ -41,7 +41,7 @@ def _check_condition(config: Config) -> None:
 
 
 def _check_draft(config: Config) -> None:
-    """Checks that a needed draft is configured. Leaves out, with a note, one that nothing uses: sweeps have such points.
+    """Checks that a needed draft is configured. A draft that nothing uses is left out with a note: sweeps have such points.
 
     Raises ConfigError.
     """

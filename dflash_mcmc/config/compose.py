@@ -1,4 +1,4 @@
-"""Hydra's compose. Options are composed once for all jobs that choose the same ones; fields are set on a copy of that.
+"""Composes configurations with Hydra: once for all jobs that choose the same options. Fields are set on a copy of the result.
 
 A field cannot change which files are composed. A sweep over fields alone, such as alpha by beta, is therefore composed once.
 """
@@ -28,7 +28,7 @@ _ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSErro
 
 
 class Composed(NamedTuple):
-    """What overrides compose."""
+    """The result of composing overrides."""
 
     values: DictConfig
     """The configuration, without Hydra's own node."""
@@ -37,16 +37,16 @@ class Composed(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """What the chosen options compose, before any field is set."""
+    """The configuration of the chosen options, before any field is set."""
 
     whole: DictConfig
-    """With Hydra's own node, in which the `hydra.*` fields are set."""
+    """The configuration with Hydra's own node, in which the `hydra.*` fields are set."""
     values: DictConfig
     choices: Mapping[str, str]
 
 
 class Composer:
-    """Composes configurations of one root file of `conf/`. Hydra has to be initialised as long as it is used."""
+    """Composes configurations of one root file of `conf/`. Hydra must be initialised while a composer is used."""
 
     def __init__(self, root: str):
         self.root = root
@@ -65,7 +65,7 @@ class Composer:
         return self._parsed[text]
 
     def compose(self, texts: Sequence[str]) -> Composed:
-        """The configuration of overrides, none of which is swept. Raises UserError."""
+        """The configuration of overrides without swept values. Raises UserError."""
         overrides = [self.parse(text) for text in texts]
         chosen = self._choose(overrides)
         values = copy.deepcopy(chosen.values)
@@ -101,7 +101,7 @@ class Composer:
         return self._chosen[key]
 
     def _composed(self, choosing: Sequence[Override]) -> DictConfig:
-        """What Hydra composes of options alone. Raises UserError."""
+        """The configuration that Hydra composes from options alone. Raises UserError."""
         def composed(overrides: Sequence[Override]) -> DictConfig:
             return compose(self.root, [text_of(override) for override in overrides], return_hydra_config=True)
 
@@ -126,13 +126,13 @@ class Composer:
             raise mistakes.other(error) from error
 
     def _chooses(self, override: Override, overrides: Sequence[Override]) -> bool:
-        """Whether an override names an option, or where options are found: it decides which files are composed."""
+        """Whether an override decides which files are composed: it names an option, or a folder of options."""
         if override.key_or_group == _SEARCH_PATH:
             return True
         return "." not in override.key_or_group and bool(self._options_of(override.key_or_group, overrides))
 
     def _options_of(self, group: str, overrides: Sequence[Override]) -> list[str]:
-        """Options of a group, and groups below it; none where there is no such group."""
+        """The options of a group and the groups below it; empty if the group does not exist."""
         where = [text_of(override) for override in overrides if override.key_or_group == _SEARCH_PATH]
         key = (group, " ".join(where))
         if key not in self._options:

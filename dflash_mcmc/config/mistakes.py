@@ -36,7 +36,7 @@ def left_out(group: str) -> UserError:
 
 
 def of_choices(error: Exception, options: Callable[[str], list[str]]) -> UserError | None:
-    """The line for an error of Hydra whose data say what is wrong: a file that is missing, or a field of another launcher.
+    """The line for an error of Hydra that names a missing option file or a field of another launcher; None for other errors.
 
     Args:
         options: the options of a group.

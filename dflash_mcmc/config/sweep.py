@@ -34,7 +34,7 @@ class Sweep(NamedTuple):
 
 
 def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
-    """The overrides of every job of a grid. For a search: one point, and that point with each other value or end of a range.
+    """The overrides of every job of a grid. For a search: a first point, and its variants in one value or end of a range.
 
     The later of two overrides of one field counts, as in Hydra. Raises UserError, of one line.
     """
@@ -50,7 +50,7 @@ def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
 
 
 def _values(override: Override, searches: bool) -> list[str]:
-    """An override for each value that a swept one has; any other override itself."""
+    """One override for each value of a swept override; any other override unchanged."""
     key, text = override.get_key_element(), text_of(override)
     if not override.is_sweep_override():
         return [text]
@@ -77,14 +77,14 @@ def differing(jobs: Sequence[Sequence[str]]) -> list[str]:
 class _Outcome(NamedTuple):
     overrides: Sequence[str]
     state: str
-    """`done`, `before` (complete before), `same` (the run of an earlier job) or `failed`."""
+    """`done`, `before` (complete before this sweep), `same` (the run of an earlier job) or `failed`."""
     reason: str = ""
     value: float | None = None
     """The objective."""
 
 
 class SweepOutcomes:
-    """Runs the jobs of a sweep: one that fails does not stop the others."""
+    """Runs the jobs of a sweep. A job that fails does not stop the others."""
 
     def __init__(self, sweep: Sweep, run: Callable[[Job], RunResult]):
         self._searches, self._run = sweep.searches, run
@@ -95,7 +95,7 @@ class SweepOutcomes:
     def run(self, overrides: Sequence[str], compose: Callable[[], Job]) -> float | None:
         """Runs the job that `compose` returns and notes its outcome. Returns the objective, None if there is none.
 
-        A search learns of failures by exceptions: only there does an error leave this method.
+        In a search an error is raised again, because a search notices failures by exceptions.
         """
         try:
             job = compose()
@@ -129,7 +129,7 @@ class SweepOutcomes:
         return bool(self._outcomes) and all(outcome.state == "failed" for outcome in self._outcomes)
 
     def report(self, objective: str) -> int:
-        """Prints a line for each job that failed and how many jobs had which outcome.
+        """Prints a line for each failed job, and the number of jobs with each outcome.
 
         Returns:
             The exit code: 0, 2 if jobs failed by mistakes of the user, 1 if one failed by a bug.
@@ -153,7 +153,7 @@ class SweepOutcomes:
 
 
 def print_error(reason: str) -> None:
-    """Prints an error, in one line, with the number of the process in a launch of several."""
+    """Prints an error in one line. In a launch of several processes the line has the number of the process."""
     process = f" (process {ranks.rank()})" if ranks.rank() else ""
     print(f"error{process}: {reason}", file=sys.stderr)
 
@@ -161,7 +161,7 @@ def print_error(reason: str) -> None:
 def objective_of(name: str, summary: dict) -> float | None:
     """What a search maximises: `accuracy`, or `accuracy_per_cost`, the correct samples per million token-forwards.
 
-    With `aggregate`, accuracy counts one answer a problem.
+    With `aggregate`, accuracy counts one answer for each problem.
     """
     from dflash_mcmc.statistics import summaries
 

@@ -1,4 +1,4 @@
-"""Whether the model hub can be reached: one short request, so that a machine without network gets one line of error."""
+"""Checks with one short request whether the model hub can be reached. Without a network the user gets one line of error."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _SECONDS = 5.0
 
 @cache
 def reachable() -> bool:
-    """Sends one request to the hub. Where it fails, the hub's libraries are set to use their cache on this machine.
+    """Sends one request to the hub. If it fails, the hub's libraries are set to use only their local cache.
 
-    By default they would ask five times, with growing pauses and a line for each.
+    By default they would try five times, with growing pauses, and print a line for each try.
     """
     import huggingface_hub.constants as hub
 
@@ -21,7 +21,7 @@ def reachable() -> bool:
 
             httpx.head(hub.ENDPOINT, timeout=_SECONDS)
             return True
-        except Exception:  # no route, no name, a proxy that cannot be spoken to: the hub cannot be reached
+        except Exception:  # no route, no DNS entry, an unusable proxy: the hub cannot be reached
             import datasets.config
 
             hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True

@@ -31,7 +31,7 @@ class Gsm8k(Benchmark):
 
 
 def _gold(solution: str, number: int) -> str:
-    """What follows the mark, without digit separators."""
+    """The text after the mark, without digit separators."""
     if not isinstance(solution, str) or _MARK not in solution:
         raise UserError(f"dataset.path: row {number} has no final answer behind {_MARK!r}")
     return solution.rpartition(_MARK)[2].strip().replace(",", "")

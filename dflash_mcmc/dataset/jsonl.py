@@ -13,21 +13,21 @@ from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
 
 _LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
-"""As MATH writes it, or the number alone."""
+"""A level as MATH writes it (`Level 3`), or the number alone."""
 
 
 @register("dataset", "jsonl")
 @dataclass(slots=True, kw_only=True)
 class JsonLines(FromFile):
-    """Any JSON Lines file. Its content is part of the identity, the names of the fields are not."""
+    """Any JSON Lines file. Its content is part of the identity; the names of the fields are not."""
 
     path: str | None = runtime("JSON Lines file, plain or .gz; needed")
     question_field: str = runtime("field of the question, a text")
     answer_field: str = runtime("field of the gold answer, a text or a whole number")
     id_field: str | None = runtime("field of an id, a text or a whole number; null numbers the rows: 00000, 00001, ...")
-    level_field: str | None = runtime("field of the level, a whole number, also as '3' or 'Level 3'; null has none")
-    subject_field: str | None = runtime("field of the subject, a text; null has none")
-    solution_field: str | None = runtime("field of a worked solution, a text; null has none")
+    level_field: str | None = runtime("field of the level, a whole number, also as '3' or 'Level 3'; null = no level")
+    subject_field: str | None = runtime("field of the subject, a text; null = no subject")
+    solution_field: str | None = runtime("field of a worked solution, a text; null = no solution")
 
     def columns(self) -> tuple[str, ...]:
         """Fields that each row must have."""
@@ -44,7 +44,7 @@ class JsonLines(FromFile):
 
 
 def _written(value: Any) -> Any:
-    """A whole number as its digits. A number with a point stays a number and is refused, since its digits are lost."""
+    """The digits of a whole number. A decimal number stays a number and is refused later: its original digits are lost."""
     return str(value) if type(value) is int else value
 
 

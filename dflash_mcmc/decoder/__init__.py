@@ -43,7 +43,7 @@ class SpeculativeDecoder(Decoder):
         fault: str | None
 
     def check(self, config: Config) -> None:
-        """Checks that a fault is run under its own name and changes something. Raises ConfigError."""
+        """Checks that a fault is run in experiment=faults and changes something. Raises ConfigError."""
         fault = self.fault
         if fault is None:
             return

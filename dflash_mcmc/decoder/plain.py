@@ -1,4 +1,4 @@
-"""Token by token: one forward of the target for each."""
+"""Decoding token by token, with one forward of the target for each token."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 @register("decoder", "plain")
 @dataclass(slots=True, kw_only=True)
 class Plain(Decoder):
-    """Token by token: one forward of the target for each."""
+    """Decoding token by token, with one forward of the target for each token."""
 
     is_null = True
 
     def speculation(self, drafter: Drafter | None) -> None:
-        """None: nothing is drafted."""
+        """Returns None, because nothing is drafted."""
         return None

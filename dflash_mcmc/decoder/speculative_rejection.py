@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class SpeculativeRejection(SpeculativeDecoder):
     """Keep a drafted token with probability min(1, p / q); replace the first rejected one from (p - q)+.
 
-    Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). The law of the tokens is that of plain
-    decoding; the tokens of a seed are not.
+    Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). The tokens have the same
+    law as in plain decoding, but at one seed they are different tokens.
     """
 
-    draft_temperature: float | None = identity("temperature of the draft; null takes that of the sampler's draw, 0 proposes "
+    draft_temperature: float | None = identity("temperature of the draft; null takes the sampler's own, 0 proposes "
                                                "its most likely tokens", ge=0)
     verification: str = identity("unit of verification: token = each token by itself; block = the longest prefix that passes, "
                                  "at least as long on average (Sun et al. 2024, arXiv 2403.10444)", choices=("token", "block"))
@@ -35,7 +35,7 @@ class SpeculativeRejection(SpeculativeDecoder):
                                           "unprocessed_draft", "late_penalty"))
 
     def check(self, config: Config) -> None:
-        """Checks that a fault is run under its own name and with the token rule. Raises ConfigError."""
+        """Checks that a fault is run in experiment=faults and with the token rule. Raises ConfigError."""
         SpeculativeDecoder.check(self, config)
         if self.fault is not None and self.verification != "token":
             raise ConfigError("decoder.verification", self.verification, "token with decoder.fault")

@@ -22,13 +22,13 @@ class Draft(Component):
 
     group = "draft"
     has_density: ClassVar[bool] = True
-    """Whether the draft samples its tokens from a law, and so has a probability for each."""
+    """Whether the draft samples its tokens from a law, and therefore has a probability for each token."""
     reads_features: ClassVar[bool] = False
     """Whether one forward, from the target's features, gives logits for a whole block."""
 
     @abstractmethod
     def load(self, target: LanguageModel) -> Drafter | None:
-        """The drafter on the target's device; None for no draft. Raises UserError where the two do not fit together."""
+        """The drafter on the target's device; None for no draft. Raises UserError if draft and target do not fit."""
 
 
 def check_features(config: Config, user: str) -> None:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 class DFlashDraft(Draft):
     """A DFlash checkpoint (arXiv 2602.06036): a folder, or a name on the hub such as z-lab/Qwen3-4B-DFlash-b16.
 
-    The tokens of a block are drawn independently of one another, given the target's features up to the anchor.
+    The tokens of a block are drawn independently of each other, given the target's features up to the anchor.
     """
 
-    path: str = runtime("folder of a checkpoint, or a hub name; its content is part of the identity, its place is not")
+    path: str = runtime("folder of a checkpoint, or a hub name; its content is part of the identity, but its location is not")
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
     dtype: str = identity("precision of the draft's weights and activations; auto = the checkpoint's own",
                           choices=("auto", "float32", "bfloat16", "float16"))
-    block_size: int | None = identity("positions of a block with its anchor; null takes the number that the draft was "
+    block_size: int | None = identity("positions of a block, including its anchor; null takes the number that the draft was "
                                       "trained for, which is also the largest", ge=2)
 
     presets = ("tiny",)
@@ -60,7 +60,7 @@ class DFlashDraft(Draft):
         return self._checkpoint().fingerprint()
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
-        """The draft on its target's device. Raises UserError where the two do not fit together."""
+        """The draft on its target's device. Raises UserError if draft and target do not fit."""
         from dflash_mcmc.engine.speculative.dflash.checkpoint import check_pair
         from dflash_mcmc.engine.speculative.dflash.config import read_shape
         from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
@@ -72,7 +72,7 @@ class DFlashDraft(Draft):
         return DFlashDrafter(_load(str(folder), self.dtype, str(target.device)), target, block_size)
 
     def _shape_for(self, folder: Path) -> int:
-        """The block size, once the checkpoint's config is known to be one of ours."""
+        """The block size. Raises UserError for a config that is not a DFlash draft's, and for a block that is too large."""
         from dflash_mcmc.engine.speculative.dflash.config import read_shape
 
         trained = read_shape(folder).block_size

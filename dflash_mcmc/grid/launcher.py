@@ -20,9 +20,9 @@ MOST_JOBS = 1000
 
 @dataclass(slots=True, kw_only=True)
 class Slurm:
-    """Jobs of SLURM: one for each point of a grid and each of its shards, on one node each."""
+    """The jobs of a grid on SLURM: one for each shard of each point. Each job has one node."""
 
-    partition: str | None = runtime("partition, or several with commas; null = the cluster's default")
+    partition: str | None = runtime("partition, or several separated by commas; null = the cluster's default")
     account: str | None = runtime("account that is charged; null = your default account")
     qos: str | None = runtime("quality of service; null = your default")
     gpus: int = runtime("GPUs of a job", ge=0, le=64)
@@ -36,7 +36,7 @@ class Slurm:
     grace_seconds: int = runtime("time before the time limit in which started samples are finished or given up and the job "
                                  "is requeued; at most half of the limit", ge=5, le=3600)
     max_requeues: int = runtime("how often a job is requeued, at time limits and preemptions", ge=0)
-    max_restarts: int = runtime("restarts of a worker process that dies, in its job and without a new record", ge=0)
+    max_restarts: int = runtime("how often a worker process that dies without a new record is restarted in its job", ge=0)
     setup: list[str] = runtime("shell lines before Python starts: modules, a virtual environment")  # noqa: RUF009
     python: str | None = runtime("command that starts Python in a job, such as `apptainer exec image.sif python`; null = the "
                                  "interpreter of the submission")

@@ -13,7 +13,7 @@ def mh_cost(length: float, horizon: int, num_blocks: int, num_steps: int,
     """The expected cost of a chain on answers of `length` tokens.
 
     At stage k of K the state has n_k = min(k * horizon / K, length) tokens, and each of its `num_steps` steps draws
-    `mean_redrawn(n_k, horizon of the stage)` of them again: (n_k + 1) / 2 for a cut that is uniform over the state.
+    `mean_redrawn(n_k, horizon of the stage)` tokens again: (n_k + 1) / 2 for a cut that is uniform over the state.
 
     Args:
         stops: whether the chain ends with the stage in which its answer ends.

@@ -24,7 +24,7 @@ class HFModel(Model):
     """Any transformers causal language model with full attention: a folder, or a name on the hub."""
 
     path: str = runtime("folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; its content is part of the "
-                        "identity, its place is not")
+                        "identity, but its location is not")
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
     dtype: str = identity("precision of weights and activations; auto = the checkpoint's own",
                           choices=("auto", "float32", "bfloat16", "float16"))
@@ -52,7 +52,7 @@ class HFModel(Model):
         return Checkpoint("model.path", self.path, self.revision, "Qwen/Qwen3-4B")
 
     def load(self, device: str) -> LanguageModel:
-        """The model on a device, in eval mode. Kept: the jobs of a sweep share it. Raises UserError."""
+        """The model on a device, in eval mode. It stays loaded, so the jobs of a sweep share it. Raises UserError."""
         return _load(self.path, self._checkpoint().commit(), self.dtype, device)
 
     def tokenizer(self) -> Any:
@@ -87,7 +87,7 @@ def _load(path: str, revision: str | None, dtype: str, device: str) -> LanguageM
 
 
 def _pretrained(kind: Any, path: str, revision: str | None, **settings):
-    """What transformers loads from a folder or by a hub name. Raises UserError."""
+    """The object that transformers loads from a folder or by a hub name. Raises UserError."""
     folder = Path(path).expanduser()
     offline = not folder.is_dir() and not hub.reachable()
     try:

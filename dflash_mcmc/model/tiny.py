@@ -1,7 +1,9 @@
-"""The embedded target: what it is made of. `python -m dflash_mcmc.train` trains it; `model=tiny` loads the result.
+"""The architecture and the tokenizer of the embedded target.
 
-A `Qwen3ForCausalLM` of eight layers and a byte-level tokenizer in which every digit is a token, with the chat template,
-the two stop ids and the unused vocabulary rows of Qwen3, so that nothing that works on it has to be changed for Qwen3-4B.
+`python -m dflash_mcmc.train` trains the target, and `model=tiny` loads the result.
+
+The target is a `Qwen3ForCausalLM` of eight layers with a byte-level tokenizer in which every digit is a token. It has the chat
+template, the two stop ids and the unused vocabulary rows of Qwen3. Code that works on it therefore also works on Qwen3-4B.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 512
 TOKENIZER_SIZE = 500
-"""At most so many ids have a token; the rows above are padding and never drawn, as Qwen3's from 151,669 on."""
+"""Upper bound on the ids that have a token. The rows above are padding and are never drawn, like Qwen3's from 151,669 on."""
 
 _END_OF_TEXT, _TURN_START, _TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 _SPECIAL_TOKENS = (_END_OF_TEXT, _TURN_START, _TURN_END)
@@ -74,5 +76,5 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """End of turn and end of text, as Qwen3's generation_config names both."""
+    """The ids of end of turn and end of text. Qwen3's generation_config names both, too."""
     return cast(list[int], tokenizer.convert_tokens_to_ids([_TURN_END, _END_OF_TEXT]))

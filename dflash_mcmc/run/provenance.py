@@ -42,7 +42,7 @@ def describe(store: RunStore, config: Config, identity: dict[str, object], devic
 def commit() -> dict[str, object]:
     """The commit of the code and whether the code has uncommitted changes; null outside a checkout of this project.
 
-    A grid's copy of the code has a file with both.
+    In a grid's copy of the code, both are read from a file.
     """
     noted = PACKAGE.parent / COMMIT_NOTE
     if noted.is_file():

@@ -30,7 +30,7 @@ class Units(Tasks[dict]):
         return self._probe.units(self._config)
 
     def prepare(self, pending: Sequence[SampleKey], device: str) -> UnitWorker:
-        """The probe itself loads what it needs, when it measures."""
+        """Loads nothing: the probe loads what it needs when it measures."""
         return UnitWorker(self._config, device)
 
     def metrics(self, record: dict) -> dict[str, float]:
@@ -73,7 +73,7 @@ class UnitWorker(Worker[dict]):
         self._config, self._device = config, device
 
     def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[dict, None, None]:
-        """Raises RuntimeError if the probe does not yield a record for each unit that it has taken."""
+        """Yields the record of each unit. Raises RuntimeError if the probe does not yield one for each unit that it took."""
         probe: Probe = self._config.probe
         taken, recorded = 0, 0
 
@@ -95,7 +95,7 @@ class UnitWorker(Worker[dict]):
 
 @dataclass(frozen=True, slots=True)
 class UnitResults(Results):
-    """The results of a probe, with what its figures are drawn from."""
+    """The results of a probe, and the data of its figures."""
 
     config: Config
     records: list[dict]

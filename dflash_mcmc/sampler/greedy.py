@@ -19,7 +19,7 @@ from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 class Greedy(Sampler):
     """The most likely token, every time: a point mass, the same for every power alpha."""
 
-    alpha: float = runtime("has no effect: the argmax is the same at every power; here so that a sweep over alpha may "
+    alpha: float = runtime("has no effect: the argmax is the same at every power; it exists so that a sweep over alpha can "
                            "include this baseline, which then runs once", gt=0)
 
     is_deterministic = True

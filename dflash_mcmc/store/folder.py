@@ -5,13 +5,14 @@
     records.jsonl   one line per task, written when it is done; records.1.jsonl, ... by processes that run at the same time
     attempts.jsonl  tasks begun and given up, while the run is incomplete; attempts.1.jsonl, ... by other processes
     summary.json    a function of the records only
-    lock            the file that the processes of the run lock parts of
+    lock            the file in which the processes of the run lock byte ranges
 
 A record is one line, and a line counts only if it ends with a line feed. What a killed process has written after the last
 line feed is not read, and is removed before the file is written to again. The task is repeated with the same randomness.
 
-Any number of processes, on any number of machines, can share a run. Each locks a task before it begins it, and writes to its
-own file of records. It releases the lock after the record is on the disk, so the next process that gets the lock finds it.
+Any number of processes, on any number of machines, can share a run. Each process locks a task before it begins the
+task, and writes to its own file of records. It releases the lock after the record is on the disk, so the next process that
+gets the lock finds the record.
 A task is a sample or a unit of a probe.
 """
 
@@ -96,13 +97,13 @@ class RunStore:
         """Whether this process logs to the tracker. It takes that role if no other process has it.
 
         Args:
-            seconds: time to wait for another process to leave. That process may have far more to do than this one.
+            seconds: longest time to wait for the leading process to leave. It may have much more work left than this one.
         """
         return self._locks.lead(seconds)
 
     @contextmanager
     def summarising(self) -> Iterator[None]:
-        """Held while files are written from all records. The last process that gets it has read all of them."""
+        """A lock to hold while files are written from all records. The last process that gets it has read all of them."""
         with self._locks.summary():
             self.look_again()
             yield
@@ -125,7 +126,7 @@ class RunStore:
             self._read[number] = line, offset + length
 
     def look_again(self) -> None:
-        """Like `refresh`, but certain to see all: a network file system looks for new content when a lock is taken."""
+        """Like `refresh`, but sees every record: a network file system looks for new content when a lock is taken."""
         with self.mutex():
             self.refresh()
 
@@ -149,7 +150,7 @@ class RunStore:
         return [record for key, record in sorted(keyed, key=lambda pair: (place.get(pair[0], len(place)), pair[0]))]
 
     def take(self, keys: Iterable[SampleKey]) -> Iterator[SampleKey]:
-        """Claims and yields the tasks that are not recorded and that no other process does, one when the next is requested."""
+        """Yields the tasks that are not recorded and that no other process does. Each is claimed when it is requested."""
         for key in keys:
             if self.claim(key):
                 yield key
@@ -222,7 +223,7 @@ class RunStore:
 
     @contextmanager
     def mutex(self) -> Iterator[None]:
-        """Held while a file is replaced. No other process replaces one, or removes the temporary file, meanwhile."""
+        """A lock to hold while a file is replaced. Meanwhile no other process replaces a file or removes a temporary one."""
         try:
             self._locks.take_mutex()
             yield
@@ -249,5 +250,5 @@ def _remove(folder: Path) -> None:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether the folder has no record, and no attempts that can be deaths."""
+    """Whether the folder has neither a record nor an attempt. An attempt without a record can be a death."""
     return not any(path.stat().st_size for path in (*record_files(folder).values(), *folder.glob("attempts*.jsonl")))
