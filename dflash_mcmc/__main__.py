@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.run.loop import RunResult
 
 _SECONDS_TO_REPORT = 60.0
-"""Time in which the first process of a launch, which may still be starting, reports what is wrong with the command line."""
+"""Longest time for the first process of a launch, which may still be starting, to report a mistake in the command line."""
 
 Tables = dict[Callable[[list[Path]], str], list[Path]]
 """Folders of complete runs by the function that renders them as one table."""
@@ -130,7 +130,7 @@ def _run_sweep(command: Command, sweep: Sweep) -> int:
         try:
             search(command, outcomes.run)
         except ValueError:
-            if not outcomes.all_failed:  # then there is no best trial, which the sweeper reports by this exception
+            if not outcomes.all_failed:  # if all failed, there is no best trial, and the sweeper raises this exception
                 raise
     else:
         for job in command.jobs:
@@ -140,7 +140,7 @@ def _run_sweep(command: Command, sweep: Sweep) -> int:
 
 
 def _composed(job: Job) -> Callable[[], Job]:
-    """Gives a job that is composed already."""
+    """A function that returns a job that is already composed."""
     return lambda: job
 
 

@@ -1,4 +1,4 @@
-"""What the components of every group have in common. Each group has a base class of its own in `dflash_mcmc/<group>/`."""
+"""The base class of the components of every group. Each group has a base class of its own in `dflash_mcmc/<group>/`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Component(ABC):
     """A part of a run that the configuration chooses. A leaf is a dataclass that inherits its group's base class.
 
     The methods are hooks: a leaf overrides those that it needs. They load no model. A class with slots cannot use `super()`
-    without arguments, so that an override calls the base class by its name.
+    without arguments, so an override calls the base class by its name.
     """
 
     __slots__ = ()
@@ -33,11 +33,11 @@ class Component(ABC):
         """Checks conditions that span fields or components. Raises UserError."""
 
     def resolved(self, config: Config) -> Self:
-        """The component with automatic values replaced by the values that they stand for."""
+        """The component with automatic values, such as null or auto, replaced by their actual values."""
         return self
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Fields of the identity that differ from the component's: effective values, None for a field without effect."""
+        """Values in the identity instead of the component's own: effective values, and None for a field without effect."""
         return {}
 
     def fingerprint(self) -> str | None:

@@ -69,11 +69,11 @@ class Floor(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Continue `trajectory` token by token, up to a stop id or `horizon` generated tokens. The answer is the longer trajectory.
+    """Continue `trajectory` token by token, up to a stop id or `horizon` generated tokens.
 
-    Token number t (counted from the start of the generation) is drawn with uniform number t of `key`, by inverse transform
-    over token ids. A decoder that preserves the law but not the tokens also draws from keys derived from `key`. With a floor
-    the answer may be incomplete: the draw was abandoned.
+    The answer is the longer trajectory. Token number t (counted from the start of the generation) is drawn with uniform
+    number t of `key`, by inverse transform over token ids. A decoder that preserves the law but not the tokens also draws
+    from keys derived from `key`. With a floor the answer may be incomplete: the draw was abandoned.
     """
 
     trajectory: Trajectory

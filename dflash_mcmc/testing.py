@@ -31,7 +31,7 @@ from dflash_mcmc.ops import Operation, SamplingParams, Score
 from dflash_mcmc.types import Trajectory
 
 _ROUNDING = 1e-14
-"""Smaller shares of an interval are rounding."""
+"""Shares of an interval below this value count as rounding errors."""
 
 
 class Enumerator:

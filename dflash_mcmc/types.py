@@ -28,8 +28,8 @@ class Trajectory(NamedTuple):
     `tokens` (int64), `log_p` and `log_q` (float64) have shape (length,): the generated part only, without the prompt.
     `log_p[t]` is log p_g(x_t | prompt, x_<t) of the (blended) target at temperature 1, and `log_q[t]` the log-probability
     under the law that the token was drawn from, both in nats. `interval` (float64, (length, 2)) gives the uniforms that this
-    law maps to the token, from `interval[t, 0]` to `interval[t, 1]`; (0, 0) where they are not known. `ended` is whether the
-    last token is a stop id.
+    law maps to the token, from `interval[t, 0]` to `interval[t, 1]`; (0, 0) where they are not known. `ended` says whether
+    the last token is a stop id.
     """
 
     prompt: np.ndarray
@@ -74,7 +74,7 @@ class Trajectory(NamedTuple):
         )
 
     def drawn_again(self, start: int, uniforms: np.ndarray) -> int:
-        """How many tokens from `start` on these uniforms, (length - start,), draw again before the first different one.
+        """Number of tokens from `start` on that these uniforms, (length - start,), draw again before the first difference.
 
         A uniform within 1e-12 of an interval's end counts as different, so that rounding cannot make two draws equal.
         """
@@ -137,7 +137,7 @@ class ExpectedCost(NamedTuple):
     num_draws: float = 1.0
     """Draws and scorings, including those of proposals."""
     prefixes: float = 0.0
-    """Generated tokens before all those, which are read again if `hardware.reuse_prefix` is off."""
+    """Generated tokens before the draws and scorings. They are read again if `hardware.reuse_prefix` is off."""
 
 
 class Grade(NamedTuple):

@@ -1,4 +1,4 @@
-"""One command on all GPUs of this machine: a process for each, and they draw every run together.
+"""One command on all GPUs of this machine: one process per GPU, and all draw every run together.
 
     python launchers/local.py experiment=guided_power_sampling condition=ps
     python launchers/local.py -m experiment=guided_power_sampling condition=greedy,ps sampler.alpha=2,4
@@ -6,7 +6,7 @@
 
 The arguments are a command line of `python -m dflash_mcmc`. Each process goes through all points and draws the samples that
 no other process has claimed: points of unequal length leave no GPU idle. The first process shows the progress, reports points
-that failed and prints the table of all points; its exit code becomes that of the command. If another process dies, this is
+that failed and prints the table of all points; the command returns its exit code. If another process dies, this is
 reported and the others draw its share (`accelerate launch` would end them as well).
 """
 

@@ -1,4 +1,4 @@
-"""Draft blend: a share of the draft's logits in the target's, on a grid of blocks that depends on the sequence alone."""
+"""Draft blend: mixes a share of the draft's logits into the target's, on a block grid that depends only on the sequence."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @register("blend", "draft")
 @dataclass(slots=True, kw_only=True)
 class DraftBlend(Blend):
-    """logits = (1 - beta) * target + beta * draft: the draft blend of the guided-power-sampling document, made a fixed target.
+    """logits = (1 - beta) * target + beta * draft: the draft blend of the guided-power-sampling document, as a fixed target.
 
-    Blocks of the draft start at generated tokens 0, B, 2B, ...; the first token of each is the target's alone. The document
-    lets them start where a proposal starts, so that one sequence has as many probabilities as there are cuts, and no
-    Metropolis-Hastings ratio of them belongs to any target: `grid=cut` does that, for comparison.
+    Blocks of the draft start at generated tokens 0, B, 2B, .... The first token of each block has the target's logits alone.
+    In the document, blocks start where a proposal starts. One sequence then has as many probabilities as cuts, and no
+    Metropolis-Hastings ratio of them belongs to any target. `grid=cut` does this, for comparison.
     """
 
     beta: float = identity("share of the draft's logits", ge=0, le=1)

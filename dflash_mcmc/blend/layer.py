@@ -1,4 +1,4 @@
-"""Layer blend: a share of an intermediate layer's logits in the target's."""
+"""Layer blend: mixes a share of an intermediate layer's logits into the target's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LayerBlend(Blend):
     """logits = (1 - beta) * head(h_last) + beta * head(h_layer): "LogitBlend" of the guided-power-sampling document.
 
-    Both terms go through the same linear head, so one product with the mixed hidden state is the same thing. `h_last`
+    Both terms go through the same linear head, so one product with the mixed hidden state gives the same result. `h_last`
     is the input of the model's head, after its final norm; `h_layer` is the output of the decoder layer itself.
     """
 
@@ -36,12 +36,12 @@ class LayerBlend(Blend):
             self.tapped_layers(num_layers)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """-3 and 33 of 36 are one layer."""
+        """The layer counts from 0, so that -3 and 33 of 36 layers have the same identity."""
         num_layers = config.model.num_layers()
         return {} if num_layers is None else {"layer": self.layer % num_layers}
 
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
-        """The decoder layers whose outputs `mix` takes, 0-based. Raises ConfigError for one that the model lacks."""
+        """The decoder layers whose outputs `mix` takes, 0-based. Raises ConfigError for a layer that the model lacks."""
         if not -num_layers <= self.layer < num_layers:
             raise ConfigError("blend.layer", self.layer, f"-{num_layers} to {num_layers - 1} (the model has {num_layers} "
                               "layers)")

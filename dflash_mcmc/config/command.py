@@ -102,7 +102,7 @@ def check_command(arguments: Sequence[str]) -> Command:
 
 
 def job_of(composing: Composer, texts: Sequence[str]) -> Job:
-    """The checked job of overrides, none of which is swept. Raises UserError."""
+    """The checked job of overrides without swept values. Raises UserError."""
     values, choices = composing.compose(texts)
     config = to_config(values)
     overrides = [composing.parse(text) for text in texts]
@@ -111,7 +111,7 @@ def job_of(composing: Composer, texts: Sequence[str]) -> Job:
 
 
 def _refuse_unused(config: Config, overrides: Sequence[Override]) -> None:
-    """Nothing that is given is silently ignored: a probe declares what it uses."""
+    """Raises ConfigError for an override of a group that the probe does not use, so that no override is silently ignored."""
     idle = unused(config)
     for override in overrides:
         group = override.key_or_group.partition("/")[0].partition(".")[0]
@@ -165,7 +165,7 @@ def _sweep(hydra: DictConfig, asked_for: bool) -> Sweep | None:
 
 
 def _points(composing: Composer, overrides: Sequence[Override], sweep: Sweep | None) -> list[list[str]]:
-    """The overrides of every job of a sweep, or those of the one job. Raises UserError."""
+    """The overrides of every job of a sweep, or of the single job. Raises UserError."""
     if sweep is not None:
         return list(points([*map(composing.parse, sweep.params), *overrides], sweep))
     for override in overrides:

@@ -18,7 +18,7 @@ def option_files(more: Sequence[Path] = ()) -> dict[str, dict[str, Path]]:
     """Group -> option -> file, for every group of `conf/`, including groups that are no field of the configuration.
 
     Args:
-        more: further folders with options, those of `--config-dir`.
+        more: further folders with options, from `--config-dir`.
     """
     groups: dict[str, dict[str, Path]] = {}
     for folder in (config_folder(), *more):

@@ -12,7 +12,7 @@ from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.registry import GROUPS, name_of
 
 IDENTITY_VERSION = 3
-"""Raised when the meaning of a field changes, so that old records are not continued under the new one."""
+"""Increased when the meaning of a field changes, so that no run continues records with the old meaning."""
 
 
 def identity_of(config: Config) -> dict[str, object]:
@@ -26,7 +26,7 @@ def identity_of(config: Config) -> dict[str, object]:
 
 
 def settings_of(config: Config) -> dict[str, object]:
-    """The identity without content, which would have to be read: every identity field and the component names."""
+    """The part of the identity that is known without reading any content: every identity field and the component names."""
     values: dict[str, object] = {"version": IDENTITY_VERSION}
     used, idle = groups_of(config), unused(config)
     values.update({group: name_of(component_of(config, group)) for group in used})
@@ -55,7 +55,7 @@ def run_folder(config: Config, digest: str) -> Path:
 
 
 def plain(config: Config) -> dict[str, object]:
-    """Nested dictionaries of the configuration's values, with the name of each component; without what is not used."""
+    """The configuration's values as nested dictionaries, with the name of each component and without unused fields."""
     values = dataclasses.asdict(config)
     for group in GROUPS:
         values[group] = {"name": name_of(component_of(config, group)), **values[group]}

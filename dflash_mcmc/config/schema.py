@@ -122,7 +122,7 @@ def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
 
 
 def groups_of(config: Config) -> tuple[str, ...]:
-    """The groups that the outputs depend on: those of the probe, or those of samples."""
+    """The groups that the outputs depend on, for the probe or for samples."""
     return config.probe.sources()
 
 
@@ -133,7 +133,7 @@ def unused(config: Config) -> set[str]:
 
 
 def parts_of(config: Config, groups: tuple[str, ...]) -> list[str]:
-    """Names of the components that are used, for labels and folders; without options that mean doing without one."""
+    """Names of the used components, for labels and folders. Options such as `none` are left out."""
     parts = [component_of(config, group) for group in groups if group in groups_of(config)]
     return [name_of(part) for part in parts if not part.is_null]
 
@@ -172,7 +172,7 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
 
 
 def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) -> UserError:
-    """The error for a key that no schema has; `elsewhere` are fields and options that it may have been meant for."""
+    """The error for a key that no schema has; `elsewhere` are fields and options that the user may have meant."""
     parent, _, last = name.rpartition(".")
     fields = ", ".join(known) or f"nothing, with this {parent}"
     hint = did_you_mean(last, known)

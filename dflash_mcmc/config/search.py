@@ -23,8 +23,8 @@ def search(command: Command, run: Callable[[Sequence[str], Callable[[], Job]], f
     """Lets the sweeper of a command choose its points and has each of them run.
 
     Args:
-        run: is given a point's overrides and the function that composes its job, and returns the objective. An exception is
-            a failed trial to the sweeper.
+        run: takes a point's overrides and the function that composes its job, and returns the objective. The sweeper
+            counts an exception as a failed trial.
     """
     with composer("config") as composing:
         overrides = [composing.parse(text) for text in command.overrides]
@@ -49,7 +49,7 @@ class _Trials:
         """The overrides of the trial that runs."""
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """What Hydra runs a trial with: its own settings, and the trial's overrides to name it by."""
+        """The configuration that Hydra runs a trial with: Hydra's settings, and the overrides that name the trial."""
         self.point = list(sweep_overrides)
         of_trial = copy.deepcopy(self._master)
         of_trial.hydra.overrides.task = self.point
@@ -68,6 +68,6 @@ def _master(composing: Composer, command: Command) -> DictConfig:
 
 
 def _is_of_component(composing: Composer, text: str) -> bool:
-    """Whether an override sets a field of a component, which may not exist as long as its group is swept."""
+    """Whether an override sets a field of a component. Such a field may not exist while its group is swept."""
     group, dot, _ = composing.parse(text).key_or_group.partition(".")
     return bool(dot) and group in GROUPS

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder or a name on the hub, and the content."""
+"""A checkpoint: a folder or a name on the hub, and the hash of its content."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Checkpoint(NamedTuple):
     def fingerprint(self) -> str:
         """Hash of the checkpoint's files; of name and commit for a hub name.
 
-        A safetensors file counts by its header and three samples of every tensor. Reading all of a large checkpoint would
-        take minutes at every start, and a tensor that was trained further differs in any sample.
+        The hash covers the header of a safetensors file and three samples of every tensor. Reading all of a large
+        checkpoint would take minutes at every start, and a tensor that was trained further differs in any sample.
         """
         if not self.folder.is_dir():
             return f"hub:{self.path}@{self.commit()}"
@@ -95,7 +95,7 @@ class Checkpoint(NamedTuple):
         offline = not hub.reachable()
         try:
             return Path(huggingface_hub.snapshot_download(self.path, revision=self.commit(), local_files_only=offline))
-        except Exception as error:  # the hub raises a dozen types here; all mean that this checkpoint cannot be had
+        except Exception as error:  # the hub raises a dozen types here; all mean that this checkpoint cannot be loaded
             if offline:
                 raise self.unreachable() from error
             reason = " ".join(str(error).split())[:300]
@@ -112,7 +112,7 @@ class Checkpoint(NamedTuple):
         return Path(found) if isinstance(found, str) else None
 
     def _sample(self, file: Path) -> bytes:
-        """Header, and the begin, middle and end of every tensor of a safetensors file. Raises ConfigError."""
+        """Header, and the beginning, middle and end of every tensor of a safetensors file. Raises ConfigError."""
         size = file.stat().st_size
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")

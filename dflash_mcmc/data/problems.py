@@ -18,7 +18,7 @@ def content_hash(problems: Iterable[Problem]) -> str:
 
 
 def checked(problems: list[Problem]) -> list[Problem]:
-    """The problems, once each is known to have its own id and parts of the right type. Raises UserError, of one line."""
+    """The problems, after a check that each has its own id and parts of the right type. Raises UserError, of one line."""
     seen: set[str] = set()
     for problem in problems:
         if problem.id in seen:
@@ -35,5 +35,5 @@ def checked(problems: list[Problem]) -> list[Problem]:
 
 
 def _is_text(value: object) -> bool:
-    """Whether a tokenizer accepts a value: JSON can hold lone surrogates, and no tokenizer does."""
+    """Whether a tokenizer accepts a value: JSON can hold lone surrogates, and no tokenizer accepts them."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)

@@ -79,7 +79,7 @@ def _downloaded(source: Hub, revision: str | None) -> tuple[dict, ...]:
     offline = not hub.reachable()
     try:
         return tuple(datasets.load_dataset(source.name, source.subset, revision=revision, split=source.split))
-    except Exception as error:  # datasets raises many types; all mean that these rows cannot be had
+    except Exception as error:  # datasets raises many types; all mean that these rows cannot be read
         if offline:
             raise UserError(f"dataset: {source.name} is not in the cache, and the hub cannot be reached; allowed: a file, "
                             "dataset.path=/path/to/test.jsonl") from error

@@ -1,4 +1,4 @@
-"""Which problems of a dataset a run asks for: by id, by shard, and the first of them."""
+"""The problems of a dataset that a run requests: by id or by shard, up to a number of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class ProblemSelection:
-    """The problems that a run asks for: those with some ids, or of some shards, and the first `limit` of them."""
+    """The problems that a run requests: the first `limit` of all problems, of those with some ids, or of some shards."""
 
-    limit: int | None = runtime("number of problems, the first of those that ids or shards select; null takes all", ge=1)
+    limit: int | None = runtime("number of problems, from the start of those that ids or shards select; null takes all",
+                                    ge=1)
     ids: list[str] | None = runtime("problems with these ids; null takes all")  # noqa: RUF009
     shards: list[int] | None = runtime(  # noqa: RUF009
         "numbers of the shards to take, from 0; shard i of num_shards is problems i, i + num_shards, i + 2 num_shards, ...; "
@@ -58,11 +59,11 @@ def with_ids(problems: Sequence[Problem], ids: Sequence[str]) -> list[Problem]:
 
 
 def chosen(problems: Sequence[T], limit: int | None, shards: Sequence[int] | None, num_shards: int | None) -> list[T]:
-    """The first `limit` of the problems of these shards, in their order; of all problems without shards. Raises ConfigError.
+    """The first `limit` problems of these shards, or of all problems without shards, in their order. Raises ConfigError.
 
     Shards are strided: shard i of n is problems i, i + n, i + 2n, ..., as in the code of the guided-power-sampling
-    document (maxwell-gao/flashSpeculation, `range(shard, len(dataset), n_shards)`), so that shards 0 to 7 of 40 of MATH-500
-    are its 104 problems.
+    document (maxwell-gao/flashSpeculation, `range(shard, len(dataset), n_shards)`), so shards 0 to 7 of 40 of MATH-500 are
+    the document's 104 problems.
     """
     if shards is None or num_shards is None:
         return list(problems[:limit])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class FromFile(Dataset):
-    """Base class of datasets that are a file of the user's, with a problem in each row. A leaf needs `problem`."""
+    """Base class of datasets in a file of the user, with a problem in each row. A leaf needs `problem`."""
 
     path: str | None = runtime("JSON Lines file, plain or .gz")
 
@@ -33,7 +33,7 @@ class FromFile(Dataset):
         """The problem of a row; `number` counts from 0. Raises UserError."""
 
     def check(self, config: Config) -> None:
-        """Checks that there is a file, besides what every dataset checks. Raises ConfigError."""
+        """Checks that a file is given, in addition to the checks of every dataset. Raises ConfigError."""
         Dataset.check(self, config)
         if self.path is None:
             raise ConfigError("dataset.path", None, "a JSON Lines file")
@@ -69,7 +69,7 @@ class Benchmark(FromFile):
         return self.num_published if self.path is None else None
 
     def check(self, config: Config) -> None:
-        """Checks that there is a file or a commit, besides what every dataset checks. Raises ConfigError."""
+        """Checks that a file or a commit is given, in addition to the checks of every dataset. Raises ConfigError."""
         Dataset.check(self, config)
         if self.path is None and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ConfigError("dataset.revision", self.revision, f"a commit of {self.hub.name} on the hub, all 40 hexadecimal "
@@ -80,7 +80,7 @@ class Benchmark(FromFile):
         return dataclasses.replace(self, prompt=prompts.resolve(self.prompt), revision=None if self.path else self.revision)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The content is part of the identity, so that the revision is not."""
+        """The content is part of the identity, so the revision is not."""
         return {"revision": None}
 
     def rows(self) -> list[dict]:

@@ -16,7 +16,7 @@ from dflash_mcmc.types import Problem
 class Aime24(Benchmark):
     """AIME I and II of 2024, from the hub (HuggingFaceH4/aime_2024) or a JSON Lines file.
 
-    Gold answers stay as they are written: with leading zeros, as the examination wants them.
+    Gold answers keep the leading zeros that the examination requires.
     """
 
     path: str | None = runtime("JSON Lines file with id, problem, answer, and solution if there is one; null takes the hub")

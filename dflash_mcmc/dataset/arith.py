@@ -1,10 +1,10 @@
-"""`dataset=arith`: generated multi-step word problems with worked solutions; what `model=tiny` is trained on.
+"""`dataset=arith`: generated multi-step word problems with worked solutions, on which `model=tiny` is trained.
 
 A problem is a start count and a few events on it; its level is the number of arithmetic operations, 1 to 5. The same
 problem has many correct solutions: an operation can be worked in full (`7*24=140+28=168`), done at once (`7*24=168`) or
 merged with the next one (`47+7*24=215`), products can be worked first or as they come, and the answer can be given
-without any work. A small model does these with very different reliability, which is what makes the choice between
-them worth sampling over: the power distribution p^alpha weighs a whole solution, a low temperature only the next token.
+without any work. Some of these ways are much more reliable than others for a small model, so the accuracy depends on how
+a solution is sampled: the power distribution p^alpha weighs a whole solution, and a low temperature only the next token.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NUM_TEST_BUCKETS = 16
 NUM_TEST_PROBLEMS = 300
 _TEST_SEED = 2026
 _LARGEST = 9999
-# How often a solution takes each way. None of them dominates, and the one that a greedy decoder prefers (a product at
-# once) is not the reliable one (a product in full): so accuracy is decided by how one samples.
+# How often a solution takes each way. No way dominates. A greedy decoder prefers a product at once, and a product in full is
+# more reliable, so the accuracy depends on the sampler.
 _WITHOUT_WORK = 0.30
 _MERGED_PRODUCT = 0.25
 _MERGED_SUM = 0.30
@@ -80,7 +80,7 @@ class Event(NamedTuple):
 
 
 class WordProblem(NamedTuple):
-    """A generated problem: its text, its answer and what is needed to write solutions of it."""
+    """A generated problem: its text, its answer, and the data for writing its solutions."""
 
     question: str
     answer: int
@@ -90,13 +90,13 @@ class WordProblem(NamedTuple):
 
     @property
     def split(self) -> str:
-        """`test` or `train`, by a hash of the numbers and operations: the wording cannot move a problem over."""
+        """`test` or `train`, by a hash of the numbers and operations. The wording has no effect."""
         numbers = repr((self.start, [tuple(event) for event in self.events])).encode()
         return "test" if hashlib.blake2b(numbers, digest_size=8).digest()[0] % NUM_TEST_BUCKETS == 0 else "train"
 
 
 def make_problem(key: Key, level: int, split: str) -> WordProblem:
-    """The problem of this key, level (1 to 5) and split (`train` or `test`): redrawn until it falls into the split."""
+    """The problem of this key, level (1 to 5) and split (`train` or `test`): drawn again until it falls into the split."""
     if level not in LEVELS or split not in ("train", "test"):
         raise ValueError(f"make_problem: level {level}, split {split!r}; allowed: levels 1 to 5, 'train' or 'test'")
     for attempt in range(10_000):
@@ -108,7 +108,7 @@ def make_problem(key: Key, level: int, split: str) -> WordProblem:
 
 
 def make_solution(key: Key, problem: WordProblem) -> str:
-    """One of the many correct solutions of the problem, its style drawn from the key. Ends in `\\boxed{answer}.`"""
+    """One of the many correct solutions of the problem, with a style drawn from the key. Ends in `\\boxed{answer}.`"""
     stream = Stream(key.fold_in("solution"))
     closing = stream.choice(_CLOSERS) + f"\\boxed{{{problem.answer}}}."
     if stream.uniform() < _WITHOUT_WORK / problem.level:
@@ -209,7 +209,7 @@ def _change(stream: Stream, left: str, sign: str, amount: int, count: int) -> st
 
 
 def _in_full(times: int, number: int) -> str:
-    """`17*24=240+168=408.`: by the tens and ones of the factor that has both, the first one first."""
+    """`17*24=240+168=408.`: one factor is split into tens and ones, the first factor if it has both."""
     if times > 10:
         tens, ones = times - times % 10, times % 10
         parts = (tens * number, ones * number)

@@ -1,7 +1,7 @@
 """CL-bench: tasks with contexts of 20,000 to 160,000 characters that have to be learnt from (Tencent Hunyuan).
 
-Its licence allows evaluation alone: no row of it is part of this repository. A language model judges an answer by rubrics.
-There is no such judge here, so that the dataset is for probes that teacher-force the target's own answers.
+Its licence allows evaluation only, so no row is part of this repository. A language model judges an answer by rubrics.
+There is no such judge here, so the dataset is for probes that teacher-force the target's own answers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class ClBench(FromFile):
     """CL-bench's tasks from a JSON Lines file: long contexts, for probes; there is no judge for its rubrics.
 
-    The question is the conversation up to its last turn of the user: a system message and one of the user are the two texts,
-    of a longer conversation each begins with its role. The gold answer is empty and there is no solution; the subject is the
+    The question is the conversation up to the user's last turn. A system message and one user message are the plain texts; in
+    a longer conversation each text begins with its role. The gold answer is empty and there is no solution; the subject is the
     category of the context.
     """
 
@@ -47,12 +47,12 @@ class ClBench(FromFile):
         """The task of a row. Raises UserError where it has no conversation."""
         metadata: dict[str, Any] = row["metadata"] if isinstance(row["metadata"], dict) else {}
         question = _question(row["messages"], number)
-        task: Any = metadata.get("task_id")  # one that is no text is refused with the problems
+        task: Any = metadata.get("task_id")  # an id that is no text is refused when the problems are checked
         return Problem(task, question, "", subject=metadata.get("context_category"))
 
 
 def _question(messages: object, number: int) -> str:
-    """The text of a conversation. Raises UserError where it is none, or has no turn of the user."""
+    """The text of a conversation. Raises UserError if the messages are not a conversation or have no turn of the user."""
     turns = messages if isinstance(messages, list) else []
     texts: list[tuple[Any, Any]] = [(turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
                                     for turn in turns]

@@ -27,7 +27,7 @@ class Decoder(Component):
 
     @abstractmethod
     def speculation(self, drafter: Drafter | None) -> Speculation | None:
-        """The rule that an engine verifies drafted blocks by; None for decoding token by token."""
+        """The rule by which an engine verifies drafted blocks; None for decoding token by token."""
 
 
 class SpeculativeDecoder(Decoder):

@@ -1,4 +1,4 @@
-"""Sample and match: the target draws every token, the draft decides how many of the draws one forward gives."""
+"""Sample and match: the target draws every token, and the draft decides how many draws one forward yields."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 @register("decoder", "speculative_match")
 @dataclass(slots=True, kw_only=True)
 class SpeculativeMatch(SpeculativeDecoder):
-    """Draw a token of the target at each drafted one; keep them up to the first that differs from its draft.
+    """Draw the target's token at each drafted position; keep the tokens up to the first that differs from the draft's.
 
-    Each is drawn by the uniform of its position, as plain decoding does, so at one seed the tokens are those of plain
-    decoding for every draft (in float32; in half precision up to near-ties). Daliri et al. 2024 (arXiv 2408.07978)
-    call it drafter-invariant.
+    Each token is drawn by the uniform of its position, as in plain decoding. At one seed the tokens are therefore the
+    same as in plain decoding, for every draft (in float32; in half precision up to near-ties). Daliri et al. 2024
+    (arXiv 2408.07978) call this drafter-invariant.
     """
 
     draft_temperature: float = identity("temperature of the draft, drawn by the same uniforms as the target; 0 "

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time that the latest tokens occurred."""
+"""Prompt lookup: proposes the tokens that followed the last occurrence of the latest tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @register("draft", "ngram")
 @dataclass(slots=True, kw_only=True)
 class NgramDraft(Draft):
-    """Proposes what followed the last occurrence of the latest tokens in prompt or generation. It has no density."""
+    """Proposes the tokens after the last occurrence of the latest tokens in prompt or generation. It has no density."""
 
     num_drafted: int = identity("number of tokens of a block", ge=1)
     longest: int = identity("longest suffix, in tokens, that is looked up; the longest one found counts", ge=1)

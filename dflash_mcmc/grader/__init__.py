@@ -20,7 +20,7 @@ class GradingPool(Protocol):
         """Hands over a text. Raises UserError for a gold answer that no text can be compared with."""
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
-        """Yields (tag, grade) of the texts that are graded; with `wait` of all that were submitted."""
+        """Yields (tag, grade) of each graded text. With `wait` it waits until all submitted texts are graded."""
 
     def close(self) -> None:
         """Ends the pool's processes."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @register("grader", "math")
 @dataclass(slots=True, kw_only=True)
 class MathGrader(Grader):
-    """Last balanced box against the gold answer, by typed rules, then math-verify."""
+    """Compares the last balanced box with the gold answer, by typed rules and then by math-verify."""
 
     version = VERSION
 

@@ -23,7 +23,7 @@ def is_here() -> bool:
 
 
 def ask(*command: str, ignored: Sequence[signal.Signals] = ()) -> str:
-    """The output of a command of SLURM. Raises UserError with its complaint, in one line.
+    """The output of a command of SLURM. Raises UserError with SLURM's message in one line.
 
     Args:
         ignored: signals that do not end the command.
@@ -112,7 +112,7 @@ def requeue(id: str) -> None:
 
 
 def cancel(ids: Iterable[str]) -> None:
-    """Raises UserError."""
+    """Cancels jobs. Raises UserError."""
     ids = list(ids)
     for first in range(0, len(ids), 500):
         ask("scancel", *ids[first : first + 500])

@@ -119,7 +119,7 @@ class Grid:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process submits jobs of this grid at a time. Raises UserError."""
+        """A lock to hold while jobs of this grid are submitted. Raises UserError if another process submits jobs."""
         locks = Locks(self.folder / "lock")
         try:
             if not locks.take(0):
@@ -161,7 +161,7 @@ def node() -> str:
 
 
 def find(names: Sequence[str], outputs: Path) -> list[Grid]:
-    """The grids of these names: a folder, or an experiment for its newest grid; without names the newest. Raises UserError."""
+    """The grids of these names: folders, or experiments for their newest grid. Without names, the newest. Raises UserError."""
     if not names:
         return [Grid.read(_newest(outputs.glob(f"*/{GRIDS}/*/{_FILE}"), f"{outputs}/: no grid was submitted from here"))]
     return [Grid.read(_folder(name, outputs)) for name in names]

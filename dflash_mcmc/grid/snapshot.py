@@ -1,6 +1,6 @@
-"""What the jobs of a grid run: the code as of its submission and the resolved configuration of each point.
+"""The snapshot that the jobs of a grid run: the code as of the submission, and the resolved configuration of each point.
 
-A queued job reads neither the checkout nor `conf/`: an edit after the submission does not reach it. Installed packages,
+A queued job reads neither the checkout nor `conf/`: an edit after the submission has no effect on it. Installed packages,
 including plugins, data and checkpoints are not copied. A job checks when it starts that data and checkpoint are the same.
 """
 
@@ -40,7 +40,7 @@ def copy_code(code: Path) -> None:
 
 
 def write_point(path: Path, config: Config, code: Path) -> None:
-    """Writes the configuration of a point. Paths become absolute; files of the package become those of the snapshot."""
+    """Writes the configuration of a point. Paths become absolute, and paths into the package point into the snapshot."""
     values = dataclasses.asdict(config)
     for name, _, _, value in walk(config):
         if isinstance(value, str):

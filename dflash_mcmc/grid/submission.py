@@ -163,13 +163,13 @@ def _parameters(grid: Grid, launcher: Slurm) -> dict[str, object]:
 
 
 def _environment(grid: Grid, launcher: Slurm) -> list[str]:
-    """Python imports the snapshot first, independent of the setup, the checkout and the environment of the submission."""
+    """Shell lines that make Python import the snapshot first, whatever the setup, the checkout and the environment are."""
     return [f"export PYTHONPATH={shlex.quote(str(grid.folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
             "export PYTHONSAFEPATH=1"]
 
 
 def _again(max_requeues: int) -> list[str]:
-    """The job's shell requeues the job if the supervisor itself was killed: out of memory, or before it handled signals."""
+    """Shell lines that requeue the job if the supervisor itself was killed: out of memory, or before it handled signals."""
     return ["ended=$?",
             f'if [ "$ended" -gt 128 ] && [ "$ended" -ne 143 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {max_requeues} ]; then',
             '  scontrol requeue "$SLURM_JOB_ID"',

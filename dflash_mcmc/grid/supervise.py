@@ -26,7 +26,7 @@ from dflash_mcmc.process.ranks import SHARD
 from dflash_mcmc.store.records import record_files
 
 ENDINGS = "DFLASH_MCMC_ENDINGS"
-"""Environment variable: the file in which the processes of a launch note their exit codes. The launcher has only one."""
+"""Environment variable: the file in which the processes of a launch note their exit codes. The launcher returns one."""
 _LAUNCHER = "accelerate.commands.launch"
 GRACE_SHARE = 0.9
 """The worker's share of the grace time; the rest is for the requeue."""
@@ -48,7 +48,7 @@ class Supervisor:
     shard: int
     shards: int
     launcher: Slurm
-    """The fields of this job's submission, which can differ from those of the grid after a resume."""
+    """The fields of this job's submission. After a resume they can differ from the fields of the grid."""
     _noted: list[signal.Signals] = field(default_factory=list)
     _over: bool = False
 
@@ -170,7 +170,7 @@ def _recorded(grid: Grid, job: SlurmJob) -> int:
 
 
 def _deaths_since(events: list[dict], recorded: int) -> int:
-    """Number of deaths since the last progress. A sample that kills its workers is finally recorded as given up: progress."""
+    """Number of deaths since the last progress. Recording that a sample was given up is progress, too."""
     return sum(event["event"] == "died" and event.get("recorded") == recorded for event in events)
 
 
@@ -191,7 +191,7 @@ def _as_worker() -> None:
 
 
 def _arguments(grid: Grid, job: SlurmJob) -> list[str]:
-    """The end of every worker's command."""
+    """The last arguments of every worker's command."""
     return ["-m", "dflash_mcmc.grid.work", str(grid.folder), str(job.point)]
 
 

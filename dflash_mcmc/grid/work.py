@@ -1,6 +1,6 @@
 """A worker of a grid's job: one point, or this job's share of it. `python -m dflash_mcmc.grid.work GRID POINT`; jobs start it.
 
-Exit codes are those of `python -m dflash_mcmc`. 0 also means that other workers draw the samples that are left.
+The exit codes are the same as for `python -m dflash_mcmc`. 0 also means that other workers draw the samples that are left.
 """
 
 from __future__ import annotations

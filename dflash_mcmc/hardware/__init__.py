@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Hardware(Component):
-    """Base class of hardware. A leaf needs `resolve`, and declares these fields and those of the engine's `Options`."""
+    """Base class of hardware. A leaf needs `resolve`, and declares these fields and the fields of the engine's `Options`."""
 
     __slots__ = ()
 

@@ -26,7 +26,7 @@ class Local(Hardware):
     memory_gb: float | None = runtime("memory besides the model's weights (KV cache, activations), in GB; null takes 90 % "
                                       "of the free memory", gt=0)
     prefill_chunk: int = runtime("longest chunk of a prompt in a prefill step, a power of two", ge=8, le=8192)
-    read_ahead: int = runtime("waiting chains' prompts that are prefilled together; 0 prefills each in its slot", ge=0)
+    read_ahead: int = runtime("number of waiting prompts that are prefilled together; 0 prefills each in its slot", ge=0)
     reuse_prefix: bool = runtime("keep keys and values of a proposal's and the state's common prefix; false reads it again")
     keep_current: bool = runtime("keep the state's keys and values in a second cache while a proposal overwrites them; false "
                                  "reads the state again after a rejection")
@@ -44,8 +44,8 @@ class Local(Hardware):
                                       ge=1)
 
     grace_seconds: float = runtime("time to finish running chains after the process is asked to end (SIGTERM, SIGUSR1, "
-                                   "SIGUSR2), in seconds; at most 20 after a SIGTERM, which a kill follows", ge=0)
-    max_attempts: int = runtime("crashes with a sample as the only running one, after which it is recorded as not_drawn",
+                                   "SIGUSR2), in seconds; at most 20 after a SIGTERM, because a kill follows", ge=0)
+    max_attempts: int = runtime("crashes while a sample runs alone, after which it is recorded as not_drawn",
                                 ge=1)
 
     def check(self, config: Config) -> None:

@@ -38,7 +38,7 @@ class MetropolisStep(NamedTuple):
 
 
 def trace_entry(step: MetropolisStep, block: int, number: int, length: int) -> dict[str, float | int | str]:
-    """The trace entry of a step. Its `length` is that of the state before the step, its `log_p` that of the state after it."""
+    """The trace entry of a step. `length` refers to the state before the step, and `log_p` to the state after it."""
     return {"block": block, "step": number, "cut": step.cut, "length": length, "proposal_length": step.proposal_length,
             "log_ratio": step.log_ratio, "decision": step.decision, "log_p": float(step.trajectory.log_p.sum())}
 

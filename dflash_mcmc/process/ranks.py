@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 
 SHARD = "DFLASH_MCMC_SHARD"
-"""Environment variable of a grid's job: `2/8` is the third of eight that draw one run."""
+"""Environment variable of a grid's job: `2/8` is the third of eight jobs that draw one run."""
 
 
 class RankPlace(NamedTuple):
@@ -54,7 +54,7 @@ def place() -> RankPlace:
 
 
 def own_part_first(items: Sequence[T]) -> Sequence[T]:
-    """All items, rotated to start with this process's part: processes that start apart rarely compete for a sample."""
+    """All items, rotated to start with this process's part: processes with different starts rarely compete for a sample."""
     position, total = place()
     start = len(items) * position // total
     return [*items[start:], *items[:start]]

@@ -14,7 +14,7 @@ from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _TERM_SECONDS = 20.0
-"""SLURM and torchrun kill 30 seconds after a SIGTERM by default."""
+"""Longest grace time after a SIGTERM: by default SLURM and torchrun kill the process 30 seconds after it."""
 _noted: list[signal.Signals] = []
 
 
@@ -24,7 +24,9 @@ class Stopped(BaseException):
 
 @contextmanager
 def heeded(grace_seconds: float) -> Iterator[None]:
-    """Inside, a signal is a request. `Stopped` is raised `grace_seconds` after the first signal, anywhere in the program.
+    """Inside the context a signal only requests a stop.
+
+    `Stopped` is raised `grace_seconds` after the first signal, anywhere in the program.
 
     Outside the main thread no handlers can be set, and signals keep their meaning.
     """
@@ -35,7 +37,7 @@ def heeded(grace_seconds: float) -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         seconds = min(grace_seconds, _TERM_SECONDS) if number == signal.SIGTERM else grace_seconds
         first, left = not _noted, signal.getitimer(signal.ITIMER_REAL)[0]
-        _noted.append(signal.Signals(number))  # before the timer starts, whose handler reads it
+        _noted.append(signal.Signals(number))  # before the timer starts: its handler reads this list
         if first or seconds < left:
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
 

@@ -24,7 +24,7 @@ from dflash_mcmc.store.records import SampleKey, key_of
 
 _POLL_SECONDS = 0.5
 _MOST_TRIED = 64
-"""Tasks of other processes that are tried at each look. On a network file system a lock costs a message."""
+"""Number of other processes' tasks that are tried at a time. On a network file system a lock costs a message."""
 
 
 def _no_table(folders: Sequence[Path]) -> str:
@@ -52,8 +52,8 @@ class RunResult(NamedTuple):
 def execute(job: Job) -> RunResult:
     """Does what the run lacks and summarises it. A complete run loads no model. Raises UserError and Stopped.
 
-    Any number of processes can share a run. Each does the tasks that no other has claimed, and one at a time logs to the
-    tracker.
+    Any number of processes can share a run. Each does the tasks that no other has claimed. One process at
+    a time logs to the tracker.
     """
     config, tasks = job.config, tasks_of(job.config)
     identity, keys = identity_of(config), tasks.keys()
@@ -75,7 +75,7 @@ def execute(job: Job) -> RunResult:
 
 
 def _summarise(store: RunStore, tasks: Tasks, keys: Sequence[SampleKey], tracking: Tracking) -> dict:
-    """Writes what follows from all records, and logs it to the tracker. Returns the content of `summary.json`."""
+    """Writes the results of all records, and logs them to the tracker. Returns the content of `summary.json`."""
     with store.summarising():
         results, figures = tasks.summarise(store.in_order(keys)), []
         if not ranks.rank():
@@ -129,7 +129,7 @@ class _Loop:
             self._store.sync()
 
     def _rounds(self) -> Iterator[tuple[Sequence[SampleKey], Iterable[SampleKey], bool]]:
-        """(tasks, an iterator that claims them when it is consumed, whether it is one task to be done alone).
+        """Yields (tasks, an iterator that claims them when it is consumed, whether it is one task to be done alone).
 
         The last rounds are tasks that other processes have left.
         """
@@ -156,7 +156,7 @@ class _Loop:
     def _left_by_others(self, tried: list[SampleKey]) -> tuple[Sequence[SampleKey], Iterable[SampleKey], bool] | None:
         """A round of tasks that an ended process had begun; None if other processes are doing all of `tried`.
 
-        All of them are one round, except suspects.
+        These tasks form one round, except suspects, which are done alone.
         """
         fresh = self._store.take(key for key in tried if not self._attempts.is_suspect(key))
         first = next(fresh, None)

@@ -132,9 +132,9 @@ class SampleWorker(Worker[Record]):
             yield key, build.chain(self._config, self._config.sampler, problem, number, self._problems[problem].prompt)
 
     def ready(self, wait: bool = False) -> Iterator[Record]:
-        """Samples that are graded. With `wait` it waits until all drawn ones are."""
+        """Yields graded samples. With `wait` it waits until all drawn samples are graded."""
         for key, grade in self._pool.finished(wait):
-            # A signal to every process of a job also ends the grading processes. The result of that is no grade.
+            # A signal to every process of a job also ends the grading processes. Their result is then not a grade.
             if not (stopping.requested() and grade.verdict in (ERROR, TIMEOUT)):
                 yield self._record(grade, self._grading.pop(key))
 

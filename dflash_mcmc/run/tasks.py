@@ -1,4 +1,4 @@
-"""What a run consists of: samples, or the units of a probe. The loop (`loop.py`) treats both through these two classes."""
+"""The tasks of a run: samples, or the units of a probe. The loop (`loop.py`) treats both through `Tasks` and `Worker`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ R = TypeVar("R", bound=Mapping)
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What follows from all records of a run."""
+    """The results that follow from all records of a run."""
 
     summary: dict[str, object]
     """The content of `summary.json`."""
@@ -35,7 +35,7 @@ class Results:
 
 
 class Worker(ABC, Generic[R]):
-    """Does tasks, with everything loaded that they need."""
+    """Does tasks, and holds everything that they need."""
 
     @abstractmethod
     def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[R | None, None, None]:
@@ -59,7 +59,7 @@ class Worker(ABC, Generic[R]):
         return iter(())
 
     def counters(self) -> dict[str, object]:
-        """What this worker has done, for `run.json`."""
+        """Counts of this worker's work, for `run.json`."""
         return {}
 
     def close(self) -> None:

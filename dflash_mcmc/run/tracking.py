@@ -1,4 +1,4 @@
-"""A run and its tracker: what is logged when, under which name, and what a later start logs.
+"""Logs a run to its tracker, and decides what a later start of the run still has to log.
 
 A run that is killed after its last record has not logged its summary, and a run without a tracker has logged nothing.
 `tracked.json` holds what each tracker has received, so that the next start logs the rest, even if it has nothing to do.
@@ -110,11 +110,11 @@ class Tracking:
         self._complete = True
 
     def _has_summary(self) -> bool:
-        """Whether the tracker has the summary of this many records."""
+        """Whether the tracker has the summary of the current number of records."""
         return self._read().get(self._key, {}).get("summary") == len(self._store.records)
 
     def _leads(self) -> bool:
-        """Whether this process logs to the tracker. If another process does, it waits a little for its end."""
+        """Whether this process logs to the tracker. If another process does, this one waits a little for its end."""
         if self._store.lead(_LEAVE_SECONDS):
             return True
         note(f"{self._store.folder}: another process does more of this run and logs it to the tracker")
@@ -138,7 +138,7 @@ class Tracking:
 
     def _write(self, summary: int | None) -> None:
         logged = {"lines": {str(number): lines for number, lines in self._logged.items()}, "summary": summary}
-        with self._store.mutex():  # not durable: what a failing machine loses of a chart is in the records
+        with self._store.mutex():  # not durable: the records keep the values that a chart loses if the machine fails
             write_atomically(self._store.folder / _TRACKED, json.dumps({**self._read(), self._key: logged}), durable=False)
 
 
@@ -185,7 +185,7 @@ def tags(job: Job) -> tuple[str, ...]:
 
 
 def _distinguishing(config: Config, overrides: Sequence[str]) -> list[str]:
-    """The overrides that the identity depends on and that the label does not contain, each field by its last name."""
+    """The overrides that the identity depends on and that the label does not contain, each with the last part of its name."""
     groups = groups_of(config)
     fields = {name for name, field, _, _ in walk(config) if spec_of(field).role == "identity"}
     fields |= {f"{group}.path" for group in groups}  # the content of the path is part of the identity

@@ -38,7 +38,7 @@ class Sampler(Component):
         """
 
     def law(self) -> SamplingParams:
-        """Sampling parameters of the draws; for a Metropolis-Hastings sampler those of its proposals."""
+        """Sampling parameters of the draws, or of the proposals of a Metropolis-Hastings sampler."""
         return SamplingParams()
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost | None:

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 @register("sampler", "best_of_n")
 @dataclass(slots=True, kw_only=True)
 class BestOfN(Sampler):
-    """One of N draws: the likeliest, the likeliest a token, or one resampled by the weights of p^alpha.
+    """One of N draws: the likeliest, the likeliest per token, or one resampled by the weights of p^alpha.
 
     Law: candidates y_1 .. y_N are independent draws, token by token, from q = softmax(logits / temperature), truncated by
-    top-k and top-p. `log_p` and `mean_log_p` keep the one with the largest sum, or mean over tokens, of log p, the first among
-    equal ones; p is the (blended) target. `power` keeps y_i with probability proportional to exp(alpha * log p(y_i) - log
-    q(y_i)): sampling importance resampling (Rubin 1987), whose law tends to p^alpha on the support of q as N grows.
+    top-k and top-p. p is the (blended) target. `log_p` keeps the candidate with the largest log p, and `mean_log_p` the one
+    with the largest mean log p over its tokens. Among equal candidates they keep the first. `power` keeps y_i with probability
+    proportional to exp(alpha * log p(y_i) - log q(y_i)). This is sampling importance resampling (Rubin 1987). Its law tends
+    to p^alpha on the support of q as N grows.
     """
 
-    num_candidates: int = identity("number of draws of a chain, one of which is kept", ge=1)
+    num_candidates: int = identity("number of draws of a chain; one of them is kept", ge=1)
     select: str = identity("the draw that is kept: log_p = largest log p; mean_log_p = largest log p a token; power = drawn "
                            "with weights exp(alpha * log p - log q)", choices=("log_p", "mean_log_p", "power"))
     alpha: float = identity("power of the target p^alpha of select=power; temperature is 1/alpha unless given", gt=0)
@@ -55,7 +56,7 @@ class BestOfN(Sampler):
         return ExpectedCost(self.num_candidates * length, num_draws=self.num_candidates)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
-        """Draws the candidates, each of at most `horizon` tokens, and keeps one. The trace has an entry a candidate."""
+        """Draws the candidates, each of at most `horizon` tokens, and keeps one. The trace has one entry per candidate."""
         candidates = []
         for number in range(self.num_candidates):
             path = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", number, "token"))

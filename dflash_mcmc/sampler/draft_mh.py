@@ -1,4 +1,4 @@
-"""Metropolis-Hastings on p^alpha with the draft as proposal: the hypothesis of the speculative-MCMC probe, runnable."""
+"""Metropolis-Hastings on p^alpha with the draft as proposal: the method that the speculative-MCMC probe examines."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 class DraftMH(Sampler):
     """Metropolis-Hastings on p^alpha whose proposals are blocks of the draft: regenerate a suffix from it, accept by weight.
 
-    Target and schedule are those of power_mh. The proposal law q_d is the draft's, softmax(logits / draft_temperature), on
-    blocks that start at generated tokens 0, B, 2B, ... wherever the suffix starts, so that log q_d is a function of the
-    sequence; the first token of each block is drawn from the target at the same temperature. A whole block is drawn and
-    read in one forward of the target. With `proposal=mixture` a suffix comes from the draft with probability
-    `draft_weight`, else from the target at `proposal_temperature`, and the ratio takes the density of the mixture.
+    The target and the schedule are the same as in power_mh. The proposal law q_d is the draft's: softmax(logits /
+    draft_temperature). Blocks start at generated tokens 0, B, 2B, ..., wherever the suffix starts, so log q_d is a function
+    of the sequence. The first token of each block is drawn from the target at the same temperature. A whole block is drawn
+    and read in one forward of the target. With `proposal=mixture` a suffix comes from the draft with probability
+    `draft_weight`, else from the target at `proposal_temperature`, and the ratio uses the density of the mixture.
     """
 
     alpha: float = identity("power of the target p^alpha", gt=0)
@@ -85,7 +85,7 @@ class DraftMH(Sampler):
         return "draft"
 
     def other_law(self) -> SamplingParams:
-        """The mixture's other part."""
+        """The law of the mixture's other part, the target."""
         return SamplingParams(1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
@@ -108,7 +108,7 @@ class DraftMH(Sampler):
         return result(path, steps, bound, trace)
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Generator[Operation, Trajectory, MetropolisStep]:
-        """One step from a complete state of horizon `horizon`, of which only the path is known."""
+        """One step from a complete state of horizon `horizon`, if only the path of the state is known."""
         other = yield from self._other(path, 0)
         step, _ = yield from self.transition(path, other, horizon, key)
         return step
@@ -131,7 +131,7 @@ class DraftMH(Sampler):
 
     def _propose(self, path: Trajectory, horizon: int, cut: int, log_uniform: float,
                  key: Key) -> Generator[Operation, Trajectory, tuple[Trajectory, np.ndarray]]:
-        """A new suffix from `cut` on, whose log_q is the draft's, and its log-probabilities under the other part."""
+        """A proposal with a new suffix from `cut` on, and the suffix's log-probabilities under the other part."""
         start, token_key = path.prefix(cut), key.fold_in("token")
         if self.proposal == "draft":
             floor = self._floor(path, cut, log_uniform) if self.early_reject == "eps" else None
@@ -159,7 +159,7 @@ class DraftMH(Sampler):
     def log_ratio(self, path: Trajectory, other: np.ndarray, proposal: Trajectory, proposed: np.ndarray, cut: int) -> float:
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
         start = cut
-        if self.proposal == "draft":  # what the two share beyond the cut has the same weight in both: left out, not cancelled
+        if self.proposal == "draft":  # tokens that both share after the cut have the same weight: they are left out
             start += common_prefix(path.tokens[cut:], proposal.tokens[cut:])
         term = math.log(path.length / proposal.length) if self.cut == "current" else 0.0
         return self.log_weight(proposal, proposed[start:], start) - self.log_weight(path, other[start:], start) + term

@@ -1,7 +1,8 @@
 """Metropolis-Hastings sampling from the power distribution p^alpha of whole sequences, block by block.
 
-Karan & Du 2025, "Reasoning with Sampling: Your Base Model is Smarter Than You Think" (arXiv 2510.14901), with the length
-of sequences made part of the state: the published kernel can only shorten them and does not leave p^alpha invariant.
+Karan & Du 2025, "Reasoning with Sampling: Your Base Model is Smarter Than You Think" (arXiv 2510.14901). Here
+the length of a sequence is part of the state. The published kernel can only shorten sequences, and does not leave p^alpha
+invariant.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _ROUNDING = 1e-5
-"""Nats a token, times alpha, of rounding error of a float32 weight: the margin of exact early rejection."""
+"""Bound on the rounding of a float32 weight, in nats per token and unit of alpha: the margin of exact early rejection."""
 
 
 @register("sampler", "power_mh")
@@ -40,9 +41,9 @@ class PowerMH(Sampler):
     Target at stage k, with horizon L_k = k * length / num_blocks: pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
     over the sequences that end in a stop id or are L_k tokens long (restricted to the tokens that the proposal's top-k,
     top-p and min-p keep, where those are set; p is not renormalised on them). Each stage extends the state to L_k by
-    the proposal law q and makes `num_steps` steps, each of which leaves pi_k invariant: choose a cut, redraw the
-    suffix from q up to L_k, accept with probability min(1, exp(W(y) - W(x) + g)), where W sums
-    alpha * log p - log q over the whole suffix and g = log |x| - log |y| where the cut was chosen among |x| places.
+    the proposal law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws the suffix
+    again from q up to L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over
+    the whole suffix. g is log |x| - log |y| if the cut was chosen among |x| places, else 0.
     """
 
     alpha: float = identity("power of the target p^alpha", gt=0)
@@ -54,7 +55,7 @@ class PowerMH(Sampler):
                         choices=("current", "horizon"))
     proposal: str = identity("logits that proposals are drawn from under a blend: base = without it, as published; "
                              "matched = with it", choices=("base", "matched"))
-    rule: str = identity("exact = the kernel above; published = that of arXiv 2510.14901's code, for comparison: capped "
+    rule: str = identity("exact = the kernel above; published = the kernel of arXiv 2510.14901's code, for comparison: capped "
                          "at the current length, overlap only, no length term, ends at the first stop id",
                          choices=("exact", "published"))
     after_eos: str = identity("when a stage ends in a finished sequence: continue = make the steps of all later stages "
@@ -97,9 +98,10 @@ class PowerMH(Sampler):
     def no_early_rejection(self, unblended: bool) -> dict[str, str]:
         """Why `exact` and `eps` early rejection do not hold; empty where they do. `unblended`: p and q share their logits.
 
-        `exact` needs every token's alpha * log p - log q to be at most 0: so q is p^(1/temperature) on any support that
-        depends on the prefix alone, with 1/alpha <= temperature <= 1. `eps` needs its exponential to have a mean of at
-        most 1 under q (a supermartingale: Ville's inequality), which holds for every q where alpha >= 1.
+        `exact` needs every token's alpha * log p - log q to be at most 0. This holds if q is p^(1/temperature), with
+        1/alpha <= temperature <= 1, on a support that depends on the prefix alone. `eps` needs the exponential of this
+        difference to have a mean of at most 1 under q (a supermartingale: Ville's inequality). This holds for every q if
+        alpha >= 1.
         """
         eps = ""
         if self.rule == "published":
@@ -147,7 +149,7 @@ class PowerMH(Sampler):
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens, each proposal drawn from its cut to its end."""
-        # A cut beyond the state, of law A, costs nothing.
+        # In law A a cut can be after the end of the state. Such a step costs nothing.
         cost = mh_cost(length, horizon, self.num_blocks, self.num_steps,
                        lambda state, reach: (state + 1) / 2 * (state / reach if self.cut == "horizon" else 1.0),
                        self.rule == "published" or self.after_eos == "return")
@@ -174,7 +176,7 @@ class PowerMH(Sampler):
         return result(path, steps, bound, trace)
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Generator[Operation, Trajectory, MetropolisStep]:
-        """One step from a complete state of horizon `horizon`. The uniforms of cut, acceptance and tokens are apart."""
+        """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
         if self.rule == "published":
             horizon = path.length
         cut = key.fold_in("cut").integer(horizon if self.cut == "horizon" else path.length)
@@ -196,7 +198,10 @@ class PowerMH(Sampler):
         return MetropolisStep(proposal, cut, proposal.length, log_ratio, decision)
 
     def floor(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor | None:
-        """When a proposal from `cut` on may be abandoned (Solonen et al. 2012's early rejection, for sequences)."""
+        """The threshold for abandoning a proposal from `cut` on; None if it is never abandoned.
+
+        This is the early rejection of Solonen et al. 2012, for sequences.
+        """
         unresolved = self.early_reject == "auto"  # without a configuration there may be a blend
         if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
             return None
@@ -206,7 +211,7 @@ class PowerMH(Sampler):
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
-        # What the two share has the same weight in both, but for rounding: it is left out instead of cancelled.
+        # Shared tokens have the same weight in both, except for rounding. They are left out, so no rounding error remains.
         start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
         if self.rule == "published":
             overlap = min(path.length, proposal.length)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Temperature(Sampler):
     """Each token from softmax(logits / temperature), truncated by top-k, top-p and min-p.
 
-    Law: prod_t q(x_t | x_<t), where q is what `SamplingParams` describes. At temperature 1/alpha every token's
-    conditional is sharpened by alpha; that is not the power distribution p^alpha of whole sequences.
+    Law: prod_t q(x_t | x_<t), where q is the law that `SamplingParams` describes. At temperature 1/alpha every token's
+    conditional is sharpened by alpha. This is not the power distribution p^alpha of whole sequences.
     """
 
     alpha: float = identity("temperature is 1/alpha unless given: the token-level counterpart of p^alpha", gt=0)

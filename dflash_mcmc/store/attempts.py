@@ -2,8 +2,8 @@
 
 A process that is killed, for example because memory runs out, takes all of its tasks in progress with it, and one of them may
 be the cause. A task that was in progress at two deaths is a suspect and is done alone. After `hardware.max_attempts` deaths
-alone it is recorded as failed. A task that is given up gracefully, at Ctrl-C or a time limit, has no death counted. Deaths
-for other reasons cannot be distinguished, but they seldom hit one task repeatedly, and cost its tasks only their company.
+alone it is recorded as failed. A task that is given up gracefully, at Ctrl-C or a time limit, has no death.
+Deaths for other reasons cannot be distinguished. They seldom hit one task repeatedly, and then only let it be done alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Attempts:
 
     Args:
         most: number of deaths with no other task in progress after which a task is not retried.
-        in_progress: what a message says of the task at the time of a death.
+        in_progress: the clause of a message that describes the task at the time of a death.
     """
 
     def __init__(self, store: RunStore, most: int, in_progress: str = "this sample was being drawn"):

@@ -1,4 +1,4 @@
-"""Records: what one is, and the files that hold them.
+"""The format of records, and the files that hold them.
 
 A record is one line of JSON, and a line counts only if it ends with a line feed. A process writes to `records.jsonl`, or to
 `records.1.jsonl`, ... if other processes write at the same time.
@@ -47,7 +47,7 @@ class Record(TypedDict):
     rule: str
     """The grading rule that decided."""
     reason: str
-    """What the rule does not say: an exception, a signal, or why the sample was not drawn."""
+    """A detail that the rule does not give: an exception, a signal, or why the sample was not drawn."""
     same_string: bool | None
     """Verdict of the string rule, for comparison; None if it was not applied."""
     walls: Sequence[str]
@@ -181,6 +181,6 @@ def parse(path: Path, content: bytes, before: int = 0) -> tuple[list[dict], int]
 def note_repeated(key: SampleKey, place: str, first: str) -> None:
     """Prints that a second record of a sample is ignored.
 
-    A file server that takes a live process for dead lets another process draw the same sample, with the same randomness.
+    If a file server takes a live process for dead, another process can draw the same sample, with the same randomness.
     """
     note(f"{place} repeats problem {key[0]}, chain {key[1]} of {first}, which counts")

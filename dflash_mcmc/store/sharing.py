@@ -14,7 +14,7 @@ from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.store.records import SampleKey
 
 _MOST_TRIES = 100
-"""Tries to make a folder. In some places none can be made, and the reported error is that it does not exist."""
+"""Number of tries to make a folder. Some file systems report "does not exist" for a folder that can never be made."""
 _MUTEX, _LEAD, _SUMMARY, _WRITERS, _TASKS = 0, 1, 2, 3, 4096
 """First bytes of the locked ranges: changes of the folder, the tracker, files that are written from all records, record files
 by number, tasks by hash."""
@@ -22,7 +22,7 @@ _LOOK_SECONDS = 0.1
 
 
 class FolderLocks:
-    """The locks of a run folder. They open with the mutex taken, so that the caller can enter before it releases it.
+    """The locks of a run folder. The constructor takes the mutex. The caller enters and then releases it.
 
     Raises UserError if the folder cannot be made or its file system has no locks, RunBusy if this process has it open.
     """
@@ -56,7 +56,7 @@ class FolderLocks:
         return self._locks.take(_WRITERS, _TASKS - _WRITERS)
 
     def is_alone(self) -> bool:
-        """Whether no other process has entered. The mutex must be held, so that none enters meanwhile."""
+        """Whether no other process has entered. The mutex must be held, so that no process enters meanwhile."""
         alone = self.exclude_all()
         if alone:  # the call has locked the numbers of all processes
             self._locks.free(_WRITERS, self._number)
@@ -75,7 +75,7 @@ class FolderLocks:
 
     @contextmanager
     def summary(self) -> Iterator[None]:
-        """Held while files are written from all records."""
+        """A lock to hold while files are written from all records."""
         try:
             self._locks.take(_SUMMARY, wait=True)
             yield
@@ -97,7 +97,7 @@ class FolderLocks:
     def raise_num_files(self, count: int) -> None:
         """Raises the number of files to `count`. The mutex must be held. The number never decreases.
 
-        The number lets others find the files without listing the folder, which network file systems are slow to renew.
+        With the number, other processes need no listing of the folder to find the files. Network file systems update it late.
         """
         if count > self._locks.number():
             self._locks.set_number(count)
