@@ -150,7 +150,7 @@ def _problems(prompts: Sequence[str] | Mapping[str, str]) -> list[Problem]:
 
 @contextmanager
 def _loaded(model: Any, tokenizer: Any, chat: bool, config: Config) -> Iterator[LanguageModel]:
-    """The target, which also becomes part of the configuration. Inside, a model in training mode is in evaluation mode."""
+    """The target, which also becomes part of the configuration. Inside the context a loaded model is in evaluation mode."""
     if isinstance(model, (str, Path)) or _is_component("model", model):
         if tokenizer is not None:
             raise ConfigError("tokenizer", type(tokenizer).__name__, "None with a model that is not loaded yet")

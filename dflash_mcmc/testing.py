@@ -8,7 +8,7 @@ This module is public, also for samplers outside this package:
     error = invariance_error(transition_matrix(engine, sampler, horizon, target), target)
 
 Enumeration replays the program once for every combination of choices, depth first, and multiplies probabilities. It needs no
-seed, and no tolerance except for rounding. The idea is genlm-control's (`tests/conftest.py`, `TraceSWOR`).
+seed, and no tolerance except for rounding. The idea is from genlm-control (`tests/conftest.py`, `TraceSWOR`).
 """
 
 from __future__ import annotations

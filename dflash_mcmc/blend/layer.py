@@ -36,7 +36,7 @@ class LayerBlend(Blend):
             self.tapped_layers(num_layers)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The layer counts from 0, so that -3 and 33 of 36 layers have the same identity."""
+        """The layer as a number from 0, so that -3 and 33 of 36 layers have the same identity."""
         num_layers = config.model.num_layers()
         return {} if num_layers is None else {"layer": self.layer % num_layers}
 

@@ -12,12 +12,12 @@ from dflash_mcmc.registry import components, name_of
 
 
 def to_config(composed: DictConfig) -> Config:
-    """The typed configuration of a run, checked as a whole. Raises UserError, of one line."""
+    """The typed configuration of a run, checked as a whole. Raises UserError."""
     return checked(to_typed(composed, Config))
 
 
 def checked(config: Config) -> Config:
-    """The same configuration after the checks that span fields, with resolved components. Raises UserError, of one line."""
+    """The same configuration after the checks that span fields, with resolved components. Raises UserError."""
     _check_condition(config)
     _check_draft(config)
     _check_aggregate(config)

@@ -78,7 +78,7 @@ class Command(NamedTuple):
 
 
 def check_command(arguments: Sequence[str]) -> Command:
-    """Composes and checks every job of the command line. Raises UserError, of one line.
+    """Composes and checks every job of the command line. Raises UserError.
 
     A sweep is checked as a whole: a mistake in its last point is reported before its first one starts.
     """
@@ -153,7 +153,7 @@ def _launcher(hydra: DictConfig, overrides: Sequence[Override]) -> Slurm | None:
 
 
 def _sweep(hydra: DictConfig, asked_for: bool) -> Sweep | None:
-    """The sweep that `-m` or conf/sweep asks for. Raises UserError."""
+    """The sweep that `-m` or conf/sweep requests. Raises UserError."""
     if not asked_for and hydra.mode != RunMode.MULTIRUN:
         return None
     sweeper = hydra.sweeper

@@ -24,7 +24,7 @@ from dflash_mcmc.errors import UserError
 
 _SEARCH_PATH = "hydra.searchpath"
 _ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError)
-"""What Hydra raises for options that it cannot compose."""
+"""The errors that Hydra raises for options that it cannot compose."""
 
 
 class Composed(NamedTuple):
@@ -55,7 +55,7 @@ class Composer:
         self._options: dict[tuple[str, str], list[str]] = {}
 
     def parse(self, text: str) -> Override:
-        """An override. Raises UserError."""
+        """Parses an override. Raises UserError."""
         if text not in self._parsed:
             parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
             try:

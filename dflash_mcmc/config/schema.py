@@ -111,7 +111,7 @@ def store_schemas() -> None:
 
 
 def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
-    """The typed object of a composed configuration, each field within its bounds. Raises UserError, of one line."""
+    """The typed object of a composed configuration, each field within its bounds. Raises UserError."""
     _refuse_unknown_and_missing(composed, cls, "")
     try:
         config: Any = OmegaConf.to_object(composed)
@@ -144,7 +144,7 @@ def component_of(config: Config, group: str) -> Component:
 
 
 def field_of(name: str, composed: DictConfig) -> tuple[dataclasses.Field, object] | None:
-    """The field that a dotted name stands for in a composed configuration, and its declared type."""
+    """The field with a dotted name in a composed configuration, and its declared type."""
     parent, _, last = name.rpartition(".")
     node = OmegaConf.select(composed, parent) if parent else composed
     cls = OmegaConf.get_type(node) if node is not None else None

@@ -38,7 +38,7 @@ def search(command: Command, run: Callable[[Sequence[str], Callable[[], Job]], f
 
 
 class _Trials:
-    """The loader that Hydra's launcher asks for the configuration of each trial. It notes the overrides and composes nothing.
+    """The loader that gives Hydra's launcher the configuration of each trial. It notes the overrides and composes nothing.
 
     The launcher calls no other method of a ConfigLoader.
     """

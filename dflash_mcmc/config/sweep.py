@@ -34,9 +34,9 @@ class Sweep(NamedTuple):
 
 
 def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
-    """The overrides of every job of a grid. For a search: a first point, and its variants in one value or end of a range.
+    """The overrides of every job of a grid. A search has one point, and variants of it with another value or range end.
 
-    The later of two overrides of one field counts, as in Hydra. Raises UserError, of one line.
+    The later of two overrides of one field counts, as in Hydra. Raises UserError.
     """
     lists = list({override.get_key_element(): _values(override, sweep.searches) for override in overrides}.values())
     if not sweep.searches:

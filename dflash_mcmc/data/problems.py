@@ -18,7 +18,7 @@ def content_hash(problems: Iterable[Problem]) -> str:
 
 
 def checked(problems: list[Problem]) -> list[Problem]:
-    """The problems, after a check that each has its own id and parts of the right type. Raises UserError, of one line."""
+    """The problems, after a check that each has its own id and parts of the right type. Raises UserError."""
     seen: set[str] = set()
     for problem in problems:
         if problem.id in seen:

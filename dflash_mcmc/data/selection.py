@@ -1,4 +1,4 @@
-"""The problems of a dataset that a run requests: by id or by shard, up to a number of them."""
+"""The problems of a dataset that a run requests, selected by id, by shard and by number."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ProblemSelection:
             raise ConfigError("dataset.shards", wrong[0], f"0 to {count - 1} with dataset.num_shards={count}")
 
     def chosen(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The problems that are asked for, in the dataset's order. Raises ConfigError for an id that no problem has."""
+        """The requested problems, in the dataset's order. Raises ConfigError for an id that no problem has."""
         if self.ids is None:
             return chosen(problems, self.limit, self.shards, self.num_shards)
         return with_ids(problems, self.ids)[:self.limit]

@@ -55,8 +55,8 @@ class FromFile(Dataset):
 class Benchmark(FromFile):
     """Base class of published datasets: a pinned commit of the hub, or a file, with a known number of rows."""
 
-    revision: str | None = identity("commit on the hub, 40 hexadecimal digits; has no effect, and is null in the record, "
-                                    "with a path")
+    revision: str | None = identity("commit on the hub, 40 hexadecimal digits; with a path it has no effect and is null in "
+                                    "the record")
     check_rows: bool = runtime("refuse a number of rows that differs from the benchmark's")
 
     hub: ClassVar[rows.Hub]

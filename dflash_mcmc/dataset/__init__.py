@@ -46,11 +46,11 @@ class Dataset(ProblemSelection, Component):
         return dataclasses.replace(self, prompt=prompts.resolve(self.prompt))
 
     def problems(self) -> list[Problem]:
-        """The problems that are asked for. Raises UserError where they cannot be read."""
+        """The requested problems. Raises UserError where they cannot be read."""
         return self.chosen(self.all_problems())
 
     def num_chosen(self) -> int:
-        """Number of problems that are asked for. Reads them only where the number is not known otherwise."""
+        """Number of requested problems. The problems are read only if their number is not known otherwise."""
         number = self.num_known()
         if self.ids is None and number is not None:
             return len(chosen(range(number), self.limit, self.shards, self.num_shards))

@@ -26,7 +26,7 @@ NUM_TEST_BUCKETS = 16
 NUM_TEST_PROBLEMS = 300
 _TEST_SEED = 2026
 _LARGEST = 9999
-# How often a solution takes each way. No way dominates. A greedy decoder prefers a product at once, and a product in full is
+# How often a solution takes each way. No way dominates. A greedy decoder prefers a product at once, but a product in full is
 # more reliable, so the accuracy depends on the sampler.
 _WITHOUT_WORK = 0.30
 _MERGED_PRODUCT = 0.25

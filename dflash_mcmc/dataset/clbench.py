@@ -1,4 +1,4 @@
-"""CL-bench: tasks with contexts of 20,000 to 160,000 characters that have to be learnt from (Tencent Hunyuan).
+"""CL-bench (Tencent Hunyuan): tasks that require learning from contexts of 20,000 to 160,000 characters.
 
 Its licence allows evaluation only, so no row is part of this repository. A language model judges an answer by rubrics.
 There is no such judge here, so the dataset is for probes that teacher-force the target's own answers.

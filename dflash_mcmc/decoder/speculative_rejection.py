@@ -28,7 +28,8 @@ class SpeculativeRejection(SpeculativeDecoder):
     draft_temperature: float | None = identity("temperature of the draft; null takes the sampler's own, 0 proposes "
                                                "its most likely tokens", ge=0)
     verification: str = identity("unit of verification: token = each token by itself; block = the longest prefix that passes, "
-                                 "at least as long on average (Sun et al. 2024, arXiv 2403.10444)", choices=("token", "block"))
+                                 "on average at least as long as with token (Sun et al. 2024, arXiv 2403.10444)",
+                                 choices=("token", "block"))
     trace: bool = runtime("record the outcome of every block, position by position")
     fault: str | None = identity("a known mistake instead of the rule, for experiment=faults alone",
                                  choices=("argmax_proposal", "reject_then_p", "residual_by_draft_noise",

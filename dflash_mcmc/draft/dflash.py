@@ -45,7 +45,7 @@ class DFlashDraft(Draft):
             self._shape_for(self._checkpoint().folder)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The revision is part of the content; null and auto count as the values that they stand for."""
+        """The revision is part of the content; null and auto are replaced by their actual values."""
         values: dict[str, object] = {"revision": None}
         if self._checkpoint().folder.is_dir():
             from dflash_mcmc.engine.speculative.dflash.config import read_shape

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class GradingPool(Protocol):
-    """Grades texts while the run goes on."""
+    """Grades texts while the run continues."""
 
     def submit(self, tag: Any, text: str, gold: str) -> None:
         """Hands over a text. Raises UserError for a gold answer that no text can be compared with."""

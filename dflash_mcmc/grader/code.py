@@ -54,7 +54,7 @@ class CodeGrader(Grader):
         task_of(gold)
 
     def start(self) -> ProgramPool:
-        """The running pool. Raises UserError where programs cannot be run as asked for."""
+        """The running pool. Raises UserError if programs cannot be run as configured."""
         from dflash_mcmc.grading.code.pool import ProgramPool
 
         return ProgramPool(self.timeout_seconds, self.memory_gib, self.num_workers, self.walls == "required")

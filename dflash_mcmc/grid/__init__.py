@@ -1,4 +1,4 @@
-"""Grids: many runs as jobs of SLURM, submitted through submitit. Jobs go on after preemption and failure.
+"""Grids: many runs as jobs of SLURM, submitted through submitit. Jobs continue after preemption and failure.
 
     launcher.py     the fields of hydra/launcher=slurm
     planning.py     the points, the samples that each of them lacks, and the number of jobs

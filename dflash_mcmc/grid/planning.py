@@ -43,7 +43,7 @@ class Recorded(NamedTuple):
 
 
 def plan(jobs: Sequence[Job]) -> list[Planned]:
-    """The points of a checked command, in order. Points of the same run are merged if one asks for all samples of the other.
+    """The points of a checked command, in order. Points of the same run are merged if one requests all samples of the other.
 
     Raises UserError.
     """

@@ -31,7 +31,7 @@ class PointProgress(NamedTuple):
 
 
 def states(grid: Grid) -> dict[str, State]:
-    """State of each job, by id. On a machine without SLURM, the last event that each job has noted."""
+    """State of each job, by id. On a machine without SLURM it is the last event that each job has noted."""
     ids = [job.id for job in grid.jobs]
     queue, over = (cluster.live(ids), cluster.ended(ids)) if cluster.is_here() else ({}, {})
     found = {}
@@ -93,7 +93,7 @@ def _counts(words: list[str]) -> str:
 
 
 def _speed(at: PointProgress, running: int) -> tuple[str, str]:
-    """Samples a minute of the running jobs, and the time that they need for the pending samples."""
+    """Samples per minute of the running jobs, and the time that they need for the pending samples."""
     if not running or not at.share_seconds or not at.pending:
         return "-", "-"
     seconds = round(at.pending * at.share_seconds / running)

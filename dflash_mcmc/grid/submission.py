@@ -55,9 +55,9 @@ def submit(command: Command, launcher: Slurm) -> Grid | None:
 
 
 def resume(grid: Grid, launcher: Slurm) -> None:
-    """Submits the points that lack samples and have no waiting or running job, with the code and configurations of the grid.
+    """Submits the points that lack samples and have no waiting or running job.
 
-    Raises UserError.
+    The jobs use the code and the configurations of the grid. Raises UserError.
     """
     cluster.check(launcher.partition)
     _submitit()
@@ -108,7 +108,7 @@ def _submitit() -> None:
 
 
 def _shards(pending: Sequence[int], launcher: Slurm) -> list[SlurmJob]:
-    """The jobs, without ids. Raises UserError for a number of jobs that has to be confirmed."""
+    """The jobs, without ids. Raises UserError for a number of jobs that needs confirm=true."""
     counts = [planning.num_shards(number, launcher.shards) for number in pending]
     if sum(counts) > MOST_JOBS and not launcher.confirm:
         raise UserError(f"hydra.launcher: given {sum(counts):,} jobs for {sum(map(bool, counts)):,} points; allowed: at most "
@@ -156,14 +156,14 @@ def _parameters(grid: Grid, launcher: Slurm) -> dict[str, object]:
         **{name: value for name, value in wanted.items() if value is not None},
         "job_name": grid.name, "time": launcher.minutes, "nodes": 1, "ntasks_per_node": 1, "cpus_per_task": launcher.cpus,
         "array_parallelism": launcher.array_parallelism, "setup": [*launcher.setup, *_environment(grid, launcher)],
-        "srun_args": [f"--cpus-per-task={launcher.cpus}"],  # srun does not inherit it from its job
+        "srun_args": [f"--cpus-per-task={launcher.cpus}"],  # srun does not inherit this number from its job
         "additional_parameters": {"signal": f"USR1@{launcher.grace_seconds}", "requeue": True},
         "teardown": _again(launcher.max_requeues),
     }
 
 
 def _environment(grid: Grid, launcher: Slurm) -> list[str]:
-    """Shell lines that make Python import the snapshot first, whatever the setup, the checkout and the environment are."""
+    """Shell lines that make Python import the snapshot first, independent of setup, checkout and environment."""
     return [f"export PYTHONPATH={shlex.quote(str(grid.folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
             "export PYTHONSAFEPATH=1"]
 

@@ -28,7 +28,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def run(body: Callable[[list[str]], None], arguments: list[str] | None = None) -> NoReturn:
-    """Runs a program with these arguments, None for those of the command line, and exits."""
+    """Runs a program with these arguments and exits. None means the arguments of the command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
     sys.exit(guarded(lambda: body(arguments)))
 

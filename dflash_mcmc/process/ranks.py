@@ -61,5 +61,5 @@ def own_part_first(items: Sequence[T]) -> Sequence[T]:
 
 
 def waits() -> bool:
-    """Whether this process waits until the run is complete: the first of a launch, but not a grid's job of one process."""
+    """Whether this process waits until the run is complete. The first of a launch does; a grid's single process does not."""
     return not rank() and (not in_shard() or world_size() > 1)

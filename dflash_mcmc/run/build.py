@@ -1,4 +1,4 @@
-"""Builds the parts that a run draws with from its configuration: prompts, the engine, and the chain of each sample."""
+"""Builds the parts that draw the samples of a configured run: prompts, the engine, and the chain of each sample."""
 
 from __future__ import annotations
 

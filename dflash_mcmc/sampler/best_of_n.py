@@ -31,7 +31,7 @@ class BestOfN(Sampler):
     """
 
     num_candidates: int = identity("number of draws of a chain; one of them is kept", ge=1)
-    select: str = identity("the draw that is kept: log_p = largest log p; mean_log_p = largest log p a token; power = drawn "
+    select: str = identity("the draw that is kept: log_p = largest log p; mean_log_p = largest log p per token; power = drawn "
                            "with weights exp(alpha * log p - log q)", choices=("log_p", "mean_log_p", "power"))
     alpha: float = identity("power of the target p^alpha of select=power; temperature is 1/alpha unless given", gt=0)
     temperature: float | None = identity("temperature of the draws; null takes 1/alpha", gt=0)

@@ -63,7 +63,7 @@ class PowerMH(Sampler):
                               choices=("continue", "return"))
     early_reject: str = identity(
         "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; eps = for any proposal, "
-        "each wrong with probability at most epsilon; auto = exact where it holds, else off",
+        "each decision wrong with probability at most epsilon; auto = exact where it holds, else off",
         choices=("auto", "off", "exact", "eps"))
     epsilon: float = identity("chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
     rescore: bool = identity("score the current suffix again before each proposal, for blend.grid=cut, under which its "
@@ -71,7 +71,7 @@ class PowerMH(Sampler):
     top_k: int = identity("proposal keeps the k most likely tokens; 0 keeps all", ge=0)
     top_p: float = identity("proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
     min_p: float = identity("proposal keeps tokens with this share of the top probability; 0 keeps all", ge=0, le=1)
-    repetition_penalty: float = identity("of the proposal only: it never changes the target; 1 is off", gt=0)
+    repetition_penalty: float = identity("penalty in the proposal only, never in the target; 1 is off", gt=0)
 
     can_rescore = True
 
