@@ -66,7 +66,7 @@ def _checked(arguments: list[str]) -> Command:
     except UserError:
         if ranks.rank():
             # Every process of a launch finds the same mistake, and the first one reports it. A launcher ends all processes
-            # when one of them ends, so that a silent end could come before the report. After a while this one reports it.
+            # when one of them ends, so that a silent end could come before the report. This process reports it after a while.
             sleep(_SECONDS_TO_REPORT)
         raise
 

@@ -1,4 +1,4 @@
-"""The base class of the components of every group. Each group has a base class of its own in `dflash_mcmc/<group>/`."""
+"""The common base class of all components. Each group has a base class derived from it in `dflash_mcmc/<group>/`."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
 
 The arguments are a command line of `python -m dflash_mcmc`. Each process goes through all points and draws the samples that
 no other process has claimed: points of unequal length leave no GPU idle. The first process shows the progress, reports points
-that failed and prints the table of all points; the command returns its exit code. If another process dies, this is
-reported and the others draw its share (`accelerate launch` would end them as well).
+that failed and prints the table of all points. The command returns the exit code of this process. If another process dies,
+this is reported and the others draw its share (`accelerate launch` would end them as well).
 """
 
 from __future__ import annotations

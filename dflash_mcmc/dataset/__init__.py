@@ -42,7 +42,7 @@ class Dataset(ProblemSelection, Component):
         prompts.resolve(self.prompt)
 
     def resolved(self, config: Config) -> Dataset:
-        """The dataset with the text of its prompt: a template's name and the same text written out are one run."""
+        """The dataset with the text of its prompt: a template's name and the same text written out give the same run."""
         return dataclasses.replace(self, prompt=prompts.resolve(self.prompt))
 
     def problems(self) -> list[Problem]:

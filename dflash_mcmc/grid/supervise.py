@@ -26,7 +26,7 @@ from dflash_mcmc.process.ranks import SHARD
 from dflash_mcmc.store.records import record_files
 
 ENDINGS = "DFLASH_MCMC_ENDINGS"
-"""Environment variable: the file in which the processes of a launch note their exit codes. The launcher returns one."""
+"""Environment variable: the file in which the processes of a launch note their exit codes. The launcher returns only one."""
 _LAUNCHER = "accelerate.commands.launch"
 GRACE_SHARE = 0.9
 """The worker's share of the grace time; the rest is for the requeue."""
@@ -140,7 +140,7 @@ class Supervisor:
         _end(STOPPED, f"requeued: {heard}")
 
     def _look_whether_over(self, grid: Grid, job: SlurmJob) -> None:
-        """Notes whether SLURM has ended the job. SIGTERM alone does not show it: SLURM also sends it to jobs that run on."""
+        """Notes whether SLURM has ended the job. SIGTERM alone does not show it: SLURM also sends it to jobs that continue."""
         if signal.SIGTERM not in self._noted or self._over:
             return
         try:
@@ -157,7 +157,7 @@ class Supervisor:
 
 
 def _note(grid: Grid, job: SlurmJob, event: str, reason: str = "", **more: int) -> None:
-    """Notes an event. If it cannot be written, on a full disk, the job is requeued and restarted all the same."""
+    """Notes an event. If it cannot be written, for example on a full disk, requeues and restarts still happen."""
     try:
         grid.note(job, event, reason, **more)
     except UserError as error:

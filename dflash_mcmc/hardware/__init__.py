@@ -34,7 +34,7 @@ class Hardware(Component):
         """The device's name for PyTorch. Sets the number of threads. Raises ConfigError for a missing device."""
 
     def options(self) -> Options:
-        """How the engine works."""
+        """The options of the engine."""
         from dflash_mcmc.engine.interface import Options
 
         return Options(**{name: getattr(self, name) for name in Options._fields})

@@ -1,7 +1,7 @@
 """The expected cost of a run of samples: token-forwards and hours.
 
-A sampler gives the expected cost of a chain in closed form, for answers of one length (`expected_cost`). What depends on the
-model is assumed and can be configured: `assumed.*`.
+A sampler gives the expected cost of a chain in closed form, for answers of one length (`expected_cost`). Values that
+depend on the model are assumed and can be configured: `assumed.*`.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Tracking:
             self._write(None)
 
     def complete(self, summary: dict, tables: dict[str, list[dict]] | None = None, figures: Sequence[Path] = ()) -> None:
-        """Logs the summary and the files of a complete run. Each tracker gets them once per number of records.
+        """Logs the summary and the files of a complete run. A tracker gets them again only if there are more records.
 
         Args:
             summary: numbers of the run.

@@ -45,8 +45,8 @@ class DraftMH(Sampler):
                              choices=("draft", "mixture"))
     draft_weight: float = identity("share of the draft in the mixture", gt=0, lt=1)
     proposal_temperature: float | None = identity("temperature of the mixture's target part; null takes 1/alpha", gt=0)
-    early_reject: str = identity("abandon a proposal of the draft once it cannot be accepted any more: eps = each decision wrong "
-                                 "with probability at most epsilon; off", choices=("off", "eps"))
+    early_reject: str = identity("abandon a proposal of the draft once it cannot be accepted any more: eps = each decision "
+                                 "wrong with probability at most epsilon; off", choices=("off", "eps"))
     epsilon: float = identity("chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
 
     needs_draft = True

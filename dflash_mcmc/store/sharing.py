@@ -97,7 +97,7 @@ class FolderLocks:
     def raise_num_files(self, count: int) -> None:
         """Raises the number of files to `count`. The mutex must be held. The number never decreases.
 
-        With the number, other processes need no listing of the folder to find the files. Network file systems update it late.
+        With the number, other processes find the files without a listing. Network file systems update listings late.
         """
         if count > self._locks.number():
             self._locks.set_number(count)
