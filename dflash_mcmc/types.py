@@ -152,7 +152,7 @@ class Grade(NamedTuple):
     reason: str = ""
     """A reason where the rule gives none: the name of an exception, a signal, or why the sample was not drawn."""
     same_string: bool | None = None
-    """The result of `grading.string_rule`, for comparison only; None where it was not applied."""
+    """The result of `grading.string_rule`, for comparison only; None if it was not applied."""
     walls: tuple[str, ...] = ()
     """The walls around a program that was run."""
 

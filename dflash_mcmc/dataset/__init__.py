@@ -30,7 +30,7 @@ class Dataset(ProblemSelection, Component):
 
     @abstractmethod
     def all_problems(self) -> list[Problem]:
-        """Every problem of the dataset. Raises UserError where they cannot be read."""
+        """Every problem of the dataset. Raises UserError if they cannot be read."""
 
     def num_known(self) -> int | None:
         """Number of all problems, where it is known without reading them."""
@@ -46,7 +46,7 @@ class Dataset(ProblemSelection, Component):
         return dataclasses.replace(self, prompt=prompts.resolve(self.prompt))
 
     def problems(self) -> list[Problem]:
-        """The requested problems. Raises UserError where they cannot be read."""
+        """The requested problems. Raises UserError if they cannot be read."""
         return self.chosen(self.all_problems())
 
     def num_chosen(self) -> int:

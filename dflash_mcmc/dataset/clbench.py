@@ -44,7 +44,7 @@ class ClBench(FromFile):
         FromFile.check(self, config)
 
     def problem(self, row: dict, number: int) -> Problem:
-        """The task of a row. Raises UserError where it has no conversation."""
+        """The task of a row. Raises UserError if it has no conversation."""
         metadata: dict[str, Any] = row["metadata"] if isinstance(row["metadata"], dict) else {}
         question = _question(row["messages"], number)
         task: Any = metadata.get("task_id")  # an id that is no text is refused when the problems are checked

@@ -26,7 +26,7 @@ class Gsm8k(Benchmark):
     required = ("question", "answer")
 
     def problem(self, row: dict, number: int) -> Problem:
-        """The problem of a row; its gold answer follows `#### `. Raises UserError where there is none."""
+        """The problem of a row; its gold answer follows `#### `. Raises UserError if a row has none."""
         return Problem(f"gsm8k-{number:04d}", row["question"], _gold(row["answer"], number), solution=row["answer"])
 
 

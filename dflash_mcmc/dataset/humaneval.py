@@ -44,7 +44,7 @@ class HumanEval(Benchmark):
             raise ConfigError("grader", name_of(config.grader), f"{able}, with dataset=humaneval, whose answers are run")
 
     def problem(self, row: dict, number: int) -> Problem:
-        """The problem of a row. Raises UserError where its tests cannot be run."""
+        """The problem of a row. Raises UserError if its tests cannot be run."""
         needed = {name: row[name] for name in ("prompt", "test", "entry_point")}
         for name, text in needed.items():
             if not isinstance(text, str):

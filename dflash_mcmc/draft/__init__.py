@@ -40,5 +40,5 @@ def check_features(config: Config, user: str) -> None:
 
 
 def load_feature_drafter(config: Config, target: LanguageModel) -> DFlashDrafter:
-    """Loads the draft that `check_features` has accepted. Raises UserError where it does not fit the target."""
+    """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target."""
     return cast("DFlashDrafter", config.draft.load(target))

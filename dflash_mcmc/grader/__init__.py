@@ -39,7 +39,7 @@ class Grader(Component):
 
     @abstractmethod
     def start(self) -> GradingPool:
-        """The running pool. Raises UserError where nothing can be graded as configured."""
+        """The running pool. Raises UserError if nothing can be graded as configured."""
 
     def check_gold(self, gold: str) -> None:
         """Raises UserError for a gold answer that no text can be compared with."""

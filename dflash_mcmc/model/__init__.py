@@ -23,7 +23,7 @@ class Model(Component):
 
     @abstractmethod
     def num_layers(self) -> int | None:
-        """Number of decoder layers; None where it is not known before the model is loaded. Raises ConfigError."""
+        """Number of decoder layers; None if it is not known before the model is loaded. Raises ConfigError."""
 
     @abstractmethod
     def load(self, device: str) -> LanguageModel:

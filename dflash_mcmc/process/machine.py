@@ -10,7 +10,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_model(cpuinfo: Path = CPUINFO) -> str | None:
-    """The model name of the processor, such as `AMD EPYC 7763`; None where the machine does not report it."""
+    """The model name of the processor, such as `AMD EPYC 7763`; None if the machine does not report it."""
     found = re.search(r"^model name\s*:\s*(.+)$", _described(cpuinfo), flags=re.MULTILINE)
     return " ".join(found[1].split()) if found else None
 

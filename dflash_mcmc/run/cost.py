@@ -31,7 +31,7 @@ class CostEstimate(NamedTuple):
 
     @staticmethod
     def total(estimates: Sequence[CostEstimate]) -> CostEstimate:
-        """The sums; None where a part is None."""
+        """The sums; None if a part is None."""
         return CostEstimate(sum(one.num_samples for one in estimates), _sum([one.token_forwards for one in estimates]),
                             _sum([one.hours for one in estimates]))
 
@@ -86,7 +86,7 @@ def assumptions(config: Config) -> list[str]:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """The sum; None where a value is None."""
+    """The sum; None if a value is None."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 

@@ -42,7 +42,7 @@ class Sampler(Component):
         return SamplingParams()
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost | None:
-        """Mean cost of a chain whose answers have `length` tokens; None where it is not known before the run."""
+        """Mean cost of a chain whose answers have `length` tokens; None if it is not known before the run."""
         return None
 
     def rejects_early(self) -> bool:

@@ -145,7 +145,7 @@ class DraftMH(Sampler):
         return proposal, drawn.log_q[cut:]
 
     def _other(self, path: Trajectory, start: int) -> Generator[Operation, Trajectory, np.ndarray]:
-        """Log-probabilities of tokens from `start` on under the mixture's other part; zeros where there is none."""
+        """Log-probabilities of tokens from `start` on under the mixture's other part; zeros if it has none."""
         if self.proposal == "draft" or path.length == start:
             return np.zeros(path.length - start)
         scored = yield Score(path.prefix(start), path.tokens[start:], self.other_law(), "base")

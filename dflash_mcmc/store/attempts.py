@@ -2,7 +2,7 @@
 
 A process that is killed, for example because memory runs out, takes all of its tasks in progress with it, and one of them may
 be the cause. A task that was in progress at two deaths is a suspect and is done alone. After `hardware.max_attempts` deaths
-alone it is recorded as failed. A task that is given up gracefully, at Ctrl-C or a time limit, has no death.
+alone it is recorded as failed. A task that is given up gracefully, at Ctrl-C or a time limit, counts no death.
 Deaths for other reasons cannot be distinguished. They seldom hit one task repeatedly. If they do, the only
 cost is that the task is done alone.
 """
