@@ -16,6 +16,7 @@ from dflash_mcmc.process import program, ranks
 if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command
     from dflash_mcmc.config.jobs import Job
+    from dflash_mcmc.config.sweep import Sweep
     from dflash_mcmc.run.loop import RunResult
 
 _SECONDS_TO_REPORT = 60.0
@@ -44,9 +45,9 @@ def _main(arguments: list[str]) -> None:
     elif command.launcher:
         from dflash_mcmc.grid.submission import submit
 
-        submit(command)
+        submit(command, command.launcher)
     elif command.sweep:
-        sys.exit(_run_sweep(command))
+        sys.exit(_run_sweep(command, command.sweep))
     else:
         _run_single(command.jobs[0])
 
@@ -117,13 +118,13 @@ def _run_single(job: Job) -> None:
     _print_tables(tables)
 
 
-def _run_sweep(command: Command) -> int:
+def _run_sweep(command: Command, sweep: Sweep) -> int:
     """Runs every point of a grid, or lets a search choose its points. Returns the exit code."""
     from dflash_mcmc.config.sweep import SweepOutcomes
 
     tables: Tables = {}
-    outcomes = SweepOutcomes(command.sweep, lambda job: _run(job, tables))
-    if command.sweep.searches:
+    outcomes = SweepOutcomes(sweep, lambda job: _run(job, tables))
+    if sweep.searches:
         from dflash_mcmc.config.search import search
 
         try:
@@ -133,9 +134,14 @@ def _run_sweep(command: Command) -> int:
                 raise
     else:
         for job in command.jobs:
-            outcomes.run(job.overrides, lambda job=job: job)
+            outcomes.run(job.overrides, _composed(job))
     _print_tables(tables)
     return 0 if ranks.rank() else outcomes.report(command.jobs[0].config.objective)
+
+
+def _composed(job: Job) -> Callable[[], Job]:
+    """Gives a job that is composed already."""
+    return lambda: job
 
 
 def _run(job: Job, tables: Tables) -> RunResult:

@@ -21,7 +21,7 @@ from dflash_mcmc.types import ChainResult, Cost, Problem, Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from dflash_mcmc.engine.interface import Finished
+    from dflash_mcmc.engine.interface import Finished, Tag
     from dflash_mcmc.engine.language_model import LanguageModel
 
 
@@ -197,7 +197,7 @@ class _LoadedModel(Model):
                                              enable_thinking=False)
 
 
-def _sample(done: Finished, problem: Problem, token_ids: dict[str, Any], target: LanguageModel) -> Sample:
+def _sample(done: Finished[tuple[int, int]], problem: Problem, token_ids: dict[str, Any], target: LanguageModel) -> Sample:
     index, chain = done.tag
     result = done.result or ChainResult(Trajectory.start(token_ids[problem.id]))
     drawn = result.trajectory
@@ -206,7 +206,7 @@ def _sample(done: Finished, problem: Problem, token_ids: dict[str, Any], target:
                   result.trace, done.failure)
 
 
-def _shown(chains: Iterator[Finished], total: int, progress: bool) -> Iterator[Finished]:
+def _shown(chains: Iterator[Finished[Tag]], total: int, progress: bool) -> Iterator[Finished[Tag]]:
     from tqdm import tqdm
 
     return tqdm(chains, total=total, unit="sample", mininterval=0.5, dynamic_ncols=True, disable=not progress)

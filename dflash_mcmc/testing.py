@@ -295,9 +295,5 @@ def _probabilities(weights: laws.Weights) -> np.ndarray:
 def _sequences(engine: TabularEngine, horizon: int) -> list[tuple[int, ...]]:
     """All complete sequences: those with a stop id at the end and only there, and full-length ones without."""
     stops, vocabulary = set(engine.model.stop_ids), range(engine.model.vocab_size)
-    return [
-        tokens
-        for length in range(1, horizon + 1)
-        for tokens in itertools.product(vocabulary, repeat=length)
-        if not stops & set(tokens[:-1]) and (tokens[-1] in stops or length == horizon)
-    ]
+    return [tokens for length in range(1, horizon + 1) for tokens in itertools.product(vocabulary, repeat=length)
+            if not stops & set(tokens[:-1]) and (tokens[-1] in stops or length == horizon)]

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from dflash_mcmc.catalogue import options  # noqa: E402
 from dflash_mcmc.config.schema import Config  # noqa: E402
-from dflash_mcmc.fields import spec_of  # noqa: E402
+from dflash_mcmc.fields import has_spec, spec_of  # noqa: E402
 from dflash_mcmc.registry import GROUPS, components  # noqa: E402
 
 MODULES = ("api", "types", "ops", "rng", "fields", "registry", "errors", "testing")
@@ -116,7 +116,7 @@ def _option(group: str, name: str, meaning: str, file: Path) -> list[str]:
 
 def _fields(cls: type) -> list[str]:
     types = typing.get_type_hints(cls)
-    rows = [(field.name, spec) for field in dataclasses.fields(cls) if (spec := spec_of(field))]
+    rows = [(field.name, spec_of(field)) for field in dataclasses.fields(cls) if has_spec(field)]
     if not rows:
         return ["No fields.", ""]
     lines = ["| field | kind | allowed | meaning |", "|---|---|---|---|"]

@@ -1,11 +1,15 @@
 """Measures the layout of the package: `python -m tests.house`, or `make house`. `--check` exits with 1 above a limit.
 
-    files of one run     files of the package with a function that one sampling run calls, without engine/ and components
+    path of one run      files on the call stack when a run's configuration is typed, its engine steps, a record is appended,
+                         the summary is written and the table is rendered: what to read to follow a run.
+                         Without engine/ and components
+    called in one run    files with any function that one sampling run calls. Without engine/ and components
     modules at the root  files directly in dflash_mcmc/
     branches on probes   comparisons that ask whether a configuration has a probe, outside run/tasks.py and probe/
     names of leaves      comparisons of a component's name with a literal, outside the component's own file
     recurring classes    class names, without leading underscores, that two files define
-    optional hooks       hasattr() and getattr() with a default on a component
+    optional hooks       hasattr() and getattr() with a default on a component of a configuration
+    typed records        parameters for records of samples that are not typed as `Record`
 """
 
 from __future__ import annotations
@@ -28,14 +32,20 @@ GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "
 NOT_THE_TRUNK = (*GROUPS, "engine", "grading")
 _TRACED = """
 import runpy, sys
-root, calls = sys.argv[1], set()
+root, called, path = sys.argv[1], set(), set()
+EVENTS = {"to_typed", "steps", "append", "write_summary", "overall"}
 sys.path.insert(0, root)
 sys.argv = ["dflash_mcmc", "sampler=greedy", "dataset.limit=1", "tracker=none"]
 
 def note(frame, event, argument):
     code = frame.f_code
-    if event == "call" and code.co_flags & 1 and not code.co_name.startswith("<") and code.co_filename.startswith(root):
-        calls.add(code.co_filename)
+    if event != "call" or not code.co_flags & 1 or not code.co_filename.startswith(root + "/dflash_mcmc/"):
+        return
+    if not code.co_name.startswith("<"):
+        called.add(code.co_filename)
+    while code.co_name in EVENTS and frame:
+        path.add(frame.f_code.co_filename)
+        frame = frame.f_back
 
 sys.setprofile(note)
 try:
@@ -44,7 +54,7 @@ except SystemExit as end:
     assert not end.code, end.code
 finally:
     sys.setprofile(None)
-print("FILES", *sorted(calls), sep="\\n")
+print("FILES", *sorted(called), "PATH", *sorted(path), sep="\\n")
 """
 
 
@@ -63,12 +73,17 @@ def sources() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def files_of_one_run() -> list[Path]:
-    """Files with a function that one sampling run calls, without engine and components."""
+def files_of_one_run() -> tuple[list[Path], list[Path]]:
+    """(files on the path of one sampling run, files that it calls), without engine and components."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", _TRACED, str(ROOT)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    paths = [Path(line) for line in done.stdout.partition("FILES\n")[2].splitlines()]
+    called, _, on_path = done.stdout.partition("FILES\n")[2].partition("PATH\n")
+    return _of_the_trunk(on_path), _of_the_trunk(called)
+
+
+def _of_the_trunk(text: str) -> list[Path]:
+    paths = [Path(line) for line in text.splitlines()]
     return [path for path in paths if path.is_relative_to(PACKAGE) and room(path) not in NOT_THE_TRUNK]
 
 
@@ -103,8 +118,8 @@ def leaf_names(path: Path, tree: ast.Module) -> Iterator[str]:
 
 
 def optional_hooks(path: Path, tree: ast.Module) -> Iterator[str]:
-    """Places that ask whether a component has an attribute."""
-    pattern = r"(hasattr|getattr)\((self\.)?_?(config\.|job\.)?(component|" + "|".join(GROUPS) + r")\b"
+    """Places that ask whether a component of a configuration has an attribute."""
+    pattern = r"(hasattr|getattr)\((self\.)?_?((job\.)?config\.(" + "|".join(GROUPS) + r")|component(_of)?)\b"
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and re.match(pattern, text := ast.unparse(node)) and (
                 text.startswith("hasattr") or len(node.args) == 3):
@@ -114,6 +129,16 @@ def optional_hooks(path: Path, tree: ast.Module) -> Iterator[str]:
 def place(path: Path, node: ast.AST) -> str:
     """`file:line`, relative to the checkout."""
     return f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def dict_records(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Parameters named `record` or `records` that are annotated as plain dictionaries. Records of probes are not typed."""
+    if room(path) == "probe":
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.arg in ("record", "records") and node.annotation is not None and (
+                re.search(r"\bdict\b", ast.unparse(node.annotation))):
+            yield place(path, node)
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -126,23 +151,26 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, int]]:
 def figures() -> list[Figure]:
     """All numbers of the layout."""
     parsed = sources()
-    trunk = files_of_one_run()
+    on_path, called = files_of_one_run()
     classes = Counter(node.name.lstrip("_") for tree in parsed.values() for node in tree.body
                       if isinstance(node, ast.ClassDef))
     recurring = [name for name, count in classes.items() if count > 1]
     lengths = sorted((length, f"{path.relative_to(ROOT)}: {name}") for path, tree in parsed.items()
                      for name, length in functions(tree))
     files = sorted((lines(path), str(path.relative_to(ROOT))) for path in parsed)
-    by_room = Counter(room(path) or "root" for path in trunk)
+    by_room = Counter(room(path) or "root" for path in called)
     found = {check: [line for path, tree in parsed.items() for line in check(path, tree)]
-             for check in (probe_branches, leaf_names, optional_hooks)}
+             for check in (probe_branches, leaf_names, optional_hooks, dict_records)}
     return [
-        Figure("files of one run", len(trunk), None, tuple(f"{name}: {count}" for name, count in by_room.most_common())),
-        Figure("their lines", sum(map(lines, trunk)), None),
+        Figure("path of one run", len(on_path), 14, tuple(str(path.relative_to(PACKAGE)) for path in on_path)),
+        Figure("lines on it", sum(map(lines, on_path)), 1600),
+        Figure("called in one run", len(called), None, tuple(f"{name}: {count}" for name, count in by_room.most_common())),
+        Figure("lines in them", sum(map(lines, called)), None),
         Figure("modules at the root", len(list(PACKAGE.glob("*.py"))), 14),
         Figure("branches on probes", len(found[probe_branches]), 0, tuple(found[probe_branches])),
         Figure("names of leaves", len(found[leaf_names]), 0, tuple(found[leaf_names])),
         Figure("optional hooks", len(found[optional_hooks]), 0, tuple(found[optional_hooks])),
+        Figure("records as dictionaries", len(found[dict_records]), None, tuple(found[dict_records])),
         Figure("recurring classes", len(recurring), 0, tuple(recurring)),
         Figure("longest file", files[-1][0], 300, (files[-1][1],)),
         Figure("longest function", lengths[-1][0], 60, (lengths[-1][1],)),

@@ -16,12 +16,13 @@ import transformers
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Sizes, run, temperature
+from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Sizes, result_of, run, temperature
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.engine.speculative.dflash.network import DFlash
 from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.sampler.greedy import Greedy
 
 _RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
@@ -134,10 +135,10 @@ def _generate(subject: Subject, value: float, draft: torch.nn.Module | None, num
     return Generated(seconds, tokens, counted.forwards - count, sum(map(len, tokens)) - count)
 
 
-def _drawn(subject: Subject, sampler: object, decoding: Decoding, numbers: range) -> Generated:
+def _drawn(subject: Subject, sampler: Sampler, decoding: Decoding, numbers: range) -> Generated:
     """Answers of the engine, in the order of their problems."""
     got = run(subject, sampler, 1, len(numbers), label=decoding.name, decoding=decoding, first=numbers.start)
-    tokens = [chain.result.trajectory.tokens.tolist() for chain in sorted(got.done, key=lambda chain: chain.tag)]
+    tokens = [result_of(chain).trajectory.tokens.tolist() for chain in sorted(got.done, key=lambda chain: chain.tag)]
     count = sum(map(len, tokens))
     return Generated(got.seconds, tokens, sum(chain.cost.blocks_drafted for chain in got.done) or count, count)
 

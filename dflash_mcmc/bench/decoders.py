@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Measurement, Sizes, joined, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject
-from dflash_mcmc.decoder.plain import Plain
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
+from dflash_mcmc.draft import Draft
 from dflash_mcmc.draft.ngram import NgramDraft
 from dflash_mcmc.draft.self import SelfDraft
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.greedy import Greedy
 
@@ -30,7 +31,7 @@ class Case(NamedTuple):
     """What one row of a table measures."""
 
     name: str
-    sampler: object
+    sampler: Sampler
     decoding: Decoding
     batches: Sequence[int]
 
@@ -62,7 +63,7 @@ def chains(subject: Subject, sizes: Sizes) -> list[dict]:
     law = 1.0 / power_mh().alpha
     cases = [Case(decoding.name, power_mh(num_blocks=4), decoding, sizes.decoder_slots)
              for decoding in _decodings(subject, law)]
-    proposing = Decoding("draft", Plain(), subject.draft)
+    proposing = Decoding("draft", draft=subject.draft)
     cases += [Case(f"draft_mh, {name}", sampler, proposing, sizes.decoder_slots) for name, sampler in _draft_mh(law).items()]
     half = sizes._replace(waves=max(1, sizes.waves // 2), decoder_chains=max(1, sizes.decoder_chains // 2))
     found = _in_turn(subject, cases, half)  # a chain takes as long as several answers
@@ -97,16 +98,16 @@ def _decodings(subject: Subject, value: float) -> list[Decoding]:
     return found
 
 
-def _match(name: str, draft: object, value: float) -> Decoding:
+def _match(name: str, draft: Draft, value: float) -> Decoding:
     return Decoding(f"match, {name}", SpeculativeMatch(draft_temperature=value, trace=False, fault=None), draft)
 
 
 def _draft_mh(law: float) -> dict[str, DraftMH]:
     """Samplers with the target and the schedule of power_mh; `law` is the temperature of their draft."""
-    values = dict(alpha=power_mh().alpha, draft_temperature=law, num_blocks=4, num_steps=2, cut="current", proposal="draft",
-                  draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-5)
-    changes = {"draft": {}, "mixture": {"proposal": "mixture"}, "eps": {"early_reject": "eps"}}
-    return {name: DraftMH(**{**values, **changed}) for name, changed in changes.items()}
+    draft = DraftMH(alpha=power_mh().alpha, draft_temperature=law, num_blocks=4, num_steps=2, cut="current", proposal="draft",
+                    draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-5)
+    return {"draft": draft, "mixture": dataclasses.replace(draft, proposal="mixture"),
+            "eps": dataclasses.replace(draft, early_reject="eps")}
 
 
 def _in_turn(subject: Subject, cases: Sequence[Case], sizes: Sizes) -> dict[str, dict[int, Measurement]]:

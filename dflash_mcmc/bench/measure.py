@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.blend import Blend
-from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.decoder.plain import Plain
-from dflash_mcmc.draft.none import NoDraft
+from dflash_mcmc.decoder import Decoder
+from dflash_mcmc.draft import Draft
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import Counters, Finished, Options
+from dflash_mcmc.ops import Chain
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.sampler.temperature import Temperature
+from dflash_mcmc.types import ChainResult
 
 TURNS = 2
 """How often each of several cases runs when they take turns."""
@@ -44,7 +45,7 @@ class Measurement(NamedTuple):
     """The result of one or several runs of the engine. Means are over chains, rates over proposals."""
 
     seconds: float
-    done: list[Finished]
+    done: list[Finished[int]]
     counters: Counters
     """Counters of the last run."""
 
@@ -98,19 +99,27 @@ class Measurement(NamedTuple):
         return sum(getattr(chain.cost, name) for chain in self.done) / self.num_chains
 
     def _rate(self, name: str) -> float:
-        proposals = sum(chain.result.proposals for chain in self.done) or 1
-        return sum(getattr(chain.result, name) for chain in self.done) / proposals
+        results = [result_of(chain) for chain in self.done]
+        return sum(getattr(result, name) for result in results) / (sum(result.proposals for result in results) or 1)
 
 
 class Decoding(NamedTuple):
     """A decoder and a draft, as components. The draft may also be used by a sampler for its proposals."""
 
     name: str
-    decoder: object
-    draft: object
+    decoder: Decoder | None = None
+    """None decodes token by token."""
+    draft: Draft | None = None
 
 
-PLAIN = Decoding("plain", Plain(), NoDraft())
+PLAIN = Decoding("plain")
+
+
+def result_of(chain: Finished[int]) -> ChainResult:
+    """The result of a chain. Raises RuntimeError for a chain that could not be drawn: its cost is not that of a sample."""
+    if chain.result is None:
+        raise RuntimeError(f"chain {chain.tag}: {chain.failure}")
+    return chain.result
 
 
 def power_mh(**changes) -> PowerMH:
@@ -135,12 +144,12 @@ def run(subject: Subject, sampler: Sampler, slots: int, num_chains: int, options
         first: number of the first chain. A chain's number determines its prompt and its key.
     """
     horizon, longest = horizon or subject.horizon, max(map(len, subject.prompts))
-    drafter = decoding.draft.load(subject.model)
+    drafter = decoding.draft.load(subject.model) if decoding.draft else None
+    speculation = decoding.decoder.speculation(drafter) if decoding.decoder else None
     asked = drafter if sampler.needs_draft else None
-    engine = BatchedEngine(subject.model, blend or NoBlend(), slots, longest + horizon, options or Options(), longest,
-                           decoding.decoder.speculation(drafter), asked)
+    engine = BatchedEngine(subject.model, blend, slots, longest + horizon, options or Options(), longest, speculation, asked)
 
-    def chains():
+    def chains() -> Iterator[tuple[int, Chain]]:
         for number in range(first, first + num_chains):
             prompt = subject.prompts[number // chains_per_prompt % len(subject.prompts)]
             yield number, sampler.chain(prompt, horizon, Key(0).fold_in("bench", number))

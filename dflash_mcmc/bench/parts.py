@@ -18,7 +18,6 @@ from dflash_mcmc.bench import assisted, decoders, measure, probes, published, sh
 from dflash_mcmc.bench.measure import Measurement, Sizes, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject, subject_of
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.plan import predict
@@ -72,16 +71,12 @@ def switches(subject: Subject, sizes: Sizes) -> list[dict]:
         ("blend, proposal=base by eps", eps, everything, blend),
         ("blend, proposal=matched, exact", matched, everything, blend),
     ]
-    rows, batching = [], None
-    for name, sampler, options, mixed in cases:
-        case_slots, count = (1, max(2, chains // (8 * slots))) if name == "nothing" else (slots, chains)
-        got = run(subject, sampler, case_slots, count, options, mixed, label=name)
-        batching = got if name == "batching" else batching
-        rows.append({"switches": name, "slots": case_slots, **_rates(got),
-                     "against batching": got.per_hour / batching.per_hour if batching else None,
-                     "token-forwards": got.mean_token_forwards, "abandoned": got.abandoned})
-    rows[0]["against batching"] = rows[0]["problems/h"] / batching.per_hour
-    return rows
+    sizes_of = {name: (1, max(2, chains // (8 * slots))) if name == "nothing" else (slots, chains) for name, *_ in cases}
+    found = {name: run(subject, sampler, *sizes_of[name], options, mixed, label=name)
+             for name, sampler, options, mixed in cases}
+    batching = found["batching"].per_hour
+    return [{"switches": name, "slots": sizes_of[name][0], **_rates(got), "against batching": got.per_hour / batching,
+             "token-forwards": got.mean_token_forwards, "abandoned": got.abandoned} for name, got in found.items()]
 
 
 def overhead(subject: Subject, sizes: Sizes) -> list[dict]:
@@ -210,7 +205,7 @@ def _engine_step(subject: Subject, batch: int, context: int) -> float:
     """Seconds of one engine step, including draw and bookkeeping, with about `context` tokens in every row."""
     stops, subject.model.stop_ids = subject.model.stop_ids, ()
     try:
-        engine = BatchedEngine(subject.model, NoBlend(), batch, context + 2 * _REPEATS, Options())
+        engine = BatchedEngine(subject.model, None, batch, context + 2 * _REPEATS, Options())
         prompt = np.full(context, 9)
         running = engine.steps((n, temperature(0.25).chain(prompt, 2 * _REPEATS, Key(n))) for n in range(batch))
         next(running)

@@ -11,7 +11,6 @@ from transformers import GenerationConfig
 
 from dflash_mcmc.bench.measure import Sizes
 from dflash_mcmc.bench.subject import Subject
-from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import DEFAULTS
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
@@ -60,7 +59,7 @@ def _probe_of(weights: str, share_prefixes: bool, autoregressive: bool = False, 
 
 def _probe(subject: Subject, drafter: DFlashDrafter, probe: SpeculativeMCMC, problems: int, slots: int) -> tuple[int, float]:
     prompts = subject.prompts[:problems]
-    engine = BatchedEngine(subject.model, NoBlend(), min(slots, problems), max(map(len, prompts)) + subject.horizon)
+    engine = BatchedEngine(subject.model, None, min(slots, problems), max(map(len, prompts)) + subject.horizon)
 
     def chain(prompt: np.ndarray):
         return ChainResult((yield Draw(Trajectory.start(prompt), subject.horizon, SamplingParams(temperature=0.0), Key(0))))
@@ -93,12 +92,14 @@ def _answer(subject: Subject, drafter: DFlashDrafter, prompt: torch.Tensor, weig
     read = subject.causal_lm(tokens, output_hidden_states=True, use_cache=False)
     network, size = drafter.network, drafter.num_drafted + 1
     features = torch.cat([read.hidden_states[layer + 1] for layer in network.shape.target_layers], dim=-1)
-    keys = values = None
+    cached: tuple[torch.Tensor, torch.Tensor] | None = None
     blocks = range(prompt.shape[1], tokens.shape[1] - size + 1, size)
     for anchor in blocks:
-        start = 0 if keys is None else keys.shape[3]
-        new = network.keys_values(network.context(features[:, start:anchor]), torch.arange(start, anchor)[None])
-        keys, values = new if keys is None else (torch.cat(pair, dim=3) for pair in zip((keys, values), new, strict=True))
+        start = cached[0].shape[3] if cached else 0
+        keys, values = network.keys_values(network.context(features[:, start:anchor]), torch.arange(start, anchor)[None])
+        if cached:
+            keys, values = torch.cat([cached[0], keys], dim=3), torch.cat([cached[1], values], dim=3)
+        cached = keys, values
         draft = _draft(subject, drafter, keys, values, tokens, anchor)
         _block(subject, tokens, anchor, read.logits[0, anchor : anchor + size - 1], draft, weights)
     return len(blocks)

@@ -14,6 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.ops import Draw, Operation, drive
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.types import Trajectory
@@ -33,16 +34,8 @@ def chain(subject: Subject, sampler: PowerMH, prompt: np.ndarray, key: Key) -> S
     """Runs one chain of `sampler` with `generate`. The key seeds PyTorch's random generator."""
     torch.manual_seed(key.integer(2**31))
     started, loop = time.perf_counter(), _PublishedLoop(subject, sampler)
-    generator = sampler.chain(prompt, subject.horizon, key)
-    answer = None
-    while True:
-        try:
-            draw = generator.send(answer)
-        except StopIteration as stop:
-            result = stop.value
-            return Spent(time.perf_counter() - started, loop.token_forwards, loop.tokens_drawn, result.accepted,
-                         result.proposals)
-        answer = loop.draw(draw.trajectory, draw.horizon)
+    result = drive(sampler.chain(prompt, subject.horizon, key), loop.answer)
+    return Spent(time.perf_counter() - started, loop.token_forwards, loop.tokens_drawn, result.accepted, result.proposals)
 
 
 class _PublishedLoop:
@@ -51,8 +44,11 @@ class _PublishedLoop:
         self.token_forwards = self.tokens_drawn = 0
 
     @torch.inference_mode()
-    def draw(self, path: Trajectory, horizon: int) -> Trajectory:
+    def answer(self, operation: Operation) -> Trajectory:
         """Extends a path by one call of `generate`; its log-probabilities come from the outputs of the call."""
+        if not isinstance(operation, Draw):
+            raise TypeError("the published loop has no operation but Draw: the sampler's `rescore` is to be off")
+        path, horizon = operation.trajectory, operation.horizon
         if path.complete(horizon):
             return path
         given = torch.from_numpy(np.concatenate([path.prompt, path.tokens]))[None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -12,13 +12,10 @@ from dflash_mcmc.config.schema import Config
 from dflash_mcmc.data import prompts
 from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.model.hf import HFModel
 from dflash_mcmc.rng import Key, Stream
 
-_MID = dict(
-    hidden_size=768, intermediate_size=2304, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=4, head_dim=64,
-    vocab_size=16384, max_position_embeddings=2048, tie_word_embeddings=False, eos_token_id=None, bos_token_id=None,
-    pad_token_id=None,
-)
+_HIDDEN_SIZE, _VOCAB_SIZE = 768, 16384
 _LAYER_GAIN, _LOGIT_SCALE = 3.0, 8.0
 """With these values a token has 0.5 nats and power sampling accepts half of its proposals, as with real models."""
 _NUM_STOPS, _SHORTEST, _LONGEST, _NUM_PROMPTS = 64, 20, 60, 512
@@ -28,8 +25,8 @@ class Subject(NamedTuple):
     """A model, its prompts, and a draft."""
 
     name: str
-    causal_lm: torch.nn.Module
-    """The transformers model itself, for comparison with its own `generate`."""
+    causal_lm: Any
+    """The transformers model itself, for comparison with its own `generate`, whose annotations reject transformers' models."""
     model: LanguageModel
     prompts: list[np.ndarray]
     horizon: int
@@ -43,7 +40,8 @@ def tiny(config: Config, draft: str) -> Subject:
     import transformers
 
     model = config.model.load("cpu")
-    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32).eval()
+    path = cast(HFModel, config.model).path
+    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     template = prompts.resolve(config.dataset.prompt)
     texts = [template.replace("{question}", problem.question) for problem in config.dataset.problems()]
     tokens = [model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat) for text in texts]
@@ -57,15 +55,18 @@ def mid(horizon: int) -> Subject:
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        causal_lm = Qwen3ForCausalLM(Qwen3Config(**_MID)).eval()
+        causal_lm = Qwen3ForCausalLM(Qwen3Config(
+            hidden_size=_HIDDEN_SIZE, intermediate_size=2304, num_hidden_layers=12, num_attention_heads=12,
+            num_key_value_heads=4, head_dim=64, vocab_size=_VOCAB_SIZE, max_position_embeddings=2048,
+            tie_word_embeddings=False, eos_token_id=None, bos_token_id=None, pad_token_id=None)).eval()
         with torch.no_grad():
             for name, parameter in causal_lm.named_parameters():
                 if ".layers." in name and parameter.dim() == 2:
                     parameter.mul_(_LAYER_GAIN)
-            causal_lm.lm_head.weight.normal_(0.0, _LOGIT_SCALE / _MID["hidden_size"] ** 0.5)
+            causal_lm.lm_head.weight.normal_(0.0, _LOGIT_SCALE / _HIDDEN_SIZE**0.5)
     stream = Stream(Key(0).fold_in("bench", "prompts"))
     lengths = [stream.integer(_SHORTEST, _LONGEST) for _ in range(_NUM_PROMPTS)]
-    prompts = [np.array([stream.integer(_NUM_STOPS, _MID["vocab_size"] - 1) for _ in range(length)]) for length in lengths]
+    prompts = [np.array([stream.integer(_NUM_STOPS, _VOCAB_SIZE - 1) for _ in range(length)]) for length in lengths]
     return Subject("mid", causal_lm, LanguageModel(causal_lm, stop_ids=range(_NUM_STOPS)), prompts, horizon)
 
 

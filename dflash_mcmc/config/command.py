@@ -19,6 +19,7 @@ from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import PACKAGE, Config, Root, store_schemas, to_typed, unused
 from dflash_mcmc.config.sweep import Sweep, points
 from dflash_mcmc.errors import ConfigError, UserError
@@ -86,7 +87,7 @@ def check_command(arguments: Sequence[str]) -> Command:
         return Command([], shows=True)
     with composer("config") as composing:
         overrides = [composing.parse(text) for text in parsed.overrides]
-        hydra = composing.with_hydra([one.input_line for one in overrides if not one.is_sweep_override()]).hydra
+        hydra = composing.with_hydra([text_of(one) for one in overrides if not one.is_sweep_override()]).hydra
         sweep, launcher = _sweep(hydra, parsed.multirun), _launcher(hydra, overrides)
         jobs = []
         for texts in _points(composing, overrides, sweep):
@@ -106,7 +107,7 @@ def job_of(composing: Composer, texts: Sequence[str]) -> Job:
     config = to_config(values)
     overrides = [composing.parse(text) for text in texts]
     _refuse_unused(config, overrides)
-    return Job(config, tuple(one.input_line for one in overrides if not one.is_hydra_override()), choices)
+    return Job(config, tuple(text_of(one) for one in overrides if not one.is_hydra_override()), choices)
 
 
 def _refuse_unused(config: Config, overrides: Sequence[Override]) -> None:
@@ -115,14 +116,14 @@ def _refuse_unused(config: Config, overrides: Sequence[Override]) -> None:
     for override in overrides:
         group = override.key_or_group.partition("/")[0].partition(".")[0]
         if group in idle:
-            name, _, value = override.input_line.lstrip("+~").partition("=")
+            name, _, value = text_of(override).lstrip("+~").partition("=")
             raise ConfigError(name, value, f"nothing, since probe={name_of(config.probe)} does not use {group}")
 
 
 def _parse(arguments: Sequence[str]) -> Namespace:
     """The flags and overrides of a command line. Raises UserError."""
     parser = get_args_parser()
-    parser.error = _refuse_flag
+    parser.error = _refuse_flag  # type: ignore[method-assign]  # Hydra makes the parser, so no subclass can override it
     parsed = parser.parse_args(list(arguments))
     for option in ("config_name", "config_path", "experimental_rerun"):
         if getattr(parsed, option):
@@ -143,7 +144,7 @@ def _launcher(hydra: DictConfig, overrides: Sequence[Override]) -> Slurm | None:
     """The fields of hydra/launcher=slurm, where it is chosen. Raises UserError."""
     for override in overrides:
         if override.is_hydra_override() and override.is_sweep_override():
-            raise UserError(f"{override.get_key_element()}: given several values, {override.input_line.partition('=')[2]}; "
+            raise UserError(f"{override.get_key_element()}: given several values, {given_value(override)}; "
                             "allowed: one, for all jobs")
     chosen = hydra.runtime.choices["hydra/launcher"]
     if chosen not in _LAUNCHERS:
@@ -169,7 +170,6 @@ def _points(composing: Composer, overrides: Sequence[Override], sweep: Sweep | N
         return list(points([*map(composing.parse, sweep.params), *overrides], sweep))
     for override in overrides:
         if override.is_sweep_override():
-            values = override.input_line.partition("=")[2]
-            raise UserError(f"{override.key_or_group}: given several values, {values}; allowed: one, or a sweep: -m before "
-                            "the overrides")
-    return [[override.input_line for override in overrides]]
+            raise UserError(f"{override.key_or_group}: given several values, {given_value(override)}; allowed: one, or a "
+                            "sweep: -m before the overrides")
+    return [[text_of(override) for override in overrides]]

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from dflash_mcmc.config import mistakes
+from dflash_mcmc.config.overrides import text_of
 from dflash_mcmc.errors import UserError
 
 _SEARCH_PATH = "hydra.searchpath"
@@ -87,7 +88,7 @@ class Composer:
     def _choose(self, overrides: Sequence[Override]) -> _Chosen:
         choosing = [override for override in overrides if self._chooses(override, overrides)]
         setting = [override for override in overrides if override.is_hydra_override() and override not in choosing]
-        key = tuple(override.input_line for override in (*choosing, *setting))
+        key = tuple(text_of(override) for override in (*choosing, *setting))
         if key not in self._chosen:
             mistakes.check_choices([override for override in choosing if override.key_or_group != _SEARCH_PATH])
             whole = self._composed(choosing)
@@ -96,13 +97,13 @@ class Composer:
             values = copy.deepcopy(whole)
             with open_dict(values):
                 del values["hydra"]
-            self._chosen[key] = _Chosen(whole, values, OmegaConf.to_container(whole.hydra.runtime.choices))
+            self._chosen[key] = _Chosen(whole, values, dict(whole.hydra.runtime.choices))
         return self._chosen[key]
 
     def _composed(self, choosing: Sequence[Override]) -> DictConfig:
         """What Hydra composes of options alone. Raises UserError."""
         def composed(overrides: Sequence[Override]) -> DictConfig:
-            return compose(self.root, [override.input_line for override in overrides], return_hydra_config=True)
+            return compose(self.root, [text_of(override) for override in overrides], return_hydra_config=True)
 
         def options(group: str) -> list[str]:
             return self._options_of(group, choosing)
@@ -132,7 +133,7 @@ class Composer:
 
     def _options_of(self, group: str, overrides: Sequence[Override]) -> list[str]:
         """Options of a group, and groups below it; none where there is no such group."""
-        where = [override.input_line for override in overrides if override.key_or_group == _SEARCH_PATH]
+        where = [text_of(override) for override in overrides if override.key_or_group == _SEARCH_PATH]
         key = (group, " ".join(where))
         if key not in self._options:
             loader = GlobalHydra.instance().config_loader()
@@ -149,8 +150,8 @@ class Composer:
             if override.is_delete():
                 _delete(values, override, present)
             elif override.is_add() and present is not None and not isinstance(value, (dict, list)):
-                raise UserError(f"{key}: {override.input_line!r} adds a field that exists; allowed: "
-                                f"{override.input_line.lstrip('+')}")
+                raise UserError(f"{key}: {text_of(override)!r} adds a field that exists; allowed: "
+                                f"{text_of(override).lstrip('+')}")
             else:
                 OmegaConf.update(values, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
         except (ConfigAttributeError, ConfigKeyError) as error:
@@ -162,7 +163,7 @@ class Composer:
 def _delete(values: DictConfig, override: Override, present: object) -> None:
     key, value = override.key_or_group, override.value()
     if present is None or (value is not None and value != present):
-        raise UserError(f"{key}: given {override.input_line}; allowed: a field that has a value, and that value or none")
+        raise UserError(f"{key}: given {text_of(override)}; allowed: a field that has a value, and that value or none")
     parent, _, last = key.rpartition(".")
     with open_dict(values):
         del (OmegaConf.select(values, parent) if parent else values)[last]

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.config.groups import option_files
+from dflash_mcmc.config.overrides import given_value
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import spec_of
@@ -25,7 +26,7 @@ def check_choices(overrides: Sequence[Override]) -> None:
             if name in GROUPS:
                 raise left_out(name)
         elif not isinstance(value, str):
-            given = "null" if value is None else override.input_line.partition("=")[2]
+            given = "null" if value is None else given_value(override)
             raise UserError(f"{name}: given {given} for a group; allowed: one of its options, or leave it out")
 
 
@@ -43,7 +44,7 @@ def of_choices(error: Exception, options: Callable[[str], list[str]]) -> UserErr
     for cause in _chain(error):
         if isinstance(cause, MissingConfigException) and cause.missing_cfg_file:
             return _unknown_option(cause.missing_cfg_file, options)
-        if isinstance(cause, OmegaConfBaseException) and (cause.full_key or "").startswith(PREFIX):
+        if isinstance(cause, OmegaConfBaseException) and cause.full_key and cause.full_key.startswith(PREFIX):
             return _of_another_launcher(cause.full_key)
     return None
 
@@ -91,17 +92,17 @@ def _elsewhere(name: str, composed: DictConfig) -> list[str]:
     """Where a field of that name exists: in groups of this configuration, and in options of the group that are not chosen."""
     group, _, last = name.rpartition(".")
     if not group:
-        return [f"{key}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node]
+        return [f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False)
+                if OmegaConf.is_dict(node) and last in node]
     return [f"{group}={option}" for option, found in components(group).items()
             if last in found.cls.__dataclass_fields__] if group in GROUPS else []
 
 
 def wrong_value(override: Override, composed: DictConfig) -> UserError:
     """The line for a value of another type than the field's."""
-    name, value = override.key_or_group, override.input_line.partition("=")[2]
+    name = override.key_or_group
     found = field_of(name, composed)
-    spec = spec_of(found[0]) if found else None
-    return ConfigError(name, value, spec.describe(found[1]) if spec else "another type")
+    return ConfigError(name, given_value(override), spec_of(found[0]).describe(found[1]) if found else "another type")
 
 
 def other(error: Exception) -> UserError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from hydra._internal.callbacks import Callbacks
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -13,10 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 from dflash_mcmc.config.command import Command, composer, job_of
 from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.overrides import text_of
 from dflash_mcmc.registry import GROUPS
 
 
-def search(command: Command, run: Callable[[Sequence[str], Callable[[], Job]], float]) -> None:
+def search(command: Command, run: Callable[[Sequence[str], Callable[[], Job]], float | None]) -> None:
     """Lets the sweeper of a command choose its points and has each of them run.
 
     Args:
@@ -25,17 +28,20 @@ def search(command: Command, run: Callable[[Sequence[str], Callable[[], Job]], f
     """
     with composer("config") as composing:
         overrides = [composing.parse(text) for text in command.overrides]
-        of_hydra = [override.input_line for override in overrides if override.is_hydra_override()]
+        of_hydra = [text_of(override) for override in overrides if override.is_hydra_override()]
         master = _master(composing, command)
         trials = _Trials(master)
         sweeper = Plugins.instance().instantiate_sweeper(
-            config=master, hydra_context=HydraContext(config_loader=trials, callbacks=Callbacks()),
+            config=master, hydra_context=HydraContext(config_loader=cast(ConfigLoader, trials), callbacks=Callbacks()),
             task_function=lambda _: run(trials.point, lambda: job_of(composing, [*of_hydra, *trials.point])))
         sweeper.sweep([text for text in command.overrides if text not in of_hydra])
 
 
 class _Trials:
-    """Is asked by Hydra's launcher for the configuration of each trial. Notes the trial's overrides; composes nothing."""
+    """The loader that Hydra's launcher asks for the configuration of each trial. It notes the overrides and composes nothing.
+
+    The launcher calls no other method of a ConfigLoader.
+    """
 
     def __init__(self, master: DictConfig):
         self._master = master
@@ -56,7 +62,7 @@ def _master(composing: Composer, command: Command) -> DictConfig:
     master = composing.with_hydra(single)
     for name, value in composing.compose([text for text in single if not _is_of_component(composing, text)]).values.items():
         if name not in GROUPS:
-            OmegaConf.update(master, name, value)
+            OmegaConf.update(master, str(name), value)
     master.hydra.mode = RunMode.MULTIRUN
     return master
 

@@ -8,11 +8,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
+from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.errors import UserError, of_the_disk
 from dflash_mcmc.process import ranks
 
@@ -50,17 +51,18 @@ def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
 
 def _values(override: Override, searches: bool) -> list[str]:
     """An override for each value that a swept one has; any other override itself."""
-    key, text = override.get_key_element(), override.input_line
+    key, text = override.get_key_element(), text_of(override)
     if not override.is_sweep_override():
         return [text]
     if key == "sweep":
-        raise UserError(f"sweep: given several values, {text.partition('=')[2]}; allowed: one, the points of which are swept")
+        raise UserError(f"sweep: given several values, {given_value(override)}; allowed: one, the points of which are swept")
     try:
-        if isinstance(override.value(), IntervalSweep):
+        swept = override.value()
+        if isinstance(swept, IntervalSweep):
             if not searches:
                 raise UserError(f"cannot sweep {text!r} as a grid; allowed: values, a range(...), or a search such as "
                                 "sweep=optuna")
-            return [f"{key}={override.value().start}", f"{key}={override.value().end}"]
+            return [f"{key}={swept.start}", f"{key}={swept.end}"]
         return [f"{key}={value}" for value in override.sweep_string_iterator()]
     except (HydraException, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"cannot read {text!r}: {' '.join(str(error).split())}") from error
@@ -163,8 +165,8 @@ def objective_of(name: str, summary: dict) -> float | None:
     """
     from dflash_mcmc.statistics import summaries
 
-    summary = summaries.aggregate_of(summary) or summary
-    accuracy = summary.get("accuracy")
+    counted: dict[str, Any] = summaries.aggregate_of(summary) or summary
+    accuracy = counted.get("accuracy")
     if name == "accuracy" or accuracy is None:
         return accuracy
-    return 1e6 * summary["correct"] / summary["token_forwards"]
+    return 1e6 * counted["correct"] / counted["token_forwards"]

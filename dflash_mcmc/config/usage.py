@@ -27,7 +27,7 @@ def _fields(plan: type, prefix: str) -> list[tuple[str, str, str]]:
     found, types = [], typing.get_type_hints(plan)
     for field in dataclasses.fields(plan):
         declared = types[field.name]
-        if dataclasses.is_dataclass(declared):
+        if isinstance(declared, type) and dataclasses.is_dataclass(declared):
             found += _fields(declared, f"{prefix}{field.name}.")
         elif has_spec(field):
             spec = spec_of(field)

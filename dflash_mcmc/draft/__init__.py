@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError
@@ -12,7 +12,7 @@ from dflash_mcmc.registry import name_of, options_with
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
 
 
 class Draft(Component):
@@ -37,3 +37,8 @@ def check_features(config: Config, user: str) -> None:
         able = options_with("draft", "reads_features")
         raise ConfigError("draft", name_of(config.draft), f"{able} with {user}: one forward, from the target's features, that "
                           "gives logits for a whole block")
+
+
+def load_feature_drafter(config: Config, target: LanguageModel) -> DFlashDrafter:
+    """Loads the draft that `check_features` has accepted. Raises UserError where it does not fit the target."""
+    return cast("DFlashDrafter", config.draft.load(target))

@@ -48,9 +48,9 @@ class DFlashDraft(Draft):
         """The revision is part of the content; null and auto count as the values that they stand for."""
         values: dict[str, object] = {"revision": None}
         if self._checkpoint().folder.is_dir():
-            from dflash_mcmc.engine.speculative.dflash import checkpoint
+            from dflash_mcmc.engine.speculative.dflash.config import read_shape
 
-            shape = checkpoint.read_shape(self._checkpoint().folder)
+            shape = read_shape(self._checkpoint().folder)
             values["block_size"] = self.block_size or shape.block_size
             values["dtype"] = str(shape.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
         return values
@@ -61,20 +61,21 @@ class DFlashDraft(Draft):
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
         """The draft on its target's device. Raises UserError where the two do not fit together."""
-        from dflash_mcmc.engine.speculative.dflash import checkpoint
+        from dflash_mcmc.engine.speculative.dflash.checkpoint import check_pair
+        from dflash_mcmc.engine.speculative.dflash.config import read_shape
         from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
         folder = self._checkpoint().local()
         block_size = self._shape_for(folder)
-        checkpoint.check_pair(checkpoint.read_shape(folder), hidden_size=target.config.hidden_size,
-                                     vocab_size=target.vocab_size, num_layers=len(target.layers))
+        check_pair(read_shape(folder), hidden_size=target.config.hidden_size, vocab_size=target.vocab_size,
+                   num_layers=len(target.layers))
         return DFlashDrafter(_load(str(folder), self.dtype, str(target.device)), target, block_size)
 
     def _shape_for(self, folder: Path) -> int:
         """The block size, once the checkpoint's config is known to be one of ours."""
-        from dflash_mcmc.engine.speculative.dflash import checkpoint
+        from dflash_mcmc.engine.speculative.dflash.config import read_shape
 
-        trained = checkpoint.read_shape(folder).block_size
+        trained = read_shape(folder).block_size
         if self.block_size is not None and self.block_size > trained:
             raise ConfigError("draft.block_size", self.block_size, f"2 to {trained} (the draft was trained for {trained})")
         return self.block_size or trained

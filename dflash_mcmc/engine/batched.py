@@ -22,7 +22,7 @@ and switches.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 import torch
 
@@ -31,7 +31,7 @@ from dflash_mcmc.engine.blending import TargetBlend
 from dflash_mcmc.engine.cache import CacheShape, SlotCache
 from dflash_mcmc.engine.decode_loop import DecodeLoop, EndedDraw
 from dflash_mcmc.engine.graphs import GraphedSteps
-from dflash_mcmc.engine.interface import DEFAULTS, Counters, Finished, Options
+from dflash_mcmc.engine.interface import DEFAULTS, Counters, Finished, Options, Tag
 from dflash_mcmc.engine.ladder import Ladder, cache_size, ladder_of
 from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.meter import Meter
@@ -108,12 +108,12 @@ class BatchedEngine:
         """Sets the counters to zero."""
         self._meter.counters = Counters()
 
-    def run(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished]:
+    def run(self, chains: Iterable[tuple[Tag, Chain]]) -> Iterator[Finished[Tag]]:
         """Yields chains as they end. `chains` are (tag, generator) pairs, taken a few ahead of the free slots."""
         return (done for done in self.steps(chains) if done is not None)
 
     @torch.inference_mode()
-    def steps(self, chains: Iterable[tuple[Hashable, Chain]]) -> Iterator[Finished | None]:
+    def steps(self, chains: Iterable[tuple[Tag, Chain]]) -> Generator[Finished[Tag] | None, None, None]:
         """The same, and None after every step, so that the caller can do something else in between."""
         self._memory.reset()
         self._loop.reset()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from dflash_mcmc.types import ChainResult, Cost
 
+Tag = TypeVar("Tag", bound=Hashable)
+"""What a caller of the engine distinguishes its chains by."""
 NOT_NUMBERS = "the model, or its draft, gave logits that are not numbers; try model.dtype=float32 and draft.dtype=float32"
 
 
-class Finished(NamedTuple):
+class Finished(NamedTuple, Generic[Tag]):
     """A chain that has ended."""
 
-    tag: Hashable
+    tag: Tag
     result: ChainResult | None
     """The result of the chain; None for a chain that could not be drawn."""
     cost: Cost

@@ -42,6 +42,12 @@ class Reading(NamedTuple):
     outputs: tuple[torch.Tensor, ...]
     cache: Cache | None
 
+    def kept_cache(self) -> Cache:
+        """The cache of a reading that has kept it. Raises ValueError for any other reading."""
+        if self.cache is None:
+            raise ValueError("the reading has kept no cache: read with keep_cache=True")
+        return self.cache
+
     def features(self, model: LanguageModel, layers: tuple[int, ...]) -> torch.Tensor:
         """A draft's features, (rows, length, layers · hidden), where `outputs` belong to the draft's layers.
 

@@ -74,7 +74,7 @@ def to_launcher(node: DictConfig) -> Slurm:
         if OmegaConf.is_missing(node, field.name):
             raise UserError(f"{PREFIX}{field.name}: not given; allowed: {spec_of(field).describe(types[field.name])}")
     try:
-        launcher = OmegaConf.to_object(node)
+        launcher = typing.cast(Slurm, OmegaConf.to_object(node))
     except OmegaConfBaseException as error:
         raise UserError(" ".join(str(error).split())) from error
     launcher.check()

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -51,13 +52,14 @@ def write_point(path: Path, config: Config, code: Path) -> None:
 
 def read_point(path: Path) -> Config:
     """The typed and checked configuration of a point. Raises UserError."""
-    values = OmegaConf.to_container(OmegaConf.load(path))
+    values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
     composed = OmegaConf.structured(Config)
     for group in GROUPS:
         of_group = values.pop(group)
         cls = components(group)[of_group.pop("name")].cls
         composed[group] = OmegaConf.merge(OmegaConf.structured(cls), of_group)
-    return to_config(OmegaConf.merge(composed, values))
+    composed.merge_with(values)
+    return to_config(composed)
 
 
 def check_identity(config: Config, digest: str) -> None:

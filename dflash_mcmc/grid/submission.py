@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
 
-def submit(command: Command) -> Grid | None:
+def submit(command: Command, launcher: Slurm) -> Grid | None:
     """Submits a grid and prints its folder. Returns None if nothing is pending. Raises UserError and then leaves no files."""
-    launcher = command.launcher
-    _refuse(command)
+    _refuse(command, launcher)
     cluster.check(launcher.partition)
     _submitit()
     points = planning.plan(command.jobs)
@@ -81,13 +80,13 @@ def resume(grid: Grid, launcher: Slurm) -> None:
     _say(grid, grid.jobs[before:], sum(pending))
 
 
-def _refuse(command: Command) -> None:
+def _refuse(command: Command, launcher: Slurm) -> None:
     if command.sweep is not None and command.sweep.num_trials is not None:
         raise UserError("hydra/launcher: given 'slurm' with a search, which chooses each point by the results of those "
                         "before it; allowed: a grid, such as -m or sweep=alpha_beta, or a search in one job: the same command "
                         "with hydra/launcher=basic in a file for sbatch")
     for job in command.jobs:
-        _refuse_grace(job.config, command.launcher)
+        _refuse_grace(job.config, launcher)
     if ranks.world_size() > 1:
         raise UserError("hydra/launcher: given 'slurm' in a launch of several processes; allowed: one process, whose jobs "
                         "start hydra.launcher.processes each")

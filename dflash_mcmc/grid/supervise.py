@@ -50,7 +50,6 @@ class Supervisor:
     launcher: Slurm
     """The fields of this job's submission, which can differ from those of the grid after a resume."""
     _noted: list[signal.Signals] = field(default_factory=list)
-    _worker: subprocess.Popen | None = None
     _over: bool = False
 
     def __call__(self) -> None:
@@ -95,17 +94,17 @@ class Supervisor:
         endings = grid.folder / "jobs" / f"{job.name}.{job.id}.endings"
         endings.unlink(missing_ok=True)
         with grid.log_file(job).open("ab") as log:
-            self._worker = subprocess.Popen(
+            worker = subprocess.Popen(
                 _command(grid, job, self.launcher), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_as_worker,
                 env={**os.environ, SHARD: f"{job.shard}/{job.shards}", ENDINGS: str(endings), **_launch(self.launcher)})
-        self._wait(grid, job)
+        self._wait(grid, job, worker)
         _signal(grid, job, signal.SIGKILL)  # processes of a launch can outlive their launcher
-        return _joined(self._worker.returncode, endings)
+        return _joined(worker.returncode, endings)
 
-    def _wait(self, grid: Grid, job: SlurmJob) -> None:
+    def _wait(self, grid: Grid, job: SlurmJob, worker: subprocess.Popen) -> None:
         """Waits for the worker's end. Sends it the first signal that arrived, and kills it if it does not end in time."""
         signalled, deadline = 0.0, None
-        while self._worker.poll() is None:
+        while worker.poll() is None:
             now = time.monotonic()
             if self._noted and now - signalled > _REPEAT_SECONDS:  # repeated: the worker may have missed the first one
                 deadline = deadline or now + GRACE_SHARE * self.launcher.grace_seconds
@@ -113,7 +112,7 @@ class Supervisor:
                 self._look_whether_over(grid, job)  # here, since SLURM may not wait for the worker's end
                 _signal(grid, job, self._noted[0] if now < deadline else signal.SIGKILL)
                 if now > deadline + _REPEAT_SECONDS:  # the launcher is left without processes
-                    self._worker.kill()
+                    worker.kill()
             time.sleep(_POLL_SECONDS)
 
     def _asked_to_stop(self) -> bool:

@@ -7,7 +7,7 @@ resuming, the processes of a launch, progress and tracker are handled by `dflash
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from dflash_mcmc.components import Component
@@ -47,12 +47,19 @@ class Work:
 class Summary(NamedTuple):
     """What a probe derives from its records. Values are JSON values; None means that there is no number."""
 
-    values: dict[str, float | int | str | None]
+    values: Mapping[str, float | int | str | None]
     """Numbers for `summary.json` and the tracker."""
     tables: dict[str, list[dict]]
     """Tables by name, as rows with the same keys. They are printed, and written to `summary.json` and a CSV file each."""
     data: dict[str, list[dict]]
     """Tables that are written to CSV files only. Figures are drawn from them."""
+
+    def number(self, name: str) -> float:
+        """The value of that name. Raises TypeError if it is not a number."""
+        value = self.values[name]
+        if value is None or isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}, not a number")
+        return value
 
 
 class Probe(Component):

@@ -37,20 +37,20 @@ _LEAST_EXPECTED = 5.0
 @register("probe", "rejection_sampling")
 @dataclass(slots=True, kw_only=True)
 class RejectionSampling(Probe):
-    """How far the tokens of speculative samplers are from the target's law, at one position of synthetic laws.
+    """How far the tokens of speculative samplers are from the target's distribution, at one position with synthetic logits.
 
-    The logits of target and draft are normal. Each sampler draws with the engine's own rules: a draft of one token, the rule,
-    and the token that comes of it. A fault that needs a history, `late_penalty`, has none here.
+    The logits of target and draft are normally distributed. Each sampler uses the engine's own rules: it drafts one token,
+    applies the rule and returns the resulting token. The fault `late_penalty` is left out, because it needs a history.
     """
 
-    vocab_size: int = identity("tokens", ge=2)
-    law_seed: int = identity("of the logits of target and draft; `seed` is that of the draws")
+    vocab_size: int = identity("number of tokens in the vocabulary", ge=2)
+    law_seed: int = identity("seed of the logits of target and draft; `seed` is the seed of the draws")
     target_spread: float = identity("standard deviation of the target's logits, in nats", ge=0)
-    draft_spread: float = identity("standard deviation of the draft's logits, in nats: larger is more peaked", ge=0)
+    draft_spread: float = identity("standard deviation of the draft's logits, in nats; a larger value is more peaked", ge=0)
     agreement: float = identity("correlation of the draft's logits with the target's", ge=-1, le=1)
-    temperature: float = identity("of both laws", gt=0)
-    chunk_size: int = identity("draws of each sampler in a record: what a kill loses", ge=1)
-    num_draws: int = runtime("draws of each sampler, a multiple of chunk_size; may be raised later", ge=1)
+    temperature: float = identity("temperature of target and draft", gt=0)
+    chunk_size: int = identity("draws of each sampler in one record; a killed run loses at most one record", ge=1)
+    num_draws: int = runtime("draws of each sampler in total, a multiple of chunk_size; may be raised later", ge=1)
 
     uses = ()
     unit = "chunk"
@@ -65,25 +65,25 @@ class RejectionSampling(Probe):
         return [Unit("draws", number) for number in range(self.num_draws // self.chunk_size)]
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """How often each sampler draws each token, and keeps its draft, in the draws of a chunk."""
+        """Counts of each token that a sampler draws in a chunk, and of its accepted drafts."""
         import torch
 
-        logits = tuple(torch.from_numpy(values).to(work.device, torch.float32) for values in self.logits())
+        target, draft = (torch.from_numpy(values).to(work.device, torch.float32) for values in self.logits())
         key, samplers, size = Key(config.seed).fold_in("rejection_sampling"), samplers_by_name(), self.chunk_size
         for unit in work:
             counts, accepted = {}, {}
             for name, sampler in samplers.items():
                 chance = _uniforms(key.fold_in(name), unit.chain * size, (unit.chain + 1) * size, work.device)
-                found = verdict(sampler, logits, SamplingParams(self.temperature), chance, size)
+                found = verdict(sampler, (target, draft), SamplingParams(self.temperature), chance, size)
                 counts[name] = torch.bincount(found.tokens[:, 0], minlength=self.vocab_size).tolist()
                 accepted[name] = int(found.accepted.sum())
             yield unit, {"draws": size, "accepted": accepted, "counts": counts}
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """The table of samplers, a row of each token, and the largest deviation after each chunk.
+        """The table of samplers, a row per token, and the largest deviation after each chunk.
 
-        `overlap` is the share of drafts that rejection keeps, sum of min(p, q). The standard error is that of the token whose
-        frequency varies most.
+        `overlap` is the sum of min(p, q), the share of drafts that rejection accepts. `standard_error` is the standard error
+        of the token whose frequency varies most.
         """
         p, q = self.laws()
         draws = np.cumsum([record["draws"] for record in records])
@@ -107,19 +107,19 @@ class RejectionSampling(Probe):
                        {"samplers": samplers}, {"tokens": tokens, "course": course})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """Laws and deviations by token, and the largest deviation against the number of draws."""
+        """Distributions and deviations by token, and the largest deviation over the number of draws."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(10.0, 5.0), layout="constrained")
         axes = figure.subplot_mosaic([["frequencies", "course"], ["deviations", "course"]])
         _draw_frequencies(axes["frequencies"], summary.data["tokens"])
-        _draw_deviations(axes["deviations"], summary.data["tokens"], int(summary.values["num_draws"]))
+        _draw_deviations(axes["deviations"], summary.data["tokens"], int(summary.number("num_draws")))
         _draw_course(axes["course"], summary.data["course"])
         figure.legend(loc="outside upper left", ncols=5)
         return {"rejection_sampling": figure}
 
     def logits(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of target and draft, float64 (vocab_size,) each."""
+        """Logits of target and draft, float64 (vocab_size,) each."""
         from scipy.special import ndtri
 
         target, own = (ndtri(Key(self.law_seed).fold_in(use).uniforms(0, self.vocab_size)) for use in ("target", "draft"))
@@ -143,7 +143,7 @@ class OneToken(NamedTuple):
 def samplers_by_name() -> dict[str, Speculation]:
     """The decoders, correct and with each fault that has an effect at one position: `decoder`, `decoder fault`.
 
-    Both draft at the target's temperature. Matching draws with the uniform of the position, rejection with its own.
+    Both draft at the target's temperature. Matching draws with the uniform of the position, rejection with separate uniforms.
     """
     from dflash_mcmc.engine.speculative import faults, rules
     from dflash_mcmc.engine.speculative.speculation import Fault, Speculation

@@ -18,8 +18,8 @@ SHARD = "DFLASH_MCMC_SHARD"
 class RankPlace(NamedTuple):
     """The index of a process, from 0, and the number of processes."""
 
-    index: int
-    count: int
+    position: int
+    total: int
 
 
 def rank() -> int:
@@ -55,8 +55,8 @@ def place() -> RankPlace:
 
 def own_part_first(items: Sequence[T]) -> Sequence[T]:
     """All items, rotated to start with this process's part: processes that start apart rarely compete for a sample."""
-    index, count = place()
-    start = len(items) * index // count
+    position, total = place()
+    start = len(items) * position // total
     return [*items[start:], *items[:start]]
 
 

@@ -78,7 +78,7 @@ def engine(config: Config, model: LanguageModel, prompt_length: int, num_chains:
     return engine_of(config, model, prompt_length, num_chains, config.blend, speculation, drafter, asked)
 
 
-def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chains: int, blend: Blend,
+def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chains: int, blend: Blend | None,
               speculation: Speculation | None = None, drafter: Drafter | None = None, asked: bool = False) -> BatchedEngine:
     """An engine with the configuration's hardware. Raises UserError.
 
@@ -88,7 +88,7 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chai
     from dflash_mcmc.engine.batched import BatchedEngine
     from dflash_mcmc.engine.plan import plan
 
-    processes = ranks.place().count
+    processes = ranks.place().total
     share = -(-num_chains // processes)
     options = config.hardware.options()
     if processes > 1:  # a process that reads many prompts ahead claims them before the others can

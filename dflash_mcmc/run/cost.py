@@ -32,27 +32,32 @@ class CostEstimate(NamedTuple):
     @staticmethod
     def total(estimates: Sequence[CostEstimate]) -> CostEstimate:
         """The sums; None where a part is None."""
-        return CostEstimate(*(None if None in values else sum(values) for values in zip(*estimates, strict=True)))
+        return CostEstimate(sum(one.num_samples for one in estimates), _sum([one.token_forwards for one in estimates]),
+                            _sum([one.hours for one in estimates]))
 
 
 def estimate(config: Config) -> CostEstimate:
     """The cost of a run of samples. Loads no model. Raises UserError if the problems cannot be counted."""
     samples = config.dataset.num_chosen() * config.num_chains
-    if _expected(config, 1.0) is None:
+    forwards = token_forwards(config)
+    if forwards is None:
         return CostEstimate(samples, None, None)
-    total = samples * token_forwards(config)
+    total = samples * forwards
     rate = config.hardware.tokens_per_second or config.assumed.tokens_per_second
     return CostEstimate(samples, total, total / rate / 3600 if rate else None)
 
 
-def token_forwards(config: Config) -> float:
+def token_forwards(config: Config) -> float | None:
     """Token-forwards of one sample: its prompt except the last token, and one for each drawn token, as the engine counts.
 
+    None if the sampler has no `expected_cost`.
     Forwards that speculative decoding spends on tokens that are not kept are not included. The estimate assumes that
     `hardware.keep_current` is on; without it the engine also reads again what a rejected proposal has overwritten.
     """
     assumed = config.assumed
     cost = _expected(config, assumed.answer_length * config.dataset.max_new_tokens)
+    if cost is None:
+        return None
     proposed = cost.proposed
     if config.sampler.rejects_early():
         proposed *= assumed.acceptance + (1.0 - assumed.acceptance) * assumed.abandoned_at
@@ -78,6 +83,12 @@ def assumptions(config: Config) -> list[str]:
     if not config.decoder.is_null:
         notes.append(f"decoder={name_of(config.decoder)}: counted as plain; drafted tokens that are not kept come on top")
     return [*notes, _hours(config)]
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """The sum; None where a value is None."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _expected(config: Config, length: float) -> ExpectedCost | None:

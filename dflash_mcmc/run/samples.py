@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,7 +54,7 @@ class Samples(Tasks[Record]):
         engine = build.engine(self._config, model, max(map(len, prompts.values())), len(pending))
         return SampleWorker(self._config, engine, {problem.id: Prompted(problem, prompts[problem.id]) for problem in problems})
 
-    def metrics(self, record: Record) -> dict[str, float]:
+    def metrics(self, record: Record) -> dict[str, float | None]:
         return metrics_of(record)
 
     def summarise(self, records: Sequence[Record]) -> Results:
@@ -110,18 +110,19 @@ class SampleWorker(Worker[Record]):
 
     def __init__(self, config: Config, engine: BatchedEngine, problems: dict[str, Prompted]):
         self._config, self._engine, self._problems = config, engine, problems
-        self._grading: dict[SampleKey, Finished] = {}
+        self._grading: dict[SampleKey, Finished[SampleKey]] = {}
         self._pool = config.grader.start()
 
-    def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Iterator[Record | None]:
+    def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[Record | None, None, None]:
         yield None
         for done in self._engine.steps(self._chains(claimed)):
-            if done is not None and done.result is None:
-                yield self._record(Grade(NOT_DRAWN, None, reason=done.failure), done)
-            elif done is not None:
-                self._grading[done.tag] = done
-                text = self._engine.model.decode(done.result.trajectory.tokens)
-                self._pool.submit(done.tag, text, self._problems[done.tag[0]].problem.answer)
+            if done is not None:
+                if done.result is None:
+                    yield self._record(Grade(NOT_DRAWN, None, reason=done.failure), done)
+                else:
+                    self._grading[done.tag] = done
+                    text = self._engine.model.decode(done.result.trajectory.tokens)
+                    self._pool.submit(done.tag, text, self._problems[done.tag[0]].problem.answer)
             yield from self.ready()
         yield from self.ready(wait=True)
 
@@ -142,7 +143,7 @@ class SampleWorker(Worker[Record]):
 
         return self._record(Grade(NOT_DRAWN, None, reason=reason), Finished(key, None, Cost(), 0.0, 0.0, reason))
 
-    def _record(self, grade: Grade, done: Finished) -> Record:
+    def _record(self, grade: Grade, done: Finished[SampleKey]) -> Record:
         problem, prompt = self._problems[done.tag[0]]
         return record_of(problem, done.tag[1], prompt, grade, done, self._engine.model.decode, label(self._config.grader))
 
@@ -154,7 +155,7 @@ class SampleWorker(Worker[Record]):
         self._pool.close()
 
 
-def metrics_of(record: Record) -> dict[str, float]:
+def metrics_of(record: Record) -> dict[str, float | None]:
     """The numbers of a sample that a tracker logs."""
     metrics = {"sample/correct": float(record["verdict"] == CORRECT), "sample/num_tokens": record["num_tokens"],
                "sample/log_p": record["log_p"], "sample/seconds": record["seconds"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -38,7 +38,7 @@ class Worker(ABC, Generic[R]):
     """Does tasks, with everything loaded that they need."""
 
     @abstractmethod
-    def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Iterator[R | None]:
+    def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[R | None, None, None]:
         """Does the claimed tasks and yields the record of each when it is done, in any order.
 
         A UserError that refuses the configuration is raised before the first yield. An implementation that has nothing more
@@ -85,7 +85,7 @@ class Tasks(ABC, Generic[R]):
         """Loads what the pending tasks need. Raises UserError."""
 
     @abstractmethod
-    def metrics(self, record: R) -> dict[str, float]:
+    def metrics(self, record: R) -> Mapping[str, float | None]:
         """The numbers of a record that the tracker logs."""
 
     @abstractmethod

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from dflash_mcmc.config.identity import plain
 from dflash_mcmc.config.jobs import Job
@@ -44,12 +45,13 @@ class Tracking:
         metrics: the numbers of a record. For records with a verdict the running accuracy is logged too.
     """
 
-    def __init__(self, store: RunStore, job: Job, digest: str, metrics: Callable[[dict], dict[str, float]]):
+    def __init__(self, store: RunStore, job: Job, digest: str, metrics: Callable[[dict], Mapping[str, float | None]]):
         self._store, self._job, self._digest, self._metrics = store, job, digest, metrics
         tracker = job.config.tracker
         self._active = not ranks.rank() and not tracker.is_null
         self._key = tracker.key()
-        self._running, self._tracker, self._complete = RunningAccuracy(), None, False
+        self._running, self._complete = RunningAccuracy(), False
+        self._tracker: Guarded | None = None
         self._seen, self._tried = 0, -math.inf
         self._logged: Counter[int] = Counter()
         """Number of lines of each file of records that the tracker has received."""
@@ -98,9 +100,10 @@ class Tracking:
         """
         if not self._active or not self._store.records:
             return
-        if self._tracker is None and (self._has_summary() or not self._leads() or self._has_summary()):
+        if self._tracker is None and not self._has_summary() and self._leads() and not self._has_summary():
+            self.start()
+        if self._tracker is None:
             return
-        self.start()
         self.catch_up()
         self._tracker.summary(summary, self._store.records)
         self._tracker.publish(self._store.folder, tables or {}, list(figures))
@@ -150,14 +153,14 @@ class RunningAccuracy:
         self._correct, self._samples = 0, 0
         self._problems: set[str] = set()
 
-    def add(self, record: Mapping[str, object]) -> None:
+    def add(self, record: Mapping[str, Any]) -> None:
         """Counts a sample. A record without a verdict is ignored."""
         if "verdict" in record:
             self._correct += record["verdict"] == "correct"
             self._samples += 1
             self._problems.add(record["problem"])
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float | None]:
         """`running/accuracy`, `running/accuracy_low` and `running/accuracy_high`; empty before the first sample."""
         if not self._samples:
             return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from dflash_mcmc.registry import name_of
 from dflash_mcmc.run.cost import CostEstimate
 from dflash_mcmc.run.tasks import Results, Tasks, Worker
 from dflash_mcmc.store.files import write_atomically
-from dflash_mcmc.store.records import FAILURE
+from dflash_mcmc.store.records import FAILURE, SampleKey
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -29,7 +29,7 @@ class Units(Tasks[dict]):
     def keys(self) -> list[Unit]:
         return self._probe.units(self._config)
 
-    def prepare(self, pending: Sequence[Unit], device: str) -> UnitWorker:
+    def prepare(self, pending: Sequence[SampleKey], device: str) -> UnitWorker:
         """The probe itself loads what it needs, when it measures."""
         return UnitWorker(self._config, device)
 
@@ -41,9 +41,10 @@ class Units(Tasks[dict]):
         measured = [record for record in records if FAILURE not in record]
         found = self._probe.summarise(self._config, measured) if measured else Summary({}, {}, {})
         failed = len(records) - len(measured)
-        summary = {"condition": self._config.label(), "probe": name_of(self._probe), "num_units": len(records),
-                   **({"num_units_failed": failed} if failed else {}), **found.values, "tables": found.tables}
-        return UnitResults(summary, found.values, found.tables, self._config, measured, found)
+        summary: dict[str, object] = {
+            "condition": self._config.label(), "probe": name_of(self._probe), "num_units": len(records),
+            **({"num_units_failed": failed} if failed else {}), **found.values, "tables": found.tables}
+        return UnitResults(summary, {**found.values}, found.tables, self._config, measured, found)
 
     @staticmethod
     def table(folders: Sequence[Path]) -> str:
@@ -71,24 +72,24 @@ class UnitWorker(Worker[dict]):
     def __init__(self, config: Config, device: str):
         self._config, self._device = config, device
 
-    def do(self, keys: Sequence[Unit], claimed: Iterable[Unit]) -> Iterator[dict]:
+    def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[dict, None, None]:
         """Raises RuntimeError if the probe does not yield a record for each unit that it has taken."""
         probe: Probe = self._config.probe
         taken, recorded = 0, 0
 
         def counted() -> Iterator[Unit]:
             nonlocal taken
-            for unit in claimed:
+            for key in claimed:
                 taken += 1
-                yield unit
+                yield Unit(*key)
 
-        for unit, record in probe.measure(self._config, Work(keys, self._device, counted())):
+        for unit, record in probe.measure(self._config, Work([Unit(*key) for key in keys], self._device, counted())):
             recorded += 1
             yield {**unit._asdict(), **record}
         if recorded != taken:
             raise RuntimeError(f"probe={name_of(probe)} has taken {taken} units and recorded {recorded}")
 
-    def failed(self, key: Unit, reason: str) -> dict:
+    def failed(self, key: SampleKey, reason: str) -> dict:
         return {**Unit(*key)._asdict(), FAILURE: reason}
 
 

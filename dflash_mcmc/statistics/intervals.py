@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 CONFIDENCE = 0.95
 _RESAMPLES = 1000
@@ -27,6 +28,11 @@ class IntervalEstimate(NamedTuple):
     """None if there are fewer than two clusters."""
     high: float | None
     n: int
+
+    def mapped(self, function: Callable[[float], float]) -> IntervalEstimate:
+        """The estimate after a function of the number, which is applied to the value and to both ends."""
+        value, low, high = (None if number is None else function(number) for number in (self.value, self.low, self.high))
+        return self._replace(value=value, low=low, high=high)
 
     def columns(self, name: str) -> dict[str, float | None]:
         """`name`, `name_low` and `name_high` of a row; a table prints them as one column."""
@@ -51,13 +57,12 @@ class Clusters:
         """The clusters of the selected observations only; `kept` is bool (size,)."""
         return Clusters(self._of[kept].tolist())
 
-    def mean(self, values: Sequence[float], among: Sequence[bool] | None = None) -> IntervalEstimate:
+    def mean(self, values: ArrayLike, among: ArrayLike | None = None) -> IntervalEstimate:
         """Mean of all values, or of those selected by `among`. For bools it is the share of true values."""
-        values = np.asarray(values, np.float64)
         kept = np.ones(self.size, bool) if among is None else np.asarray(among, bool)
-        return self.ratio(np.where(kept, values, 0.0), kept)
+        return self.ratio(np.where(kept, np.asarray(values, np.float64), 0.0), kept)
 
-    def ratio(self, above: Sequence[float], below: Sequence[float]) -> IntervalEstimate:
+    def ratio(self, above: ArrayLike, below: ArrayLike) -> IntervalEstimate:
         """The sum of `above` divided by the sum of `below`; n is the latter, rounded."""
         sums = [np.bincount(self._of, np.asarray(part, np.float64), self.number) for part in (above, below)]
         total = sums[1].sum()
@@ -66,13 +71,13 @@ class Clusters:
         resampled = [self._counts @ part for part in sums]
         return self._estimate(sums[0].sum() / total, _divided(*resampled), round(total))
 
-    def quantiles(self, values: Sequence[float], levels: Sequence[float]) -> list[IntervalEstimate]:
+    def quantiles(self, values: ArrayLike, levels: Sequence[float]) -> list[IntervalEstimate]:
         """Quantiles: for each level, the smallest value that at least this share of the observations does not exceed."""
-        values = np.asarray(values, np.float64)
+        observed = np.asarray(values, np.float64)
         if not self.size:
             return [IntervalEstimate(None, None, None, 0)] * len(levels)
-        order = np.argsort(values, kind="stable")
-        ordered, of = values[order], self._of[order]
+        order = np.argsort(observed, kind="stable")
+        ordered, of = observed[order], self._of[order]
 
         def pick(weights: np.ndarray) -> np.ndarray:
             upto = np.cumsum(weights, axis=1)

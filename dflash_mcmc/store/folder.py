@@ -40,7 +40,10 @@ class RunStore:
         self.records: list[dict] = []
         self.places: list[tuple[int, int]] = []
         """The file number and the line number of each record, both from 0."""
-        self._locks, self._keys, self._claimed, self._unsynced = locks, {}, set(), []
+        self._locks = locks
+        self._keys: dict[SampleKey, str] = {}
+        self._claimed: set[SampleKey] = set()
+        self._unsynced: list[SampleKey] = []
         self._left_out = frozenset(left_out)
         self._read: dict[int, tuple[int, int]] = {}
         self._synced, self._session = time.monotonic(), 0

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -105,20 +105,28 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
               decode: Callable[[np.ndarray], str], grader: str) -> Record:
     """The record of a sample. `done.result` is None for a sample that could not be drawn."""
     result = done.result or ChainResult(Trajectory.start(prompt))
-    path = result.trajectory
-    return {
+    path, cost = result.trajectory, done.cost
+    record: Record = {
         "problem": problem.id, "chain": chain, "level": problem.level, "subject": problem.subject,
-        **grade._asdict(), "gold": problem.answer,
+        "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
+        "same_string": grade.same_string, "walls": grade.walls, "gold": problem.answer,
         "text": decode(path.tokens), "num_tokens": path.length, "ended": path.ended,
         "log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()),
         "proposals": result.proposals, "accepted": result.accepted,
-        "moved": result.moved, "abandoned": result.abandoned, "law_error": result.law_error, **done.cost._asdict(),
+        "moved": result.moved, "abandoned": result.abandoned, "law_error": result.law_error,
+        "tokens_drawn": cost.tokens_drawn, "target_forwards": cost.target_forwards, "token_forwards": cost.token_forwards,
+        "tokens_skipped": cost.tokens_skipped, "blocks_drafted": cost.blocks_drafted,
+        "tokens_drafted": cost.tokens_drafted, "tokens_kept": cost.tokens_kept,
         "seconds": round(done.seconds, 6), "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(),
-        "trace": list(result.trace), **({"walk": list(done.walk)} if done.walk else {}), "grader": grader,
+        "trace": list(result.trace),
     }
+    if done.walk:
+        record["walk"] = list(done.walk)
+    record["grader"] = grader
+    return record
 
 
-def key_of(record: Mapping[str, object]) -> SampleKey:
+def key_of(record: Mapping[str, Any]) -> SampleKey:
     """The key of a record, of a sample or a unit."""
     return record["problem"], record["chain"]
 
@@ -136,7 +144,8 @@ def record_files(folder: Path) -> dict[int, Path]:
 
 def read_records(folder: Path) -> list[Record]:
     """The records of a run, which may be in progress. Raises UserError for a corrupt file."""
-    records, places = [], {}
+    records: list[Record] = []
+    places: dict[SampleKey, str] = {}
     for path in record_files(folder).values():
         for number, record in enumerate(parse(path, path.read_bytes())[0], start=1):
             place, key = f"{path}: line {number}", key_of(record)
@@ -144,7 +153,7 @@ def read_records(folder: Path) -> list[Record]:
                 note_repeated(key, place, places[key])
                 continue
             places[key] = place
-            records.append(record)
+            records.append(cast(Record, record))
     return records
 
 

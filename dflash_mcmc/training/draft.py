@@ -19,7 +19,9 @@ import torch
 from omegaconf import OmegaConf
 
 from dflash_mcmc.engine.speculative.dflash import checkpoint
-from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape
+from dflash_mcmc.engine.speculative.dflash.config import default_target_layers
+from dflash_mcmc.engine.speculative.dflash.network import DFlash
+from dflash_mcmc.engine.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import write_atomically
@@ -69,7 +71,7 @@ def train(plan: DraftPlan) -> Path:
 def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
     """The draft's shape, with the target's values where the plan has none. Raises UserError if it does not fit the target."""
     given, config, num_layers = plan.shape, model.config, len(model.layers)
-    layers = given.target_layers or checkpoint.default_target_layers(num_layers, given.num_features)
+    layers = given.target_layers or default_target_layers(num_layers, given.num_features)
     heads = given.num_heads or config.num_attention_heads
     key_heads = given.num_key_heads or getattr(config, "num_key_value_heads", None) or heads
     head_dim = given.head_dim or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dflash_mcmc.dataset.arith import LEVELS, make_problem
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
-from dflash_mcmc.training.recipe import DraftPlan
+from dflash_mcmc.training.recipe import DraftPlan, Prompts
 
 
 class Questions(NamedTuple):
@@ -21,7 +21,8 @@ class Questions(NamedTuple):
 
 def questions(plan: DraftPlan) -> Questions:
     """The questions of a plan. Raises ConfigError if a file is invalid or has too few, or if a batch needs more."""
-    found = _from_file(plan) if plan.prompts.path is not None else _generated(plan)
+    path = plan.prompts.path
+    found = _generated(plan) if path is None else _from_file(plan.prompts, Path(path).expanduser())
     if plan.batch_size > len(found.training):
         raise ConfigError("batch_size", plan.batch_size, f"at most {len(found.training)}, the number of training prompts")
     return found
@@ -33,12 +34,14 @@ def _generated(plan: DraftPlan) -> Questions:
         key = Key(plan.seed).fold_in("draft", use)
         return [make_problem(key.fold_in(index), LEVELS[index % len(LEVELS)], split).question for index in range(count)]
 
-    return Questions(make("train", "prompt", plan.prompts.num), make("test", "held out", plan.prompts.held_out))
+    num = plan.prompts.num
+    assert num is not None, "DraftPlan.check refuses a plan with neither prompts.path nor prompts.num"
+    return Questions(make("train", "prompt", num), make("test", "held out", plan.prompts.held_out))
 
 
-def _from_file(plan: DraftPlan) -> Questions:
-    prompts, found = plan.prompts, []
-    for number, line in enumerate(Path(prompts.path).expanduser().read_text(encoding="utf-8").splitlines(), start=1):
+def _from_file(prompts: Prompts, path: Path) -> Questions:
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             question = json.loads(line)[prompts.field]
         except (ValueError, KeyError, TypeError) as error:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -84,8 +84,9 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
             for done in engine.run((index, chain(index)) for index in indices):
                 if done.result is None:
                     raise UserError(f"{request.name}, prompt {done.tag}: {done.failure}")
-                tokens = np.concatenate((prompts[done.tag], done.result.trajectory.tokens))
-                drawn[done.tag] = Response(tokens.astype(np.int32), len(prompts[done.tag]))
+                index = cast("int", done.tag)
+                tokens = np.concatenate((prompts[index], done.result.trajectory.tokens))
+                drawn[index] = Response(tokens.astype(np.int32), len(prompts[index]))
                 bar.update()
             _write(pieces[number], [drawn[index] for index in indices])
 

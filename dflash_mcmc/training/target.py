@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import MISSING
 
@@ -83,7 +83,8 @@ class Batches:
 
     def __init__(self, tokenizer, plan: TrainingPlan):
         self.tokenizer, self.plan = tokenizer, plan
-        self._pool_index, self._pool = -1, []
+        self._pool_index = -1
+        self._pool: list[list[tuple[list[int], int]]] = []
 
     def __call__(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -208,5 +209,5 @@ def _gradients(model, tokens: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 def _describe(figures: dict[str, object]) -> str:
-    shares = figures["greedy_accuracy"].values()
-    return "greedy accuracy by level " + " ".join(f"{100 * share:.0f} %" for share in shares)
+    shares = cast("dict[int, float]", figures["greedy_accuracy"])
+    return "greedy accuracy by level " + " ".join(f"{100 * share:.0f} %" for share in shares.values())

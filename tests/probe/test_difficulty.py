@@ -214,8 +214,8 @@ def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():
     engine = SimpleNamespace(steps=lambda chains: iter(finished), model=SimpleNamespace(decode=str))
     problems = {name: SimpleNamespace(level=2, answer="7") for name in "ab"}
     config = SimpleNamespace(grader=SimpleNamespace(start=LatePool))
-    found = dict(difficulty._graded(config, engine, problems, iter(()), lambda done: difficulty._along(
-        None, SimpleNamespace(num_drafted=7), done)))
+    found = dict(difficulty._graded(config, engine, problems, iter(()), lambda answer: difficulty._along(
+        None, SimpleNamespace(num_drafted=7), answer)))
     assert found[units[0]] == {"level": 2, "verdict": "not_drawn", "num_tokens": 0, "skipped": "no memory"}
     assert found[units[1]] == {"level": 2, "verdict": "wrong", "num_tokens": 3, "skipped": "shorter than 8 tokens"}
 

@@ -136,7 +136,7 @@ def test_early_rejection_is_paired(make, figures):
 def test_auto_is_resolved_in_each_cell(make):
     config = make("probe=mixing", "probe.temperatures=[2.0,0.5]", "probe.alphas=[4.0]", "sampler.alpha=0.5")
     assert config.sampler.early_reject == "off"
-    assert [setting.comes_to() for setting in config.probe.measured(config)] == [(4.0, 2.0, "off"), (4.0, 0.5, "exact")]
+    assert [setting.effective() for setting in config.probe.measured(config)] == [(4.0, 2.0, "off"), (4.0, 0.5, "exact")]
 
 
 def test_the_draft_as_proposal(make):

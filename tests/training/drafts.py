@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape
+from dflash_mcmc.engine.speculative.dflash.network import DFlash
+from dflash_mcmc.engine.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.training.responses import Response
 from tests.targets import random_model
 

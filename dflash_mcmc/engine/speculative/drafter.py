@@ -80,6 +80,7 @@ class DFlashDrafter:
     """
 
     target_forwards, reads_tokens = 0, False
+    companion: CacheShape | None
 
     def __init__(self, network: DFlash, target: LanguageModel, block_size: int):
         shape = network.shape
@@ -148,7 +149,9 @@ class DFlashDrafter:
 class SelfDrafter:
     """The target as its own draft, token by token: no faster than plain decoding, and an upper bound on a draft's quality."""
 
-    reads_tokens, tapped_layers, companion = False, (), None
+    reads_tokens = False
+    tapped_layers: tuple[int, ...] = ()
+    companion: CacheShape | None = None
 
     def __init__(self, num_drafted: int):
         self.num_drafted = self.target_forwards = num_drafted
@@ -174,7 +177,9 @@ class NgramDrafter:
     is repeated. Without an occurrence the anchor is repeated.
     """
 
-    target_forwards, reads_tokens, tapped_layers, companion = 0, True, (), None
+    target_forwards, reads_tokens = 0, True
+    tapped_layers: tuple[int, ...] = ()
+    companion: CacheShape | None = None
 
     def __init__(self, num_drafted: int, longest: int):
         self.num_drafted, self.longest = num_drafted, longest

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.draft import check_features
+from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
+    from dflash_mcmc.probe.deep_readout.parameters import ParameterCounts
 
 
 @register("probe", "deep_readout")
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 class DeepReadout(Probe):
     """Probability and rank of an answer's tokens in target and draft: drafting from masks, from the tokens, and from noise.
 
-    A problem's answer is gone along in whole blocks; one that is shorter than a block is skipped, and counted.
+    An answer is teacher-forced in whole blocks. Answers shorter than a block are skipped and counted.
     """
 
-    answers: str = identity("what is gone along: gold, the dataset's solutions; greedy, what the target says by itself, as "
-                            "the draft has learnt it", choices=SOURCES)
-    context: str = identity("what a block is shown of the features before it: full, all, as the draft is made for; block, "
-                            "only those since the block before (of the first, the prompt); prompt, only the prompt's",
+    answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
+                            "answers, similar to what a draft is trained on", choices=SOURCES)
+    context: str = identity("features before a block that the block sees: full = all, as in training; block = only those "
+                            "since the previous block (for the first block, the prompt's); prompt = only the prompt's",
                             choices=CONTEXTS)
 
     uses = ("model", "draft", "dataset")
@@ -51,7 +52,7 @@ class DeepReadout(Probe):
         check_source(config, "probe.answers", self.answers)
 
     def units(self, config: Config) -> list[Unit]:
-        """A problem each."""
+        """One unit per problem."""
         return [Unit(problem.id) for problem in config.dataset.problems()]
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
@@ -62,12 +63,12 @@ class DeepReadout(Probe):
         from dflash_mcmc.probe.deep_readout.parameters import count_parameters
 
         model = config.model.load(work.device)
-        drafter = config.draft.load(model)
+        drafter = load_feature_drafter(config, model)
         counts, key = count_parameters(model, drafter.network), Key(config.seed).fold_in("deep_readout")
         for unit, answer in answers(config, model, work, self.answers):
             yield unit, self._record(drafter, answer, key.fold_in(unit.problem, "noise"), counts)
 
-    def _record(self, drafter: DFlashDrafter, answer: Answer, key: Key, counts: dict) -> dict:
+    def _record(self, drafter: DFlashDrafter, answer: Answer, key: Key, counts: ParameterCounts) -> dict:
         from dflash_mcmc.forcing.sequences import NotNumbers
         from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, read_out
 
@@ -77,8 +78,8 @@ class DeepReadout(Probe):
         blocks = AnswerBlocks.of(len(answer.prompt), len(answer.tokens), size)
         try:
             found = read_out(drafter, hidden_states(drafter, answer.sequence, blocks, self.context, key))
-        except NotNumbers as none:
-            return {"skipped": str(none)}
+        except NotNumbers as error:
+            return {"skipped": str(error)}
         numbers = [number for number in range(len(blocks.anchors)) for _ in range(drafter.num_drafted)]
         return {"prompt_length": blocks.prompt_length, "block_size": size, "block": numbers, **found._asdict(),
                 "parameters": counts}
@@ -86,7 +87,7 @@ class DeepReadout(Probe):
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """The document's tables: overall, by the target's confidence, decomposed, by block, and parameters.
 
-        Intervals are clustered by problem. `factor` is that of mean ranks.
+        Intervals are clustered by problem. `factor` is the factor between mean ranks.
         """
         from dflash_mcmc.probe.deep_readout import parameters, tables
 
@@ -95,13 +96,13 @@ class DeepReadout(Probe):
         skipped = sum("skipped" in record for record in records)
         values = {"num_problems": len(records) - skipped, "num_skipped": skipped}
         found = {"overall": tables.overall(tokens), "confidence": tables.confidence(tokens),
-                  "decomposition": decomposition, "blocks": tables.blocks(tokens),
-                  "parameters": parameters.parameter_rows(counts) if counts else []}
-        return Summary(values | tables.summary_values(tokens, decomposition), found, {
+                 "decomposition": decomposition, "blocks": tables.blocks(tokens),
+                 "parameters": parameters.parameter_rows(counts) if counts else []}
+        return Summary({**values, **tables.summary_values(tokens, decomposition)}, found, {
             "block_curves": tables.block_curves(tokens), "position_curves": tables.position_curves(tokens)})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """The document's, by its names; none where there is no token to compare."""
+        """The document's figures under their names there; none if there is no token to compare."""
         from dflash_mcmc.probe.deep_readout import architecture, figures
 
         if not (counts := _parameters(records)):
@@ -113,6 +114,6 @@ class DeepReadout(Probe):
                 "fig_extended_context": figures.by_position(summary.data["position_curves"], self.context)}
 
 
-def _parameters(records: list[dict]) -> dict | None:
+def _parameters(records: list[dict]) -> ParameterCounts | None:
     """Parameter counts of the target and draft, which are the same in all records."""
     return next((record["parameters"] for record in records if "parameters" in record), None)

@@ -12,6 +12,8 @@ from dflash_mcmc.report.figure import INK, OTHER, RIGHT
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from dflash_mcmc.probe.deep_readout.parameters import ParameterCounts
+
 _TARGET, _DRAFT = (0.6, 2.6), (6.9, 2.2)
 """Left edge and width of the two stacks of layers."""
 _BOTTOM, _TOP, _ABOVE = 1.6, 8.2, 8.62
@@ -19,7 +21,7 @@ _BOTTOM, _TOP, _ABOVE = 1.6, 8.2, 8.62
 _PALE = "#DCEAF5"
 
 
-def architecture(counts: dict[str, object]) -> Figure:
+def architecture(counts: ParameterCounts) -> Figure:
     """Target and draft next to each other, layers as boxes: tapped layers, compression, and shared parts.
 
     Args:
@@ -36,7 +38,7 @@ def architecture(counts: dict[str, object]) -> Figure:
     return figure
 
 
-def _draw_shared(axes: Axes, counts: dict[str, object]) -> None:
+def _draw_shared(axes: Axes, counts: ParameterCounts) -> None:
     """Draws the embedding below and the head above both stacks."""
     left, right = _TARGET[0], _DRAFT[0] + _DRAFT[1]
     head = "same weights as the embedding" if counts["tied"] else f"{_short(counts['head'])} parameters"
@@ -50,7 +52,7 @@ def _draw_shared(axes: Axes, counts: dict[str, object]) -> None:
         axes.text(x - 0.1, 1.25, fed, ha="right", va="center", fontsize=8)
 
 
-def _draw_target(axes: Axes, counts: dict[str, object]) -> list[float]:
+def _draw_target(axes: Axes, counts: ParameterCounts) -> list[float]:
     """Draws the target's layers from the bottom; returns the heights of the tapped layers."""
     number, tapped = counts["num_target_layers"], set(counts["tapped_layers"])
     left, width = _TARGET
@@ -67,7 +69,7 @@ def _draw_target(axes: Axes, counts: dict[str, object]) -> list[float]:
     return middles
 
 
-def _draw_draft(axes: Axes, counts: dict[str, object], tapped: list[float]) -> None:
+def _draw_draft(axes: Axes, counts: ParameterCounts, tapped: list[float]) -> None:
     """Draws the features' path from the tapped layers through the compression to every layer of the draft."""
     hidden, number = counts["hidden_size"], counts["num_draft_layers"]
     wide, middle = hidden * len(counts["tapped_layers"]), (_BOTTOM + _TOP) / 2

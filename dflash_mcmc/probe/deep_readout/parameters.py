@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import torch
@@ -12,7 +12,27 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.dflash.network import DFlash
 
 
-def count_parameters(model: LanguageModel, network: DFlash) -> dict[str, object]:
+class ParameterCounts(TypedDict):
+    """Numbers of parameters of target and draft, and the sizes that the diagram needs, as JSON values."""
+
+    target_layers: int
+    embedding: int
+    head: int
+    tied: bool
+    """Whether the head has the weights of the embedding."""
+    target_other: int
+    draft_fc: int
+    draft_layers: int
+    draft_norms: int
+    num_target_layers: int
+    num_draft_layers: int
+    tapped_layers: list[int]
+    hidden_size: int
+    words: int
+    """Number of tokens in the vocabulary."""
+
+
+def count_parameters(model: LanguageModel, network: DFlash) -> ParameterCounts:
     """Parameters by component, and the sizes that the diagram needs, as JSON values.
 
     `target_other` counts the final norm and all other parameters, such as a table of positions. A tied head is counted in
@@ -33,20 +53,20 @@ def count_parameters(model: LanguageModel, network: DFlash) -> dict[str, object]
     }
 
 
-def parameter_rows(counts: dict[str, object]) -> list[dict]:
+def parameter_rows(counts: ParameterCounts) -> list[dict]:
     """The document's table: component, parameters, ratio to the target's layers, and role."""
     taps, hidden, tied = len(counts["tapped_layers"]), counts["hidden_size"], counts["tied"]
     named = [
-        (f"target: {counts['num_target_layers']} layers", "target_layers", "deep processing"),
-        ("target: embedding", "embedding", "shared with the draft"),
-        ("target: head", "head", "shared with the draft" + (", same weights as the embedding" if tied else "")),
-        ("target: other", "target_other", "final norm, and positions if they are learned"),
-        (f"draft: fc ({taps * hidden} to {hidden})", "draft_fc", f"linear, {taps} to 1"),
-        (f"draft: {counts['num_draft_layers']} layers", "draft_layers", "read the features"),
-        ("draft: norms", "draft_norms", "after fc and at the end"),
+        (f"target: {counts['num_target_layers']} layers", counts["target_layers"], "deep processing"),
+        ("target: embedding", counts["embedding"], "shared with the draft"),
+        ("target: head", counts["head"], "shared with the draft" + (", same weights as the embedding" if tied else "")),
+        ("target: other", counts["target_other"], "final norm, and positions if they are learned"),
+        (f"draft: fc ({taps * hidden} to {hidden})", counts["draft_fc"], f"linear, {taps} to 1"),
+        (f"draft: {counts['num_draft_layers']} layers", counts["draft_layers"], "read the features"),
+        ("draft: norms", counts["draft_norms"], "after fc and at the end"),
     ]
-    return [{"component": component, "parameters": counts[name],
-             "of_target_layers": counts[name] / counts["target_layers"], "role": role} for component, name, role in named]
+    return [{"component": component, "parameters": number, "of_target_layers": number / counts["target_layers"], "role": role}
+            for component, number, role in named]
 
 
 def _count(modules: Iterable[torch.nn.Module]) -> int:

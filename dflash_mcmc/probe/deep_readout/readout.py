@@ -122,7 +122,7 @@ def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str] = MODE
     found = {TARGET: _probabilities_and_ranks(drafter.target.logits, hidden.target.flatten(0, 1), tokens, at_once)}
     for mode, drafted in zip(modes, hidden.draft, strict=True):
         found[mode] = _probabilities_and_ranks(drafter.logits, drafted.flatten(0, 1), tokens, at_once)
-    return Readout(*({name: pair[part] for name, pair in found.items()} for part in range(2)))
+    return Readout({name: p for name, (p, _) in found.items()}, {name: rank for name, (_, rank) in found.items()})
 
 
 def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key) -> torch.Tensor:

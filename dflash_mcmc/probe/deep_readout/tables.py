@@ -60,7 +60,7 @@ def overall(tokens: Tokens) -> list[dict]:
     rows, mean = [], tokens.clusters.mean
     median = {reader: tokens.clusters.quantiles(tokens.rank[reader], [0.5])[0] for reader in READERS}
     for mode in MODES:
-        row = {"mode": mode}
+        row: dict[str, str | float | None] = {"mode": mode}
         for name, values in (("p", tokens.p), ("rank", tokens.rank)):
             row |= mean(values[TARGET]).columns(f"mean_{name}_target") | mean(values[mode]).columns(f"mean_{name}_draft")
         row |= median[TARGET].columns("median_rank_target") | median[mode].columns("median_rank_draft")
@@ -74,7 +74,7 @@ def confidence(tokens: Tokens) -> list[dict]:
     for bucket, low, high in BUCKETS:
         among = (tokens.p[TARGET] >= low) & (tokens.p[TARGET] < high)
         for mode in MODES:
-            row = {"p_target": bucket, "mode": mode}
+            row: dict[str, str | float | None] = {"p_target": bucket, "mode": mode}
             for reader, column in ((TARGET, "mean_rank_target"), (mode, "mean_rank_draft")):
                 row |= tokens.clusters.mean(tokens.rank[reader], among).columns(column)
             rows.append(row | _wins(tokens, mode, among) | {"n": int(among.sum())})
@@ -160,8 +160,7 @@ def _factors(tokens: Tokens, before: str, after: str, among: np.ndarray) -> dict
 
 
 def _geometric_mean(tokens: Tokens, logarithms: np.ndarray, among: np.ndarray) -> IntervalEstimate:
-    mean = tokens.clusters.mean(logarithms, among)
-    return IntervalEstimate(*(None if value is None else math.exp(value) for value in mean[:3]), mean.n)
+    return tokens.clusters.mean(logarithms, among).mapped(math.exp)
 
 
 def _curve(tokens: Tokens, among: np.ndarray) -> list[dict]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dflash_mcmc.draft import check_features
+from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
@@ -24,27 +24,28 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batched import BatchedEngine
-    from dflash_mcmc.engine.interface import Finished
     from dflash_mcmc.engine.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.ops import Chain
-    from dflash_mcmc.types import Problem
+    from dflash_mcmc.types import Problem, Trajectory
 
 
 @register("probe", "difficulty")
 @dataclass(slots=True, kw_only=True)
 class Difficulty(Probe):
-    """Whether draft-target disagreement tells wrong answers, and wrong steps in them, from right ones.
+    """Whether draft-target disagreement distinguishes wrong answers, and wrong steps in them, from right ones.
 
-    Answers are drawn by the sampler and graded; then target and draft go along them, in whole blocks. Whatever is not graded
-    correct is wrong, an answer without a box too; one that could not be drawn has no signals and is left out. A step is an
-    equation of plain arithmetic in the answer's text, wrong if its sides differ. Signals of draft and target are compared on
-    the same tokens. A draft disagrees the more the further a slot is from its anchor, whatever the token:
-    `draft.block_size=2` asks the first slot alone.
+    The sampler draws answers, which are graded and teacher-forced through target and draft in whole blocks. Every answer that
+    is not graded correct is wrong, including one without a box. An answer that could not be drawn has no signals and is left
+    out. A step is an equation of plain arithmetic in the answer's text; it is wrong if its sides differ. Signals of draft and
+    target are compared on the same tokens. A draft disagrees more the further a slot is from its anchor, for every token:
+    `draft.block_size=2` measures the first slot alone.
     """
 
-    num_folds: int = runtime("of the cross-validation by problem that makes chances of signals; of the summary alone", ge=2)
-    num_bins: int = runtime("of equally many cases, where chances are held against what was; of the summary alone", ge=2)
+    num_folds: int = runtime("folds of the cross-validation by problem that turns signals into probabilities; affects the "
+                             "summary alone", ge=2)
+    num_bins: int = runtime("bins with equally many cases, in which probabilities are compared with outcomes; affects the "
+                            "summary alone", ge=2)
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "answer"
@@ -59,14 +60,14 @@ class Difficulty(Probe):
                               "target's")
 
     def units(self, config: Config) -> list[Unit]:
-        """An answer of each chain of each problem."""
+        """One answer per chain and problem."""
         return [Unit(problem.id, chain) for problem in config.dataset.problems() for chain in range(config.num_chains)]
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Answers are drawn in a batch; each is gone along by itself, while it is graded. Raises UserError."""
+        """Draws answers in a batch and teacher-forces each one separately, while it is graded. Raises UserError."""
         problems = {problem.id: problem for problem in config.dataset.problems()}
         model = config.model.load(work.device)
-        drafter: DFlashDrafter = config.draft.load(model)
+        drafter = load_feature_drafter(config, model)
         block_size = drafter.num_drafted + 1
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
@@ -74,10 +75,10 @@ class Difficulty(Probe):
         engine = build.engine(config, model, max(map(len, prompts.values())), len(work.units))
         chains = ((unit, build.chain(config, config.sampler, unit.problem, unit.chain, prompts[unit.problem]))
                   for unit in work)
-        return _graded(config, engine, problems, chains, lambda done: _along(model, drafter, done))
+        return _graded(config, engine, problems, chains, lambda answer: _along(model, drafter, answer))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """AUROC, calibration, and what the best baseline would gain by each signal of the draft, for answers and steps."""
+        """AUROC, calibration, and the gain of the best baseline from each signal of the draft, for answers and steps."""
         from dflash_mcmc.probe.difficulty import tables
 
         return tables.summary(records, self.num_folds, self.num_bins)
@@ -90,9 +91,10 @@ class Difficulty(Probe):
 
 
 def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],
-            along: Callable[[Finished], dict]) -> Iterator[tuple[Unit, dict]]:
-    """The record of each chain: `along(done)` and its grade, yielded once the grading processes have decided."""
-    pool, measured = config.grader.start(), {}
+            along: Callable[[Trajectory], dict]) -> Iterator[tuple[Unit, dict]]:
+    """The record of each chain: `along(answer)` and its grade, yielded once the grading processes have decided."""
+    pool = config.grader.start()
+    measured: dict[Unit, dict] = {}
 
     def decided(wait: bool = False) -> Iterator[tuple[Unit, dict]]:
         for unit, grade in pool.finished(wait):
@@ -100,32 +102,34 @@ def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem],
 
     try:
         for done in engine.steps(chains):
-            if done is not None and done.result is None:
-                yield done.tag, {"level": problems[done.tag.problem].level, "verdict": NOT_DRAWN, "num_tokens": 0,
-                                 "skipped": done.failure}
-            elif done is not None:
-                measured[done.tag] = along(done)
-                pool.submit(done.tag, engine.model.decode(done.result.trajectory.tokens), problems[done.tag.problem].answer)
+            if done is not None:
+                unit = cast("Unit", done.tag)
+                problem = problems[unit.problem]
+                if done.result is None:
+                    yield unit, {"level": problem.level, "verdict": NOT_DRAWN, "num_tokens": 0, "skipped": done.failure}
+                else:
+                    answer = done.result.trajectory
+                    measured[unit] = along(answer)
+                    pool.submit(unit, engine.model.decode(answer.tokens), problem.answer)
             yield from decided()
         yield from decided(wait=True)
     finally:
         pool.close()
 
 
-def _along(model: LanguageModel, drafter: DFlashDrafter, done: Finished) -> dict:
+def _along(model: LanguageModel, drafter: DFlashDrafter, answer: Trajectory) -> dict:
     """The record of an answer, without its grade."""
     from dflash_mcmc.engine.interface import NOT_NUMBERS
     from dflash_mcmc.probe.difficulty import signals, steps
 
-    path = done.result.trajectory
-    if path.length < drafter.num_drafted + 1:
-        return {"num_tokens": path.length, "skipped": f"shorter than {drafter.num_drafted + 1} tokens"}
-    found = signals.along(model, drafter, path.prompt, path.tokens)
+    if answer.length < drafter.num_drafted + 1:
+        return {"num_tokens": answer.length, "skipped": f"shorter than {drafter.num_drafted + 1} tokens"}
+    found = signals.along(model, drafter, answer.prompt, answer.tokens)
     if not all(np.isfinite(values).all() for values in found.values.values()):
-        return {"num_tokens": path.length, "skipped": NOT_NUMBERS}
-    ends = steps.ends(model.decode, path.tokens)
+        return {"num_tokens": answer.length, "skipped": NOT_NUMBERS}
+    ends = steps.ends(model.decode, answer.tokens)
     of_steps, left_out = [], 0
-    for step in steps.steps(model.decode(path.tokens)):
+    for step in steps.steps(model.decode(answer.tokens)):
         tokens = steps.inside(step, ends)
         own = found.of(tokens)
         if not len(own.places):
@@ -133,5 +137,5 @@ def _along(model: LanguageModel, drafter: DFlashDrafter, done: Finished) -> dict
             continue
         of_steps.append({"text": step.text, "wrong": step.wrong, "num_tokens": len(tokens), "num_compared": len(own.places),
                          "mean": own.mean(), "max": own.max()})
-    return {"num_tokens": path.length, "num_compared": len(found.places), "mean": found.mean(), "max": found.max(),
+    return {"num_tokens": answer.length, "num_compared": len(found.places), "mean": found.mean(), "max": found.max(),
             "steps": of_steps, "steps_left_out": left_out}

@@ -96,9 +96,8 @@ def fit(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def score(cases: Cases, predictions: Predictions, num_bins: int) -> Scores:
     """The scores of the predicted probabilities."""
     squared, of_base = ((chance - cases.wrong) ** 2 for chance in predictions)
-    worse = cases.ratio(squared, of_base)
-    skill = worse._replace(**{name: None if value is None else 1.0 - value for name, value in
-                              (("value", worse.value), ("low", worse.high), ("high", worse.low))})
+    skill = cases.ratio(squared, of_base).mapped(lambda ratio: 1.0 - ratio)
+    skill = skill._replace(low=skill.high, high=skill.low)  # the difference decreases with the ratio
     bin_of = bins(predictions.chance, num_bins)
     gaps = np.bincount(bin_of, cases.wrong - predictions.chance)
     spread = np.bincount(bin_of, predictions.chance * (1.0 - predictions.chance))

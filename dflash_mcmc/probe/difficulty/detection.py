@@ -6,7 +6,7 @@ divided by the number of pairs (Hanley & McNeil 1982). No signal is reversed: on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ class Cases:
         signals: signals of all cases.
     """
 
-    def __init__(self, problems: Sequence[Hashable], wrong: Sequence[bool], signals: Sequence[Signal]):
+    def __init__(self, problems: Sequence[str], wrong: Sequence[bool], signals: Sequence[Signal]):
         self.problems, self.wrong, self.signals = list(problems), np.asarray(wrong, bool), list(signals)
         self.names = list(dict.fromkeys(self.problems))
         place = {name: number for number, name in enumerate(self.names)}

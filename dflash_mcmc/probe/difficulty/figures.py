@@ -26,12 +26,12 @@ def figures(summary: Summary) -> dict[str, Figure]:
             "fig_difficulty_reliability": _reliability(summary)}
 
 
-def _panels(summary: Summary, size: tuple[float, float], **options: object) -> tuple[Figure, list[tuple[str, Axes]]]:
+def _panels(summary: Summary, size: tuple[float, float]) -> tuple[Figure, list[tuple[str, Axes]]]:
     """A figure with a panel for answers and one for steps, and the panels that have data."""
     from matplotlib.figure import Figure
 
     figure, drawn = Figure(figsize=size, layout="constrained"), []
-    for name, axes in zip(("answers", "steps"), figure.subplots(1, 2, **options), strict=True):
+    for name, axes in zip(("answers", "steps"), figure.subplots(1, 2, sharex=True, sharey=True), strict=True):
         (row,) = [row for row in summary.tables["outcomes"] if row["cases"] == name]
         axes.set_title(f"{name.capitalize()}: {row['wrong']} wrong of {row['n']}")
         if 0 < row["wrong"] < row["n"]:
@@ -52,7 +52,7 @@ def _auroc(summary: Summary) -> Figure:
     """One row per signal; the mean over tokens is filled, the maximum hollow."""
     from matplotlib.lines import Line2D
 
-    figure, panels = _panels(summary, (10.0, 4.8), sharex=True, sharey=True)
+    figure, panels = _panels(summary, (10.0, 4.8))
     names = list(dict.fromkeys(row["signal"] for row in summary.tables["answers"] + summary.tables["steps"]))
     for table, axes in panels:
         for row in summary.tables[table]:
@@ -82,7 +82,7 @@ def _draw_estimate(axes: Axes, row: dict, place: int) -> None:
 
 def _roc(summary: Summary) -> Figure:
     """ROC curves of the best signal of each kind."""
-    figure, panels = _panels(summary, (9.4, 5.0), sharex=True, sharey=True)
+    figure, panels = _panels(summary, (9.4, 5.0))
     for name, axes in panels:
         of_table = {_label(row): row for row in summary.tables[name]}
         rows = [row for row in summary.data["roc"] if row["cases"] == name]
@@ -100,7 +100,7 @@ def _roc(summary: Summary) -> Figure:
 
 def _reliability(summary: Summary) -> Figure:
     """Cross-validated probabilities against outcomes, for the best signal of the draft and the best baseline."""
-    figure, panels = _panels(summary, (9.4, 5.0), sharex=True, sharey=True)
+    figure, panels = _panels(summary, (9.4, 5.0))
     for name, axes in panels:
         rows = [row for row in summary.tables["reliability"] if row["cases"] == name]
         if not rows:

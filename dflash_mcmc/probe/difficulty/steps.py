@@ -140,7 +140,7 @@ class _NoEquationError(Exception):
     """The parts are not an equation."""
 
 
-def _wrong(parts: list[tuple[str, str]]) -> bool:
+def _wrong(parts: Sequence[tuple[str | None, str]]) -> bool:
     """Whether the sides of an equation differ. Raises _NoEquationError, ZeroDivisionError."""
     reader = _Reader(parts)
     sides = [reader.sum()]
@@ -154,7 +154,7 @@ def _wrong(parts: list[tuple[str, str]]) -> bool:
 class _Reader:
     """Reads sums of products from parts (kind, text), from left to right. A sum may begin with a sign."""
 
-    def __init__(self, parts: list[tuple[str, str]]):
+    def __init__(self, parts: Sequence[tuple[str | None, str]]):
         self._parts, self._next, self.operations = parts, 0, 0
 
     def left(self) -> bool:

@@ -34,7 +34,7 @@ class SignalComparison(NamedTuple):
 
     cases: Cases
     detectors: list[Detector]
-    entropy: dict[str, Detector]
+    entropy: dict[str | None, Detector]
     """Target entropy, by statistic."""
     best_draft: Detector | None = None
     best_baseline: Detector | None = None
@@ -86,15 +86,17 @@ def compare(cases: Cases) -> SignalComparison:
 
 
 def best(detectors: Sequence[Detector], *kinds: str) -> Detector:
-    """The detector of these kinds with the largest AUROC, the first one in a tie."""
-    return max((detector for detector in detectors if detector.signal.kind in kinds), key=lambda found: found.auroc.value)
+    """The detector of these kinds with the largest AUROC, the first one in a tie. Every detector must have an AUROC."""
+    of_kinds = [detector for detector in detectors if detector.signal.kind in kinds]
+    return max(of_kinds, key=lambda detector: detector.auroc.value or 0.0)
 
 
 class _Fitted:
     """Predicted probabilities from signals, each computed once."""
 
     def __init__(self, cases: Cases, num_folds: int):
-        self._cases, self.folds, self._found = cases, calibration.folds(cases.names, num_folds), {}
+        self._cases, self.folds = cases, calibration.folds(cases.names, num_folds)
+        self._found: dict[tuple[str, ...], calibration.Predictions] = {}
         self.possible = cases.decided and cases.num_problems > 1
 
     def of(self, *asked: Signal) -> calibration.Predictions:
@@ -135,8 +137,8 @@ def _row(of: SignalComparison, detector: Detector, fitted: _Fitted, num_bins: in
     signal = detector.signal
     row = {"signal": signal.name, "kind": signal.kind, "statistic": signal.statistic, **detector.auroc.columns("auroc")}
     for name, other in (("best", of.best_baseline), ("entropy", of.entropy.get(signal.statistic or "mean"))):
-        same = other is None or other is detector
-        row.update((_NO_ESTIMATE if same else of.cases.auroc(detector.pairs - other.pairs)).columns(f"minus_{name}"))
+        apart = _NO_ESTIMATE if other is None or other is detector else of.cases.auroc(detector.pairs - other.pairs)
+        row.update(apart.columns(f"minus_{name}"))
     scores = calibration.score(of.cases, fitted.of(signal), num_bins) if fitted.possible else \
         calibration.Scores(_NO_ESTIMATE, _NO_ESTIMATE, None, None)
     return {**row, **scores.brier.columns("brier"), **scores.skill.columns("brier_skill"),
@@ -150,11 +152,12 @@ def _combined(name: str, of: SignalComparison, fitted: _Fitted) -> list[dict]:
     These AUROCs are of cross-validated probabilities, also for the baseline alone, over pairs within a fold. Probabilities of
     different folds come from different fits and are not comparable.
     """
-    if not fitted.possible:
+    best_draft, best_baseline = of.best_draft, of.best_baseline
+    if best_draft is None or best_baseline is None or not fitted.possible:
         return []
     pairs = [(of.entropy[detector.signal.statistic], detector) for detector in of.detectors if detector.signal.kind == DRAFT]
-    if of.best_baseline.signal.name != "target_entropy":
-        pairs.append((of.best_baseline, of.best_draft))
+    if best_baseline.signal.name != "target_entropy":
+        pairs.append((best_baseline, best_draft))
     return [_gain(name, of.cases, fitted, baseline.signal, detector.signal) for baseline, detector in pairs]
 
 
@@ -171,7 +174,7 @@ def _gain(name: str, cases: Cases, fitted: _Fitted, baseline: Signal, signal: Si
 
 def _reliability(name: str, of: SignalComparison, fitted: _Fitted, num_bins: int) -> list[dict]:
     """Calibration rows of the best signal of the draft and of the best baseline."""
-    asked = [detector.signal for detector in (of.best_draft, of.best_baseline) if fitted.possible]
+    asked = [detector.signal for detector in (of.best_draft, of.best_baseline) if detector and fitted.possible]
     return [{"cases": name, "signal": signal.label, "kind": signal.kind, **row}
             for signal in asked for row in calibration.reliability(of.cases, fitted.of(signal), num_bins)]
 
@@ -190,5 +193,6 @@ def _values(name: str, of: SignalComparison) -> dict[str, float | int | str | No
     for role, detector in (("best_draft", of.best_draft), ("best_baseline", of.best_baseline)):
         found[f"{name}/{role}"] = detector.signal.label if detector else None
         found.update((detector.auroc if detector else _NO_ESTIMATE).columns(f"{name}/{role}_auroc"))
-    apart = of.cases.auroc(of.best_draft.pairs - of.best_baseline.pairs) if of.best_draft else _NO_ESTIMATE
+    draft, baseline = of.best_draft, of.best_baseline
+    apart = of.cases.auroc(draft.pairs - baseline.pairs) if draft and baseline else _NO_ESTIMATE
     return {**found, **apart.columns(f"{name}/difference")}

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.draft import check_features
+from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
@@ -36,13 +36,14 @@ _PUBLISHED_FROM_END = 3
 @register("probe", "layer_rank")
 @dataclass(slots=True, kw_only=True)
 class LayerRank(Probe):
-    """Rank and log p of an answer's tokens through the target's head from every decoder layer, raw and behind the final norm.
+    """Rank and log p of an answer's tokens through the target's head from every decoder layer, raw and after the final norm.
 
-    The draft is measured as it drafts, on whole blocks from the answer's first token on: it says nothing about a block's first
-    token, so the target is told on the draft's tokens too.
+    The draft is measured in its usual mode, on whole blocks from the answer's first token on. It does not predict the first
+    token of a block, so the target is also reported on the tokens that the draft predicts.
     """
 
-    answers: str = identity("what is gone along: gold = the dataset's solutions; greedy = the target's own", choices=SOURCES)
+    answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
+                            "answers", choices=SOURCES)
     hard_below: float = identity("a token is hard where the target's probability is smaller", gt=0, lt=1)
 
     uses = ("model", "draft", "dataset")
@@ -56,22 +57,22 @@ class LayerRank(Probe):
             check_features(config, "probe=layer_rank")
 
     def units(self, config: Config) -> list[Unit]:
-        """Problems."""
+        """One unit per problem."""
         return [Unit(problem.id) for problem in config.dataset.problems()]
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Ranks of the answer's tokens, and sums of the rest: see `measuring/layers_ranked.py`."""
+        """Ranks of each answer's tokens, and sums of log p; see `ranks.record`."""
         from dflash_mcmc.forcing.layers import along
 
         model = config.model.load(work.device)
-        draft = config.draft.load(model)
+        draft = None if config.draft.is_null else load_feature_drafter(config, model)
         yield from along(answers(config, model, work, self.answers),
                          lambda answer: ranks.record(model, draft, answer, self.hard_below))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """`layers` and `hard_layers`, a row of each source of a law; `norms` and `hard_norms`, what the norm does to a layer.
+        """The tables `layers` and `hard_layers`, with a row per source, and `norms` and `hard_norms`, with the norm's effect.
 
-        Of the values, `published_layer` is the third from the end, as 33 is of 36.
+        The value `published_layer` is for the third layer from the end, which is layer 33 of 36.
         """
         measured = [record for record in records if "skipped" not in record]
         values = {"num_skipped": len(records) - len(measured), "num_tokens": sum(record["num_tokens"] for record in measured),
@@ -91,7 +92,7 @@ class LayerRank(Probe):
         return Summary({**values, "chance_rank": (measured[0]["vocabulary"] + 1) / 2 if measured else None}, tables, {})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """`fig_layer_probe_ranks`: ranks by layer, of all tokens and of the hard ones, on a logarithmic axis."""
+        """`fig_layer_probe_ranks`: ranks by layer, for all tokens and for hard ones, on a logarithmic axis."""
         from matplotlib.figure import Figure
 
         if not summary.tables["layers"]:
@@ -103,7 +104,7 @@ class LayerRank(Probe):
         figure = Figure(figsize=(5.6 * len(parts), 4.6), layout="constrained")
         panels = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
         for axes, (part, rows) in zip(panels, parts.items(), strict=True):
-            _draw(axes, rows, summary.values["chance_rank"])
+            _draw(axes, rows, summary.number("chance_rank"))
             n = next(row["n"] for row in rows if row["source"] == "target")
             axes.set(title=f"{titles[part]} (n = {n:,})", xlabel="decoder layer")
         panels[0].set_ylabel("rank of the next token (1 is best)")

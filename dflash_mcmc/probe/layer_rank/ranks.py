@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -35,7 +35,8 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, ha
 
     from dflash_mcmc.forcing import layers
 
-    tokens, found = torch.from_numpy(answer.tokens).to(model.device), {}
+    tokens = torch.from_numpy(answer.tokens).to(model.device)
+    found: dict[str, Standing] = {}
     for last, outputs in layers.readings(model, answer, range(len(model.layers))):
         if not found:
             found[TARGET] = layers.standings(model, layers.target_source(model, last), tokens)
@@ -67,8 +68,16 @@ def _sums(row: Standing, target: Standing, speaks: torch.Tensor, hard: torch.Ten
     return [float(row.log_p[part].sum()) for part in parts], [int((row.best == target.best)[part].sum()) for part in parts]
 
 
-def described(name: str) -> dict[str, str | int | None]:
-    """The columns that identify a row."""
+class RowName(TypedDict):
+    """The columns that identify a row of the tables."""
+
+    source: str
+    layer: int | None
+    norm: str | None
+
+
+def described(name: str) -> RowName:
+    """The columns of a row's name."""
     layer, _, norm = name.partition(" ")
     if layer.isdecimal():
         return {"source": "layer", "layer": int(layer), "norm": norm}

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.draft import check_features
+from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
@@ -37,17 +37,19 @@ if TYPE_CHECKING:
 @register("probe", "logit_blend")
 @dataclass(slots=True, kw_only=True)
 class LogitBlend(Probe):
-    """Gain of an answer's tokens by blending layers' logits into the target's, over layers and shares, hard tokens apart.
+    """Gain of an answer's tokens from blending other logits into the target's, by source and share, for hard and easy tokens.
 
-    logits = (1 - beta) * target + beta * head(h_layer), as `blend=layer` has it; beside the layers, the draft as it drafts (on
-    all tokens but the first of each whole block), and the flattened target as a control.
+    The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. Other sources are the draft, in its
+    usual mode and on the tokens that it predicts (all but the first of each whole block), and the flattened target as a
+    control.
     """
 
-    answers: str = identity("what is gone along: gold = the dataset's solutions; greedy = the target's own", choices=SOURCES)
+    answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
+                            "answers", choices=SOURCES)
     layers: list[int] | None = identity("0-based decoder layers; negative counts from the end; null takes all")  # noqa: RUF009
-    norm: str = identity("what a layer's hidden state passes before the head: none, as published; final = the model's final "
+    norm: str = identity("norm between a layer's hidden state and the head: none, as published; final = the model's final "
                          "norm", choices=("none", "final"))
-    betas: list[float] = identity("shares of the other logits")  # noqa: RUF009
+    betas: list[float] = identity("shares of the blended logits, from 0 to 1")  # noqa: RUF009
     hard_below: float = identity("a token is hard where the target's probability is smaller", gt=0, lt=1)
 
     uses = ("model", "draft", "dataset")
@@ -66,12 +68,12 @@ class LogitBlend(Probe):
             check_features(config, "probe=logit_blend")
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """-3 and 33 of 36 are one layer, and null is all of them."""
+        """Layers counted from 0: of 36 layers, -3 and 33 are the same one; null means all layers."""
         num_layers = config.model.num_layers()
         return {} if num_layers is None else {"layers": self.blended_layers(num_layers)}
 
     def blended_layers(self, num_layers: int) -> list[int]:
-        """The decoder layers, 0-based. Raises ConfigError where there are none, or one twice or that the model lacks."""
+        """The decoder layers, 0-based. Raises ConfigError if there are none, if one repeats, or if the model lacks one."""
         given = list(range(num_layers)) if self.layers is None else self.layers
         layers = [layer % num_layers for layer in given if -num_layers <= layer < num_layers]
         if not given or len(layers) < len(given) or len(set(layers)) < len(layers):
@@ -80,24 +82,24 @@ class LogitBlend(Probe):
         return layers
 
     def units(self, config: Config) -> list[Unit]:
-        """Problems."""
+        """One unit per problem."""
         return [Unit(problem.id) for problem in config.dataset.problems()]
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Sums over the hard and the easy tokens of an answer: see `measuring/layers_blended.py`."""
+        """Sums over the hard and over the easy tokens of each answer; see `gains.record`."""
         from dflash_mcmc.forcing.layers import along
 
         model = config.model.load(work.device)
-        draft = config.draft.load(model)
+        draft = None if config.draft.is_null else load_feature_drafter(config, model)
         settings = gains.Settings(self.blended_layers(len(model.layers)), self.norm, self.betas, self.hard_below)
         yield from along(answers(config, model, work, self.answers),
                          lambda answer: gains.record(model, draft, answer, settings))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """`grid`, over all tokens, `hard` and `easy`: a row of each source and beta.
+        """The tables `grid` (all tokens), `hard` and `easy`, with a row per source and beta.
 
-        Gains are means of log p of the blend minus that of the target, in nats; wins are shares of tokens where it is
-        strictly larger than the target's. `best` of the values is chosen on the hard tokens that it is told of, so it looks
+        A gain is the mean of log p of the blend minus log p of the target, in nats. A win is a token for which the blend's
+        log p is strictly larger. The source `best` is chosen on the same hard tokens for which it is reported, so it looks
         better than it is.
         """
         measured = [record for record in records if "skipped" not in record]
@@ -114,7 +116,7 @@ class LogitBlend(Probe):
         return Summary(values, found, {})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """`fig_logit_blend_gain`, mean gains over the grid, and `fig_logit_blend_wins`, wins of a few on hard tokens."""
+        """`fig_logit_blend_gain`, mean gains by source and beta, and `fig_logit_blend_wins`, a few sources on hard tokens."""
         from dflash_mcmc.probe.logit_blend import figures
 
         if not summary.tables["grid"]:

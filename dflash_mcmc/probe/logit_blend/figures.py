@@ -10,7 +10,9 @@ from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 _COLOURS = (RIGHT, GREEN, PURPLE)
 """Colours of the layers."""
@@ -75,7 +77,7 @@ def _name(row: dict) -> str:
     return row["source"] if row["layer"] is None else f"layer {row['layer']}"
 
 
-def _draw_gains(axes: Axes, rows: list[dict], sources: list[str], betas: list[float], scale: object) -> object:
+def _draw_gains(axes: Axes, rows: list[dict], sources: list[str], betas: list[float], scale: Normalize) -> AxesImage:
     values = {(_name(row), row["beta"]): np.nan if row["gain"] is None else row["gain"] for row in rows}
     grid = np.array([[values[source, beta] for beta in betas] for source in sources])
     image = axes.imshow(grid, cmap="RdBu", norm=scale, aspect="auto")

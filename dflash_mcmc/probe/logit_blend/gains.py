@@ -55,7 +55,8 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, se
     totals: dict[str, torch.Tensor] = {}
     given = {} if draft is None else {DRAFT: layers.draft_source(model, draft, answer)}
     for last, outputs in layers.readings(model, answer, settings.layers):
-        sources = {str(layer): layers.layer_source(model, states, settings.norm) for layer, states in outputs.items()}
+        sources: dict[str, Source | None] = {str(layer): layers.layer_source(model, states, settings.norm)
+                                             for layer, states in outputs.items()}
         sources.update({} if totals else {**given, FLATTENED: None})  # only with the first group of layers
         for piece in layers.pieces(model, len(tokens)):
             for name, found in _of_a_piece(model, last, sources, tokens, piece, settings).items():
@@ -134,7 +135,7 @@ class Blended:
         return [self._row(name, number, beta, parts) for name in self.sources for number, beta in enumerate(self._betas)]
 
     def _row(self, name: str, number: int, beta: float, parts: Sequence[str]) -> dict:
-        sums = dict(zip(SUMS, sum(self._sums[part][name][:, number] for part in parts).T, strict=True))
+        sums = dict(zip(SUMS, np.sum([self._sums[part][name][:, number] for part in parts], axis=0).T, strict=True))
         above = {name: sums[name] for name in ("gain", "wins", "rank_wins", "rank_losses", "gain_over_flattened")}
         if parts == ("hard",):
             above.update({"wins_over_flattened": sums["wins_over_flattened"],

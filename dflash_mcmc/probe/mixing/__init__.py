@@ -12,36 +12,47 @@ import itertools
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, spec_of
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.run import build
+from dflash_mcmc.sampler import Sampler
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.ops import Chain
 
 _TEMPERATURES = ("draft_temperature", "proposal_temperature")
-"""Names of a sampler's field for the temperature of its proposal; the first one that it has is used."""
+"""Names of the sampler's field for the temperature of its proposal, in the order in which they are tried."""
 _SHOWN = "last_half"
 """Window of steps that the summary and the figures show."""
 _PRINTED_LAGS = (1, 2, 4, 8, 16)
 
 
+@dataclass(slots=True, kw_only=True)
+class ChainSampler(Sampler):
+    """The fields that this probe needs of a sampler, besides a temperature. A sampler need not inherit from this class."""
+
+    alpha: float
+    num_steps: int
+    early_reject: str
+
+
 class Setting(NamedTuple):
-    """A cell of the grid, with the sampler that it stands for."""
+    """A cell of the grid, with its sampler."""
 
     alpha: float
     temperature: float | None
-    """As given."""
-    sampler: object
+    """The temperature as configured; None for the sampler's default, 1/alpha."""
+    sampler: ChainSampler
 
-    def comes_to(self) -> tuple[float, float, str]:
-        """What a record says of it: alpha, and temperature and early rejection as they come to."""
+    def effective(self) -> tuple[float, float, str]:
+        """The values in a record: alpha, and the effective temperature and early rejection."""
         return self.alpha, self.sampler.law().temperature, self.sampler.early_reject
 
 
@@ -50,65 +61,67 @@ class Setting(NamedTuple):
 class Mixing(Probe):
     """How Metropolis-Hastings chains mix: what moves and where, and whether parallel chains agree, over a grid of settings.
 
-    Each chain of each problem is drawn in every cell of the grid alphas x temperatures x early_rejects, from the same
-    uniforms: what differs between cells is not chance alone (common random numbers). R-hat needs num_chains >= 2; below,
-    its column is None. Steps are looked at in three windows: all, the last half, and those of the last stage; an effective
-    sample size needs 20 steps there, and problems whose chains have fewer are counted.
+    Each chain of each problem is drawn in every cell of the grid alphas x temperatures x early_rejects, with the same
+    uniforms in every cell (common random numbers), which reduces the noise of differences between cells. R-hat needs
+    num_chains >= 2; otherwise its column is None. Statistics are computed in three windows: all steps, the last half, and the
+    steps of the last stage. An effective sample size needs 20 steps in its window; problems with fewer steps are counted.
     """
 
-    alphas: list[float] | None = identity("powers of the target, a row of the grid each; null takes the sampler's")  # noqa: RUF009
+    alphas: list[float] | None = identity("powers of the target, one row of the grid each; null uses the sampler's")  # noqa: RUF009
     temperatures: list[float | None] | None = identity(  # noqa: RUF009
-        "temperatures of the proposal, a column of the grid each: of power_mh proposal_temperature, of draft_mh "
-        "draft_temperature; null takes the sampler's")
+        "temperatures of the proposal, one column of the grid each: proposal_temperature of power_mh, draft_temperature of "
+        "draft_mh; null uses the sampler's")
     early_rejects: list[str] | None = identity(  # noqa: RUF009
-        "early_reject of the sampler, all in each cell; with off among them what early rejection saves is measured; null "
-        "takes the sampler's")
+        "values of the sampler's early_reject, each in every cell; if off is among them, the saving of early rejection is "
+        "measured; null uses the sampler's")
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset")
     unit = "chain"
 
     def check(self, config: Config) -> None:
-        """The sampler makes steps, and each cell is one that it may have. Raises ConfigError."""
+        """Checks that the sampler makes steps and that every cell is a valid setting of it. Raises ConfigError."""
         able = [name for name, found in components("sampler").items() if _makes_chains(found.cls)]
         if not _makes_chains(type(config.sampler)):
             raise ConfigError("sampler", name_of(config.sampler), f"{', '.join(able)} with probe=mixing")
-        if not config.sampler.num_steps:
+        sampler = _chain_sampler(config)
+        if not sampler.num_steps:
             raise ConfigError("sampler.num_steps", 0, "a whole number >= 1 with probe=mixing")
         for name, field in self._axes(config).items():
-            _check_axis(name, getattr(self, name), config.sampler, field)
+            _check_axis(name, getattr(self, name), sampler, field)
         for setting in self.settings(config):
             tried = dataclasses.replace(config, sampler=setting.sampler)
             for group in ("blend", "sampler", "decoder"):
                 getattr(tried, group).check(tried)
 
     def resolved(self, config: Config) -> Mixing:
-        """With the sampler's early rejection, before it is resolved for the sampler's own alpha: each cell has its own."""
-        return self if self.early_rejects else dataclasses.replace(self, early_rejects=[config.sampler.early_reject])
+        """The probe with the sampler's early rejection as configured: each cell resolves it for its own alpha."""
+        return self if self.early_rejects else dataclasses.replace(self, early_rejects=[_chain_sampler(config).early_reject])
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Early rejection changes what chains cost, so that a cell's is part of the identity as it comes to."""
+        """The effective early rejection of each cell: it changes the cost of chains, so it is part of the identity."""
         found = [setting.sampler.early_reject for setting in self.measured(config)]
         return {"early_rejects": found if len(set(found)) > 1 else found[:1]}
 
     def settings(self, config: Config) -> list[Setting]:
-        """All cells of the grid; some may come to the same."""
-        axes = {field: getattr(self, name) or [getattr(config.sampler, field)]
+        """All cells of the grid; some may have equal effective values."""
+        sampler = _chain_sampler(config)
+        axes = {field: getattr(self, name) or [getattr(sampler, field)]
                 for name, field in self._axes(config).items()}
         found = []
         for values in itertools.product(*axes.values()):
-            sampler = dataclasses.replace(config.sampler, **dict(zip(axes, values, strict=True)))
-            found.append(Setting(*values[:2], sampler.resolved(config)))
+            chosen = dataclasses.replace(sampler, **dict(zip(axes, values, strict=True)))
+            found.append(Setting(values[0], values[1], chosen.resolved(config)))
         return found
 
     def measured(self, config: Config) -> list[Setting]:
-        """The cells that differ, which are those of the records."""
+        """The cells that differ in their effective values, as in the records."""
         found: dict[tuple, Setting] = {}
         for setting in self.settings(config):
-            found.setdefault(setting.comes_to(), setting)
+            found.setdefault(setting.effective(), setting)
         return list(found.values())
 
     def units(self, config: Config) -> list[Unit]:
-        """Chains of problems; those of one problem stand together, so that its prompt is read once."""
+        """One unit per chain and problem. The chains of one problem are adjacent, so that its prompt is read once."""
         return [Unit(problem.id, number) for problem in config.dataset.problems() for number in range(config.num_chains)]
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
@@ -121,20 +134,20 @@ class Mixing(Probe):
         model = config.model.load(work.device)
         problems = {problem.id: problem for problem in config.dataset.problems()}
         prompts = build.prompts(config, model, [problems[unit.problem] for unit in work.units])
-        settings, begun = self.measured(config), {}
+        settings = self.measured(config)
+        begun: dict[Unit, dict[int, dict]] = {}
         engine = build.engine(config, model, max(map(len, prompts.values())), len(work.units) * len(settings))
 
-        def drawn() -> Iterator[tuple]:
+        def drawn() -> Iterator[tuple[tuple[Unit, int], Chain]]:
             for unit in work:
                 begun[unit] = {}
                 for number, setting in enumerate(settings):
-                    yield (unit, number), build.chain(config, setting.sampler, unit.problem, unit.chain,
-                                                        prompts[unit.problem])
+                    yield (unit, number), build.chain(config, setting.sampler, unit.problem, unit.chain, prompts[unit.problem])
 
         for done in engine.run(drawn()):
-            unit, number = done.tag
+            unit, number = cast("tuple[Unit, int]", done.tag)
             cells = begun[unit]
-            cells[number] = chains.cell_record(settings[number].comes_to(), done.result, done.cost, done.failure)
+            cells[number] = chains.cell_record(settings[number].effective(), done.result, done.cost, done.failure)
             if len(cells) == len(settings):
                 totals = {name: sum(cell.get(name, 0) for cell in cells.values())
                           for name in ("proposals", "accepted", "moved")}
@@ -142,7 +155,7 @@ class Mixing(Probe):
                 del begun[unit]
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """Tables of moves, cost, convergence and log ratios by cell; the values are those of each cell's last half."""
+        """Tables of moves, cost, convergence and log ratios by cell. The values are for the last half of each cell's steps."""
         from dflash_mcmc.probe.mixing import chains, convergence, tables
 
         cells = chains.cells_of(records)
@@ -165,7 +178,7 @@ class Mixing(Probe):
                         "log_ratio_counts": [row for cell in cells for row in tables.log_ratio_counts(cell)]})
 
     def _values(self, cells: list, tables: dict[str, list[dict]]) -> dict[str, float | int | None]:
-        """The main numbers; with several cells each behind its setting."""
+        """The main numbers; if there are several cells, a name begins with its cell's setting."""
         values: dict[str, float | int | None] = {"num_cells": len(cells), "num_failed": sum(cell.num_failed for cell in cells)}
         taken = {"cells": ("acceptance", "moved_rate"), "convergence": ("stuck", "rhat", "rhat_above_1.1"),
                  "effective_samples": ("ess_per_1000_token_forwards",)}
@@ -177,7 +190,7 @@ class Mixing(Probe):
         return values
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """Rates by cut and length, traces, autocorrelation, log ratios; with several cells the grid."""
+        """Rates by cut and length, traces, autocorrelation and log ratios; the grid too if there are several cells."""
         from dflash_mcmc.probe.mixing import chains, figures
 
         cells = chains.cells_of(records)
@@ -186,20 +199,25 @@ class Mixing(Probe):
                  "fig_mixing_autocorrelation": figures.autocorrelation(summary.data, _SHOWN),
                  "fig_mixing_log_ratio": figures.log_ratio(summary.data)}
         if len(cells) > 1:
-            named = [("1/alpha" if setting.temperature is None else f"{setting.temperature:g}", setting.comes_to())
+            named = [("1/alpha" if setting.temperature is None else f"{setting.temperature:g}", setting.effective())
                      for setting in self.settings(config)]
             found["fig_mixing_grid"] = figures.grid(summary.tables, named, _SHOWN)
         return found
 
     def _axes(self, config: Config) -> dict[str, str]:
-        """Fields of the sampler that the axes of the grid stand for."""
+        """The sampler's field for each axis of the grid."""
         return {"alphas": "alpha", "temperatures": _temperature(type(config.sampler)), "early_rejects": "early_reject"}
 
 
 def _makes_chains(sampler: type) -> bool:
     """Whether a sampler makes Metropolis-Hastings steps on p^alpha."""
     names = {field.name for field in dataclasses.fields(sampler)}
-    return {"alpha", "num_steps", "early_reject"} <= names and not names.isdisjoint(_TEMPERATURES)
+    return {field.name for field in dataclasses.fields(ChainSampler)} <= names and not names.isdisjoint(_TEMPERATURES)
+
+
+def _chain_sampler(config: Config) -> ChainSampler:
+    """The configured sampler, for which `Mixing.check` has found these fields."""
+    return cast("ChainSampler", config.sampler)
 
 
 def _temperature(sampler: type) -> str:
@@ -207,7 +225,7 @@ def _temperature(sampler: type) -> str:
     return next(name for name in _TEMPERATURES if name in names)
 
 
-def _check_axis(name: str, values: list | None, sampler: object, field: str) -> None:
+def _check_axis(name: str, values: list | None, sampler: ChainSampler, field: str) -> None:
     """Checks that the sampler's field allows all values, and that no value repeats. Raises ConfigError."""
     spec = next(spec_of(found) for found in dataclasses.fields(sampler) if found.name == field)
     kind = typing.get_type_hints(type(sampler))[field]

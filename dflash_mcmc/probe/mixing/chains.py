@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from dflash_mcmc.types import Cost
+from dflash_mcmc.types import ChainResult, Cost
 
 DECISIONS = {"accept": "a", "identical": "i", "reject": "r", "abandon": "x"}
 """Letters for the decision of a step in a record."""
@@ -26,18 +27,17 @@ def compact(trace: Sequence[dict]) -> dict[str, list | str]:
     return {**columns, "decision": "".join(DECISIONS[entry["decision"]] for entry in trace)}
 
 
-def cell_record(setting: tuple[float, float, str], result: object, cost: Cost, failure: str) -> dict:
+def cell_record(setting: tuple[float, float, str], result: ChainResult | None, cost: Cost, failure: str) -> dict:
     """The record of a chain in one cell. If it could not be drawn (`result` None), the record has the reason and the cost.
 
     Args:
         setting: alpha, proposal temperature and early rejection of the cell.
-        result: a `types.ChainResult`, or None.
     """
-    setting = dict(zip(("alpha", "temperature", "early_reject"), setting, strict=True))
+    columns = dict(zip(("alpha", "temperature", "early_reject"), setting, strict=True))
     costs = {name: getattr(cost, name) for name in COSTS}
     if result is None:
-        return {**setting, "failure": failure, **costs}
-    return {**setting, "num_tokens": result.trajectory.length, "log_p": float(f"{result.trajectory.log_p.sum():.6g}"),
+        return {**columns, "failure": failure, **costs}
+    return {**columns, "num_tokens": result.trajectory.length, "log_p": float(f"{result.trajectory.log_p.sum():.6g}"),
             "proposals": result.proposals, "accepted": result.accepted, "moved": result.moved, "abandoned": result.abandoned,
             **costs, "trace": compact(result.trace)}
 
@@ -126,14 +126,14 @@ class Cell(NamedTuple):
 
     def steps(self) -> Steps:
         """All steps, in the order of the chains."""
-        def joined(name: str, kind: type) -> np.ndarray:
+        def joined(name: str, kind: DTypeLike) -> np.ndarray:
             return np.concatenate([np.empty(0, kind), *(getattr(chain, name) for chain in self.chains)])
 
-        decision = joined("decision", np.dtype("<U1"))
+        decision = joined("decision", "<U1")
         return Steps([chain.problem for chain in self.chains for _ in range(chain.num_steps)],
-                     *(joined(name, np.int64) for name in ("cut", "length", "proposal_length")), joined("log_ratio", float),
-                     joined("accepted", bool), joined("moved", bool), decision == DECISIONS["identical"],
-                     decision == DECISIONS["abandon"])
+                     joined("cut", np.int64), joined("length", np.int64), joined("proposal_length", np.int64),
+                     joined("log_ratio", float), joined("accepted", bool), joined("moved", bool),
+                     decision == DECISIONS["identical"], decision == DECISIONS["abandon"])
 
 
 def cells_of(records: Sequence[dict]) -> list[Cell]:
@@ -148,9 +148,10 @@ def cells_of(records: Sequence[dict]) -> list[Cell]:
 
 def _chain(record: dict, part: dict) -> StepChain:
     trace = part["trace"]
-    whole = [np.array(trace[name], np.int64) for name in _WHOLE]
-    found = StepChain(record["problem"], record["chain"], *whole, *(np.array(trace[name], float) for name in _REAL),
-                  np.array(list(trace["decision"]), "<U1"), part["log_p"], {name: part[name] for name in COSTS})
+    columns = {**{name: np.array(trace[name], np.int64) for name in _WHOLE},
+               **{name: np.array(trace[name], float) for name in _REAL}, "decision": np.array(list(trace["decision"]), "<U1")}
+    found = StepChain(record["problem"], record["chain"], **columns, last_log_p=part["log_p"],
+                      cost={name: part[name] for name in COSTS})
     after = np.where(found.moved, found.proposal_length, found.length)
     same = np.concatenate([[False], ~found.moved[1:] & (found.length[1:] == after[:-1])])
     return found._replace(log_p=found.log_p[np.maximum.accumulate(np.where(same, 0, np.arange(found.num_steps)))])

@@ -69,7 +69,7 @@ class Window(NamedTuple):
     @property
     def stuck(self) -> np.ndarray:
         """Whether a chain's state never changes after the first step of the window, bool (chains,)."""
-        return ~self.moved[:, 1:].any(axis=1)
+        return self.moved[:, 1:].sum(axis=1) == 0
 
 
 def window(chains: Sequence[StepChain], name: str) -> Window:
@@ -177,11 +177,11 @@ def effective_samples_row(cell: Cell, name: str) -> dict:
     chains are stuck. A problem with too few steps is left out and counted in `too_short`.
     """
     found, long = _long_enough(cell, name, LEAST_STEPS_OF_ESS)
-    clusters, ess = Clusters(list(long)), [of.ess for of in long.values()]
+    clusters, ess = Clusters(list(long)), np.array([of.ess for of in long.values()], float)
     spent = [sum(chain.cost["token_forwards"] for chain in cell.problems[problem]) for problem in long]
     return {**cell.setting, "window": name, **_steps(found),
             **clusters.ratio(ess, [of.chains * of.steps for of in long.values()]).columns("ess_per_step"),
-            **clusters.ratio(1000.0 * np.array(ess), spent).columns("ess_per_1000_token_forwards"),
+            **clusters.ratio(1000.0 * ess, spent).columns("ess_per_1000_token_forwards"),
             "problems": clusters.size, "too_short": len(found) - len(long)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 _MOST_CELLS = _MOST_CHAINS = 6
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
-_PROPOSALS = {"identical": ("equal to the state", {"facecolor": OTHER}),
-              "different": ("complete, different", {"facecolor": RIGHT}),
-              "abandoned": ("abandoned, at its upper bound",
-                            {"facecolor": "white", "edgecolor": WRONG, "hatch": "/////", "linewidth": 0.8})}
+_PROPOSALS: dict[str, tuple[str, dict[str, Any]]] = {
+    "identical": ("equal to the state", {"facecolor": OTHER}),
+    "different": ("complete, different", {"facecolor": RIGHT}),
+    "abandoned": ("abandoned, at its upper bound",
+                  {"facecolor": "white", "edgecolor": WRONG, "hatch": "/////", "linewidth": 0.8}),
+}
 """Columns of the histogram: label and style."""
 
 
@@ -109,12 +111,12 @@ def autocorrelation(data: dict[str, list[dict]], window: str) -> Figure:
         axes.plot(lags, values, color=PALETTE[number], linestyle=_DASHES[number], marker=MARKERS[number], markersize=4,
                   label=label)
         axes.plot(lags, [row["independent"] for row in mine], color=INK, linestyle=":", linewidth=0.8)
-        ends = [[row["autocorrelation"] if row[f"autocorrelation{end}"] is None else row[f"autocorrelation{end}"]
-                 for row in mine] for end in ("_low", "_high")]
-        axes.fill_between(lags, *ends, color=PALETTE[number], alpha=0.15, linewidth=0.0)
+        low, high = ([row["autocorrelation"] if row[f"autocorrelation{end}"] is None else row[f"autocorrelation{end}"]
+                      for row in mine] for end in ("_low", "_high"))
+        axes.fill_between(lags, low, high, color=PALETTE[number], alpha=0.15, linewidth=0.0)
     axes.set(title="Autocorrelation of log p, second half of the steps (dotted: independent draws)", xlabel="lag, steps",
              ylabel="mean over moving chains")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     if settings:
         figure.legend(loc="outside lower left")
     else:
@@ -150,7 +152,7 @@ def _histogram(axes: Axes, rows: list[dict]) -> None:
         there = counts > 0  # an empty bar would show its outline as a line
         axes.bar(places[there], counts[there] / total, 0.9, bottom=under[there], **look)
         under += counts / max(1, total)
-    for place, row in zip(places, rows, strict=True):
+    for place, row in enumerate(rows):
         count = sum(row[name] for name in _PROPOSALS)
         if count:
             axes.text(place, under[place], f"{count:,}", ha="center", va="bottom", fontsize=7)

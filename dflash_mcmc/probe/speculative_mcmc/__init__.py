@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dflash_mcmc.draft import check_features
+from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
@@ -31,26 +31,29 @@ if TYPE_CHECKING:
 @register("probe", "speculative_mcmc")
 @dataclass(slots=True, kw_only=True)
 class SpeculativeMCMC(Probe):
-    """How close the draft's blocks are to p^alpha along the target's greedy answers, and what chains that propose them do.
+    """How close the draft's blocks are to p^alpha along the target's greedy answers, and how chains that propose them behave.
 
-    In whole blocks of the answer, whose first token is the anchor: KL and total variation between p_alpha, the target's law of
-    a token sharpened, and the draft's at some temperatures; then, for each block, `num_samples` blocks drawn from the draft,
-    their importance weights, and independence Metropolis-Hastings with them.
+    An answer is teacher-forced in whole blocks, whose first token is the anchor. For each token the probe measures KL and
+    total variation between p_alpha, the sharpened distribution of the target, and the draft's distribution at several
+    temperatures. For each block it draws `num_samples` blocks from the draft, computes their importance weights, and
+    simulates independence Metropolis-Hastings with them.
     """
 
     alpha: float = identity("power of the target p^alpha", ge=1)
-    draft_temperatures: list[float] | None = identity("of the draft's law; null takes 1, 0.5 and 1/alpha")  # noqa: RUF009
-    num_samples: int = identity("K, blocks drawn in each place: the first is a chain's start, the others are proposed", ge=2)
-    weights: str = identity("reference = p of a drawn token after the reference tokens, as published; joint = also p after "
-                            "the drawn tokens before it, which makes the ratio that of two laws of blocks",
+    draft_temperatures: list[float] | None = identity("temperatures of the draft; null uses 1, 0.5 and 1/alpha")  # noqa: RUF009
+    num_samples: int = identity("blocks drawn for each block of the answer; a chain starts at the first one and proposes the "
+                                "others", ge=2)
+    weights: str = identity("reference = p of a drawn token given the reference tokens before it, as published; joint = also "
+                            "p given the drawn tokens before it, so that a weight is the ratio of two distributions of "
+                            "blocks",
                             choices=("reference", "joint"))
-    autoregressive: bool = identity("also draw blocks from the target token by token at 1/alpha, the proposal to compare "
-                                    "with, whose weights are joint")
-    share_prefixes: bool = runtime("read what drawn blocks begin with in common once; no number changes, but for rounding")
-    timed_rows: int = runtime("chains that propose at once while the two proposals are timed, in every answer; 0 times "
-                              "nothing. Tables have the times of this number alone", ge=0)
-    chain_steps: int = runtime("steps of the chains in the table of convergence", ge=1)
-    position_edges: list[int] = runtime("number of the first block that is in the middle, and of the first late one")  # noqa: RUF009
+    autoregressive: bool = identity("also draw blocks from the target, token by token at temperature 1/alpha, as the proposal "
+                                    "for comparison; its weights are joint")
+    share_prefixes: bool = runtime("read common beginnings of drawn blocks once; no number changes, except by rounding")
+    timed_rows: int = runtime("chains that propose at once while both proposals are timed, for every answer; 0 = no timing. "
+                              "Tables use only timings of this number of chains", ge=0)
+    chain_steps: int = runtime("number of steps of a chain in the table of convergence", ge=1)
+    position_edges: list[int] = runtime("index of the first middle block, and of the first late one")  # noqa: RUF009
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
@@ -63,32 +66,32 @@ class SpeculativeMCMC(Probe):
         if given is not None and (not given or len(set(given)) < len(given) or not all(0 < t < math.inf for t in given)):
             raise ConfigError("probe.draft_temperatures", given, "different numbers > 0, or null for 1, 0.5 and 1/alpha")
         found = self.temperatures()
-        if len(set(map(_name, found))) < len(found):  # one would take the other's place in the record
+        if len(set(map(_name, found))) < len(found):  # their entries in a record would have one name
             raise ConfigError("probe.draft_temperatures", found, "numbers that differ in their first six digits")
         edges = self.position_edges
         if len(edges) != 2 or not 0 < edges[0] < edges[1]:
             raise ConfigError("probe.position_edges", edges, "two numbers of blocks, the smaller first, such as [10, 30]")
 
     def temperatures(self) -> list[float]:
-        """Those of the draft, the sharpest last."""
+        """The temperatures of the draft, the lowest last."""
         given = [1.0, 0.5, 1.0 / self.alpha] if self.draft_temperatures is None else self.draft_temperatures
         return sorted(set(given), reverse=True)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """What null comes to."""
+        """The temperatures that null stands for."""
         return {"draft_temperatures": self.temperatures()}
 
     def units(self, config: Config) -> list[Unit]:
-        """Problems."""
+        """One unit per problem."""
         return [Unit(problem.id) for problem in config.dataset.problems()]
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """One answer after the other, each by itself. Raises UserError."""
+        """Measures the greedy answers one after another. Raises UserError."""
         from dflash_mcmc.forcing.sequences import NotNumbers
         from dflash_mcmc.probe.speculative_mcmc.timing import Timing
 
         model = config.model.load(work.device)
-        drafter: DFlashDrafter = config.draft.load(model)
+        drafter = load_feature_drafter(config, model)
         block_size = drafter.num_drafted + 1
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
@@ -102,18 +105,18 @@ class SpeculativeMCMC(Probe):
             key = Key(config.seed).fold_in("speculative_mcmc", unit.problem)
             try:
                 record = {**self.record(model, drafter, answer, key), **(timing.of(answer) if timing else {})}
-            except NotNumbers as found:
-                record = {"skipped": str(found)}
+            except NotNumbers as error:
+                record = {"skipped": str(error)}
             yield unit, record
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """The document's tables, and what it left open: joint weights, moves, the floor of a simulated acceptance."""
+        """The document's tables, and what it left open: joint weights, moves, and the floor of a simulated acceptance."""
         from dflash_mcmc.probe.speculative_mcmc import tables
 
         return tables.summary(records, self.num_samples, self.chain_steps, self.position_edges, self.timed_rows)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """Acceptance of blocks, which has two modes; tokens, positions and what a second buys."""
+        """Acceptance of blocks, which has two modes; tokens, positions, and accepted proposals per second."""
         from dflash_mcmc.probe.speculative_mcmc import figures
 
         return figures.figures(summary)
@@ -152,7 +155,7 @@ class SpeculativeMCMC(Probe):
                 "p": laws["p"], "proposals": found}
 
     def _chains(self, weighed: dict, count: int, key: Key) -> dict[tuple[str, str], dict[str, list[float]]]:
-        """The chains of all proposals, with either weights, step by step together; both weights take the same uniforms."""
+        """Simulates the chains of all proposals and weights together. Both kinds of weights use the same uniforms."""
         from dflash_mcmc.probe.speculative_mcmc import weighing
 
         uniforms = {name: key.fold_in("accept", name).uniforms(0, count * (self.num_samples - 1)).reshape(count, -1)
@@ -163,7 +166,7 @@ class SpeculativeMCMC(Probe):
                         for name, values in columns.items()} for number, which in enumerate(weighed)}
 
     def _blocks(self, model, drafter, reading, tokens, anchors, key) -> tuple[dict, dict]:
-        """Distances of every predicted token and the drawn blocks, by temperature; `p` is the target itself, not sharpened."""
+        """Distances for every predicted token, and the drawn blocks, by temperature; `p` is the unsharpened target."""
         import torch
 
         from dflash_mcmc.forcing import sequences
@@ -175,7 +178,7 @@ class SpeculativeMCMC(Probe):
         names = {_name(temperature): temperature for temperature in self.temperatures()}
         uniforms = {name: torch.from_numpy(key.fold_in("draft", name).uniforms(0, count * n * samples)).view(-1, samples)
                     for name in names}
-        laws = {name: {"kl": [], "tvd": []} for name in ("p", *names)}
+        laws: dict[str, dict[str, list[float]]] = {name: {"kl": [], "tvd": []} for name in ("p", *names)}
         drawn: dict[str, list] = {name: [] for name in names}
         step = sequences.positions_at_once(model.vocab_size, n) // n
         for start in range(0, count, step):
@@ -195,7 +198,7 @@ class SpeculativeMCMC(Probe):
                       for name, parts in drawn.items()}
 
     def _from_target(self, model, reading, anchors, n, key):
-        """Blocks drawn from the target token by token at 1/alpha, in all places."""
+        """Blocks drawn from the target, token by token at temperature 1/alpha, for all anchors."""
         import torch
 
         from dflash_mcmc.probe.speculative_mcmc import weighing

@@ -34,7 +34,7 @@ def _bimodality(summary: Summary) -> Figure:
     figure = Figure(figsize=(2.9 * len(names), 3.2), layout="constrained")
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
         _histogram(axes, [row for row in summary.data["blocks"] if (row["proposal"], row["temperature"]) == name],
-                   summary.values["acceptance_floor"])
+                   summary.number("acceptance_floor"))
         axes.set_title(_label(*name))
     figure.supxlabel("simulated acceptance of a block", fontsize=9)
     figure.axes[0].set_ylabel(f"share of {summary.values['num_blocks']:,} blocks")
@@ -43,7 +43,7 @@ def _bimodality(summary: Summary) -> Figure:
 
 
 def _histogram(axes: Axes, blocks: list[dict], floor: float) -> None:
-    edges = np.linspace(0.0, 1.0, 21)
+    edges = np.linspace(0.0, 1.0, 21).tolist()
     for weights, look in (("joint", {"color": RIGHT, "alpha": 0.55}), ("reference", {"histtype": "step", "color": INK})):
         mine = [row["acceptance"] for row in blocks if row["weights"] == weights]
         if mine:
@@ -68,9 +68,9 @@ def _draw_tokens(axes: Axes, summary: Summary) -> None:
     laws = list(dict.fromkeys((row["against"], row["temperature"]) for row in summary.data["token_acceptance"]))
     for number, law in enumerate(laws):
         rows = [row for row in summary.data["token_acceptance"] if (row["against"], row["temperature"]) == law]
-        look = {"color": INK, "linestyle": "--"} if law[0] == "p" else {"color": _SHADES[(number - 1) % 3]}
-        axes.plot([row["acceptance"] for row in rows], [row["share"] for row in rows], label=f"{law[0]}, T = {law[1]:g}",
-                  **look)
+        colour, line = (INK, "--") if law[0] == "p" else (_SHADES[(number - 1) % 3], "-")
+        axes.plot([row["acceptance"] for row in rows], [row["share"] for row in rows], color=colour, linestyle=line,
+                  label=f"{law[0]}, T = {law[1]:g}")
     axes.set(title="Tokens by acceptance 1 - TVD", xlabel="acceptance of a token, upper limit",
              ylabel=f"share of {summary.values['num_predicted_tokens']:,} tokens", xlim=(0, 1), ylim=(0, 1))
     axes.legend(title="draft compared with")
@@ -98,7 +98,7 @@ def _draw_moves(axes: Axes, summary: Summary) -> None:
         values = [row[column] for row in rows]
         axes.bar(np.arange(len(rows)) + offset, values, 0.4, color=colour, yerr=_errors(rows, column), ecolor=INK, capsize=2,
                  label={"moved": "accepted, different block"}.get(column, "accepted"))
-    axes.axhline(summary.values["acceptance_floor"], color=WRONG, linestyle="--", linewidth=1.2, label="floor (stuck chain)")
+    axes.axhline(summary.number("acceptance_floor"), color=WRONG, linestyle="--", linewidth=1.2, label="floor (stuck chain)")
     axes.set_xticks(range(len(rows)), [_label(*name, between="\n") for name in names])
     axes.set(title="Not every acceptance is a move", ylabel="share of proposals", ylim=(0, 1.3))
     axes.legend(ncols=3, loc="upper left", columnspacing=1.0, handlelength=1.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -141,8 +142,7 @@ def _convergence(columns: Columns, proposal: Proposal, steps: int) -> dict:
     row: dict[str, object] = {**proposal.columns(), "steps": steps}
     for least, name in ((1, "once"), (3, "three_times")):
         # The probability increases with the rate, so the ends of its interval are those of the rate.
-        ends = (None if rate is None else chance_of_moves(rate, steps, least) for rate in median[:3])
-        row |= IntervalEstimate(*ends, median.n).columns(f"median_{name}")
+        row |= median.mapped(partial(chance_of_moves, steps=steps, least=least)).columns(f"median_{name}")
         own = np.array([chance_of_moves(rate, steps, least) for rate in moved])
         row |= columns.blocks.mean(own).columns(f"blocks_{name}")
     return {**row, "blocks": columns.blocks.size}

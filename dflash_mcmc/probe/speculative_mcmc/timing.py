@@ -51,7 +51,7 @@ class Timing:
         def chain(row: int) -> Chain:
             path = Trajectory.start(answer.prompt)
             scored = answer.tokens[: anchor + 1]
-            path = path.extended(scored, *(np.zeros(len(scored)) for _ in range(2)), np.zeros((len(scored), 2)), False)
+            path = path.extended(scored, np.zeros(len(scored)), np.zeros(len(scored)), np.zeros((len(scored), 2)), False)
             own: list[float] = []
             for repeat in range(1 + _REPEATS):  # the first repeat also reads prompt and answer
                 drawn = yield Draw(path, anchor + 1 + n, self._law, Key(row).fold_in(repeat), source)

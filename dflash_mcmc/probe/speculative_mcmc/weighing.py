@@ -36,7 +36,7 @@ def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.
     Args:
         share: whether common prefixes of continuations are evaluated only once.
     """
-    hidden, which = predictors(model, reading.cache, reading.hidden[0, anchor], anchor + 1, tokens, share)
+    hidden, which = predictors(model, reading.kept_cache(), reading.hidden[0, anchor], anchor + 1, tokens, share)
     log_p, step = np.empty(tokens.shape), positions_at_once(model.vocab_size)
     for start in range(0, len(hidden), step):
         mine = (which >= start) & (which < start + step)
@@ -46,8 +46,8 @@ def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.
 
 def _of_rows(logits: torch.Tensor, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Log softmax of tokens in rows of logits, both int64 (n,): float64 (n,), nats."""
-    rows, tokens = (torch.from_numpy(numbers).to(logits.device) for numbers in (rows, tokens))
-    return (logits[rows, tokens].double() - torch.logsumexp(logits.double(), dim=-1)[rows]).cpu().numpy()
+    row, token = (torch.from_numpy(numbers).to(logits.device) for numbers in (rows, tokens))
+    return (logits[row, token].double() - torch.logsumexp(logits.double(), dim=-1)[row]).cpu().numpy()
 
 
 def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temperature: float,
@@ -59,7 +59,7 @@ def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temper
         share: whether common prefixes of continuations are evaluated only once.
     """
     samples, n = uniforms.shape
-    tree, drawn = Tree(model, reading.cache, anchor + 1), []
+    tree, drawn = Tree(model, reading.kept_cache(), anchor + 1), []
     hidden, which = reading.hidden[0, anchor][None], np.zeros(samples, dtype=np.int64)
     parents = np.full(samples, PREFIX)
     step = positions_at_once(model.vocab_size)

@@ -14,7 +14,7 @@ from dflash_mcmc.tracker.wandb import panels
 
 if TYPE_CHECKING:
     import wandb
-    from wandb_workspaces.workspaces import Workspace
+    from wandb_workspaces.workspaces import Workspace as Page
 
 _MEDIA = ("image-file", "html-file")
 _TIMEOUT = 30  # seconds
@@ -99,18 +99,18 @@ def logged(api: wandb.Api, place: Workspace) -> tuple[set[str], set[str]]:
     return {key for key, kind in kinds if kind == "table-file"}, {key for key, kind in kinds if kind in _MEDIA}
 
 
-def _workspace(place: Workspace, memory: Path) -> tuple[Workspace, dict[str, str]]:
+def _workspace(place: Workspace, memory: Path) -> tuple[Page, dict[str, str]]:
     """The page created before, else a new one; and all remembered addresses."""
-    from wandb_workspaces.workspaces import Workspace
+    from wandb_workspaces.workspaces import Workspace as Page
 
     known = json.loads(memory.read_text()) if memory.is_file() else {}
     if _key(place) in known:
         try:
             with asking():
-                return Workspace.from_url(known[_key(place)]), known
+                return Page.from_url(known[_key(place)]), known
         except UserError as error:  # for example because it was deleted
             note(f"{known[_key(place)]} cannot be opened; creating a new page: {error}")
-    return Workspace(entity=place.entity, project=place.project, name=place.title), known
+    return Page(entity=place.entity, project=place.project, name=place.title), known
 
 
 def _preset(api: wandb.Api, entity: str) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wandb_workspaces.reports.v2.interface import Panel
+    from wandb_workspaces.reports.v2.interface import PanelTypes
     from wandb_workspaces.workspaces import Section
 
 SWEPT = ("sampler.alpha", "blend.beta", "sampler.num_steps", "sampler.proposal_temperature")
@@ -79,7 +79,7 @@ def sections(chart: str | None, swept: Sequence[str], tables: Collection[str], f
     return [Section(name=name, panels=panels, is_open=True) for name, panels in named.items() if panels]
 
 
-def _intervals(chart: str) -> Panel:
+def _intervals(chart: str) -> PanelTypes:
     import wandb_workspaces.reports.v2 as wr
 
     fields = {"label": "label", "value": "accuracy", "low": "accuracy_low", "high": "accuracy_high", "n": "num_samples"}
@@ -88,21 +88,22 @@ def _intervals(chart: str) -> Panel:
                                          "axis": "share of correct samples"})
 
 
-def _running() -> Panel:
+def _running() -> PanelTypes:
     import wandb_workspaces.reports.v2 as wr
 
     return wr.LinePlot(title="Accuracy during a run", x="finished", y=["running/accuracy"], range_y=(0.0, 1.0),
                        title_x="samples", title_y="share of correct samples", max_runs_to_show=MANY)
 
 
-def _sweep(swept: Sequence[str]) -> list[Panel]:
+def _sweep(swept: Sequence[str]) -> list[PanelTypes]:
     import wandb_workspaces.reports.v2 as wr
 
     colours = [wr.GradientPoint(color=colour, offset=100.0 * n / (len(_DARK_TO_LIGHT) - 1))
                for n, colour in enumerate(_DARK_TO_LIGHT)]
     columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(name), display_name=name) for name in swept]
     columns.append(wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric("accuracy"), display_name="accuracy"))
-    panels = [wr.ParallelCoordinatesPlot(title="Accuracy over swept settings", columns=columns, gradient=colours)]
+    panels: list[PanelTypes] = [
+        wr.ParallelCoordinatesPlot(title="Accuracy over swept settings", columns=columns, gradient=colours)]
     if len(swept) > 1:
         panels.insert(0, wr.ScatterPlot(title=f"Accuracy (colour) over {swept[0]} and {swept[1]}", x=wr.Config(swept[0]),
                                         y=wr.Config(swept[1]), z=wr.SummaryMetric("accuracy"), gradient=colours))
@@ -110,7 +111,7 @@ def _sweep(swept: Sequence[str]) -> list[Panel]:
                      for name in swept]
 
 
-def _acceptance() -> list[Panel]:
+def _acceptance() -> list[PanelTypes]:
     import wandb_workspaces.reports.v2 as wr
 
     return [_bars("Proposals: accepted, and accepted with a change", ["acceptance", "moved_rate"], "share of proposals"),
@@ -119,10 +120,10 @@ def _acceptance() -> list[Panel]:
                         smoothing_factor=0.8, max_runs_to_show=MANY)]
 
 
-def _cost() -> list[Panel]:
+def _cost() -> list[PanelTypes]:
     import wandb_workspaces.reports.v2 as wr
 
-    def against(cost: str, title: str) -> Panel:
+    def against(cost: str, title: str) -> PanelTypes:
         # The running maximum is the Pareto front: the best accuracy at this cost or less.
         return wr.ScatterPlot(title=title, x=wr.SummaryMetric(cost), y=wr.SummaryMetric("accuracy"), running_ymax=True)
 
@@ -131,13 +132,13 @@ def _cost() -> list[Panel]:
             _bars("Token-forwards of the whole run", ["token_forwards"], "tokens")]
 
 
-def _bars(title: str, metrics: list[str], axis: str) -> Panel:
+def _bars(title: str, metrics: list[str], axis: str) -> PanelTypes:
     import wandb_workspaces.reports.v2 as wr
 
-    return wr.BarPlot(title=title, metrics=metrics, title_x=axis, max_runs_to_show=MANY, max_bars_to_show=MANY)
+    return wr.BarPlot(title=title, metrics=[*metrics], title_x=axis, max_runs_to_show=MANY, max_bars_to_show=MANY)
 
 
-def _tables(keys: Sequence[str]) -> list[Panel]:
+def _tables(keys: Sequence[str]) -> list[PanelTypes]:
     import wandb_workspaces.reports.v2 as wr
 
     return [wr.WeavePanelSummaryTable(table_name=key) for key in keys]
@@ -147,7 +148,7 @@ def _by_weight(key: str) -> tuple[bool, bool, str]:
     return key != "report/overall", key != "report/paired", key
 
 
-def _media(keys: Sequence[str]) -> list[Panel]:
+def _media(keys: Sequence[str]) -> list[PanelTypes]:
     import wandb_workspaces.reports.v2 as wr
 
     return [wr.MediaBrowser(title=key.rpartition("/")[2].replace("_", " "), media_keys=[key]) for key in keys]

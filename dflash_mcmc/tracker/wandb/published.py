@@ -31,7 +31,8 @@ def publish(built: Built, place: Workspace, folder: Path) -> None:
                     settings=wandb.Settings(silent=True, console="off"), reinit="finish_previous") as run:
         for drawn in built.study.runs:
             _use(run, f"{place.entity}/{place.project}/{artifact_name('records', drawn.experiment, drawn.digest)}:latest")
-        shown = {f"report/{path.stem}": _table(path) for path in sorted((built.folder / "tables").glob("*.csv"))}
+        shown: dict[str, wandb.Table | wandb.Image] = {f"report/{path.stem}": _table(path)
+                                                       for path in sorted((built.folder / "tables").glob("*.csv"))}
         shown.update({f"report/{path.stem}": wandb.Image(str(path))
                       for path in sorted((built.folder / "figures").glob("*.png"))})
         run.log({**shown, "report/page": wandb.Html(built.page, inject=False)})
@@ -54,7 +55,7 @@ def _table(path: Path) -> wandb.Table:
 
     with path.open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
-    return wandb.Table(columns=header, data=[[_value(cell) for cell in row] for row in rows], allow_mixed_types=True)
+    return wandb.Table(columns=[*header], data=[[_value(cell) for cell in row] for row in rows], allow_mixed_types=True)
 
 
 def _value(cell: str) -> float | str | None:

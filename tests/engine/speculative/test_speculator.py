@@ -15,7 +15,8 @@ from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape
+from dflash_mcmc.engine.speculative.dflash.network import DFlash
+from dflash_mcmc.engine.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, NgramDrafter, SelfDrafter
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key

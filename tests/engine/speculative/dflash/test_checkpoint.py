@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_mcmc.engine.speculative.dflash.checkpoint import check_pair, default_target_layers, load, read_shape, save
-from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape
+from dflash_mcmc.engine.speculative.dflash.checkpoint import check_pair, load, save
+from dflash_mcmc.engine.speculative.dflash.config import default_target_layers, read_shape
+from dflash_mcmc.engine.speculative.dflash.network import DFlash
+from dflash_mcmc.engine.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.errors import ConfigError, UserError
 
 QWEN3_4B = {

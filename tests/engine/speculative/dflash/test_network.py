@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from dflash_mcmc.engine.speculative.dflash import network
-from dflash_mcmc.engine.speculative.dflash.network import DFlash, DFlashShape, block_mask, block_pass, masked_attention
+from dflash_mcmc.engine.speculative.dflash.network import DFlash, block_mask, block_pass, masked_attention
+from dflash_mcmc.engine.speculative.dflash.shape import DFlashShape
 
 pytestmark = pytest.mark.usefixtures("random_weights")
 TOLERANCE = 3e-5
