@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from hydra.core.config_store import ConfigStore
 
-from dflash_mcmc.component import Component
+from dflash_mcmc.components import Component
 from dflash_mcmc.errors import UserError
 
 T = TypeVar("T", bound=type[Component])

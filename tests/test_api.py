@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,11 @@ from tests.test_names import HEAVY
 
 TINY = str(PACKAGE / "assets/tiny")
 QUESTIONS = ["Lena has 12 red pens and 9 blue pens. How many pens does she have?", "Compute 4*(3+2).", "What is 7*6?"]
+
+
+def test_no_module_hides_a_function_of_the_package():
+    """The import of a module sets the package's attribute of that name."""
+    assert not {module.name for module in pkgutil.iter_modules(dflash_mcmc.__path__)} & set(dflash_mcmc.__all__)
 
 
 @pytest.fixture(scope="module")

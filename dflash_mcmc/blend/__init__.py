@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from dflash_mcmc.component import Component
+from dflash_mcmc.components import Component
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dflash_mcmc.component import Component
+from dflash_mcmc.components import Component
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, spec_of
 from dflash_mcmc.registry import GROUPS, load_all, name_of

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.component import Component
+from dflash_mcmc.components import Component
 from dflash_mcmc.data import prompts
 from dflash_mcmc.data.problems import content_hash
 from dflash_mcmc.data.selection import ProblemSelection, chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from dflash_mcmc.component import Component
+from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.registry import name_of, options_with
 

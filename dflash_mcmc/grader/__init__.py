@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from dflash_mcmc.component import Component
+from dflash_mcmc.components import Component
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config

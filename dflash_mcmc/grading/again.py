@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -141,8 +141,8 @@ def _graded(records: Sequence[Record], pool: GradingPool, name: str) -> list[Rec
 
 def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
     """The record with the new grade, if it has one, and the old grade in `before`."""
-    fields = (*Grade._fields, "grader")
-    before = {field: value for field, value in record.items() if field in fields}
+    old: Mapping[str, object] = record
+    before = {field: old[field] for field in (*Grade._fields, "grader") if field in old}
     if grade is None:
         return {**record, "grader": name, "before": before}
     return {**record, "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,

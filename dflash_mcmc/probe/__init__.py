@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from dflash_mcmc.component import Component
+from dflash_mcmc.components import Component
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

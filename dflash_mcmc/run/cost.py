@@ -50,9 +50,9 @@ def estimate(config: Config) -> CostEstimate:
 def token_forwards(config: Config) -> float | None:
     """Token-forwards of one sample: its prompt except the last token, and one for each drawn token, as the engine counts.
 
-    None if the sampler has no `expected_cost`.
-    Forwards that speculative decoding spends on tokens that are not kept are not included. The estimate assumes that
-    `hardware.keep_current` is on; without it the engine also reads again what a rejected proposal has overwritten.
+    None if the sampler has no `expected_cost`. Forwards that speculative decoding spends on tokens that are not kept are not
+    included. The estimate assumes that `hardware.keep_current` is on; without it the engine also reads again what a rejected
+    proposal has overwritten.
     """
     assumed = config.assumed
     cost = _expected(config, assumed.answer_length * config.dataset.max_new_tokens)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from dflash_mcmc.component import Component
+from dflash_mcmc.components import Component
 from dflash_mcmc.registry import name_of
 
 

@@ -37,6 +37,7 @@ def _choices() -> Iterator[object]:
         yield from (pytest.param(choice, marks=pytest.mark.slow) for choice in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", list(_choices()))
 def test_every_option_comes_back(make_config, tmp_path, monkeypatch, choice):
     monkeypatch.chdir(tmp_path)

@@ -166,6 +166,7 @@ def complete(grid: Grid, point: int, count: int) -> None:
     (folder / "summary.json").write_text(json.dumps({"num_samples": count}))
 
 
+@pytest.mark.slow
 def test_a_complete_grid_submits_nothing(submitted, slurm_commands, capsys, tmp_path):
     grid = submitted()
     for point in range(2):

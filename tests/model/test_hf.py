@@ -64,6 +64,7 @@ def test_generation_config_has_no_effect_except_for_stop_ids(make_config, checkp
     assert sorted(greedy_texts(make_config(*options, f"model.path={checkpoint}"))) == sorted(before)
 
 
+@pytest.mark.slow
 def test_greedy_texts_equal_those_of_transformers(make_config):
     config = make_config("sampler=greedy", "dataset.limit=6")
     texts = greedy_texts(config)

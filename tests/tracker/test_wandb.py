@@ -113,6 +113,7 @@ def check_artifact(folder: Path, run: Path, name: str) -> None:
         assert staged[path] == (run / path).read_bytes()
 
 
+@pytest.mark.slow
 def test_tables_and_figures_of_a_probe(tmp_path, folders):
     from matplotlib.figure import Figure
 

@@ -43,6 +43,7 @@ def evaluations(folder) -> list[dict]:
     return [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     whole = draft.train(plan(f"paths.outputs={tmp_path / 'whole'}"))
     stopped = plan(f"paths.outputs={tmp_path / 'stopped'}")
@@ -95,6 +96,7 @@ def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
     assert config["dflash_config"]["target_layer_ids"] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [("target=p_alpha", "alpha=2", "precision=float32"),
                                        pytest.param(("target=p", "rows_at_once=3"), marks=pytest.mark.slow)])
 def test_the_loss_falls_for_distributions(plan, overrides):
