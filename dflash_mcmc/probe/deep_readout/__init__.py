@@ -102,7 +102,7 @@ class DeepReadout(Probe):
             "block_curves": tables.block_curves(tokens), "position_curves": tables.position_curves(tokens)})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """The document's figures under their names there; none if there is no token to compare."""
+        """The document's figures, named as in the document; none if there is no token to compare."""
         from dflash_mcmc.probe.deep_readout import architecture, figures
 
         if not (counts := _parameters(records)):
