@@ -26,7 +26,7 @@ class Subject(NamedTuple):
 
     name: str
     causal_lm: Any
-    """The transformers model itself, for comparison with its own `generate`, whose annotations reject transformers' models."""
+    """The transformers model itself, for its `generate`. The type is Any, because the annotations of `generate` reject it."""
     model: LanguageModel
     prompts: list[np.ndarray]
     horizon: int

@@ -94,7 +94,7 @@ class ModelRunner:
         return output.last_hidden_state
 
     def _features(self, drafter: Drafter, last: torch.Tensor) -> list[torch.Tensor]:
-        """Outputs of the drafter's layers. The output of the last layer is taken after the final norm, as in `hidden_states`."""
+        """Outputs of the drafter's layers. The last layer's output is taken after the final norm, as in `hidden_states`."""
         features, last_layer = self._tapped[len(self._blended_layers) :], len(self.model.layers) - 1
         return [last if layer == last_layer else output
                 for layer, output in zip(drafter.tapped_layers, features, strict=True)]

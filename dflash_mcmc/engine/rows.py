@@ -150,7 +150,7 @@ class Rows:
         self.seen[row, torch.from_numpy(tokens).to(self.device)] = True
 
     def move(self, source: int, destination: int) -> None:
-        """Moves a row to another and marks the source as idle."""
+        """Copies a row over another. The caller then marks the source as idle."""
         for state in (self.tokens, self.uniforms, self.scores, self.seen, self.noise):
             if len(state):
                 state[destination] = state[source]

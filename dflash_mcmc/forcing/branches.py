@@ -21,7 +21,7 @@ from dflash_mcmc.engine.language_model import LanguageModel
 _ROWS_AT_ONCE = 512
 """Tokens of continuations in one forward, which bounds the size of their attention scores."""
 PREFIX = -1
-"""The parent of a first token."""
+"""The parent of a token that directly follows the prefix."""
 
 
 class Tree:
@@ -46,7 +46,7 @@ class Tree:
         """Hidden states (tokens, hidden) of the next tokens, after the final norm.
 
         Args:
-            parents: the predecessor of each token: the number of an earlier token, or -1 for the prefix.
+            parents: the number of the token before each token, or `PREFIX`.
         """
         before = len(self._paths)
         for number, parent in enumerate(parents, start=before):
@@ -151,7 +151,7 @@ class _BranchLayer(CacheLayerMixin):
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Does nothing: the prefix exists already."""
+        """Does nothing, because the prefix exists already."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args,
                **kwargs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     Attributes:
         hidden: (rows, length, hidden), after the final norm.
         outputs: outputs of the requested layers, in their order, each (rows, length, hidden), before any norm.
-        cache: keys and values of all tokens, where requested.
+        cache: keys and values of all tokens, if requested; else None.
     """
 
     hidden: torch.Tensor
@@ -49,7 +49,7 @@ class Reading(NamedTuple):
         return self.cache
 
     def features(self, model: LanguageModel, layers: tuple[int, ...]) -> torch.Tensor:
-        """A draft's features, (rows, length, layers · hidden), where `outputs` belong to the draft's layers.
+        """A draft's features, (rows, length, layers · hidden). The reading must have the outputs of the draft's layers.
 
         The last layer's output is taken after the final norm, as in `hidden_states` of transformers.
         """
@@ -124,7 +124,7 @@ _BLOCK_ROWS = 512
 
 
 def whole_blocks(prompt_length: int, num_tokens: int, block_size: int) -> list[int]:
-    """Positions of the anchors of an answer's blocks: at its tokens 0, B, 2B, ..., as long as B tokens follow."""
+    """Positions of the anchors of an answer's whole blocks. With block size B these are its tokens 0, B, 2B, and so on."""
     return [prompt_length + start for start in range(0, num_tokens - block_size + 1, block_size)]
 
 
@@ -149,7 +149,7 @@ def ranks(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def positions_at_once(vocab_size: int, whole: int = 1) -> int:
-    """Positions whose float32 logits are computed at a time: a multiple of `whole`, at least `whole`."""
+    """Number of positions whose float32 logits are computed at a time, a positive multiple of `whole`."""
     return max(1, _LOGITS_BYTES // (4 * vocab_size * whole)) * whole
 
 

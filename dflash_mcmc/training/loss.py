@@ -1,9 +1,9 @@
 """The training loss of a draft. All blocks of some sequences are drafted in one forward.
 
-Slot k of a block predicts the token k positions after the anchor, from the target's features before the anchor and the
-anchor's token. It is compared with the token at that position, or with the target's distribution of it. Slot 0, padding and
-positions after the end do not count. Slot k has the weight exp(-(k - 1) / gamma), because all slots after a wrong one are
-rejected (DFlash, arXiv 2602.06036).
+Slot k of a block predicts the token k positions after the anchor. Its inputs are the target's features before the anchor and
+the anchor's token. The prediction is compared with the token at that position, or with the target's distribution there.
+Slot 0, padding and positions after the end do not count. Slot k has the weight exp(-(k - 1) / gamma), because all slots after
+a wrong one are rejected (DFlash, arXiv 2602.06036).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
              autocast: bool) -> torch.Tensor:
     """The sum over all slots of weight times loss, in nats.
 
-    The result is a sum, so that parts of a batch from several processes can be added. To get the mean, divide the total by the
-    sum of the whole batch's weights.
+    Sums over parts of a batch, from several processes, can be added. To get the mean, divide the total by the sum of the
+    whole batch's weights.
     """
     weights = slot_weights(blocks, draft.shape.block_size, objective.gamma)
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)

@@ -62,7 +62,7 @@ def learning_rate(plan: TrainingPlan, step: int) -> float:
 
 
 def training_pairs(seed: int, start: int, stop: int) -> list[tuple[str, str]]:
-    """(question, solution) pairs number `start` to `stop - 1` of the training split, of alternating levels."""
+    """The (question, solution) pairs `start` to `stop - 1` of the training split. Consecutive pairs cycle through the levels."""
     pairs = []
     for index in range(start, stop):
         key = Key(seed).fold_in("train", index)
@@ -79,7 +79,7 @@ def render_prompt(tokenizer, question: str) -> str:
 
 
 class Batches:
-    """Batch n of the run: (tokens, labels), each int64 (batch_size, length). Only the solution and its stop id have labels."""
+    """Batches by step: (tokens, labels), each int64 (batch_size, length). Only the solution and its stop id have labels."""
 
     def __init__(self, tokenizer, plan: TrainingPlan):
         self.tokenizer, self.plan = tokenizer, plan
@@ -174,7 +174,7 @@ def train(plan: TrainingPlan) -> Path:
 
 
 def run_folder(plan: TrainingPlan, tokenizer) -> Path:
-    """`outputs/train/tiny-<hash>`, with a hash of all that determines the weights: plan, architecture, tokenizer and texts."""
+    """`outputs/train/tiny-<hash>`. The hash covers all inputs to the weights: plan, architecture, tokenizer and texts."""
     from dflash_mcmc.model import tiny
 
     values = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)

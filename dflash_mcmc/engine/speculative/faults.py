@@ -1,6 +1,6 @@
-"""Rules that look right and are wrong: mistakes of published speculative samplers, which experiments show and tests catch.
+"""Rules that look right but are wrong. They are mistakes of published speculative samplers, and the tests detect them.
 
-A decoder takes a fault only where the configuration names it.
+A decoder uses a fault only if the configuration names it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dflash_mcmc.engine.speculative.speculation import Block, Chance, Fault, Rul
 
 
 class Faulty(NamedTuple):
-    """A fault: the rule instead of the right one (None keeps it), and mistakes outside the rule."""
+    """A fault: a wrong rule (None keeps the right rule), and mistakes outside the rule."""
 
     rule: Rule | None
     fault: Fault

@@ -1,7 +1,7 @@
-"""The config.json of a DFlash draft. It is read in all its published spellings and becomes one `DFlashShape`.
+"""Reads the config.json of a DFlash draft, in all published spellings, as a `DFlashShape`.
 
-Other networks are refused by name: a relative with the same backbone would run, and its errors would show only as few
-accepted tokens.
+Other networks are refused by name. A related network with the same backbone would run, but with wrong results that show only
+as a low number of accepted tokens.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FIELD = "draft.path"
 _ARCHITECTURE = "DFlashDraftModel"
 _DEFAULT_BLOCK_SIZE = 16
 _DEFAULT_FULL_LAYERS = 28
-"""Layers before the first one with a window, where a config has neither this number nor the layers' kinds: Qwen3's."""
+"""Qwen3's number of layers before the first one with a window. It applies if a config has neither the number nor layer kinds."""
 _ROPES = ("default", "linear", "yarn", "llama3")
-"""Rotations whose frequencies do not depend on the length of what is read."""
+"""Rotations whose frequencies do not depend on the length of the sequence."""
 _FOREIGN = {
     # Fields of the config that change the computation, with the values that mean DFlash.
     "speculators_model_type": (None,), "quantization_config": (None,), "projector_type": (None, "dflash"),
