@@ -69,7 +69,7 @@ class Operations:
         return along.prefix(start + shared)
 
     def _begin(self, slot: Slot, row: int, draw: Draw, base: Trajectory, uniforms: np.ndarray) -> None:
-        """Prepares the row. The next step feeds the last token of `base`. Earlier tokens that the cache lacks are read first."""
+        """Prepares the row. The next step feeds the last token of `base`. Missing earlier tokens are read before it."""
         sequence, prompt_length = base.sequence, len(base.prompt)
         self._memory.reserve(len(sequence) if draw.along is None else prompt_length + draw.along.length)
         self._memory.place(slot, row, sequence, draw.along)

@@ -67,7 +67,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     parts = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(labels), _SLOTS_AT_ONCE)]
     if len(parts) == 1:
         return piece(parts[0])
-    # The backward pass recomputes the logits, so that only those of one part are in memory at a time.
+    # The backward pass recomputes the logits. Only the logits of one part are in memory at a time.
     return sum((checkpoint(piece, part, use_reentrant=False) for part in parts), hidden.sum() * 0.0)
 
 

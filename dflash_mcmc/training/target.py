@@ -62,7 +62,7 @@ def learning_rate(plan: TrainingPlan, step: int) -> float:
 
 
 def training_pairs(seed: int, start: int, stop: int) -> list[tuple[str, str]]:
-    """The (question, solution) pairs `start` to `stop - 1` of the training split. Consecutive pairs cycle through the levels."""
+    """The (question, solution) pairs `start` to `stop - 1` of the training split. The pairs cycle through the levels."""
     pairs = []
     for index in range(start, stop):
         key = Key(seed).fold_in("train", index)

@@ -69,7 +69,7 @@ class Chance(Protocol):
         """Bool (rows, n), True with the given probability. Without `each`, values after the first False are ignored."""
 
     def token(self, weights: laws.Weights, slot: torch.Tensor) -> torch.Tensor:
-        """Draws a token per row, int64 (rows,), from weights (rows), with the uniform at the position of slot int64 (rows,)."""
+        """Draws a token for one slot per row, int64 (rows,), from weights (rows), with the uniform of its position."""
 
     def again(self, weights: laws.Weights, slot: torch.Tensor, use: str) -> torch.Tensor:
         """Like `token`, with another random number: `draft` is the number that drafted the slot, `fresh` a separate one."""

@@ -1,4 +1,4 @@
-"""Speculative decode steps. A draft proposes a block, the target reads it in one forward, and a rule accepts some of its tokens.
+"""Speculative decode steps. A draft proposes a block, the target reads it in one forward, and a rule accepts some tokens.
 
 The target's laws and log-probabilities, the weights of early rejection and the marks of a penalty equal those of plain steps.
 They are computed for every slot of the block from one forward, each slot with its own history. A sampler therefore gets the

@@ -1,7 +1,7 @@
 """Probabilities of being wrong, predicted from signals, and their quality: Brier score, its skill, calibration.
 
-The probability of a case comes from a logistic regression fitted to the cases of other problems (cross-validation by problem),
-so that the fit has not seen the case.
+The probability of a case comes from a logistic regression. It is fitted to the cases of other problems (cross-validation by
+problem), so the fit has not seen the case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 _RIDGE = 1e-3
-"""Weight of the penalty on squared coefficients: they stay finite if a signal separates the cases or all have one label."""
+"""Weight of the penalty on squared coefficients. It keeps them finite if a signal separates the cases or all labels agree."""
 _MOST_STEPS = 50
 
 
@@ -25,7 +25,7 @@ class Predictions(NamedTuple):
 
     chance: np.ndarray
     base: np.ndarray
-    """The share of wrong cases among the cases of the fit."""
+    """For each case, the share of wrong cases among the cases of its fit."""
 
 
 class Scores(NamedTuple):
@@ -46,10 +46,10 @@ class Scores(NamedTuple):
 
 
 def predict(cases: Cases, signals: Sequence[np.ndarray], fold_of: np.ndarray) -> Predictions:
-    """Predictions from one or several signals, each float64 (cases,), which are standardised.
+    """Predictions from one or several signals, each float64 (cases,). The signals are standardised first.
 
     Args:
-        fold_of: from `folds`, over at least two problems.
+        fold_of: the result of `folds`, for at least two problems.
     """
     features, labels, fold = np.stack(signals, axis=1), cases.wrong.astype(np.float64), fold_of[cases.place]
     chance, base = np.empty(cases.size), np.empty(cases.size)
@@ -65,7 +65,7 @@ def predict(cases: Cases, signals: Sequence[np.ndarray], fold_of: np.ndarray) ->
 def folds(problems: Sequence[str], num_folds: int) -> np.ndarray:
     """The fold of each problem, int64 (problems,). Folds are equally large and assigned in random order.
 
-    The dataset's own order is not used, since it may go through the levels in turn.
+    The dataset's own order is not used, because consecutive problems may cycle through the levels.
     """
     order = np.argsort([Key(0).fold_in("fold", problem).uniform() for problem in problems], kind="stable")
     found = np.empty(len(problems), np.int64)

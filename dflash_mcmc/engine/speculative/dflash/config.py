@@ -20,7 +20,7 @@ FIELD = "draft.path"
 _ARCHITECTURE = "DFlashDraftModel"
 _DEFAULT_BLOCK_SIZE = 16
 _DEFAULT_FULL_LAYERS = 28
-"""Qwen3's number of layers before the first one with a window. It applies if a config has neither the number nor layer kinds."""
+"""Qwen3's number of layers before the first one with a window. It is the default if a config does not say which layers."""
 _ROPES = ("default", "linear", "yarn", "llama3")
 """Rotations whose frequencies do not depend on the length of the sequence."""
 _FOREIGN = {
