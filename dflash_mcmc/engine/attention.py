@@ -1,8 +1,8 @@
 """Attention over a slot cache, registered as implementations of `transformers`.
 
-`grouped`: the queries of all heads that share a key head are one matrix, so that keys and values are read once and never
+`grouped` puts the queries of all heads that share a key head into one matrix. Keys and values are read once and never
 repeated for each head. On a CPU it is faster than PyTorch's fused kernel at the short lengths of decoding.
-`ragged`: the kernel of the flash-attn package for caches whose rows are filled to different lengths (Dao 2023,
+`ragged` is the kernel of the flash-attn package for caches whose rows are filled to different lengths (Dao 2023,
 arXiv 2307.08691). The name avoids "flash", because `transformers` would search for a kernel under such a name.
 """
 

@@ -113,7 +113,7 @@ class SlotCache(Cache):
         if length <= self.length:
             return
         more = (0, 0, 0, length - self.length)
-        for name in ("keys", "values"):  # one after the other, so that only one exists twice at a time
+        for name in ("keys", "values"):  # one after the other, to limit the memory for copies
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), more))
             for layer, memory in zip(self.slot_layers, getattr(self, name), strict=True):
                 setattr(layer, name, memory)

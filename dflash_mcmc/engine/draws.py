@@ -28,7 +28,7 @@ def until_abandoned(draw: Draw, along: Trajectory) -> int:
 
 
 def is_abandoned(draw: Draw, trajectory: Trajectory) -> bool:
-    """Whether the tokens that the draw shares with `along` have crossed its floor, so that it ends without a step."""
+    """Whether the tokens that the draw shares with `along` have crossed its floor. If so, the draw ends without a step."""
     if draw.floor is None or trajectory.length == draw.trajectory.length:
         return False
     return draw.floor.crossed(float(draw.floor.weights(trajectory, draw.trajectory.length)[-1]), trajectory.length)

@@ -81,7 +81,7 @@ class Scheduler:
         """Gives the row's chain its answer, and answers its operations until one needs decode steps.
 
         Args:
-            answer: the answer; None if the chain has only started, so that its first operation is already known.
+            answer: the answer; None if the chain has just started and its first operation is pending.
         """
         slot = self.slots[row]
         while True:

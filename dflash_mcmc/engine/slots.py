@@ -48,7 +48,7 @@ class Slot:
         return max(start, common_prefix(self.saved, sequence))
 
     def save(self, current: np.ndarray, start: int) -> tuple[int, int]:
-        """The span to copy to the spare row so that it holds `current` from position `start` on.
+        """The span to copy to the spare row, which then holds `current` from position `start` on.
 
         `current` is the sequence that the chain returns to after a rejection; the draw overwrites the row from `start` on.
         """

@@ -1,4 +1,4 @@
-"""Chains that wait for a slot. A few are started ahead of the free slots, so that their prompts are read together."""
+"""Chains that wait for a slot. A few are started before a slot is free, and their prompts are read together."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _LOGITS_BYTES = 64 * 2**20
 
 
 class NotNumbers(ArithmeticError):
-    """The logits are not numbers, so that the answer cannot be measured. The text goes into the record."""
+    """The logits are not numbers, so the answer cannot be measured. The error's text goes into the record."""
 
     def __init__(self):
         super().__init__(NOT_NUMBERS)

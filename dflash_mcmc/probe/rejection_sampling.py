@@ -56,7 +56,7 @@ class RejectionSampling(Probe):
     unit = "chunk"
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         if self.num_draws % self.chunk_size:
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
 

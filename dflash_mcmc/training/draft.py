@@ -109,9 +109,10 @@ def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
 def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
     """A freshly initialised draft in float32.
 
-    The standard deviation of a matrix is 1 / sqrt(input width), so that outputs have the size of inputs. At a width of 2,560
-    this is 0.02, the value of Qwen3. With 0.02 at every width, the layers of a small draft would hardly change an embedding,
-    and it would take hundreds of steps to unlearn predicting the mask token itself. The final norm is a copy of the target's.
+    The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the size of inputs. At a width of 2,560
+    this is 0.02, the value of Qwen3. With 0.02 at every width, the layers of a small draft would hardly change an embedding.
+    The draft would first predict the mask token itself and unlearn this only in hundreds of steps. The final norm is a copy
+    of the target's.
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(Key(seed).fold_in("draft", "weights").integer(2**31))
@@ -119,7 +120,7 @@ def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
         for parameter in draft.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-        draft.norm.weight.data.copy_(model.final_norm.weight)  # the scale that the target's head was trained with
+        draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
     return draft
 
 

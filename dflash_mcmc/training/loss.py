@@ -85,8 +85,8 @@ def _piece(model: LanguageModel, objective: Objective, autocast: bool, hidden: t
 def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> torch.Tensor:
     """KL(p_alpha | q) in nats, shape (n,), with q = softmax(logits) and p_alpha = softmax(alpha · target).
 
-    `logits` and `target` have the shape (n, ids). p_alpha is the target's distribution of a token to the power alpha,
-    normalised for each token. The minimum is 0, at q = p_alpha.
+    `logits` and `target` have the shape (n, ids). p_alpha is the target's next-token distribution to the power alpha,
+    normalised. The minimum is 0, at q = p_alpha.
     """
     log_p = torch.log_softmax(alpha * target, dim=-1)
     # Ids without a token have probability 0 in both distributions and would give 0 · (-inf + inf).

@@ -51,7 +51,7 @@ class TrainingPlan:
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def check(self, chosen_model: str) -> None:
-        """Raises ConfigError for any other model than the embedded one, which is the only one that can be trained."""
+        """Raises ConfigError for any model but the embedded one, because no other model can be trained."""
         if chosen_model != "tiny":
             raise ConfigError("model", chosen_model, "'tiny'; other models are loaded, not trained (drafts are: draft=...)")
 
@@ -123,7 +123,7 @@ def loss_of(model, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def greedy_accuracy(model, tokenizer, stop_ids: list[int], seed: int, per_level: int) -> dict[int, float]:
-    """Fraction of held-out problems with a correct greedy answer, by level. They are not problems of `dataset=arith`."""
+    """Fraction of held-out problems with a correct greedy answer, by level. These problems are not in `dataset=arith`."""
     import torch
 
     problems = [

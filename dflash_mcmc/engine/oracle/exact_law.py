@@ -42,7 +42,7 @@ def process(logits: np.ndarray, params: SamplingParams, seen: np.ndarray) -> np.
 
 
 def draw(log_q: np.ndarray, uniform: float) -> int:
-    """The token at `uniform` of the cumulative distribution over token ids."""
+    """The token whose `interval` contains `uniform`: inverse transform over token ids."""
     cumulative = np.cumsum(np.exp(log_q))
     point = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
     return int(np.searchsorted(cumulative, point, side="right"))

@@ -52,7 +52,7 @@ class Difficulty(Probe):
     needs_draft = True
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=difficulty")
         if not config.blend.is_null:
             none = options_with("blend", "is_null")

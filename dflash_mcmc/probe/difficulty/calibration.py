@@ -21,7 +21,7 @@ _MOST_STEPS = 50
 
 
 class Predictions(NamedTuple):
-    """The predicted probability that each case is wrong, float64 (cases,), from the cases of other problems."""
+    """Predicted probabilities that cases are wrong. Each array is float64 (cases,) and uses only cases of other problems."""
 
     chance: np.ndarray
     base: np.ndarray
@@ -42,7 +42,7 @@ class Scores(NamedTuple):
     `error_by_chance`.
     """
     error_by_chance: float | None
-    """Approximate calibration error if every probability were right: sqrt(2/pi) standard deviations in each bin."""
+    """Approximate calibration error of perfectly calibrated probabilities: sqrt(2/pi) standard deviations in each bin."""
 
 
 def predict(cases: Cases, signals: Sequence[np.ndarray], fold_of: np.ndarray) -> Predictions:
@@ -97,7 +97,7 @@ def score(cases: Cases, predictions: Predictions, num_bins: int) -> Scores:
     """The scores of the predicted probabilities."""
     squared, of_base = ((chance - cases.wrong) ** 2 for chance in predictions)
     skill = cases.ratio(squared, of_base).mapped(lambda ratio: 1.0 - ratio)
-    skill = skill._replace(low=skill.high, high=skill.low)  # the difference decreases with the ratio
+    skill = skill._replace(low=skill.high, high=skill.low)  # the ends swap, because 1 - ratio decreases as the ratio increases
     bin_of = bins(predictions.chance, num_bins)
     gaps = np.bincount(bin_of, cases.wrong - predictions.chance)
     spread = np.bincount(bin_of, predictions.chance * (1.0 - predictions.chance))

@@ -51,7 +51,7 @@ class LayerRank(Probe):
     takes_draft = True
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         check_source(config, "probe.answers", self.answers)
         if not config.draft.is_null:
             check_features(config, "probe=layer_rank")

@@ -57,7 +57,7 @@ class LogitBlend(Probe):
     takes_draft = True
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         if not self.betas or len(set(self.betas)) < len(self.betas) or not all(0.0 <= beta <= 1.0 for beta in self.betas):
             raise ConfigError("probe.betas", self.betas, "different numbers from 0 to 1, at least one")
         num_layers = config.model.num_layers()

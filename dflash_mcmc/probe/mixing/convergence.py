@@ -2,9 +2,9 @@
 
 R-hat is the rank-normalised split R-hat, and the effective sample size (ESS) is the bulk ESS: Vehtari, Gelman, Simpson,
 Carpenter & Buerkner 2021, "Rank-Normalization, Folding, and Localization: An Improved R-hat" (arXiv 1903.08008). For chains
-that hardly move, arviz's numbers do not measure mixing. If all chains stay at one value, its ESS equals the number of draws.
-If they stay at different values, it equals twice the number of chains, and R-hat may be nan. This module therefore limits the
-ESS: a chain adds at most the number of states that it visits, and a stuck chain adds nothing.
+that hardly move, arviz's numbers do not measure mixing. If all chains stay at one value, arviz's ESS equals the number of
+draws. If chains stay at different values, the ESS equals twice the number of chains, and R-hat may be nan. This module
+therefore limits the ESS. A chain adds at most the number of states that it visits, and a stuck chain adds nothing.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Convergence(NamedTuple):
     stuck: int
     """Number of chains whose state never changes after the first step of the window."""
     rhat: float | None
-    """None if undefined: fewer than two chains or four steps, or all half chains have one value.
+    """R-hat. It is None if there are fewer than two chains or four steps, or if all half chains have the same value.
 
-    Infinite if half chains differ but do not vary within themselves.
+    It is infinite if half chains differ but do not vary within themselves.
     """
     ess: float | None
     """ESS of all chains together, at most the number of draws; 0 if all are stuck, None below `LEAST_STEPS_OF_ESS`."""

@@ -60,7 +60,7 @@ class SpeculativeMCMC(Probe):
     needs_draft = True
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=speculative_mcmc")
         given = self.draft_temperatures
         if given is not None and (not given or len(set(given)) < len(given) or not all(0 < t < math.inf for t in given)):

@@ -59,7 +59,7 @@ def _last_weights(columns: Columns) -> str:
 
 
 def _median(columns: Columns, proposal: Proposal) -> IntervalEstimate:
-    """Median of the blocks' simulated acceptance. Like all quantiles here it is an observation: the lower of the middle two."""
+    """Median of the blocks' simulated acceptance. Like all quantiles here it is one of the observations."""
     return columns.blocks.quantiles(columns.of_blocks(proposal, "acceptance"), [0.5])[0]
 
 

@@ -24,7 +24,7 @@ _DEFAULT_FULL_LAYERS = 28
 _ROPES = ("default", "linear", "yarn", "llama3")
 """Rotations whose frequencies do not depend on the length of the sequence."""
 _FOREIGN = {
-    # Fields of the config that change the computation, with the values that mean DFlash.
+    # Fields of the config that change the computation, each with its values for DFlash.
     "speculators_model_type": (None,), "quantization_config": (None,), "projector_type": (None, "dflash"),
     "sample_from_anchor": (None, False), "shift_label": (None, False), "use_swa": (None, False),
     "use_aux_hidden_state": (None, True), "causal": (None, False), "is_causal": (None, False),
@@ -72,14 +72,14 @@ def to_config(shape: DFlashShape) -> dict[str, Any]:
 
 
 def default_target_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
-    """The target's layers that a draft of `num_layers` reads by default: evenly spaced from the second on."""
+    """The target's layers that a draft with `num_layers` layers reads by default, evenly spaced from the second one on."""
     if num_layers == 1:
         return (num_target_layers // 2,)
     return tuple(round(1 + i * (num_target_layers - 4) / (num_layers - 1)) for i in range(num_layers))
 
 
 def refuse(folder: Path, found: str, allowed: str) -> NoReturn:
-    """Raises UserError about the draft of a folder."""
+    """Raises a UserError that says what the draft in a folder has and what is allowed."""
     raise UserError(f"{FIELD}: {folder} {found}; allowed: {allowed}")
 
 
@@ -97,7 +97,7 @@ class _DraftConfig:
             self.refuse("has a config.json that is no mapping, or whose dflash_config is none", "the published layout")
 
     def shape(self) -> DFlashShape:
-        """Raises UserError."""
+        """The shape that the config describes. Raises UserError."""
         self._refuse_foreign()
         num_layers, num_heads = self.integer("num_hidden_layers"), self.integer("num_attention_heads")
         hidden_size, num_target_layers = self.integer("hidden_size"), self.get("num_target_layers")
@@ -171,7 +171,7 @@ class _DraftConfig:
             self.refuse(f"has a rotation of rope_type {rope['rope_type']!r}", ", ".join(_ROPES))
         if rope.get("partial_rotary_factor", self.get("partial_rotary_factor")) not in (None, 1):
             self.refuse("has partial_rotary_factor, which rotates a part of each head", "1")
-        if not isinstance(rope["rope_theta"], (int, float)):  # also refused one level deeper, for each kind of layer
+        if not isinstance(rope["rope_theta"], (int, float)):  # a rope_theta per kind of layer, one level deeper, is refused too
             self.refuse("has a config.json without rope_theta", "the published layout, which has it for all layers at once")
         return rope
 

@@ -92,7 +92,7 @@ def block_pass(
         (rows, blocks, n, hidden).
     """
     num_rows, num_blocks, n, _ = embeddings.shape
-    anchors = anchors.clamp(min=0)  # an unused block sees itself, so that its softmax is defined
+    anchors = anchors.clamp(min=0)  # an unused block sees itself, because a softmax over no key is undefined
     positions = _block_positions(anchors, n).flatten(1)
     masks = {window: _pass_mask(context_positions, anchors, n, window, seen) for window in set(draft.shape.sliding)}
 
