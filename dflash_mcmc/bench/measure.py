@@ -108,7 +108,7 @@ class Decoding(NamedTuple):
 
     name: str
     decoder: Decoder | None = None
-    """None decodes token by token."""
+    """The decoder; None to decode token by token."""
     draft: Draft | None = None
 
 

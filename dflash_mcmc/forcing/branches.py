@@ -86,7 +86,7 @@ def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: i
     read = tokens[:, :-1]  # the last token predicts nothing
     order = np.lexsort(read.T[::-1]) if share and read.shape[1] else np.arange(len(read))
     hidden, which = [last[None]], np.zeros(tokens.shape, dtype=np.int64)
-    # Attention scores between two continuations are wasted. This limit keeps them below half of all scores.
+    # Attention scores between two continuations are wasted. After a long prefix this limit keeps them to at most half of all.
     limit = min(max(length, 256), _ROWS_AT_ONCE)
     count = 1
     for part in _parts(read[order], limit, share):

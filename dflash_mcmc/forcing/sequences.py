@@ -97,7 +97,7 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
     with torch.no_grad():
         embeddings = torch.nn.functional.embedding(given, model.decoder.get_input_embeddings().weight)
         embeddings = embeddings.to(weight.dtype) * shape.embedding_scale
-    # Attention scores between two blocks are wasted. This limit keeps them below half of all scores.
+    # Attention scores between two blocks are wasted. This limit keeps them to at most half of all scores.
     at_once = max(1, min(features.shape[1], _BLOCK_ROWS) // shape.block_size)
     count = anchors.shape[1]
     parts = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]

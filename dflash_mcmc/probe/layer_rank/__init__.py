@@ -44,7 +44,7 @@ class LayerRank(Probe):
 
     answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
                             "answers", choices=SOURCES)
-    hard_below: float = identity("a token is hard where the target's probability is smaller", gt=0, lt=1)
+    hard_below: float = identity("a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
     uses = ("model", "draft", "dataset")
     unit = "problem"

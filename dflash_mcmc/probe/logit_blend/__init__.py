@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 class LogitBlend(Probe):
     """Gain of hard and easy tokens from blending other logits into the target's, by source and share.
 
-    The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. Other sources are the draft, in its
-    usual mode and on the tokens that it predicts (all but the first of each whole block), and the flattened target as a
-    control.
+    The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. There are two other sources. One is
+    the draft in its usual mode, on the tokens that it predicts (all but the first token of each whole block). The other is the
+    flattened target, as a control.
     """
 
     answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
@@ -50,7 +50,7 @@ class LogitBlend(Probe):
     norm: str = identity("norm between a layer's hidden state and the head: none, as published; final = the model's final "
                          "norm", choices=("none", "final"))
     betas: list[float] = identity("shares of the blended logits, from 0 to 1")  # noqa: RUF009
-    hard_below: float = identity("a token is hard where the target's probability is smaller", gt=0, lt=1)
+    hard_below: float = identity("a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
     uses = ("model", "draft", "dataset")
     unit = "problem"

@@ -171,7 +171,7 @@ class _DraftConfig:
             self.refuse(f"has a rotation of rope_type {rope['rope_type']!r}", ", ".join(_ROPES))
         if rope.get("partial_rotary_factor", self.get("partial_rotary_factor")) not in (None, 1):
             self.refuse("has partial_rotary_factor, which rotates a part of each head", "1")
-        if not isinstance(rope["rope_theta"], (int, float)):  # a rope_theta per kind of layer, one level deeper, is refused too
+        if not isinstance(rope["rope_theta"], (int, float)):  # refuses a rope_theta per kind of layer too
             self.refuse("has a config.json without rope_theta", "the published layout, which has it for all layers at once")
         return rope
 
