@@ -1,7 +1,7 @@
-"""Compares the engine's speculation with that of `transformers` (`generate` with an assistant model) for the same draft.
+"""Compares the engine's speculation with `generate(assistant_model=...)` of `transformers`, for the same draft.
 
-The class for DFlash in `transformers` has the same weights, two of them under other names. This is checked by
-`tests/engine/speculative/dflash/test_network.py`.
+The class for DFlash in `transformers` has the same weights, two of them under other names.
+`tests/engine/speculative/dflash/test_network.py` checks this.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def against_transformers(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def _at(subject: Subject, chains: int, value: float, theirs: torch.nn.Module | None, reason: str) -> list[dict]:
-    """Rows at a temperature. Greedy tokens should equal those of plain `generate`; sampled tokens only have the same law."""
+    """Table rows at a temperature. Greedy tokens should equal those of plain `generate`. Sampled tokens can still differ."""
     law, sampler = (f"temperature {value:g}", temperature(value)) if value else ("greedy", Greedy(alpha=1.0))
     cases: dict[str, Callable[[range], Generated]] = {"generate": partial(_generate, subject, value, None)}
     if theirs:

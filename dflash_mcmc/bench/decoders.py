@@ -1,8 +1,9 @@
-"""The parts of the benchmark on decoders, and on the draft as a proposal of `draft_mh`. All cases run the same chains.
+"""The parts of the benchmark about decoders, and about `draft_mh`, whose proposals are from a draft.
 
-Cases take turns, so that a slow minute of the machine affects all of them. Ratios are relative to plain decoding in the same
-run. Part h compares tokens per second, because decoders that only preserve the law draw answers of other lengths. Part i
-compares problems per hour. There, the engine skips tokens that repeat the current sequence, but not with rejection.
+All cases run the same chains. They take turns, so a slow minute of the machine affects all of them. Ratios are relative to
+plain decoding in the same run. Part h compares tokens per second, because decoders that only preserve the law draw answers of
+other lengths. Part i compares problems per hour. In part i the engine skips tokens that repeat the current sequence, except
+with the decoder `speculative_rejection`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NGRAM = NgramDraft(num_drafted=7, longest=3)
 
 
 class Case(NamedTuple):
-    """What one row of a table measures."""
+    """The setting that one row of a table measures."""
 
     name: str
     sampler: Sampler

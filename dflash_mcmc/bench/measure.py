@@ -22,7 +22,7 @@ from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.types import ChainResult
 
 TURNS = 2
-"""How often each of several cases runs when they take turns."""
+"""Number of turns of each case, where several cases take turns."""
 
 
 class Sizes(NamedTuple):
@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
 
     slots: int
     waves: int
-    """Chains per slot. With several, the half-empty last wave has little weight."""
+    """Number of chains per slot. With several chains per slot, the half-empty last wave has little weight."""
     loop_chains: int
     """Number of chains of the loop over `generate`."""
     blocks: int
@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
     decoder_slots: Sequence[int] = ()
     """Numbers of slots in the parts on decoders."""
     decoder_chains: int = 1
-    """Number of chains with one slot, where `waves` would give too few."""
+    """Number of chains in measurements with one slot, for which `waves` would give too few."""
 
 
 class Measurement(NamedTuple):
@@ -108,7 +108,7 @@ class Decoding(NamedTuple):
 
     name: str
     decoder: Decoder | None = None
-    """None decodes token by token."""
+    """The decoder; None to decode token by token."""
     draft: Draft | None = None
 
 
@@ -116,7 +116,7 @@ PLAIN = Decoding("plain")
 
 
 def result_of(chain: Finished[int]) -> ChainResult:
-    """The result of a chain. Raises RuntimeError for a chain that could not be drawn: its cost is not that of a sample."""
+    """The result of a chain. Raises RuntimeError if the chain could not be drawn, because its cost would be misleading."""
     if chain.result is None:
         raise RuntimeError(f"chain {chain.tag}: {chain.failure}")
     return chain.result
@@ -138,7 +138,7 @@ def temperature(value: float) -> Temperature:
 def run(subject: Subject, sampler: Sampler, slots: int, num_chains: int, options: Options | None = None,
         blend: Blend | None = None, horizon: int | None = None, chains_per_prompt: int = 1, label: str = "",
         decoding: Decoding = PLAIN, first: int = 0) -> Measurement:
-    """Measures a run of chains of a sampler, prompt after prompt. The engine is built and warmed up before the clock starts.
+    """Measures a run of a sampler's chains. The engine is built and warmed up before the clock starts.
 
     Args:
         first: number of the first chain. A chain's number determines its prompt and its key.

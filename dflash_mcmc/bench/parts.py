@@ -50,7 +50,7 @@ def against_the_published_loop(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def switches(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(b) The effect of each switch, alone and together. The last rows are proposals for a blended target."""
+    """(b) The effect of each switch alone and of all together. The last rows are for proposals of a blended target."""
     slots = max(1, sizes.slots // 4)
     chains, blocks = sizes.waves * slots, max(1, sizes.blocks // 4)
     plain, early = (power_mh(num_blocks=blocks, early_reject=name) for name in ("off", "exact"))
@@ -183,7 +183,7 @@ def _median_seconds(call: Callable[[], object]) -> float:
 
 @torch.inference_mode()
 def _bare_forward(subject: Subject, batch: int, context: int) -> float:
-    """Seconds of one forward with a token per row as in `transformers`: with its cache, and logits of all rows."""
+    """Seconds of one forward of `transformers` with one token per row, with its own cache and with logits of all rows."""
     cache = DynamicCache()
     subject.causal_lm(input_ids=torch.full((batch, context), 9), past_key_values=cache, use_cache=True, logits_to_keep=1)
     fed, position = torch.full((batch, 1), 9), torch.full((batch, 1), context)

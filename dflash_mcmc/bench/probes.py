@@ -27,10 +27,10 @@ _ALONE, _DEFAULTS = "drafts and weights", "drafts, weights, target's own blocks,
 
 
 def blocks_per_second(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(k) `probe=speculative_mcmc` compared with a loop over blocks: greedy answers, drafts and weights of the same problems.
+    """(k) `probe=speculative_mcmc` compared with a loop over blocks, on the same problems.
 
-    The last row measures the probe with its defaults, which add blocks of the target's own and the times of the two proposals.
-    It has as many problems as the row before it, and no loop to compare with.
+    Both compute greedy answers, drafts and weights. The last row measures the probe with its defaults, which also draw blocks
+    from the target and time both proposals. It has as many problems as the row before it, but no loop to compare with.
     """
     if subject.draft is None:
         return []

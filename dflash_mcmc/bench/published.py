@@ -1,7 +1,7 @@
 """Power sampling as in the published code: one chain, and one call of `transformers.generate` per proposal.
 
-It follows `power_samp_utils.py` of arXiv 2510.14901, but with our exact acceptance, so that both do the same work. Every
-proposal is completed, and reads the prompt and the prefix again. Nothing is kept between calls.
+It follows `power_samp_utils.py` of arXiv 2510.14901, but has this package's exact acceptance rule. Both loops therefore do
+the same work. Every proposal is completed, and it reads the prompt and the prefix again. Nothing is kept between calls.
 """
 
 from __future__ import annotations

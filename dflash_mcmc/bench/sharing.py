@@ -1,4 +1,4 @@
-"""The cost of several processes in one run: claims, the plan of a run, and how evenly the samples are divided."""
+"""Measures the cost of several processes in one run: claims, the plan of a run, and the division of the samples."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ seconds = time.perf_counter() - started
 (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(len(pending), seconds, int(peak) / 1024)
 """
-"""A program that does what a process does before its first sample, except that it loads no problems and no model."""
+"""A program that does the work of a process before its first sample, except that it loads no problems and no model."""
 
 
 def sharing(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(l) Several processes in one run: samples of each process, time of a claim relative to a sample, plan of a large run."""
+    """(l) Several processes in one run: samples per process, time of a claim relative to a sample, plan of a large run."""
     if subject.name != "tiny":
         return []
     rows = []

@@ -17,7 +17,7 @@ from dflash_mcmc.rng import Key, Stream
 
 _HIDDEN_SIZE, _VOCAB_SIZE = 768, 16384
 _LAYER_GAIN, _LOGIT_SCALE = 3.0, 8.0
-"""With these values a token has 0.5 nats and power sampling accepts half of its proposals, as with real models."""
+"""With these values the entropy of a token is 0.5 nats and power sampling accepts half of its proposals, as in real models."""
 _NUM_STOPS, _SHORTEST, _LONGEST, _NUM_PROMPTS = 64, 20, 60, 512
 
 
@@ -26,7 +26,7 @@ class Subject(NamedTuple):
 
     name: str
     causal_lm: Any
-    """The transformers model itself, for comparison with its own `generate`, whose annotations reject transformers' models."""
+    """The transformers model itself, for its `generate`. The type is Any, because the annotations of `generate` reject it."""
     model: LanguageModel
     prompts: list[np.ndarray]
     horizon: int
@@ -36,7 +36,7 @@ class Subject(NamedTuple):
 
 
 def tiny(config: Config, draft: str) -> Subject:
-    """The embedded model and its problems, as `python -m dflash_mcmc` uses them. `draft` is a folder, loaded on use."""
+    """The embedded model and its problems, as `python -m dflash_mcmc` uses them. `draft` is the folder of its draft."""
     import transformers
 
     model = config.model.load("cpu")

@@ -1,1 +1,1 @@
-"""Engines run chains: `batched` is fast, `oracle/reference` is obviously right, `oracle/tabular` enumerates."""
+"""Engines run chains. `batched` is fast, `oracle/reference` is simple, and `oracle/tabular` allows enumeration."""

@@ -1,9 +1,9 @@
 """Attention over a slot cache, registered as implementations of `transformers`.
 
-`grouped`: the queries of all heads that share a key head are one matrix, so that keys and values are read once and never
+`grouped` puts the queries of all heads that share a key head into one matrix. Keys and values are read once and never
 repeated for each head. On a CPU it is faster than PyTorch's fused kernel at the short lengths of decoding.
-`ragged`: the kernel of the flash-attn package for caches whose rows are filled to different lengths (Dao 2023,
-arXiv 2307.08691). (For a name with "flash" in it, `transformers` would look for a kernel of that name.)
+`ragged` is the kernel of the flash-attn package for caches whose rows are filled to different lengths (Dao 2023,
+arXiv 2307.08691). The name avoids "flash", because `transformers` would search for a kernel under such a name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dflash_mcmc.errors import ConfigError
 CHOICES = ("auto", "grouped", "sdpa", "eager", "flash_attention_2")
 
 ADDITIVE = ("grouped", "eager")
-"""Implementations whose mask is added to the scores. It is made once a forward, not once a layer."""
+"""Implementations that add the mask to the scores. The additive mask is made once per forward, not once per layer."""
 
 
 def implementation(choice: str, device: torch.device, dtype: torch.dtype) -> str:
@@ -38,10 +38,10 @@ def implementation(choice: str, device: torch.device, dtype: torch.dtype) -> str
 
 
 def padding(implementation: str, prefill_chunk: int, num_drafted: int = 0) -> int:
-    """Positions after a sequence that padding, or a block drafted beyond its end, needs.
+    """Positions that a row needs after its sequence, for padding or for a block drafted beyond the end.
 
-    With a mask all padding can share one position. flash-attn takes queries for the last tokens of a row, so that each token
-    needs a position of its own.
+    With a mask all padding can share one position. flash-attn takes the queries for the last tokens of a row. Each token
+    of padding therefore needs its own position.
     """
     return max(prefill_chunk if implementation == "ragged" else 1, num_drafted + 1)
 
@@ -55,8 +55,8 @@ def grouped_attention(
 
     Args:
         query: (rows, heads, queries, dim). key, value: (rows, key heads, keys, dim).
-        attention_mask: (rows, 1, queries, keys), bool and True where a query may look, or added to the scores; None for
-            causal.
+        attention_mask: (rows, 1, queries, keys). A bool mask is True where a query may look; any other mask is added to
+            the scores. None for causal attention.
 
     Returns:
         (rows, queries, heads, dim), and None for the weights.
@@ -82,7 +82,10 @@ def ragged_attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor,
     scaling: float | None = None, dropout: float = 0.0, **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """The same from flash-attn. The mask gives only the filled length of each row; queries are its last tokens."""
+    """Softmax attention by flash-attn. Only the filled length of each row is taken from the mask.
+
+    The queries are the last tokens of their row.
+    """
     from flash_attn import flash_attn_with_kvcache
 
     filled = attention_mask[:, 0, -1].sum(dim=-1, dtype=torch.int32)

@@ -1,8 +1,8 @@
 """The batched engine: many chains of many problems in one ragged batch over a cache of slots.
 
-Each chain has a slot. A draw continues a sequence: the keys and values of the longest prefix that the slot still holds are
-kept, the rest is read in pieces, and the last token always goes through the decode step, so that every token of every chain
-is drawn by the same code.
+Each chain has a slot. A draw continues a sequence. The keys and values of the longest prefix that the slot still holds are
+kept, and the rest of the sequence is read in pieces. Its last token is always fed by a decode step. Every token of every
+chain is therefore drawn by the same code.
 
     scheduler.py      admits waiting chains to slots and gives chains their answers
     operations.py     carries out a draw or a score in a slot
@@ -10,11 +10,14 @@ is drawn by the same code.
     decode_loop.py    decode steps of all live rows
     model_runner.py   forwards of the target
 
-What makes the engine fast has a switch each (`Options`): prompts are read ahead, many at once; a draw along the current
-sequence starts at the first token that differs, found from the stored intervals without the model; a draw that crosses its
-floor ends there; a spare row keeps the current sequence's keys and values while a draw overwrites them.
+The engine is fast for four reasons. `Options` has a switch for most of them.
+- Prompts are read ahead, many at once.
+- A draw along the current sequence starts at the first token that differs. The stored intervals give this token without a
+  forward of the model.
+- A draw ends when it crosses its floor.
+- A spare row keeps the current sequence's keys and values while a draw overwrites them.
 
-Shapes are kept to a ladder, so that on a CPU in float32 the numbers of a row do not depend on the rest of the batch.
+All shapes are from a ladder. On a CPU in float32 the numbers of a row therefore do not depend on the rest of the batch.
 `tests/engine/test_batched.py` compares the engine with the reference engine, and with itself under other batch sizes, orders
 and switches.
 """
@@ -63,8 +66,8 @@ class BatchedEngine:
         max_length: longest sequence, prompt included.
         options: see `Options`.
         prompt_length: longest prompt; None takes `max_length`.
-        speculation: how draws are carried out block by block; None for token by token.
-        drafter: a draft that the blend mixes in, or that tokens are drawn from; None where neither uses one.
+        speculation: the rule for drawing block by block; None to draw token by token.
+        drafter: a draft for the blend, or a draft from which tokens are drawn; None if neither uses one.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
@@ -83,7 +86,7 @@ class BatchedEngine:
         companion = proposer.companion if proposer else None
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
                              proposer if companion else None, grid)
-        # On a GPU graphs refer to the memory, so that all of it is allocated at the start.
+        # CUDA graphs refer to fixed memory, so on a GPU all of it is allocated at the start.
         length = longest if on_gpu else ladder.key_step
         keeps = options.keep_current and options.reuse_prefix
         cache = SlotCache(model.cache_shape, num_rows, length, model.device, companion)
@@ -114,7 +117,7 @@ class BatchedEngine:
 
     @torch.inference_mode()
     def steps(self, chains: Iterable[tuple[Tag, Chain]]) -> Generator[Finished[Tag] | None, None, None]:
-        """The same, and None after every step, so that the caller can do something else in between."""
+        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
         self._memory.reset()
         self._loop.reset()
         self._meter.reset_clock()
@@ -130,7 +133,7 @@ class BatchedEngine:
                 yield None
 
     def _step(self, scheduler: Scheduler) -> list[EndedDraw]:
-        """Reads what the rows lack, and steps them. Returns the draws that have ended."""
+        """Reads the missing tokens of the rows, then steps the rows. Returns the draws that have ended."""
         started = time.perf_counter()
         read = self._memory.read()
         if read[0]:
@@ -154,7 +157,7 @@ def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, ladder: La
 
 def _prompts(runner: ModelRunner, options: Options, num_slots: int, longest: int, padding: int,
              companion: CacheShape | None) -> PromptReader | None:
-    """Reads prompts ahead; None where each slot reads its own."""
+    """The reader of prompts ahead of their chains; None if each slot reads its own prompt."""
     if not (options.read_ahead and options.reuse_prefix):
         return None
     model = runner.model
@@ -164,7 +167,7 @@ def _prompts(runner: ModelRunner, options: Options, num_slots: int, longest: int
 
 def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
              whole_blocks: bool) -> tuple[Stepper, Tracer | None]:
-    """What makes the decode steps, and what traces them."""
+    """The stepper that makes the decode steps, and the tracer of the steps, if any."""
     if speculation:
         speculator = Speculator(runner, speculation)
         return speculator, Tracer(speculator) if speculation.trace else None

@@ -1,4 +1,4 @@
-"""What an engine needs of a blend."""
+"""The interface between an engine and a blend."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class TargetBlend(Protocol):
         """The decoder layers of the target, 0-based, whose outputs `mix` takes."""
 
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
-        """The blended state. Linear in its arguments, so that they are hidden states for one head, or logits."""
+        """The blended state. The function is linear: it accepts hidden states that share one head, and also logits."""
 
     def restarts_grid(self) -> bool:
         """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the generation."""
 
 
 class Unblended:
-    """The target is the model itself: what an engine uses where it is given no blend."""
+    """The model itself as target. An engine uses this class if it is given no blend."""
 
     needs_draft = False
 

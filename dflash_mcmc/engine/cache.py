@@ -1,8 +1,8 @@
-"""The KV cache of all slots: preallocated, a row for each slot, each row at its own position.
+"""The KV cache of all slots: one preallocated row for each slot. Each row has its own position.
 
-It is a `transformers` cache, so that unmodified models run on it. The output of a layer is scattered to each row's own
-positions, and the mask of a forward lets a query see the keys up to its own position. A rollback is only a smaller
-position: larger positions are overwritten before they are read again.
+It is a `transformers` cache, so unmodified models run on it. The keys and values of a layer are scattered to each row's own
+positions. The mask of a forward lets a query see the keys up to its own position. A rollback only lowers the position,
+because larger positions are overwritten before they are read again.
 """
 
 from __future__ import annotations
@@ -46,12 +46,15 @@ class SlotLayer(CacheLayerMixin):
         self.key_length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Does nothing: a slot cache is allocated as a whole."""
+        """Does nothing, because a slot cache is allocated as a whole."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scatters (rows, heads, queries, dim) to the rows' positions; returns all keys and values up to `key_length`."""
+        """Scatters keys and values, each (rows, heads, queries, dim), to the rows' positions.
+
+        Returns the keys and values of the rows up to `key_length`.
+        """
         # Advanced indices around a slice put the indexed axes first: (rows, queries, heads, dim).
         self.keys[self.row_ids, :, self.positions] = key_states.transpose(1, 2)
         self.values[self.row_ids, :, self.positions] = value_states.transpose(1, 2)
@@ -72,15 +75,15 @@ class SlotCache(Cache):
     """A SlotLayer for each decoder layer. `aim` sets rows and positions before each forward.
 
     Attributes:
-        keys, values: (num_layers, num_rows, num_heads, length, dim), the memory of all layers: a span of a row is copied in
-            all layers at once.
-        companion: a draft's cache for the same tokens, which grows and is copied together with this one; None without one.
+        keys, values: (num_layers, num_rows, num_heads, length, dim), the memory of all layers. One copy moves a span of a
+            row in all layers.
+        companion: a draft's cache for the same tokens; None without a draft. It grows and is copied together with this one.
     """
 
     def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
                  companion: CacheShape | None = None):
         self.keys, self.values = (
-            # Zeros, since a masked position has weight zero, and zero times a value of fresh memory may be NaN.
+            # Uninitialised memory may hold NaN. A masked position has weight zero, but zero times NaN is NaN.
             torch.zeros(shape.num_layers, num_rows, shape.num_heads, length, dim, dtype=shape.dtype, device=device)
             for dim in (shape.key_dim, shape.value_dim)
         )
@@ -104,13 +107,13 @@ class SlotCache(Cache):
     def reserve(self, length: int) -> None:
         """Makes rows at least `length` long.
 
-        A cache that is no longer than its longest sequence is read as one piece of memory. On a CPU this makes a decode step
-        of many rows a fifth faster (LOG.md), so that there the cache grows on demand.
+        On a CPU the cache grows on demand. A cache that is no longer than its longest sequence is read as one piece of
+        memory, which makes a decode step of many rows a fifth faster (LOG.md).
         """
         if length <= self.length:
             return
         more = (0, 0, 0, length - self.length)
-        for name in ("keys", "values"):  # one after the other, so that only one exists twice at a time
+        for name in ("keys", "values"):  # one after the other, to limit the memory for copies
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), more))
             for layer, memory in zip(self.slot_layers, getattr(self, name), strict=True):
                 setattr(layer, name, memory)
@@ -118,13 +121,18 @@ class SlotCache(Cache):
             self.companion.reserve(length)
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
-        """The next forward writes `rows` (the first ones, or int64 indices) at `positions`, int64 (rows, queries)."""
+        """Sets where the next forward writes.
+
+        Args:
+            rows: the first rows as a slice, or int64 indices.
+            positions: int64 (rows, queries).
+        """
         row_ids = self._row_ids[rows]
         for layer in self.slot_layers:
             layer.rows, layer.row_ids, layer.positions, layer.key_length = rows, row_ids, positions, key_length
 
     def write(self, rows: slice | torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Scatters (layers, rows, heads, queries, dim) to positions int64 (rows, queries) of rows, in all layers."""
+        """Writes keys and values, each (layers, rows, heads, queries, dim), to positions of rows, int64 (rows, queries)."""
         row_ids = self._row_ids[rows]
         # Advanced indices with a slice between them come first: (rows, queries, layers, heads, dim).
         self.keys[:, row_ids, :, positions] = keys.permute(1, 3, 0, 2, 4)
@@ -144,7 +152,7 @@ class SlotCache(Cache):
             self.companion.copy(source.drafts, source_row, row, start, stop)
 
     def clear(self, row: int | slice = slice(None)) -> None:
-        """Sets a row, or all rows, to zero: a masked position has weight zero, but zero times NaN is NaN."""
+        """Sets a row, or all rows, to zero. This removes NaN: a masked position has weight zero, but zero times NaN is NaN."""
         self.keys[:, row] = 0
         self.values[:, row] = 0
         if self.companion is not None:

@@ -1,4 +1,4 @@
-"""Decode steps of the live rows, up to the next look at which of their draws have ended."""
+"""Runs decode steps of the live rows until the next check for ended draws."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class DecodeLoop:
         stepper: makes the steps.
         memory: keys and values of the rows.
         ladder: shapes of the batch.
-        steps_a_look: steps between two looks at what has ended.
-        tracer: keeps what becomes of drafted blocks; None for no trace.
+        steps_a_look: steps between two checks for ended draws.
+        tracer: records the outcome of drafted blocks; None for no trace.
     """
 
     def __init__(self, rows: Rows, stepper: Stepper, memory: SlotMemory, ladder: Ladder, steps_a_look: int,
@@ -48,7 +48,7 @@ class DecodeLoop:
         self._starts: dict[int, Start] = {}
         self.groups: tuple[Group, ...] = ()
         self.rows.idle(slice(None))
-        # The host's copies of the rows' positions, or a bound on them, and of the steps of their draws.
+        # On the host, per row: an upper bound on its position, and its number of steps at the last check.
         self._top, self._rounds = (np.zeros(self.rows.num_rows, np.int64) for _ in range(2))
 
     def begin(self, start: Start, draw: Draw) -> None:
@@ -63,7 +63,7 @@ class DecodeLoop:
         return int(self._top[row]) + 1
 
     def move(self, source: int, destination: int) -> None:
-        """A draw goes on in another row."""
+        """Moves a draw to another row, where it continues."""
         self.rows.move(source, destination)
         self._top[destination], self._rounds[destination] = self._top[source], self._rounds[source]
         if source in self._starts:
@@ -82,7 +82,7 @@ class DecodeLoop:
             self._starts = {}
 
     def run(self, slots: Sequence[Slot]) -> tuple[list[EndedDraw], int]:
-        """Steps up to the next look. Returns the draws that have ended, in the order of rows, and tokens times rows drawn."""
+        """Steps until the next check. Returns the ended draws in the order of their rows, and the steps summed over rows."""
         self.groups = self.groups or _grouped([slot.operation for slot in slots], self.rows.device)
         self._step(slots)
         live = len(slots)
@@ -114,7 +114,7 @@ class DecodeLoop:
 
 
 def _grouped(operations: Sequence[Operation], device: torch.device) -> tuple[Group, ...]:
-    """The live rows by sampling parameters and source; rows are named where there are several groups."""
+    """Groups the live rows by sampling parameters and source. A single group does not list its rows."""
     rows: dict[tuple[SamplingParams, str], list[int]] = {}
     for row, operation in enumerate(operations):
         rows.setdefault((operation.params, operation.source), []).append(row)

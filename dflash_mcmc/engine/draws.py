@@ -1,4 +1,4 @@
-"""What the host knows about a draw before its first decode step: uniforms, the floor, and whether the floor is crossed."""
+"""Values of a draw that the host computes before its first decode step: its uniforms, and whether it has crossed its floor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def until_abandoned(draw: Draw, along: Trajectory) -> int:
 
 
 def is_abandoned(draw: Draw, trajectory: Trajectory) -> bool:
-    """Whether a draw ends here, since the tokens that it shares with `along` have crossed its floor."""
+    """Whether the tokens that the draw shares with `along` have crossed its floor. If so, the draw ends without a step."""
     if draw.floor is None or trajectory.length == draw.trajectory.length:
         return False
     return draw.floor.crossed(float(draw.floor.weights(trajectory, draw.trajectory.length)[-1]), trajectory.length)
@@ -39,7 +39,7 @@ def start_of(draw: Draw, base: Trajectory, row: int, uniforms: np.ndarray, grid_
 
     Args:
         base: the draw's trajectory, with the tokens that it shares with `along`.
-        uniforms: of the positions after `base`.
+        uniforms: the uniforms of the positions after `base`.
         grid_origin: position at which the draft's first block starts.
     """
     origin, first = len(base.prompt), base.sequence_length

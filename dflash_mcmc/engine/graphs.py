@@ -40,7 +40,7 @@ class GraphedSteps:
     def _capture(self, *arguments) -> torch.cuda.CUDAGraph:
         state = arguments[1]
         status = state.status.clone()
-        state.status.fill_(Status.DONE)  # a step changes live rows only: the warm-up has no effect
+        state.status.fill_(Status.DONE)  # the warm-up has no effect, because a step changes only live rows
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 from dflash_mcmc.types import ChainResult, Cost
 
 Tag = TypeVar("Tag", bound=Hashable)
-"""What a caller of the engine distinguishes its chains by."""
+"""A caller's name for a chain."""
 NOT_NUMBERS = "the model, or its draft, gave logits that are not numbers; try model.dtype=float32 and draft.dtype=float32"
 
 
@@ -49,7 +49,7 @@ class Options(NamedTuple):
     cuda_graphs: bool = True
     """Replay decode steps as CUDA graphs, where there is a GPU."""
     steps_between_checks: int | None = None
-    """Decode steps between two looks at which draws have ended. None takes 1 on a CPU, and 4 on a GPU, where a look waits."""
+    """Decode steps between two checks for ended draws. None means 1 on a CPU and 4 on a GPU, where a check has to wait."""
 
 
 DEFAULTS = Options()
@@ -62,9 +62,9 @@ class Counters(NamedTuple):
     row_steps: int = 0
     """Rows that drew a token, summed over steps."""
     busy_row_steps: int = 0
-    """The same, for the steps during which a chain still waited."""
+    """Like `row_steps`, but only over the steps during which a chain still waited."""
     busy_slot_steps: int = 0
-    """Slots, summed over these steps."""
+    """Number of slots, summed over the steps during which a chain still waited."""
     read_tokens: int = 0
     """Tokens of prompts and prefixes that were read."""
     read_forwards: int = 0
@@ -73,5 +73,5 @@ class Counters(NamedTuple):
 
     @property
     def utilisation(self) -> float:
-        """Share of slots that drew a token while chains waited; 1 where no chain ever waited."""
+        """Share of slots that drew a token while chains waited; 1 if no chain ever waited."""
         return self.busy_row_steps / self.busy_slot_steps if self.busy_slot_steps else 1.0

@@ -14,7 +14,7 @@ from dflash_mcmc.engine.slots import round_up
 
 
 class Ladder(NamedTuple):
-    """`batch` and `keys` give the smallest shape that is large enough."""
+    """The allowed batch sizes and key lengths. `batch` and `keys` return the smallest allowed value that is large enough."""
 
     row_step: int
     key_step: int

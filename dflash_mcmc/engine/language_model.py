@@ -27,12 +27,13 @@ class LanguageModel:
         head: linear, hidden state to logits.
         layers: the decoder layers; `tapped` reads their outputs.
         vocab_size: rows of the head.
-        forbidden: bool (vocab_size,), ids without a token (padding rows): they can never be drawn.
+        forbidden: bool (vocab_size,), True for ids without a token (padding rows of the head), which can never be drawn.
         stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
         cache_shape: shape of the keys and values of a token.
-        capturable: whether a forward can be captured as a CUDA graph; a growing rotation looks at the positions.
-        max_positions: longest sequence, prompt included, on which the model is plain full attention, as within a sliding
-            window.
+        capturable: whether a forward can be captured as a CUDA graph. It cannot if the rotation grows, because such a
+            rotation reads the positions on the host.
+        max_positions: longest sequence, prompt included, on which the model has plain full attention. A sliding window
+            limits it to the window.
     """
 
     def __init__(self, model: torch.nn.Module, tokenizer: Any = None, stop_ids: Iterable[int] = ()):
@@ -44,7 +45,7 @@ class LanguageModel:
         self.vocab_size = self.head.weight.shape[0]
         self.max_positions = _max_positions(self.config)
         self.capturable = _rope(self.config).get("rope_type") not in _GROWING_ROPES
-        # Logits rounded to bfloat16 would have errors of up to 0.1 nat a token, times alpha. So the head works in float32.
+        # The head works in float32. Logits in bfloat16 would have errors of up to 0.1 nat per token, multiplied by alpha.
         self._head_weight = self.head.weight.detach().float()
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         self.forbidden = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.device)
@@ -60,7 +61,7 @@ class LanguageModel:
         return torch.nn.functional.linear(hidden.float(), self._head_weight, self._head_bias)
 
     def forbid(self, tokens: Sequence[int]) -> None:
-        """Gives tokens the logit -inf through the head's bias, which needs no extra pass over the vocabulary."""
+        """Sets the logits of tokens to -inf through the head's bias, which needs no extra pass over the vocabulary."""
         if not len(tokens):
             return
         self.forbidden[torch.tensor(tokens, device=self.device)] = True
@@ -86,7 +87,7 @@ class LanguageModel:
 
     @contextmanager
     def attending(self, implementation: str) -> Iterator[None]:
-        """Inside, this implementation of `transformers`' registry computes attention."""
+        """A context in which this implementation of `transformers`' registry computes attention."""
         before = self.config._attn_implementation
         self.decoder.set_attn_implementation(implementation)
         try:
@@ -95,11 +96,11 @@ class LanguageModel:
             self.decoder.set_attn_implementation(before)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
-        """Token ids of a prompt, int64. A chat template writes its own special tokens; bare text gets the model's."""
+        """Token ids of a prompt, int64. Set `add_special_tokens` for text without a chat template."""
         return np.array(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int64)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of generated tokens, without special tokens. Think tags stay, since graders look for answers after them."""
+        """Text of generated tokens, without special tokens. Think tags are kept, because graders search after them."""
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
 
     def _refuse_unsupported(self, model: torch.nn.Module) -> None:

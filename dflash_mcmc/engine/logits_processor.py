@@ -1,7 +1,7 @@
-"""`SamplingParams` applied to rows of logits, and draws by inverse transform: the same code for every row of a batch.
+"""Applies `SamplingParams` to rows of logits and draws tokens by inverse transform.
 
-Work on the whole vocabulary is done once, in float32: weights exp(logit - max), and their sums over blocks of token ids. Sums
-are in float64, over the blocks and then inside the one block that contains a token.
+The weights exp(logit - max) are computed once for the whole vocabulary, in float32. They are summed over blocks of token
+ids. Cumulative sums are in float64, first over the blocks and then inside the one block that contains a token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Weights(NamedTuple):
     upto: torch.Tensor
 
     def log_probability(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Log-probability of one token a row, int64 (rows,): float64 (rows,), in nats."""
+        """Log-probabilities in nats, float64 (rows,), of one token per row, int64 (rows,)."""
         logits = self.logits.gather(1, tokens[:, None])
         return ((logits - self.maximum).double() - self.upto[:, -1:].log())[:, 0]
 
@@ -63,8 +63,8 @@ def process(logits: torch.Tensor, params: SamplingParams, seen: torch.Tensor | N
 
     Args:
         logits: float32 (rows, vocabulary); -inf where a token can never be drawn.
-        params: at temperature 0 the result is a point mass on the most likely token, the smallest id among equals.
-        seen: bool (rows, vocabulary), tokens in prompt or generation; needed only for a repetition penalty.
+        params: sampling parameters. Temperature 0 gives a point mass on the most likely token. The smallest id wins a tie.
+        seen: bool (rows, vocabulary), the tokens in the prompt or generation; needed only for a repetition penalty.
 
     Returns:
         float32 (rows, vocabulary), with -inf outside the support.
@@ -101,8 +101,8 @@ def draw(weights: Weights, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.
         uniforms: float64 (rows,), inside (0, 1).
 
     Returns:
-        (tokens, intervals): int64 (rows,), never a token of probability zero; float64 (rows, 2), the uniforms that give it.
-        Where the weights are not numbers, the tokens are arbitrary.
+        (tokens, intervals): tokens int64 (rows,), never of probability zero, and float64 (rows, 2), the interval of
+        uniforms that give the token. If the weights are not numbers, the tokens are arbitrary.
     """
     total = weights.upto[:, -1:]
     point = _below(uniforms[:, None] * total, total)
@@ -115,22 +115,23 @@ def draw(weights: Weights, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def intervals(weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
-    """The uniforms that `draw` maps to given tokens, int64 (rows,): float64 (rows, 2)."""
+    """The intervals of uniforms, float64 (rows, 2), that `draw` maps to the given tokens, int64 (rows,)."""
     size = weights.values.shape[-1]
     return _interval(weights, *_within(weights, (tokens // size)[:, None]), (tokens % size + 1)[:, None])
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The most likely token of each row, the smallest id among equals: int64 (rows,)."""
+    """The most likely token of each row, int64 (rows,). The smallest id wins a tie."""
     ids = torch.arange(logits.shape[-1], device=logits.device)
     best = logits == logits.amax(dim=-1, keepdim=True)
     return torch.where(best, ids, logits.shape[-1] - 1).amin(dim=-1)
 
 
 def _within(weights: Weights, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sums before each token of one block a row, and over the whole block; sum before the block).
+    """Cumulative sums in one block per row, both float64.
 
-    Float64 (rows, block length + 1) and (rows, 1).
+    Returns the sums before each token of the block and over the whole block, (rows, block length + 1), and the sum of all
+    earlier blocks, (rows, 1).
     """
     if weights.upto.shape[-1] == 1:
         chosen, before = weights.values[:, 0], torch.zeros_like(weights.upto)
@@ -141,12 +142,12 @@ def _within(weights: Weights, block: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def _interval(weights: Weights, upto: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Intervals of the tokens with which the sums number `after` end."""
+    """Intervals of tokens. `after` is the index of the cumulative sum that includes the token."""
     return (before + upto.gather(1, torch.cat([after - 1, after], dim=1))) / weights.upto[:, -1:]
 
 
 def _below(point: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """The point moved below the total, where rounding put it on or above. The search then ends at a token with weight."""
+    """Moves a point below the total if rounding has put it on or above it. The search then finds a token with weight."""
     return torch.minimum(point, total * (1.0 - 2.0**-52))
 
 

@@ -1,4 +1,4 @@
-"""What an engine has done, and how much of its time each chain has had."""
+"""Measures the work of an engine and the share of its time for each chain."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dflash_mcmc.engine.interface import Counters
 
 
 class Meter:
-    """Counters of an engine, and its clock.
+    """The counters and the clock of an engine.
 
     Attributes:
-        clock: seconds that a chain has had since the start of the run: the time of each step is divided among its chains.
+        clock: seconds per chain since the start of the run. The time of each step is divided among the chains in it.
     """
 
     def __init__(self) -> None:
         self.counters, self.clock = Counters(), 0.0
 
     def reset_clock(self) -> None:
-        """Begins a run; the counters go on."""
+        """Resets the clock at the start of a run. The counters are kept."""
         self.clock = 0.0
 
     def share(self, started: float, chains: int) -> None:
@@ -37,7 +37,7 @@ class Meter:
 
         Args:
             row_steps: rows that drew a token, summed over steps.
-            busy_slots: slots of the engine where chains wait; 0 where none waits.
+            busy_slots: number of slots of the engine if chains wait, else 0.
         """
         counters = self.counters
         self.counters = counters._replace(

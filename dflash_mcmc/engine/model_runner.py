@@ -1,4 +1,4 @@
-"""Forwards of the target over slot caches: reading of prompts and prefixes, hidden states, logits."""
+"""Forwards of the target over slot caches: it reads prompts and prefixes and computes hidden states and logits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModelRunner:
         key_step: lengths of keys are multiples of it.
         prefill_chunk: longest piece in which spans are read, a power of two >= 8.
         drafter: receives the target's features of every token that the target reads; None for no drafter.
-        grid: the draft's hidden states for every token, where the blend or a draw uses them.
+        grid: the draft's hidden states for every token, if the blend or a draw uses them.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
@@ -58,7 +58,7 @@ class ModelRunner:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Inside, the model's layers are tapped, and its attention is the engine's."""
+        """A context in which the model's layers are tapped and the model uses the engine's attention."""
         with ExitStack() as stack:
             if self.model.device.type == "cuda":  # streams and graphs belong to the current device
                 stack.enter_context(torch.cuda.device(self.model.device))
@@ -77,7 +77,7 @@ class ModelRunner:
         """Hidden states after the final norm: (rows, queries, width).
 
         Args:
-            rows: the first ones, or int64 (rows,).
+            rows: the first rows as a slice, or int64 (rows,).
             tokens, positions: int64 (rows, queries).
             key_length: larger than every position.
         """
@@ -85,7 +85,7 @@ class ModelRunner:
         mask = (self._keys[:key_length] <= positions[..., None])[:, None]
         if self.attention in attention.ADDITIVE:
             mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill_(~mask, -torch.inf)
-        # A chunk may reach beyond the last position: those queries are padding, and only their rotation is clamped.
+        # A chunk may reach beyond the last position. Its queries there are padding, so clamping their rotation is harmless.
         limit = self.model.max_positions
         output = self.model.decoder(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True,
                                     position_ids=positions if limit is None else positions.clamp(max=limit - 1))
@@ -94,7 +94,7 @@ class ModelRunner:
         return output.last_hidden_state
 
     def _features(self, drafter: Drafter, last: torch.Tensor) -> list[torch.Tensor]:
-        """Outputs of the drafter's layers. The last layer's is taken after the final norm, as in `hidden_states`."""
+        """Outputs of the drafter's layers. The last layer's output is taken after the final norm, as in `hidden_states`."""
         features, last_layer = self._tapped[len(self._blended_layers) :], len(self.model.layers) - 1
         return [last if layer == last_layer else output
                 for layer, output in zip(drafter.tapped_layers, features, strict=True)]
@@ -115,14 +115,14 @@ class ModelRunner:
 
     def _sent(self, rows: np.ndarray, tokens: np.ndarray,
               positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same arrays on the model's device."""
+        """Copies the arrays to the model's device."""
         sent = [torch.from_numpy(array).to(self.model.device) for array in (rows, tokens, positions)]
         return sent[0], sent[1], sent[2]
 
     def _laid(self, cache: SlotCache, first: np.ndarray, size: int) -> tuple[np.ndarray, int]:
-        """Positions of pieces that begin at `first`, and the length of the keys that they look at.
+        """Positions of pieces that begin at `first`, and the length of the keys that they attend to.
 
-        A piece may reach beyond the cache. The tokens there are padding, and share the cache's last position, which belongs
+        A piece may reach beyond the cache. The tokens there are padding. They share the cache's last position, which belongs
         to no token.
         """
         key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
@@ -136,7 +136,7 @@ class ModelRunner:
             hidden: (rows, width), after the final norm.
             tapped: outputs of the blend's layers.
             sources: values of `ops.Draw.source`.
-            said: the draft's hidden states, where they are used.
+            said: the draft's hidden states, if they are used.
         """
         last = hidden.float()
         if said is not None and self.on_grid:
@@ -157,7 +157,7 @@ class ModelRunner:
 
         Args:
             origin: position at which the draft's first block starts.
-            size: tokens that are read at most, padding included.
+            size: maximal number of tokens to read, padding included.
         """
         count = min(size, len(sequence) - 1 - first)
         given = np.pad(sequence[first : first + count], (0, size - count))

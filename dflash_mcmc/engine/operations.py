@@ -1,4 +1,4 @@
-"""How the batched engine carries out an operation in a slot: what it answers at once, and what it leaves to decode steps."""
+"""Carries out operations of the batched engine. It answers some at once and leaves the others to decode steps."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Operations:
     Args:
         memory: keys and values of the slots.
         loop: takes the draws that need decode steps.
-        speculation: how draws are carried out block by block; None for token by token.
-        options: of the engine.
+        speculation: the rule for drawing block by block; None to draw token by token.
+        options: the engine's options.
         stop_ids: tokens that end a generation.
     """
 
@@ -41,7 +41,7 @@ class Operations:
         self._runner, self._grid = memory.runner, memory.runner.grid
 
     def answer(self, slot: Slot, row: int, operation: Operation) -> Trajectory | None:
-        """The answer; None for a draw that needs decode steps, which has then begun. Raises UnusableLogits."""
+        """Returns the answer, or begins a draw that needs decode steps and returns None. Raises UnusableLogits."""
         if isinstance(operation, Score):
             return self._score(slot, row, operation)
         uniforms = uniforms_of(operation)
@@ -69,7 +69,7 @@ class Operations:
         return along.prefix(start + shared)
 
     def _begin(self, slot: Slot, row: int, draw: Draw, base: Trajectory, uniforms: np.ndarray) -> None:
-        """Prepares the row: what its cache lacks is read before the next step, which feeds the last token of `base`."""
+        """Prepares the row. The next step feeds the last token of `base`. Missing earlier tokens are read before it."""
         sequence, prompt_length = base.sequence, len(base.prompt)
         self._memory.reserve(len(sequence) if draw.along is None else prompt_length + draw.along.length)
         self._memory.place(slot, row, sequence, draw.along)
@@ -82,7 +82,7 @@ class Operations:
         self._loop.begin(start, draw)
 
     def _write_history(self, row: int, draw: Draw, sequence: np.ndarray) -> None:
-        """Gives drafters and penalties the tokens that they look at."""
+        """Writes the tokens that drafters and penalties read."""
         if self._grid or (self._speculation and self._speculation.drafter.reads_tokens):
             self._loop.rows.set_tokens(row, sequence)
         if self._grid:
@@ -96,7 +96,7 @@ class Operations:
         if not len(given):
             return trajectory
         sequence = np.concatenate([trajectory.sequence, given])
-        start = len(sequence) - len(given) - 1  # the logits at this position are those of the first given token
+        start = len(sequence) - len(given) - 1  # the logits at this position predict the first given token
         self._memory.reserve(len(sequence))
         self._memory.place(slot, row, sequence[: start + 1], None)
         self._memory.read()

@@ -1,8 +1,8 @@
-"""Decode steps of one token a row.
+"""Decode steps that draw one token per row.
 
-Nothing in a step looks at a value on the host, makes a tensor from host data or has a shape that depends on values, so that
-on a GPU it can be captured once and replayed (`graphs.py`). The exception is a draft that is asked about every token
-(`speculative/block_grid.py`).
+On a GPU a step can be captured once and replayed (`graphs.py`). For this reason it never reads a value on the host, never
+makes a tensor from host data, and has no shape that depends on values. Steps with a draft for every token
+(`speculative/block_grid.py`) are an exception.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PlainSteps:
         self.reach = runner.grid.block_size if runner.grid else 1
 
     def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
-        """The cost of a draw, by the names of `Cost`."""
+        """See `Stepper.cost`."""
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.fed,
                 "blocks_drafted": counts.blocks}
 
@@ -54,7 +54,7 @@ class PlainSteps:
         self._write(state, batch, failed, tokens, scores, floors)
 
     def _said(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Said | None:
-        """The draft's hidden states for the next tokens; None where no row needs them."""
+        """The draft's hidden states for the next tokens; None if no row needs them."""
         grid = self.runner.grid
         if grid is None or not (self.runner.on_grid or any(group.source == "draft" for group in groups)):
             return None
@@ -62,7 +62,7 @@ class PlainSteps:
 
     def _write(self, state: Rows, batch: int, failed: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor,
                floors: bool) -> None:
-        """Moves the live rows on; the others stay as they are."""
+        """Writes the drawn tokens and advances the live rows. Other rows do not change."""
         rows, at, status = state.ids[:batch], state.position[:batch] + 1, state.status[:batch]
         live = status == Status.LIVE
         drawn = live & ~failed
@@ -107,7 +107,7 @@ def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, seen
     """Draws of the rows of one group.
 
     Args:
-        target: the target's weights, where the rows are all rows of the batch.
+        target: the target's weights if the group has all rows of the batch, else None.
     """
     processed = laws.process(logits, group.params, seen if len(seen) else None)
     if group.params.temperature == 0.0:

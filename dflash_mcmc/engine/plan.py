@@ -1,4 +1,4 @@
-"""The memory that an engine will take, predicted before the engine is built."""
+"""Predicts the memory of an engine before the engine is built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROW_STATE_BYTES = 8 + 8 + 4 * 8
 _LOGIT_COPIES = 5
 """Float32 arrays of the size of the logits that a step holds at once."""
 _BLOCK_COPIES = 12
-"""The same in a step of a block, including those of the draft and of the rule."""
+"""Like `_LOGIT_COPIES`, for a step that drafts a block; it includes the arrays of the draft and of the rule."""
 
 
 class MemoryPlan(NamedTuple):
@@ -64,7 +64,7 @@ def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length
     caches = positions * token_bytes + rows * length * row_bytes
     copies = _BLOCK_COPIES if drafter else _LOGIT_COPIES
     step = rows * (1 + num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
-    # Where sequences are read again after a rejection, all rows may have something to read at once.
+    # Without `keep_current` all rows may have to read their sequences again at once.
     readers, keys = (ahead, prompt_length) if ahead and options.keep_current else (rows, length)
     chunk = min(options.prefill_chunk, keys)
     gathered = keys * model.cache_shape.token_bytes() // model.cache_shape.num_layers
@@ -76,7 +76,7 @@ def predict(model: LanguageModel, num_slots: int, max_length: int, prompt_length
 
 def plan(model: LanguageModel, num_slots: int | None, num_chains: int, max_length: int, prompt_length: int, options: Options,
          memory_gb: float | None, drafter: Drafter | None = None) -> MemoryPlan:
-    """The plan for a number of slots, or for as many as fit. Raises ConfigError where they do not fit."""
+    """The plan for `num_slots` slots, or for as many as fit if it is None. Raises ConfigError if they do not fit."""
     limit = memory_gb * _GB if memory_gb is not None else _SHARE * free_bytes(model.device)
     wanted = min(num_slots or _MOST_SLOTS, num_chains)
 
@@ -99,7 +99,7 @@ def plan(model: LanguageModel, num_slots: int | None, num_chains: int, max_lengt
 def free_bytes(device: torch.device) -> int:
     """Memory of a device that is available to this process."""
     if device.type == "cuda":
-        # Memory that an earlier job of a sweep left in PyTorch's own pool is free as well.
+        # Unused memory in PyTorch's own pool, left by an earlier job of a sweep, is free too.
         pooled = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + pooled
     return psutil.virtual_memory().available // ranks.local_world_size()

@@ -1,8 +1,8 @@
-"""Prompts, read ahead of the chains that start from them.
+"""Reads prompts before their chains start.
 
-A prompt that is read alone takes a forward of its own every few decode steps. So the prompts of the next chains are read
-together into a small cache, and a chain that starts copies the keys and values of its prompt into its slot. Chains with the
-same prompt share its reading.
+Reading each prompt alone would take an extra forward every few decode steps. The prompts of the next chains are instead read
+together into a small cache. A chain that starts copies the keys and values of its prompt into its slot. Chains with the same
+prompt share one reading.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The device's state of the live chains: a row of tensors for each slot, written and read in batches."""
+"""The state of the live chains on the device: tensors with a row for each slot, written and read in batches."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Status(enum.IntEnum):
 class Start(NamedTuple):
     """The start of a draw in a row. Positions count from the start of the prompt.
 
-    `fed` is the token at `first - 1`. `uniforms` belong to positions `first` to `last`, and `noise` (last - first + 1, k) to
-    blocks whose anchors are at `first - 1` to `last - 1`. `origin` is the position of the first generated token. The
-    draw is abandoned once weight + (log_length - log(generated tokens) where log_length is finite) <= floor.
+    `fed` is the token at `first - 1`. `uniforms` belong to positions `first` to `last`. `noise`, (last - first + 1, k),
+    belongs to blocks whose anchors are at `first - 1` to `last - 1`. `origin` is the position of the first generated token.
+    The draw is abandoned once weight <= floor. If log_length is finite, log_length - log(generated tokens) is first added to
+    the weight.
     """
 
     row: int
@@ -45,7 +46,7 @@ class Start(NamedTuple):
 
 
 class RowProgress(NamedTuple):
-    """State of the first rows, on the host, int64 (rows,) each, as in `Rows`."""
+    """A copy on the host of the first rows of some attributes of `Rows`, each int64 (rows,)."""
 
     position: np.ndarray
     status: np.ndarray
@@ -69,7 +70,7 @@ class RowCounts(NamedTuple):
 
 
 class DrawnTokens(NamedTuple):
-    """The tokens of a draw: int64 (n,), float64 (n,), (n,), (n, 2)."""
+    """The tokens of a draw, int64 (n,), with their log p and log q, float64 (n,), and their intervals, float64 (n, 2)."""
 
     tokens: np.ndarray
     log_p: np.ndarray
@@ -81,11 +82,11 @@ class Rows:
     """Tensors with a row for each slot. Generated token number t of a row has position prompt_length + t.
 
     Attributes:
-        ids: int64 (rows,), their numbers.
-        tokens: int64 (rows, length), of the draw; earlier tokens are written only by `set_tokens`.
-        uniforms: float64 (rows, length), at the position of the token they draw.
+        ids: int64 (rows,), the numbers of the rows.
+        tokens: int64 (rows, length), the tokens of the draw; only `set_tokens` writes earlier tokens.
+        uniforms: float64 (rows, length), each at the position of the token that it draws.
         scores: float64 (rows, length, 4): log p, log q and the two ends of the interval of the token at a position.
-        position: int64 (rows,), of the token that is fed next.
+        position: int64 (rows,), position of the token that is fed next.
         last: int64 (rows,), position of the last token that may be drawn.
         origin: int64 (rows,), position of the first generated token.
         status: int64 (rows,), a Status.
@@ -113,7 +114,7 @@ class Rows:
          self.grid_origin) = self._whole
         self.work = self._whole[4:6]  # rounds and fed, which a step of one token increases together
         self.alpha, self.weight, self.floor, self.log_length = self._real
-        self.nowhere = length - 1  # results of idle rows are written there
+        self.nowhere = length - 1  # results of idle rows are written to this position
         self.status.fill_(Status.DONE)
         self.seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
 
@@ -138,7 +139,7 @@ class Rows:
             self.noise[index[0], index[1] - 1] = noise
 
     def set_tokens(self, row: int, tokens: np.ndarray) -> None:
-        """Writes a sequence from its start. A draw itself writes only from the token that it is fed on."""
+        """Writes a sequence from its start. A draw itself writes only the token that it is fed and later ones."""
         self.tokens[row, : len(tokens)] = torch.from_numpy(tokens).to(self.device)
 
     def mark_seen(self, row: int, tokens: np.ndarray) -> None:
@@ -149,7 +150,7 @@ class Rows:
         self.seen[row, torch.from_numpy(tokens).to(self.device)] = True
 
     def move(self, source: int, destination: int) -> None:
-        """Copies a row over another and leaves it idle."""
+        """Copies a row over another. The caller then marks the source as idle."""
         for state in (self.tokens, self.uniforms, self.scores, self.seen, self.noise):
             if len(state):
                 state[destination] = state[source]

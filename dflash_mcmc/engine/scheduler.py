@@ -20,14 +20,14 @@ from dflash_mcmc.types import ChainResult, Cost, Trajectory
 class Scheduler:
     """Admits chains to slots, gives them their answers, and takes them out when they end.
 
-    Once no chain waits, the last live row moves into a gap, so that no step computes rows of chains that have ended.
+    Once no chain waits, the last live row moves into the gap of a chain that ends. Live rows therefore stay contiguous.
 
     Args:
         chains: (tag, generator) pairs.
         num_slots: chains in the batch at once.
-        operations: carries out what chains ask for.
-        memory, loop: hold the rows.
-        meter: counts.
+        operations: carries out the operations of chains.
+        memory, loop: hold the state of the rows.
+        meter: counts the work and measures time.
     """
 
     def __init__(self, chains: Iterable[tuple[Hashable, Chain]], num_slots: int, operations: Operations, memory: SlotMemory,
@@ -63,7 +63,7 @@ class Scheduler:
         yield from self._end(ended.row, None, f"{NOT_NUMBERS} (after {generated} tokens)")
 
     def _take(self) -> Generator[Finished, None, Slot | None]:
-        """The next chain in a new slot; None where no chain waits. Yields chains that end before they ask for anything."""
+        """Returns the next chain in a new slot, or None if no chain waits. Yields chains that end before any operation."""
         while True:
             entry = self._waiting.next()
             if entry is None:
@@ -81,7 +81,7 @@ class Scheduler:
         """Gives the row's chain its answer, and answers its operations until one needs decode steps.
 
         Args:
-            answer: None where the chain's first operation is already known.
+            answer: the answer; None if the chain has just started and its first operation is pending.
         """
         slot = self.slots[row]
         while True:

@@ -14,13 +14,13 @@ from dflash_mcmc.ops import Score, grid_origin
 
 def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
            sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """(log p, log q, intervals) of the tokens of `score`, read piece by piece; None where the logits are not numbers.
+    """(log p, log q, intervals) of the tokens of `score`, read piece by piece; None if the logits are not numbers.
 
     Args:
-        cache, row: hold the sequence up to the second-last token before the scored ones.
-        sequence: int64, prompt, trajectory and given tokens.
+        cache, row: the row's cache holds the sequence before the scored tokens, except the last token before them.
+        sequence: int64, the tokens of prompt and trajectory, then the scored tokens.
     """
-    # The first logits are those at the position before the first given token.
+    # The first logits are at the position before the first scored token.
     origin = grid_origin(runner.blend.restarts_grid(), score.trajectory)
     start, parts = len(sequence) - len(score.tokens) - 1, []
     for first, size in chunks(start, len(sequence) - 1, runner.prefill_chunk):
@@ -34,7 +34,7 @@ def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
 
 def _piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray,
                 first: int) -> tuple[np.ndarray, ...]:
-    """(log p, log q, intervals) of the tokens after consecutive positions from `first` on, each with its own history."""
+    """(log p, log q, intervals) of the tokens after the positions from `first` on. Each token has its own history."""
     values = logits[score.source]
     targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
     seen = None

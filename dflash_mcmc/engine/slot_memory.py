@@ -1,4 +1,4 @@
-"""Keys and values of the live chains: the tokens that each slot's row holds, and how they become the next sequence."""
+"""Keys and values of the live chains. Rows are changed from one sequence to the next with as little reading as possible."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class SlotMemory:
     """A row of keys and values for each slot, and a spare row that keeps the current sequence while a draw overwrites it.
 
     Args:
-        runner: reads what a row lacks.
-        cache, spare: of all slots; no spare where nothing is kept.
-        prompts: prompts that are read ahead; None where each slot reads its own.
-        options: of the engine.
+        runner: reads the missing tokens of a row.
+        cache, spare: the caches of all slots; `spare` is None if no current sequence is kept.
+        prompts: the reader of prompts ahead of their chains; None if each slot reads its own prompt.
+        options: the engine's options.
         ladder: shapes of the keys.
-        padding: positions after a sequence that padding takes.
-        longest: positions of a row at most.
+        padding: number of positions for padding after a sequence.
+        longest: maximal number of positions of a row.
     """
 
     def __init__(self, runner: ModelRunner, cache: SlotCache, spare: SlotCache | None, prompts: PromptReader | None,
@@ -33,7 +33,7 @@ class SlotMemory:
         self._unread: list[Span] = []
 
     def reset(self) -> None:
-        """Forgets what is still to be read for chains of an earlier run."""
+        """Forgets the pending reads of an earlier run."""
         self._unread = []
 
     def reserve(self, length: int) -> None:
@@ -47,9 +47,9 @@ class SlotMemory:
         return keys
 
     def admit(self, slot: Slot, row: int) -> None:
-        """Copies the prompt of a new chain into its row, where it is read ahead.
+        """Copies the prompt of a new chain into its row, if the prompt has been read ahead.
 
-        Each chain is charged for the reading of its prompt, shared or not: its cost must not depend on its neighbours.
+        Each chain is charged for the reading of its prompt, shared or not, because its cost must not depend on other chains.
         """
         if self.prompts is None:
             return
@@ -60,7 +60,7 @@ class SlotMemory:
         slot.charge(**reading_cost(0, length, self._options.prefill_chunk))
 
     def place(self, slot: Slot, row: int, sequence: np.ndarray, along: Trajectory | None) -> None:
-        """Makes the row hold a sequence without its last token, from the next `read` on."""
+        """Prepares the row to hold a sequence without its last token. The next `read` reads the missing tokens."""
         end = len(sequence) - 1
         held = min(common_prefix(slot.held, sequence), end) if self._options.reuse_prefix else 0
         start = held if self.spare is None else self._restore(self.spare, slot, row, sequence, held, along)
@@ -71,7 +71,10 @@ class SlotMemory:
 
     def _restore(self, spare: SlotCache, slot: Slot, row: int, sequence: np.ndarray, held: int,
                  along: Trajectory | None) -> int:
-        """Copies what the spare row holds of `sequence`, and saves the current sequence to it. Returns the tokens held."""
+        """Copies the part of `sequence` that the spare row holds, and saves the current sequence to the spare row.
+
+        Returns the number of tokens of `sequence` that the row then holds.
+        """
         end = len(sequence) - 1
         start = min(slot.restorable(sequence, held), end)
         self._copy(self.cache, spare, row, held, start)
@@ -81,12 +84,12 @@ class SlotMemory:
         return start
 
     def read(self) -> tuple[int, int]:
-        """Reads what the rows lack. Returns the number of tokens and of forwards."""
+        """Reads the missing tokens of all rows. Returns the number of tokens and of forwards."""
         spans, self._unread = self._unread, []
         return sum(span.stop - span.start for span in spans), self.runner.read(self.cache, spans) if spans else 0
 
     def move(self, slot: Slot, source: int, destination: int, length: int) -> None:
-        """A chain of `length` tokens goes on in another row."""
+        """Moves a chain of `length` tokens to another row, where it continues."""
         self.cache.copy(self.cache, source, destination, 0, length)
         if self.spare is not None:
             self.spare.copy(self.spare, source, destination, slot.saved_from, len(slot.saved))
@@ -107,5 +110,5 @@ class SlotMemory:
 
     def _copy(self, cache: SlotCache, source: SlotCache, row: int, start: int, stop: int) -> None:
         if start < stop:
-            cache.reserve(self.cache.length)  # spare rows grow with the first copy: plain draws never need them
+            cache.reserve(self.cache.length)  # spare rows grow only when one is written: plain draws never need them
             cache.copy(source, row, row, start, stop)

@@ -23,7 +23,7 @@ class Slot:
         saved: tokens of the current sequence; the spare row holds their positions from `saved_from` on.
         clock: the engine's clock at the chain's start.
         counts: counts of the latest draw that has ended.
-        walk: a trace entry for each drafted block, where a trace is kept.
+        walk: a trace entry for each drafted block, if a trace is kept.
     """
 
     __slots__ = ("base", "chain", "clock", "cost", "counts", "held", "operation", "saved", "saved_from", "started", "tag",
@@ -42,13 +42,13 @@ class Slot:
         self.cost = self.cost._replace(**{name: getattr(self.cost, name) + amount for name, amount in amounts.items()})
 
     def restorable(self, sequence: np.ndarray, start: int) -> int:
-        """The position up to which the spare row holds `sequence` from `start` on; `start` where it holds nothing."""
+        """The position up to which the spare row holds `sequence` from `start` on; `start` if it holds nothing of it."""
         if not self.saved_from <= start < len(self.saved):
             return start
         return max(start, common_prefix(self.saved, sequence))
 
     def save(self, current: np.ndarray, start: int) -> tuple[int, int]:
-        """The span to copy to the spare row so that it holds `current` from position `start` on.
+        """The span to copy to the spare row, which then holds `current` from position `start` on.
 
         `current` is the sequence that the chain returns to after a rejection; the draw overwrites the row from `start` on.
         """
@@ -63,9 +63,10 @@ class Slot:
 
 
 def chunks(start: int, stop: int, largest: int) -> Iterator[tuple[int, int]]:
-    """(first position, size) of chunks that cover `start` to `stop - 1`; the last may reach beyond.
+    """(first position, size) of chunks that cover `start` to `stop - 1`. The last chunk may reach beyond.
 
-    Sizes are 8, 16, 24, 32, 48, 64, 96, ...: few, so that chunks of several rows share a forward, with less than half padding.
+    There are few sizes (8, 16, 24, 32, 48, 64, 96, ...), which lets chunks of several rows share a forward. Less than half of
+    a chunk is padding.
     """
     while start < stop:
         needed, size = min(stop - start, largest), _SMALLEST_CHUNK

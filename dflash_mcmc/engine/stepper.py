@@ -1,4 +1,4 @@
-"""The interface of decode steps, which are plain, block by block, speculative, or a captured graph."""
+"""The interface of decode steps. A step is plain, block by block, speculative, or a captured graph."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Group(NamedTuple):
         return (rows[:, None] * count + torch.arange(count, device=rows.device)).reshape(-1)
 
     def members(self) -> torch.Tensor:
-        """The rows of one group among several."""
+        """The indices of the rows; only for one group of several."""
         if self.rows is None:
             raise ValueError("a single group has all rows of the batch, and names none")
         return self.rows
@@ -40,7 +40,7 @@ class Stepper(Protocol):
 
     @property
     def reach(self) -> int:
-        """Positions after a row's own that a step touches."""
+        """Number of positions after the row's position that a step may touch."""
 
     def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
         """The cost of a draw of `tokens` tokens, by the names of `Cost`."""
@@ -50,8 +50,8 @@ class Stepper(Protocol):
         """One step for every live row among the first `batch`. The results are in `state`.
 
         Args:
-            cache, state: of all rows.
+            cache, state: the cache and the state of all rows.
             batch, key_length: a shape of the ladder.
             groups: the sampling parameters of the rows.
-            floors: whether any row has a floor; without one, no floor is looked at.
+            floors: whether any row has a floor. If not, floors are not checked.
         """

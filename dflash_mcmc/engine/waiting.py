@@ -1,4 +1,4 @@
-"""Chains that wait for a slot. A few are started ahead of the free slots, so that their prompts are read together."""
+"""Chains that wait for a slot. A few are started before a slot is free, and their prompts are read together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_mcmc.types import ChainResult
 
 
 class Next(NamedTuple):
-    """A chain that waits, with its first operation; or a chain that ended before its first operation, with its result."""
+    """A waiting chain with its first operation, or a chain that has ended without any operation, with its result."""
 
     tag: Hashable
     chain: Chain
@@ -26,8 +26,8 @@ class Waiting:
 
     Args:
         chains: (tag, generator) pairs.
-        prompts: reads the prompts of the chains that come next; None where each slot reads its own.
-        was_read: called after each reading with its tokens, its forwards and its start time.
+        prompts: reads the prompts of the next chains; None if each slot reads its own prompt.
+        was_read: called after each reading with the number of tokens, the number of forwards and the start time.
     """
 
     def __init__(self, chains: Iterable[tuple[Hashable, Chain]], prompts: PromptReader | None,

@@ -36,10 +36,10 @@ class Answer(NamedTuple):
         return np.concatenate([self.prompt, self.tokens])
 
     def skipped(self, least: int = 1) -> str | None:
-        """The reason why the answer cannot be measured; None where it can.
+        """The reason why the answer cannot be measured; None if it can be measured.
 
         Args:
-            least: tokens that a measurement needs.
+            least: minimal number of tokens for a measurement.
         """
         if self.failure:
             return self.failure
@@ -56,9 +56,9 @@ def check_source(config: Config, field: str, source: str) -> None:
 
 
 def answers(config: Config, model: LanguageModel, work: Work, source: str) -> Iterator[tuple[Unit, Answer]]:
-    """The answer of each unit of `work`: `gold`, the dataset's solution, or `greedy`, the target's most likely tokens.
+    """The answer of each unit of `work`: the dataset's solution (`gold`) or the target's greedy answer (`greedy`).
 
-    Raises UserError, before the first answer, for one that does not fit into the model's positions.
+    Raises UserError before the first answer if any answer does not fit into the model's positions.
     """
     problems = {problem.id: problem for problem in config.dataset.problems()}
     pending = [problems[unit.problem] for unit in work.units]

@@ -1,5 +1,6 @@
-"""Many continuations of one prefix, read together. Keys and values of the prefix exist once, and the common beginnings of
-continuations are read once.
+"""Reads many continuations of one prefix in one forward.
+
+Keys and values of the prefix exist once. Common beginnings of continuations are read once.
 
 All continuations share a single row. A mask lets each token see the prefix and the earlier tokens of its own continuation
 (the tree attention of SpecInfer, arXiv 2305.09781, section 4).
@@ -20,7 +21,7 @@ from dflash_mcmc.engine.language_model import LanguageModel
 _ROWS_AT_ONCE = 512
 """Tokens of continuations in one forward, which bounds the size of their attention scores."""
 PREFIX = -1
-"""The parent of a first token."""
+"""The parent of a token that directly follows the prefix."""
 
 
 class Tree:
@@ -45,7 +46,7 @@ class Tree:
         """Hidden states (tokens, hidden) of the next tokens, after the final norm.
 
         Args:
-            parents: the predecessor of each token: the number of an earlier token, or -1 for the prefix.
+            parents: the number of the token before each token, or `PREFIX`.
         """
         before = len(self._paths)
         for number, parent in enumerate(parents, start=before):
@@ -85,7 +86,7 @@ def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: i
     read = tokens[:, :-1]  # the last token predicts nothing
     order = np.lexsort(read.T[::-1]) if share and read.shape[1] else np.arange(len(read))
     hidden, which = [last[None]], np.zeros(tokens.shape, dtype=np.int64)
-    # Scores between continuations are wasted: with as many tokens as the prefix has, at most half of all scores.
+    # Attention scores between two continuations are wasted. After a long prefix this limit keeps them to at most half of all.
     limit = min(max(length, 256), _ROWS_AT_ONCE)
     count = 1
     for part in _parts(read[order], limit, share):
@@ -122,7 +123,7 @@ class _Nodes(NamedTuple):
 
 
 def _parts(rows: np.ndarray, limit: int, share: bool) -> Iterator[slice]:
-    """Pieces of rows, in order, whose trees have at most `limit` nodes each, or a single row."""
+    """Consecutive slices of the rows. The tree of a slice has at most `limit` nodes, unless the slice is a single row."""
     width = rows.shape[1]
     if not width:
         return
@@ -138,7 +139,7 @@ def _parts(rows: np.ndarray, limit: int, share: bool) -> Iterator[slice]:
 
 
 class _BranchLayer(CacheLayerMixin):
-    """Keys and values of a prefix, which are not changed, and of the tokens after it."""
+    """Keys and values of a prefix and of the tokens after it. The tensors of the prefix are not changed."""
 
     is_sliding = False
     keys: torch.Tensor
@@ -150,11 +151,11 @@ class _BranchLayer(CacheLayerMixin):
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Does nothing: the prefix exists already."""
+        """Does nothing, because the prefix exists already."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args,
                **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Appends (1, heads, queries, dim); returns all."""
+        """Appends keys and values, each (1, heads, queries, dim). Returns all keys and all values."""
         self.keys = torch.cat([self.keys, key_states], dim=2)
         self.values = torch.cat([self.values, value_states], dim=2)
         return self.keys, self.values

@@ -1,9 +1,9 @@
-"""The laws that the target's head gives for the outputs of decoder layers and of the draft, along an answer.
+"""Applies the target's head to the outputs of decoder layers and of the draft, along an answer.
 
-Only hidden states are kept, in the model's own precision, and nothing as wide as the vocabulary. The head is applied to as
-many positions at a time as `forcing/sequences.py` allows. For Qwen3-4B, 36 layers of a sequence of 3,372 tokens take 0.62 GB
-in bfloat16 and one forward. Where all layers together need more than `_STATES_BYTES`, groups of layers are read in turn, each
-in a forward of its own.
+Only hidden states are kept, in the model's own precision, because logits would take too much memory. The head is applied to
+as many positions at a time as `forcing/sequences.py` allows. For Qwen3-4B, 36 layers of a sequence of 3,372 tokens take
+0.62 GB in bfloat16 and one forward. If all layers together need more than `_STATES_BYTES`, groups of layers are read one
+after another, each with its own forward.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATES_BYTES = 768 * 2**20
 
 
 def along(found: Iterable[tuple[Unit, Answer]], record: Callable[[Answer], dict]) -> Iterator[tuple[Unit, dict]]:
-    """The record of each answer, with its seconds; for an answer that cannot be measured, the reason."""
+    """Yields the record of each answer, with its seconds. For an answer that cannot be measured, the record is the reason."""
     for unit, answer in found:
         if reason := answer.skipped():
             yield unit, {"skipped": reason}
@@ -42,7 +42,7 @@ def along(found: Iterable[tuple[Unit, Answer]], record: Callable[[Answer], dict]
 
 
 class Source(NamedTuple):
-    """A source of laws for the tokens of an answer.
+    """A source of distributions ("laws") for the tokens of an answer.
 
     Attributes:
         states: (n, hidden), the states that predict the n tokens.
@@ -74,7 +74,7 @@ class States(NamedTuple):
 
     Attributes:
         last: the target's states after the final norm.
-        outputs: outputs of layers by number: the residual stream itself.
+        outputs: outputs of layers (the residual stream), by layer number.
     """
 
     last: torch.Tensor
@@ -95,7 +95,7 @@ def readings(model: LanguageModel, answer: Answer, layers: Sequence[int]) -> Ite
 
 
 def layer_source(model: LanguageModel, states: torch.Tensor, norm: str) -> Source:
-    """The head on a layer's output: `none`, on the residual stream itself, or `final`, after the model's final norm."""
+    """The head applied to a layer's output, either directly (`none`) or after the model's final norm (`final`)."""
     def normed(hidden: torch.Tensor) -> torch.Tensor:
         return model.logits(model.final_norm(hidden.to(model.dtype)))
 
@@ -103,15 +103,15 @@ def layer_source(model: LanguageModel, states: torch.Tensor, norm: str) -> Sourc
 
 
 def target_source(model: LanguageModel, last: torch.Tensor) -> Source:
-    """The target itself, from its states after the final norm."""
+    """The target itself. `last` are its states after the final norm."""
     return Source(last, model.logits, _all(last))
 
 
 @torch.no_grad()
 def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> Source:
-    """The draft in its own mode: whole blocks from the answer's first token on, with masks after the anchor.
+    """The draft as in speculation: whole blocks from the answer's first token on, with masks after the anchor.
 
-    It has no law for anchors, and none for tokens after the last whole block.
+    It has no law for anchors or for tokens after the last whole block.
     """
     block, prompt, n = draft.num_drafted + 1, len(answer.prompt), len(answer.tokens)
     tokens = torch.from_numpy(answer.sequence).to(model.device)
@@ -127,16 +127,16 @@ def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> 
 
 @torch.no_grad()
 def standing(logits: torch.Tensor, tokens: torch.Tensor) -> Standing:
-    """Ranks and log-probabilities of tokens int64 (n,) in float32 logits (n, vocabulary). Raises NotNumbers."""
+    """Ranks and log-probabilities of tokens, int64 (n,), under float32 logits (n, vocabulary). Raises NotNumbers."""
     return Standing(sequences.ranks(logits, tokens), log_probability(logits, tokens), logits.argmax(dim=-1))
 
 
 @torch.no_grad()
 def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """log p of tokens int64 (n,) in float32 logits (n, vocabulary): float64, in nats.
+    """log p in nats, float64 (n,), of tokens, int64 (n,), under float32 logits (n, vocabulary).
 
-    The largest logit is subtracted first, and the rest is in float64: raw layers have logits in the thousands, for which
-    float32 leaves no digits of a likely token's log p.
+    The largest logit is subtracted first, and the rest is computed in float64. Without a norm the logits of a layer are in
+    the thousands, and float32 would leave no digits of a likely token's log p.
     """
     largest = logits.amax(dim=-1, keepdim=True)
     total = (logits - largest).exp_().sum(dim=-1, dtype=torch.float64)
@@ -145,7 +145,7 @@ def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def standings(model: LanguageModel, source: Source, tokens: torch.Tensor) -> Standing:
-    """Ranks and log-probabilities of all tokens int64 (n,) of an answer under a source's laws. Raises NotNumbers."""
+    """Ranks and log-probabilities of all tokens of an answer, int64 (n,), under a source's laws. Raises NotNumbers."""
     parts = [standing(source.head(source.states[piece]), tokens[piece]) for piece in pieces(model, len(tokens))]
     return Standing(*map(torch.cat, zip(*parts, strict=True)))
 

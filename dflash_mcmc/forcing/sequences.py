@@ -1,8 +1,8 @@
-"""Teacher forcing of whole sequences: the target's states at every position and the draft's in every block, in one forward
-each.
+"""Teacher forcing of whole sequences.
 
-Only hidden states are kept, and nothing as wide as the vocabulary. The head is applied to as many positions at a time as fit
-into memory (`positions_at_once`).
+One forward gives the target's states at every position, and another one gives the draft's states in every block. Only hidden
+states are kept, because logits of all positions would not fit into memory. The head is applied to a limited number of
+positions at a time (`positions_at_once`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOGITS_BYTES = 64 * 2**20
 
 
 class NotNumbers(ArithmeticError):
-    """The logits are not numbers, so that the answer cannot be measured. The text goes into the record."""
+    """The logits are not numbers, so the answer cannot be measured. The error's text goes into the record."""
 
     def __init__(self):
         super().__init__(NOT_NUMBERS)
@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     Attributes:
         hidden: (rows, length, hidden), after the final norm.
         outputs: outputs of the requested layers, in their order, each (rows, length, hidden), before any norm.
-        cache: keys and values of all tokens, where requested.
+        cache: keys and values of all tokens, if requested; else None.
     """
 
     hidden: torch.Tensor
@@ -49,7 +49,7 @@ class Reading(NamedTuple):
         return self.cache
 
     def features(self, model: LanguageModel, layers: tuple[int, ...]) -> torch.Tensor:
-        """A draft's features, (rows, length, layers · hidden), where `outputs` belong to the draft's layers.
+        """A draft's features, (rows, length, layers · hidden). The reading must have the outputs of the draft's layers.
 
         The last layer's output is taken after the final norm, as in `hidden_states` of transformers.
         """
@@ -64,7 +64,7 @@ def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...] = (
     length = tokens.shape[1]
     cache = DynamicCache() if keep_cache or length > _CHUNK else None
     hidden, outputs = [], []
-    # A running engine has set its own attention, which would write out the scores of all positions.
+    # A running engine has set its own attention, which would materialise the scores of all positions.
     with model.attending("sdpa"), model.tapped(layers) as tapped:
         for start in range(0, length, _CHUNK):
             piece = tokens[:, start : start + _CHUNK]
@@ -97,7 +97,7 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
     with torch.no_grad():
         embeddings = torch.nn.functional.embedding(given, model.decoder.get_input_embeddings().weight)
         embeddings = embeddings.to(weight.dtype) * shape.embedding_scale
-    # Scores between blocks are wasted: with as many rows as there is context, at most half of all scores.
+    # Attention scores between two blocks are wasted. This limit keeps them to at most half of all scores.
     at_once = max(1, min(features.shape[1], _BLOCK_ROWS) // shape.block_size)
     count = anchors.shape[1]
     parts = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
@@ -106,7 +106,7 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
 
 
 def drafted_along(drafter: DFlashDrafter, reading: Reading, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """Hidden states (blocks, num_drafted, hidden) of blocks as speculation drafts them: the anchor's token, then masks.
+    """Hidden states (blocks, num_drafted, hidden) of blocks whose input is the anchor's token, then masks, as in speculation.
 
     Args:
         reading: the reading of the sequence, with the drafter's layers.
@@ -124,14 +124,15 @@ _BLOCK_ROWS = 512
 
 
 def whole_blocks(prompt_length: int, num_tokens: int, block_size: int) -> list[int]:
-    """Positions of the anchors of an answer's blocks: at its tokens 0, B, 2B, ..., as long as B tokens follow."""
+    """Positions of the anchors of an answer's whole blocks. With block size B these are its tokens 0, B, 2B, and so on."""
     return [prompt_length + start for start in range(0, num_tokens - block_size + 1, block_size)]
 
 
 def checked(logits: torch.Tensor) -> torch.Tensor:
-    """The same logits (n, vocabulary), if each row is a law. Raises NotNumbers for a row with NaN, with inf, or of -inf alone.
+    """Returns the logits (n, vocabulary) unchanged if each row defines a distribution.
 
-    The maximum of a row shows all three cases in one pass: it is NaN where any value is NaN.
+    Raises NotNumbers for a row that contains NaN or inf, and for a row in which all values are -inf. The maximum of a row
+    shows all three cases in one pass, because it is NaN if any value is NaN.
     """
     if not logits.amax(dim=-1).isfinite().all():
         raise NotNumbers
@@ -139,15 +140,16 @@ def checked(logits: torch.Tensor) -> torch.Tensor:
 
 
 def ranks(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """1 + number of strictly larger logits, int64 (n,), of tokens int64 (n,) in logits (n, vocabulary): ties share a rank.
+    """Ranks, int64 (n,), of tokens, int64 (n,), in logits (n, vocabulary).
 
-    Raises NotNumbers: no number is larger than NaN, which would get the best rank.
+    A rank is 1 + the number of strictly larger logits. Ties share a rank. Raises NotNumbers, because a NaN would otherwise
+    get the best rank.
     """
     return 1 + (checked(logits) > logits.gather(1, tokens[:, None])).sum(dim=-1)
 
 
 def positions_at_once(vocab_size: int, whole: int = 1) -> int:
-    """Positions whose float32 logits are computed at a time: a multiple of `whole`, at least `whole`."""
+    """Number of positions whose float32 logits are computed at a time, a positive multiple of `whole`."""
     return max(1, _LOGITS_BYTES // (4 * vocab_size * whole)) * whole
 
 

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class Unit(NamedTuple):
-    """The key of what is measured at once and recorded as one line. Like the key of a sample it has a problem and a number."""
+    """The key of one measurement, which is one line of the records. Like the key of a sample it has a problem and a number."""
 
     problem: str
     chain: int = 0
 
 
 class Work:
-    """The units that a probe measures. Iterating claims the next one, so a probe iterates only when it has room for it.
+    """The units that a probe measures. Each iteration claims a unit, so a probe iterates only when it can start a unit.
 
     Attributes:
-        units: all units that iterating can give. Other processes may claim some of them.
+        units: all units that the iteration can yield. Other processes may claim some of them.
         device: device name for PyTorch.
 
     Args:
-        claimed: an iterator that claims units as it is consumed; None gives all of `units`.
+        claimed: an iterator that claims units as it is consumed; None to yield all of `units`.
     """
 
     def __init__(self, units: Sequence[Unit], device: str, claimed: Iterable[Unit] | None = None):
@@ -45,12 +45,12 @@ class Work:
 
 
 class Summary(NamedTuple):
-    """What a probe derives from its records. Values are JSON values; None means that there is no number."""
+    """The results that a probe derives from its records. Values are JSON values; None means that no number exists."""
 
     values: Mapping[str, float | int | str | None]
     """Numbers for `summary.json` and the tracker."""
     tables: dict[str, list[dict]]
-    """Tables by name, as rows with the same keys. They are printed, and written to `summary.json` and a CSV file each."""
+    """Tables by name, as rows with the same keys. They are printed and written to `summary.json` and to CSV files."""
     data: dict[str, list[dict]]
     """Tables that are written to CSV files only. Figures are drawn from them."""
 
@@ -63,7 +63,7 @@ class Summary(NamedTuple):
 
 
 class Probe(Component):
-    """Base class of probes: a leaf lists its units, measures pending units and summarises their records."""
+    """Base class of probes. A subclass lists its units, measures pending units and summarises their records."""
 
     __slots__ = ()
 
@@ -86,10 +86,10 @@ class Probe(Component):
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Measures each unit that `work` gives and yields its record when it is done, in any order.
 
-        A record holds JSON values, without problem and chain. The field `failure` is reserved. Apart from its times a record
-        is a function of identity and unit only: it does not depend on other units, and its random numbers have their own
-        keys. The method is called again for other units, such as a unit that must be measured alone. A UserError that
-        refuses the configuration is raised before the first record.
+        A record holds JSON values. Problem and chain are not in it, and the field `failure` is reserved. Except for its times,
+        a record depends only on the identity and the unit. It does not depend on other units, and its random numbers have
+        their own keys. The method may be called several times, for example for a unit that must be measured alone. A
+        UserError that refuses the configuration is raised before the first record.
         """
 
     @abstractmethod

@@ -1,8 +1,8 @@
-"""Speculative sampling on synthetic distributions: correct samplers draw from the target, samplers with known faults do not.
+"""Speculative sampling on synthetic distributions. Correct samplers draw from the target, samplers with known faults do not.
 
-It repeats the table of a pull request that fixed such a fault: "max_dev_correct=0.0018 max_dev_biased=0.1426 (N=50000)". There
-the most likely token of a draft was verified as if it had been drawn (DSpark, "Sample the DSpark draft proposal from q, not
-argmax").
+The probe repeats the table of a pull request that fixed such a fault: "max_dev_correct=0.0018 max_dev_biased=0.1426
+(N=50000)". The fault was to verify the most likely token of a draft as if it had been drawn (DSpark, "Sample the DSpark draft
+proposal from q, not argmax").
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEAST_EXPECTED = 5.0
 @register("probe", "rejection_sampling")
 @dataclass(slots=True, kw_only=True)
 class RejectionSampling(Probe):
-    """How far the tokens of speculative samplers are from the target's distribution, at one position with synthetic logits.
+    """Deviation of speculative samplers from the target's distribution, at one position with synthetic logits.
 
     The logits of target and draft are normally distributed. Each sampler uses the engine's own rules: it drafts one token,
     applies the rule and returns the resulting token. The fault `late_penalty` is left out, because it needs a history.
@@ -56,7 +56,7 @@ class RejectionSampling(Probe):
     unit = "chunk"
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         if self.num_draws % self.chunk_size:
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
 
@@ -65,7 +65,7 @@ class RejectionSampling(Probe):
         return [Unit("draws", number) for number in range(self.num_draws // self.chunk_size)]
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Counts of each token that a sampler draws in a chunk, and of its accepted drafts."""
+        """Counts the tokens that each sampler draws in a chunk, by token, and the accepted drafts."""
         import torch
 
         target, draft = (torch.from_numpy(values).to(work.device, torch.float32) for values in self.logits())
@@ -141,9 +141,10 @@ class OneToken(NamedTuple):
 
 
 def samplers_by_name() -> dict[str, Speculation]:
-    """The decoders, correct and with each fault that has an effect at one position: `decoder`, `decoder fault`.
+    """The decoders by name, correct (`decoder`) and with each fault that has an effect at one position (`decoder fault`).
 
-    Both draft at the target's temperature. Matching draws with the uniform of the position, rejection with separate uniforms.
+    All draft at the target's temperature. Matching draws its drafts with the uniform of the position, and rejection sampling
+    uses separate uniforms.
     """
     from dflash_mcmc.engine.speculative import faults, rules
     from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
@@ -160,7 +161,7 @@ def samplers_by_name() -> dict[str, Speculation]:
 
 def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: SamplingParams, chance: Chance,
             rows: int) -> Verdict:
-    """The verdict on one drafted token in each of `rows` rows, by logits of target and draft, float32 (vocabulary,)."""
+    """The verdict on one drafted token in each of `rows` rows. All rows have the same logits, each float32 (vocabulary,)."""
     import torch
 
     from dflash_mcmc.engine import logits_processor as laws

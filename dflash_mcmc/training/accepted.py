@@ -1,9 +1,9 @@
-"""Quality of a draft: the number of tokens per forward of the target if recorded responses were generated speculatively.
+"""Measures the quality of a draft as tokens per forward of the target, as if recorded responses were drawn speculatively.
 
-The target's token is known at every position of a response. The tokens that speculation would accept from an anchor are thus
-known too: the drafted tokens up to the first one that differs from the response, which then replaces it. For greedy responses
-this is exactly greedy speculation. For sampled ones it is exactly sample-and-match (verification by comparing the draft's
-tokens with a sample of the target), where the draft proposes its most likely tokens.
+The target's token is known at every position of a response. Speculation would accept the drafted tokens before the first one
+that differs from the response. The response's token replaces that one. For greedy responses this is exactly greedy
+speculation. For sampled responses it is exactly sample-and-match with a draft that proposes its most likely tokens.
+(Sample-and-match compares the draft's tokens with a sample of the target.)
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def count(draft: DFlash, model: LanguageModel, responses: Sequence[Response], ro
           anchors_at_once: int) -> tuple[int, int]:
     """(number of tokens, number of forwards of the target) over all responses.
 
-    Drafting starts at the last token of each prompt. The ratio is the accepted length tau: the mean number of tokens per
-    forward, that is, the accepted ones and the target's token after them.
+    Drafting starts at the last token of each prompt. The ratio is the accepted length tau, the mean number of tokens per
+    forward. A forward yields the accepted tokens and the target's token after them.
     """
     tokens = forwards = 0
     responses = sorted(responses, key=lambda response: response.length)
@@ -39,10 +39,12 @@ def count(draft: DFlash, model: LanguageModel, responses: Sequence[Response], ro
 
 
 def walk(accepted: np.ndarray, first: int, length: int) -> int:
-    """Number of blocks, and so of forwards of the target, from the anchor `first` to the end of a sequence of `length` tokens.
+    """Number of blocks from the anchor `first` to the end of a sequence of `length` tokens.
+
+    Each block takes one forward of the target.
 
     Args:
-        accepted: int64, at least `length` entries: accepted tokens of the block at each anchor position.
+        accepted: int64, at least `length` entries, the number of accepted tokens of the block at each anchor position.
     """
     anchor, forwards = first, 0
     while anchor < length - 1:
@@ -53,9 +55,9 @@ def walk(accepted: np.ndarray, first: int, length: int) -> int:
 
 @torch.no_grad()
 def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Response], anchors_at_once: int) -> np.ndarray:
-    """Accepted tokens of the block at each anchor position: int64 (responses, length of the longest).
+    """Number of accepted tokens of the block at each anchor position, int64 (responses, length of the longest).
 
-    The value is the number of leading drafted tokens that equal the response's. It is 0 where no block can start: before the
+    It counts the leading drafted tokens that equal the response's. It is 0 at positions where no block can start: before the
     last token of the prompt, and at the last token of the sequence.
     """
     anchors = [np.array(possible_anchors(response, prompt_end=True)) for response in responses]
@@ -66,7 +68,7 @@ def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Re
     for start in range(0, every.anchors.shape[1], anchors_at_once):
         blocks = every._replace(anchors=every.anchors[:, start : start + anchors_at_once])
         found = _accepted(model.logits(sequences.drafted(draft, model, features, *blocks)).argmax(dim=-1), blocks)
-        accepted.scatter_(1, blocks.anchors % accepted.shape[1], found)  # -1, no anchor, is written to the extra last column
+        accepted.scatter_(1, blocks.anchors % accepted.shape[1], found)  # padding anchors (-1) write to the extra last column
     return accepted[:, :-1].cpu().numpy()
 
 

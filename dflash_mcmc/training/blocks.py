@@ -65,10 +65,10 @@ def gather(responses: Sequence[Response], anchors: Sequence[np.ndarray]) -> Trai
 
 
 class Epochs:
-    """The training batches. Batch n is a function of the seed and n only, so that a resumed run gets the same batches.
+    """The training batches. Batch n depends only on the seed and n, so a resumed run gets the same batches.
 
     Args:
-        responses: responses; those without a possible anchor are ignored.
+        responses: the training responses. A response without a possible anchor is ignored.
         batch_size: sequences per batch.
         anchors: maximal number of blocks per sequence.
         prompt_end: whether the last token of the prompt is a possible anchor.

@@ -1,9 +1,9 @@
 """Trains a DFlash draft for a target: `python -m dflash_mcmc.train draft=tiny`. Starting a stopped run again resumes it.
 
-First the target answers the prompts. Each step then takes a batch of its responses, computes the target's features for them in
-one forward, drafts blocks from random anchors in another, and fits the drafted tokens to the target's. Only the draft's own
+The target first answers the prompts. Each step takes a batch of these responses. One forward computes the target's features,
+and another one drafts blocks from random anchors. The drafted tokens are fitted to the target's tokens. Only the draft's own
 weights are trained; the embedding and the head are the target's. All processes of a launch have the same weights, and each
-computes its share of every batch.
+process computes its share of every batch.
 
 Source: DFlash (arXiv 2602.06036).
 """
@@ -69,7 +69,7 @@ def train(plan: DraftPlan) -> Path:
 
 
 def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
-    """The draft's shape, with the target's values where the plan has none. Raises UserError if it does not fit the target."""
+    """The draft's shape. Values that the plan leaves out are the target's. Raises UserError if it does not fit the target."""
     given, config, num_layers = plan.shape, model.config, len(model.layers)
     layers = given.target_layers or default_target_layers(num_layers, given.num_features)
     heads = given.num_heads or config.num_attention_heads
@@ -86,7 +86,7 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
         intermediate_size=given.intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         block_size=given.block_size, mask_token_id=_mask_token(plan, model), target_layers=tuple(layers),
         num_target_layers=num_layers, norm_eps=getattr(config, "rms_norm_eps", 1e-6),
-        # Default frequencies: extensions of the target's RoPE to long contexts assume training on short ones first.
+        # The draft uses default frequencies. Extensions of RoPE to long contexts assume earlier training on short contexts.
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         max_positions=config.max_position_embeddings, sliding=(None,) * given.num_layers,
     )
@@ -96,7 +96,7 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
 
 
 def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
-    """The id of the mask token: an id that is never sampled if there is one, so that masks differ from all tokens."""
+    """The id of the mask token. If possible it is an id that is never sampled, so masks differ from all tokens."""
     if plan.shape.mask_token_id is not None:
         return plan.shape.mask_token_id
     unused = model.forbidden.nonzero().flatten().tolist()
@@ -109,9 +109,10 @@ def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
 def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
     """A freshly initialised draft in float32.
 
-    The standard deviation of a matrix is 1 / sqrt(input width), so that outputs have the size of inputs. At a width of 2,560
-    this is 0.02, the value of Qwen3. With 0.02 at every width, the layers of a small draft would hardly change an embedding,
-    and it would take hundreds of steps to unlearn predicting the mask token itself. The final norm is a copy of the target's.
+    The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the size of inputs. At a width of 2,560
+    this is 0.02, the value of Qwen3. With 0.02 at every width, the layers of a small draft would hardly change an embedding.
+    The draft would first predict the mask token itself and unlearn this only in hundreds of steps. The final norm is a copy
+    of the target's.
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(Key(seed).fold_in("draft", "weights").integer(2**31))
@@ -119,7 +120,7 @@ def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
         for parameter in draft.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-        draft.norm.weight.data.copy_(model.final_norm.weight)  # the scale that the target's head was trained with
+        draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
     return draft
 
 
@@ -159,9 +160,9 @@ class _Session:
                 tracker.finish(exit_code)
 
     def gradients(self, step: int) -> float:
-        """Stores the gradients of the whole batch's loss, the same in every process, and returns that loss in nats."""
+        """Stores the gradients of the whole batch's loss and returns the loss in nats. They are the same in all processes."""
         batch = self.batches(step)
-        # Every process computes the total weight of the batch, so that the parts only need to be added.
+        # Every process computes the total weight of the batch. The parts then only need to be added.
         total = slot_weights(batch, self.draft.shape.block_size, self.plan.gamma).sum().item()
         loss = torch.zeros(1, device=self.model.device)
         for part in self._share(batch):

@@ -1,7 +1,7 @@
-"""The loop of optimiser steps, with checkpoints: a run that is stopped and started again ends with the same weights.
+"""The loop of optimiser steps, with checkpoints. A run that is stopped and started again ends with the same weights.
 
-For this, everything that determines step n (texts, anchors, learning rate) must be a function of n. A checkpoint holds the
-weights, the optimiser's state and the number of steps. It is written at every evaluation.
+This requires that everything that determines step n (texts, anchors, learning rate) is a function of n. A checkpoint holds
+the weights, the optimiser's state and the number of steps. It is written at every evaluation.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opti
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
             bar.update()
             if (step + 1) % loop.evaluate_every == 0 or step + 1 == loop.steps:
-                # The evaluation comes before the checkpoint, so that a run stopped between the two repeats it.
+                # The evaluation precedes the checkpoint. A run that is stopped between the two repeats the evaluation.
                 figures = {"step": step + 1, "loss": sum(losses) / len(losses), **loop.evaluate()}
                 losses = []
                 if loop.first:

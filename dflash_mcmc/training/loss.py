@@ -1,9 +1,9 @@
 """The training loss of a draft. All blocks of some sequences are drafted in one forward.
 
-Slot k of a block predicts the token k positions after the anchor, from the target's features before the anchor and the
-anchor's token. It is compared with the token at that position, or with the target's distribution of it. Slot 0, padding and
-positions after the end do not count. Slot k has the weight exp(-(k - 1) / gamma), because all slots after a wrong one are
-rejected (DFlash, arXiv 2602.06036).
+Slot k of a block predicts the token k positions after the anchor. Its inputs are the target's features before the anchor and
+the anchor's token. The prediction is compared with the token at that position, or with the target's distribution there.
+Slot 0, padding and positions after the end do not count. Slot k has the weight exp(-(k - 1) / gamma), because all slots after
+a wrong one are rejected (DFlash, arXiv 2602.06036).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
              autocast: bool) -> torch.Tensor:
     """The sum over all slots of weight times loss, in nats.
 
-    The result is a sum, so that parts of a batch from several processes can be added. To get the mean, divide the total by the
-    sum of the whole batch's weights.
+    Sums over parts of a batch, from several processes, can be added. To get the mean, divide the total by the sum of the
+    whole batch's weights.
     """
     weights = slot_weights(blocks, draft.shape.block_size, objective.gamma)
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)
@@ -67,7 +67,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     parts = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(labels), _SLOTS_AT_ONCE)]
     if len(parts) == 1:
         return piece(parts[0])
-    # The backward pass recomputes the logits, so that only those of one part are in memory at a time.
+    # The backward pass recomputes the logits. Only the logits of one part are in memory at a time.
     return sum((checkpoint(piece, part, use_reentrant=False) for part in parts), hidden.sum() * 0.0)
 
 
@@ -85,8 +85,8 @@ def _piece(model: LanguageModel, objective: Objective, autocast: bool, hidden: t
 def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> torch.Tensor:
     """KL(p_alpha | q) in nats, shape (n,), with q = softmax(logits) and p_alpha = softmax(alpha · target).
 
-    `logits` and `target` have the shape (n, ids). p_alpha is the target's distribution of a token to the power alpha,
-    normalised for each token. The minimum is 0, at q = p_alpha.
+    `logits` and `target` have the shape (n, ids). p_alpha is the target's next-token distribution to the power alpha,
+    normalised. The minimum is 0, at q = p_alpha.
     """
     log_p = torch.log_softmax(alpha * target, dim=-1)
     # Ids without a token have probability 0 in both distributions and would give 0 · (-inf + inf).

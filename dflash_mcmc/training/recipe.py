@@ -27,7 +27,7 @@ RECIPES = {"tiny": "train_draft_tiny", "dflash": "train_draft"}
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""
 _IDENTITY_VERSION = 1
-"""Increase it if the meaning of a field changes, or the random numbers."""
+"""Increase it if the meaning of a field or the random numbers change."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Prompts:
     """The prompts for the target."""
 
     num: int | None = identity("number of training prompts; null uses all lines of the file that are not held out", ge=1)
-    held_out: int = identity("number of prompts for evaluation only; of a file, the last ones", ge=1)
+    held_out: int = identity("number of prompts for evaluation only; in a file they are the last ones", ge=1)
     path: str | None = identity("JSON Lines file of questions; null uses training questions of dataset=arith")
     field: str = identity("field of the file's lines that contains the question")
     template: str = identity("template of the prompt; {question} is replaced by the question")
@@ -131,7 +131,7 @@ def _check_shape(shape: Shape, num_target_layers: int | None) -> None:
         raise ConfigError("shape.head_dim", shape.head_dim, "an even number")
     if num_target_layers is None:
         return
-    # The last layer is excluded: published drafts read its output after the final norm, but engines before it.
+    # The last layer is excluded. Published drafts read its output after the final norm, but engines read it before the norm.
     last = num_target_layers - 2
     if shape.num_features > last + 1:
         raise ConfigError("shape.num_features", shape.num_features, f"at most {last + 1}, for a target of {last + 2} layers")
@@ -152,7 +152,7 @@ def compose(name: str, overrides: list[str]) -> DraftPlan:
 
 
 def identity_of(plan: DraftPlan) -> dict[str, object]:
-    """All that determines the weights: the identity fields, and the content of the target and of the prompt file."""
+    """Everything that determines the weights: the identity fields, and the contents of the target and the prompt file."""
     values: dict[str, object] = {"version": _IDENTITY_VERSION}
     values.update({name: value for name, field, _, value in walk(plan) if spec_of(field).role == "identity"})
     values.update({f"model.{name}": value for name, value in plan.model.canonical(plan).items()})

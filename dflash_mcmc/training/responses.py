@@ -1,4 +1,4 @@
-"""The target's responses to the prompts: sampled once by the batched engine and stored in the run folder.
+"""The target's responses to the prompts. The batched engine samples them once, and they are stored in the run folder.
 
 They are stored in files ("pieces") of 256 prompts, which are written atomically. Each process of a launch claims the next
 missing piece when it is free. A resumed run samples only the pieces that were not finished.
@@ -51,7 +51,7 @@ class Request(NamedTuple):
     """Name of the folder, and part of the random key."""
     questions: Sequence[str]
     temperatures: Sequence[float]
-    """Sampling temperatures, which the questions use in turn."""
+    """Sampling temperatures. Consecutive questions cycle through them."""
 
 
 def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Request) -> list[Response]:

@@ -51,7 +51,7 @@ class TrainingPlan:
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def check(self, chosen_model: str) -> None:
-        """Raises ConfigError for any other model than the embedded one, which is the only one that can be trained."""
+        """Raises ConfigError for any model but the embedded one, because no other model can be trained."""
         if chosen_model != "tiny":
             raise ConfigError("model", chosen_model, "'tiny'; other models are loaded, not trained (drafts are: draft=...)")
 
@@ -62,7 +62,7 @@ def learning_rate(plan: TrainingPlan, step: int) -> float:
 
 
 def training_pairs(seed: int, start: int, stop: int) -> list[tuple[str, str]]:
-    """(question, solution) pairs number `start` to `stop - 1` of the training split, of alternating levels."""
+    """The (question, solution) pairs `start` to `stop - 1` of the training split. The pairs cycle through the levels."""
     pairs = []
     for index in range(start, stop):
         key = Key(seed).fold_in("train", index)
@@ -79,7 +79,7 @@ def render_prompt(tokenizer, question: str) -> str:
 
 
 class Batches:
-    """Batch n of the run: (tokens, labels), each int64 (batch_size, length). Only the solution and its stop id have labels."""
+    """Batches by step: (tokens, labels), each int64 (batch_size, length). Only the solution and its stop id have labels."""
 
     def __init__(self, tokenizer, plan: TrainingPlan):
         self.tokenizer, self.plan = tokenizer, plan
@@ -123,7 +123,7 @@ def loss_of(model, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def greedy_accuracy(model, tokenizer, stop_ids: list[int], seed: int, per_level: int) -> dict[int, float]:
-    """Fraction of held-out problems with a correct greedy answer, by level. They are not problems of `dataset=arith`."""
+    """Fraction of held-out problems with a correct greedy answer, by level. These problems are not in `dataset=arith`."""
     import torch
 
     problems = [
@@ -174,7 +174,7 @@ def train(plan: TrainingPlan) -> Path:
 
 
 def run_folder(plan: TrainingPlan, tokenizer) -> Path:
-    """`outputs/train/tiny-<hash>`, with a hash of all that determines the weights: plan, architecture, tokenizer and texts."""
+    """`outputs/train/tiny-<hash>`. The hash covers all inputs to the weights: plan, architecture, tokenizer and texts."""
     from dflash_mcmc.model import tiny
 
     values = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)

@@ -30,7 +30,7 @@ NUM_DRAWS, REPEATS, LEVEL = 20_000, 40, 1e-4
 
 
 class Setting(NamedTuple):
-    """A law and a prompt. The prompt repeats tokens, so that n-grams are found in it."""
+    """A law and a prompt. The prompt repeats tokens, so the n-gram draft finds matches in it."""
 
     law: SamplingParams
     stops: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ SETTINGS = {
     "temperature": Setting(SamplingParams(0.7)),
     "stops": Setting(SamplingParams(1.0), stops=(3,)),
     "filters": Setting(SamplingParams(1.2, top_k=5, top_p=0.95, min_p=0.05)),
-    # The prompt is short, so that the penalty applies to drafted tokens.
+    # With a short prompt the penalty applies to drafted tokens.
     "penalty": Setting(SamplingParams(0.9, repetition_penalty=4.0), prompt=(4,)),
 }
 RIGHT = {"match": match(), "match_sampled": match(1.0), "token": reject(), "token_flat": reject(1.5),

@@ -1,4 +1,4 @@
-"""Our attention against PyTorch's, alone and inside models; flash-attn's contract against the same."""
+"""Compares our attention with PyTorch's, alone and inside models, and our use of flash-attn with PyTorch's attention."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_every_implementation_draws_the_same(family, name):
 
 
 def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, softmax_scale, causal):
-    """flash-attn's function as documented; the original runs on GPUs only."""
+    """A replacement for flash-attn's function, as documented. The original runs on GPUs only."""
     assert causal
     assert cache_seqlens.dtype == torch.int32
     rows = []
-    for row, length in enumerate(cache_seqlens.tolist()):  # bottom-right: the queries are the last of `length` tokens
+    for row, length in enumerate(cache_seqlens.tolist()):  # the queries are the last of `length` tokens
         query, key, value = (x[row : row + 1].transpose(1, 2) for x in (q, k_cache[:, :length], v_cache[:, :length]))
         mask = torch.ones(query.shape[2], length, dtype=torch.bool).tril(length - query.shape[2])
         rows.append(fused(query * softmax_scale * query.shape[-1] ** 0.5, key, value, mask))
@@ -83,7 +83,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, softmax_scale, c
 
 @pytest.fixture
 def flash_attn(monkeypatch):
-    """The stand-in takes the package's place."""
+    """Replaces the package flash-attn."""
     monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache))
 
 
@@ -95,7 +95,7 @@ def test_flash_attention_is_called_by_its_contract(flash_attn):
 
 
 def test_flash_attention_draws_the_same_where_pieces_are_padded(flash_attn, monkeypatch):
-    """Inside the engine, with the stand-in: pieces of 64 for prompts that end where the cache does."""
+    """The engine uses the replacement. Prompts are read in pieces of 64 and end at the end of the cache."""
     model = random_model("qwen3")
 
     def drawn():

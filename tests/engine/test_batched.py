@@ -1,4 +1,4 @@
-"""The batched engine against the reference engine, and against itself under other batches, orders and slot counts."""
+"""Compares the batched engine with the reference engine, and with itself for other batches, orders and slot counts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def qwen3():
 
 @pytest.fixture(scope="module")
 def plain(qwen3):
-    """What a sampler draws under a blend with every switch as it is, drawn once: plain("power_mh", "layer")."""
+    """Results of a sampler under a blend with default options, drawn once: plain("power_mh", "layer")."""
     return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
 
 
@@ -92,14 +92,14 @@ def same(a: ChainResult, b: ChainResult, tolerance: float = TOLERANCE) -> None:
 
 
 def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
-    """One chain after each prompt. The other chains only share the batch."""
+    """Compares one chain per prompt. The other chains only share the batch."""
     assert len(batched) == NUM_CHAINS
     for tag, chain in itertools.islice(chains(sampler), len(PROMPTS)):
         same(batched[tag].result, reference.run(chain))
 
 
 def with_one_of_them(name: str, blend: str) -> list:
-    """Every sampler under one blend, and every blend with a proposal of its own and one of the base, are not slow."""
+    """Marks a pair as slow, unless the blend is `layer` or the sampler is one of two."""
     return [] if blend == "layer" or name in ("power_mh", "power_mh_early") else [pytest.mark.slow]
 
 
@@ -131,7 +131,7 @@ def test_results_are_varied_enough_to_tell_errors_apart(qwen3):
 def test_number_of_slots_and_order_change_nothing(qwen3, plain, slots, name):
     expected = plain(name, "layer")
     order = [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]
-    # To the last bit, where the machine's arithmetic allows it: that is what the engine keeps its shapes to a ladder for.
+    # The ladder of shapes makes results equal to the last bit, if the machine's arithmetic allows it.
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
     other = run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], slots=slots, order=order)
     for tag, done in expected.items():
@@ -156,7 +156,7 @@ SWITCHED = {
     "checks": dict(steps_between_checks=5),
     "all": dict(skip_identical=False, read_ahead=0, steps_between_checks=3),
 }
-ROUNDED = {  # these read by chunks what was decoded token by token: equal but for rounding
+ROUNDED = {  # these read tokens in chunks that are otherwise decoded one by one: equal up to rounding
     "keep_current": dict(keep_current=False),
     "reuse_prefix": dict(reuse_prefix=False),
     "attention": dict(attention="sdpa"),
@@ -166,7 +166,7 @@ ROUNDED = {  # these read by chunks what was decoded token by token: equal but f
 @pytest.mark.parametrize("options", [*SWITCHED.values(), *ROUNDED.values()], ids=[*SWITCHED, *ROUNDED])
 @pytest.mark.parametrize("name", ["power_mh", pytest.param("power_mh_published", marks=pytest.mark.slow), "power_mh_early"])
 def test_switches_change_nothing(qwen3, plain, name, options):
-    """To the last bit, tokens and log-probabilities, wherever a switch changes no arithmetic."""
+    """Tokens and log-probabilities are equal to the last bit if a switch changes no arithmetic."""
     exact = options in SWITCHED.values() and rows_do_not_depend_on_the_batch()
     on, off = plain(name, "layer"), run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], **options)
     assert on.keys() == off.keys()
@@ -191,11 +191,11 @@ def test_early_rejection_changes_no_decision(qwen3, cut, temperature, truncation
         for early, full in zip(done.result.trace, off[tag].result.trace, strict=True):
             assert early["decision"] == full["decision"] or (early["decision"], full["decision"]) == ("abandon", "reject")
             assert early["proposal_length"] <= full["proposal_length"]
-            assert early["log_ratio"] >= full["log_ratio"] - 1e-3  # a bound from above
+            assert early["log_ratio"] >= full["log_ratio"] - 1e-3  # an upper bound
 
 
 def test_eps_decides_the_same_with_and_without_skipping(qwen3):
-    """A draw can cross its floor on tokens that it shares with the state: there it ends, asked of the model or not."""
+    """A draw can cross its floor on tokens that it shares with the state. It ends there even if they need no forward."""
     sampler = power_mh(early_reject="eps", epsilon=0.9, proposal_temperature=3.0, alpha=1.5, num_steps=6)
     on, off = (run_batched(qwen3, sampler, BLENDS["layer"], skip_identical=skip) for skip in (True, False))
     assert sum(done.result.abandoned for done in on.values()) >= 20
@@ -236,7 +236,7 @@ def test_an_engine_can_be_used_again_after_a_run_was_given_up(qwen3):
 
 
 def test_identical_proposals_cost_nothing(qwen3):
-    """A law that is all but certain draws the same again: no token but those of the first path is asked of the model."""
+    """An almost deterministic law repeats its first sequence. The model draws only the tokens of that sequence."""
     sampler = power_mh(alpha=400.0, num_blocks=1, num_steps=5)
     on, off = (run_batched(qwen3, sampler, NoBlend(), skip_identical=skip) for skip in (True, False))
     for tag, done in on.items():
@@ -319,7 +319,7 @@ def scored(prompt, key):
 
 
 def test_chains_of_different_samplers_share_a_batch(qwen3):
-    """Different laws, sources and histories in one step, and scores while others are under way."""
+    """One step has different laws, sources and histories. Scores run while other chains are in progress."""
     parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
 
     def mixed():
@@ -337,7 +337,7 @@ def test_chains_of_different_samplers_share_a_batch(qwen3):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_position_of_the_model_can_be_used(family):
-    """Chunks are padded, and may reach beyond the last position."""
+    """The padding of a chunk may reach beyond the last position."""
     model = random_model(family)
     parts, prompt = LanguageModel(model, stop_ids=STOPS), np.arange(192 - HORIZON) % 61
     engine = BatchedEngine(parts, NoBlend(), 2, 192)
@@ -390,7 +390,7 @@ def test_forbidden_ids_are_never_drawn():
 
 
 def test_chains_without_numbers_end_and_spoil_no_other():
-    """Token 40 of a prompt, and any logit after token 9, make no numbers; every other chain ends as without them."""
+    """The embedding of token 40 is NaN. A chain that reads it fails, and every other chain ends as with a sound model."""
     spoilt, sound = random_model("qwen3"), random_model("qwen3")
     with torch.no_grad():
         spoilt.model.embed_tokens.weight[40] = torch.nan
@@ -436,7 +436,7 @@ def test_more_positions_than_the_model_has_are_refused(qwen3):
 
 
 def test_a_blend_that_gives_no_numbers_fails_every_chain(qwen3):
-    """Proposals come from the model without the blend, so that only the target would be spoilt."""
+    """Proposals are drawn from the model without the blend. Only the target's log-probabilities are affected."""
     engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), LayerBlend(beta=torch.nan, layer=0, norm="none"), 4, 170)
     done = list(engine.run(chains(SAMPLERS["power_mh"])))
     assert len(done) == NUM_CHAINS
@@ -444,7 +444,7 @@ def test_a_blend_that_gives_no_numbers_fails_every_chain(qwen3):
 
 
 def test_bfloat16_logits_are_not_rounded():
-    """The head's product is in float32: log p has more digits than bfloat16 would leave."""
+    """The head works in float32, so log p has more digits than bfloat16 can hold."""
     model = random_model("qwen3").to(torch.bfloat16)
     engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 8, 170)
     for done in engine.run(chains(SAMPLERS["greedy"])):

@@ -1,4 +1,4 @@
-"""The slot cache: ragged rows on an unmodified model give the logits of fresh forwards, also after a roll-back."""
+"""Rows of different lengths in a slot cache give the logits of fresh forwards, also after a roll-back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.targets import FAMILIES, random_model
 
 
 def feed(model, cache, rows, tokens, positions):
-    """One forward of tokens (rows, queries) at positions; returns logits."""
+    """Runs one forward of tokens (rows, queries) at the given positions. Returns the logits."""
     key_length = int(positions.max()) + 1
     index = torch.arange(rows.stop) if isinstance(rows, slice) else rows
     cache.aim(rows, positions, key_length)
@@ -29,7 +29,7 @@ def test_ragged_rows_and_roll_back_equal_fresh_forwards(family):
     cache = SlotCache(LanguageModel(model).cache_shape, 4, 64)
     for row, (length, sequence) in enumerate(zip(lengths, sequences, strict=True)):
         feed(model, cache, torch.tensor([row]), sequence[None, :length], torch.arange(length)[None])
-    # Two steps astray, then back to the true tokens: what lies above a position is never read.
+    # Feeds two wrong tokens, then goes back to the right ones. Entries above a position must never be read.
     for offset in (0, 1):
         wrong = torch.tensor([[60], [59], [58]])
         feed(model, cache, slice(0, 3), wrong, torch.tensor(lengths)[:, None] + offset)

@@ -1,4 +1,4 @@
-"""The batched laws against the float64 ones and against transformers' own logits processors."""
+"""Compares the batched sampling parameters with those in float64 and with transformers' logits processors."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_draw_at_the_ends_of_the_interval(uniform):
 
 @pytest.mark.parametrize("vocabulary", [1, 61, 512, 513, 1700])
 def test_intervals_tile_the_unit_interval_over_blocks(vocabulary):
-    """Every token's interval begins where that of the token before ends, and a uniform inside it draws the token."""
+    """The interval of each token begins at the end of the previous one, and a uniform inside an interval draws its token."""
     logits = torch.tensor(np.random.Generator(np.random.Philox(0)).normal(size=(1, vocabulary)) * 2, dtype=torch.float32)
     tokens = torch.arange(vocabulary)
     weights = laws.weigh(logits.expand(vocabulary, -1).contiguous())

@@ -1,4 +1,4 @@
-"""The decode step can be captured as a CUDA graph: nothing in it waits for a value or makes a tensor from host data."""
+"""The decode step can be captured as a CUDA graph: it never waits for a value and makes no tensor from host data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_IN_A_GRAPH = ("_local_scalar_dense", "item", "nonzero", "masked_select", "un
 
 
 class Refusing(TorchDispatchMode):
-    """Notes every operation that makes the host wait, or whose shape depends on values."""
+    """Records every operation that makes the host wait, and every operation whose shape depends on values."""
 
     def __init__(self):
         super().__init__()
@@ -91,7 +91,7 @@ def test_the_watch_sees_what_it_should():
 
 
 def test_a_step_leaves_rows_that_are_not_live_as_they_are():
-    """What warming up a graph relies on."""
+    """The warm-up of a graph relies on this."""
     engine = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), NoBlend(), 8, 64)
     running = engine.steps((n, whole(n)) for n in range(8))
     for _ in range(3):
@@ -111,7 +111,7 @@ def test_a_step_leaves_rows_that_are_not_live_as_they_are():
 
 
 class FakeGraph:
-    """What `torch.cuda.CUDAGraph` promises: replays what was called while it was captured."""
+    """A replacement for `torch.cuda.CUDAGraph`. It replays the calls that were made during the capture."""
 
     current = None
 
@@ -128,7 +128,7 @@ class FakeGraph:
 
 
 def test_graphs_replay_what_the_step_does(monkeypatch):
-    """With a stand-in for CUDA: captured once for each shape and law, warmed up without a trace, then replayed."""
+    """CUDA is replaced. A step is captured once for each shape and law, its warm-up has no effect, and then it is replayed."""
     made = []
 
     class Capturing:
@@ -147,7 +147,7 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
             pass
 
     class Recorded:
-        """A decoder whose steps are recorded, not run, while a graph is captured."""
+        """A stepper whose steps are recorded instead of run during the capture of a graph."""
 
         def __init__(self, stepper):
             self.stepper, self.cost = stepper, stepper.cost
@@ -176,7 +176,7 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
 
 
 def test_several_steps_between_checks_on_a_doubling_ladder(monkeypatch):
-    """The GPU's shapes and rhythm, on a CPU."""
+    """Uses a GPU's kind of shapes and its interval between checks, on a CPU."""
     from dflash_mcmc.engine import batched
     from dflash_mcmc.engine.ladder import Ladder
 

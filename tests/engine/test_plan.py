@@ -1,4 +1,4 @@
-"""The memory plan: what is predicted is what is allocated, and what does not fit is refused with the numbers."""
+"""The memory plan equals the allocated memory. An engine that does not fit is refused with an error that gives the sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot remembers of its rows, and the ladder of pieces."""
+"""A slot's record of the tokens in its rows, and the sizes of chunks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def test_the_spare_row_gives_back_what_a_draw_overwrote():
     current = np.array([1, 2, 3, 4, 5, 6])
     kept = slot(current)
     assert kept.save(current, 3) == (3, 6)
-    kept.held = np.array([1, 2, 3, 9, 9])  # a proposal, rejected; the next one is cut at 5
+    kept.held = np.array([1, 2, 3, 9, 9])  # a rejected proposal; the next proposal is cut at 5
     assert kept.restorable(current[:5], 3) == 5
     kept.held = current[:5]
     assert kept.save(current, 5) == (5, 3)  # nothing new to copy
-    kept.held = np.array([1, 2, 3, 4, 5, 9])  # rejected too; the next one is cut before what is kept
+    kept.held = np.array([1, 2, 3, 4, 5, 9])  # another rejected proposal; the next one is cut before the saved tokens
     assert kept.restorable(current[:2], 2) == 2
     assert kept.save(current, 2) == (2, 3)
     assert kept.saved_from == 2

@@ -1,4 +1,4 @@
-"""The answers that probes go along."""
+"""The answers that probes teacher-force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuations of a prefix, read together, are each read as if alone; what they have in common is read once."""
+"""Continuations of a prefix that are read together have the states of separate forwards. Common beginnings are read once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.targets import FAMILIES, random_model
 PREFIX = torch.randint(0, 58, (20,), generator=torch.Generator().manual_seed(5))
 APART = np.random.default_rng(6).integers(0, 58, (7, 4))
 ALIKE = np.random.default_rng(7).integers(0, 2, (40, 4))
-"""Of sixteen that are possible."""
+"""Forty continuations over two token ids. At most sixteen of them differ."""
 
 
 def alone(model: LanguageModel, length: int, tokens: np.ndarray) -> torch.Tensor:
-    """Hidden states (count, n, hidden) that predict continuations after `length` tokens, each from a forward of its own."""
+    """Hidden states (count, n, hidden) that predict continuations after `length` tokens, from one forward per continuation."""
     with torch.no_grad():
         rows = [model.decoder(input_ids=torch.cat([PREFIX[:length], torch.from_numpy(row)])[None],
                               use_cache=False).last_hidden_state[0] for row in tokens]
@@ -48,7 +48,7 @@ def test_each_is_read_as_if_alone(family, length, tokens, monkeypatch):
 def test_what_is_shared_is_read_once():
     model = LanguageModel(random_model())
     reading = sequences.read(model, PREFIX[None], keep_cache=True)
-    begins = {tuple(row[:length]) for row in ALIKE.tolist() for length in range(4)}  # the empty one is the prefix
+    begins = {tuple(row[:length]) for row in ALIKE.tolist() for length in range(4)}  # the empty beginning is the prefix
     with torch.no_grad():
         counts = [len(predictors(model, reading.cache, reading.hidden[0, 19], 20, ALIKE, share).hidden)
                   for share in (True, False)]
@@ -85,14 +85,14 @@ def test_growing_token_by_token_is_reading_at_once():
 
 
 class SeesNeighbours(Tree):
-    """A mutant: the parent of a token is the token read before it, also of another continuation."""
+    """A mutant: the parent of a token is the token read before it, even if that belongs to another continuation."""
 
     def read(self, parents, tokens):
         return super().read([number - 1 for number in range(len(parents))], tokens)
 
 
 class Forgets(branches._Nodes):
-    """A mutant: equal tokens share a node, also after different prefixes."""
+    """A mutant: equal tokens share a node even after different prefixes."""
 
     @classmethod
     def of(cls, rows, share):

@@ -1,4 +1,4 @@
-"""States, laws and standings along an answer, against transformers' own hidden states and loops in float64."""
+"""Compares states, laws and ranks along an answer with transformers' hidden states and with loops in float64."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_last_layer_behind_the_final_norm_is_the_target(family):
 
 @torch.no_grad()
 def test_ranks_know_the_norms_weights_and_not_its_length():
-    """Dividing a state by its length keeps every rank and changes log p; the weights change the ranks."""
+    """Dividing a state by its length keeps every rank but changes log p. The norm's weights change the ranks."""
     model, tokens = LanguageModel(random_model()), torch.from_numpy(ANSWER.tokens)
     (states,) = layers.readings(model, ANSWER, [1])
     raw = layers.standings(model, layers.layer_source(model, states.outputs[1], "none"), tokens)
@@ -61,7 +61,7 @@ def test_ranks_know_the_norms_weights_and_not_its_length():
 
 @torch.no_grad()
 def test_a_huge_coordinate_that_the_norm_takes_down_spoils_raw_ranks_alone():
-    """What the published rank of a raw layer may be: the state names the token, but for a coordinate that means nothing."""
+    """A possible reason for the published rank of a raw layer: one huge meaningless coordinate hides the predicted token."""
     model = LanguageModel(random_model())
     tokens = torch.arange(40)
     head = model._head_weight.clone()
@@ -76,7 +76,7 @@ def test_a_huge_coordinate_that_the_norm_takes_down_spoils_raw_ranks_alone():
 def test_standing_of_a_case_by_hand():
     logits = torch.tensor([[0.0, math.log(2.0), math.log(2.0), -torch.inf], [1000.0, 1000.0 + math.log(4.0), 0.0, -torch.inf]])
     found = layers.standing(logits, torch.tensor([2, 0]))
-    assert found.rank.tolist() == [1, 2]  # of a tie all have the better rank
+    assert found.rank.tolist() == [1, 2]  # tied tokens all have the better rank
     assert found.best.tolist() == [1, 1]
     assert found.log_p.tolist() == pytest.approx([math.log(0.4), math.log(0.2)], abs=1e-4)
     assert layers.standing(logits, torch.tensor([0, 2])).rank.tolist() == [3, 3]
@@ -93,7 +93,7 @@ def test_log_p_of_large_logits_keeps_its_digits():
 
 
 def test_no_logits_of_a_whole_answer_are_made(monkeypatch):
-    """At 151,936 words a piece is 110 positions: pieces join to what one would be."""
+    """Pieces give the same result as the whole answer. With 151,936 token ids a piece has 110 positions."""
     model = LanguageModel(random_model())
     tokens = torch.from_numpy(ANSWER.tokens)
     (states,) = layers.readings(model, ANSWER, [0])
@@ -113,7 +113,7 @@ def test_no_logits_of_a_whole_answer_are_made(monkeypatch):
 
 @pytest.fixture
 def pair(make_config):
-    """Embedded target and draft, a gold answer, and what the draft is asked for by name."""
+    """A configuration with the embedded target and draft, the loaded target, and a gold answer."""
     config = make_config("probe=layer_rank", "draft=tiny", "dataset.limit=1")
     model = config.model.load("cpu")
     (problem,) = config.dataset.problems()
@@ -124,7 +124,7 @@ def pair(make_config):
 @pytest.mark.parametrize("block_size", [8, 5])
 @torch.no_grad()
 def test_the_draft_is_asked_block_by_block(pair, block_size):
-    """Against a loop over blocks, each with the context before its anchor alone."""
+    """Compares with a loop over blocks, in which each block has only the context before its anchor."""
     config, model, answer = pair
     config.draft.block_size = block_size
     draft = config.draft.load(model)

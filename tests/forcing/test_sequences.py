@@ -1,4 +1,4 @@
-"""Teacher forcing: in pieces as in one, blocks as if each were drafted alone, ranks with ties."""
+"""Teacher forcing in pieces equals one forward, blocks equal separately drafted ones, and ties share a rank."""
 
 from __future__ import annotations
 

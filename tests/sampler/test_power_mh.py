@@ -88,7 +88,7 @@ STOPS = {"one_stop": (0,), "two_stops": (0, 2), "no_stop": ()}
 
 @pytest.mark.parametrize(("options", "stop_ids"), [
     pytest.param(OPTIONS[name], ids, id=f"{stops}-{name}", marks=[pytest.mark.slow] * (not ids and name != "top_k"))
-    for name in OPTIONS for stops, ids in STOPS.items()])  # without a stop id every option takes the longest
+    for name in OPTIONS for stops, ids in STOPS.items()])  # every option takes longest without a stop id
 def test_step_leaves_the_power_target_invariant(options, stop_ids):
     engine = engine_of(stop_ids)
     check_step(engine, make(**options), target_by_hand(engine, 4, options))
@@ -191,7 +191,7 @@ NOT_EXACT = {
 
 @pytest.mark.parametrize(("options", "blend"), NOT_EXACT.values(), ids=NOT_EXACT.keys())
 def test_early_rejection_would_be_wrong_where_it_is_refused(options, blend, make_config):
-    """Each refusal is necessary: if early rejection is used nevertheless, the target is not invariant."""
+    """Each refusal is necessary. If early rejection is used nevertheless, the target is not invariant."""
     engine = engine_of((0,), blend, scale=1.0)
     target = target_by_hand(engine, 4, options, None if blend is None else (blend.beta, blend.norm))
     check_step(engine, make(**options), target)

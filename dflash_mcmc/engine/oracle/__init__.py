@@ -1,1 +1,1 @@
-"""Slow engines that are obviously right: an enumerable toy model, and plain forwards without a cache."""
+"""Slow and simple engines for tests: an enumerable toy model, and plain forwards without a cache."""

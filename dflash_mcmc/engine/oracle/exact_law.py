@@ -1,4 +1,4 @@
-"""`SamplingParams` applied to one row in float64, written from the definition. The tabular and reference engines use it."""
+"""Applies `SamplingParams` to one row in float64, directly by their definition, for the tabular and reference engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def process(logits: np.ndarray, params: SamplingParams, seen: np.ndarray) -> np.ndarray:
-    """Log-probabilities under the parameters: float64 (vocabulary,), -inf outside the support. `seen`: ids present so far."""
+    """Log-probabilities under the parameters, float64 (vocabulary,), with -inf outside the support.
+
+    `seen` are the token ids in the prompt and the generation so far.
+    """
     logits = np.array(logits, dtype=np.float64)
     present = np.unique(np.asarray(seen, dtype=np.int64))
     chosen = logits[present]
@@ -39,13 +42,13 @@ def process(logits: np.ndarray, params: SamplingParams, seen: np.ndarray) -> np.
 
 
 def draw(log_q: np.ndarray, uniform: float) -> int:
-    """The token at `uniform` of the cumulative distribution over token ids."""
+    """The token whose `interval` contains `uniform`: inverse transform over token ids."""
     cumulative = np.cumsum(np.exp(log_q))
     point = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
     return int(np.searchsorted(cumulative, point, side="right"))
 
 
 def interval(log_q: np.ndarray, token: int) -> np.ndarray:
-    """The uniforms that `draw` maps to `token`: float64 (2,), from the first to the second."""
+    """The interval of uniforms that `draw` maps to `token`: float64 (2,), its lower and upper end."""
     cumulative = np.cumsum(np.exp(log_q))
     return np.array([cumulative[token - 1] if token else 0.0, cumulative[token]]) / cumulative[-1]

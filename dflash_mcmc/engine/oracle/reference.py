@@ -1,8 +1,7 @@
-"""The obviously right engine: one chain, one plain forward of the whole sequence for every token, no cache.
+"""The reference engine. It runs one chain at a time without a cache, with a forward of the whole sequence for every token.
 
-It ignores the fields of a draw that save work (`along`, `floor`), and shares only the model with the batched engine: each
-token takes a forward of the whole sequence, a blend is computed from two head products, and `exact_law` applies sampling
-parameters in float64.
+It ignores the fields of a draw that save work (`along`, `floor`). It shares only the model with the batched engine. A blend
+is computed from two head products, and `exact_law` applies sampling parameters in float64.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ class ReferenceEngine:
 
     Args:
         model: the transformers model itself.
-        parts: the same model as a LanguageModel, for its parts, stop ids and forbidden rows.
+        parts: the same model as a LanguageModel, which gives its parts, stop ids and forbidden rows.
         blend: changes the last hidden state; None for no change.
-        drafter: a draft that the blend mixes in, or that tokens are drawn from; only its network is used.
+        drafter: a draft for the blend, or a draft from which tokens are drawn; only its network is used.
     """
 
     def __init__(self, model: Any, parts: LanguageModel, blend: TargetBlend | None,
@@ -71,9 +70,9 @@ class ReferenceEngine:
         tokens = torch.from_numpy(np.concatenate([trajectory.prompt, trajectory.tokens]))[None].to(self.parts.device)
         head, norm, layers = self.model.get_output_embeddings(), self.parts.final_norm, self.parts.layers
         output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
-        # Entry l + 1 is the output of layer l. The last layer's entry is taken after the norm, so hooks catch the outputs.
+        # `hidden_states` has the last layer's output only after the final norm. Hooks give the outputs of all layers.
         states = [self._output(tokens, layer)[0, -1] for layer in self.blend.tapped_layers(len(layers))]
-        # A head product for each term: this engine mixes logits, the batched engine hidden states.
+        # Each term has its own head product: this engine mixes logits, and the batched engine mixes hidden states.
         base = output.logits[0, -1].double()
         drafted = self._drafted(trajectory, tokens, output.hidden_states, base) if self.drafter else None
         parts = [drafted] if self.blend.needs_draft else [head(state).double() for state in states]
@@ -104,7 +103,7 @@ class ReferenceEngine:
 
     def _drafted(self, trajectory: Trajectory, tokens: torch.Tensor, states: tuple[torch.Tensor, ...],
                  base: torch.Tensor) -> torch.Tensor:
-        """Logits of the draft for the token after `trajectory`; the model's at anchors."""
+        """Logits of the draft for the token after `trajectory`. At anchors they are the model's logits."""
         network, block = self._draft.network, self._draft.num_drafted + 1
         slot = self._slot(trajectory)
         if not slot:

@@ -35,7 +35,7 @@ class TabularModel:
         self._logits: dict[tuple, np.ndarray] = {}
 
     def logits(self, prefix: tuple[int, ...], layer: str) -> np.ndarray:
-        """Float64 (vocab_size,); `layer` is "last" or "tapped"."""
+        """Logits, float64 (vocab_size,); `layer` is "last" or "tapped"."""
         if (prefix, layer) not in self._logits:
             uniforms = self._key.fold_in(layer, *prefix).uniforms(0, self.vocab_size)
             self._logits[prefix, layer] = self.scale * np.log(uniforms / (1.0 - uniforms))
@@ -49,7 +49,7 @@ class TabularDraft:
         vocab_size: size of the target's vocabulary.
         num_drafted: tokens of a block.
         sequential: whether a slot depends on the tokens drafted before it; DFlash's slots do not.
-        has_density: False proposes the most likely token of each slot, without a law.
+        has_density: whether the draft draws its tokens; if False, it proposes the most likely token of each slot.
         seed, scale: as for TabularModel.
     """
 
@@ -59,18 +59,18 @@ class TabularDraft:
         self._table = TabularModel(vocab_size, (), seed, scale)
 
     def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
-        """Float64 (vocab_size,), of the slot after `drafted`, for a prefix that ends with the anchor."""
+        """Logits, float64 (vocab_size,), for the slot after `drafted`. `prefix` ends with the anchor."""
         return self._table.logits((*prefix, *drafted) if self.sequential else prefix, f"slot {len(drafted)}")
 
 
 class TabularEngine:
-    """Runs one chain at a time on a TabularModel; the head is the identity and the norm scales to unit mean square.
+    """Runs one chain at a time on a TabularModel, whose head is the identity and whose norm scales to unit mean square.
 
     Args:
         model: the target.
         blend: changes the last hidden state; None for no change.
         speculation: draws block by block with a TabularDraft; None draws token by token.
-        draft: a draft that the blend mixes in, or that tokens are drawn from.
+        draft: a draft for the blend, or a draft from which tokens are drawn.
     """
 
     def __init__(self, model: TabularModel, blend: TargetBlend | None = None,
@@ -112,7 +112,7 @@ class TabularEngine:
         return self._law(_prefix(trajectory), trajectory.length, params, source)
 
     def _next(self, operation: Draw, trajectory: Trajectory) -> list[tuple[int, np.ndarray | None]]:
-        """The next token, or the tokens of a block, with their intervals (None for the interval of the law)."""
+        """The next token or the tokens of a block, each with its interval. None means that the law gives the interval."""
         if self.speculation is None:
             return [(self._choose(operation, trajectory), None)]
         chance = self._chance(operation.key, trajectory.length)

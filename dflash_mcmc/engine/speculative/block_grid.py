@@ -1,4 +1,4 @@
-"""The draft's hidden states for every token, on a grid of blocks that depends only on the sequence.
+"""Computes the draft's hidden states for every token, on a grid of blocks that depends only on the sequence.
 
 `ops.grid_slot` defines the grid. The hidden states of a block are computed once, when its anchor is fed, and kept for the row
 until the block ends. A draw that starts inside a block computes the states of its block again.
@@ -33,7 +33,7 @@ class BlockGrid:
     Args:
         drafter: gives the block size of the grid.
         num_rows: rows of the engine's cache.
-        row_step: the draft runs on multiples of this number of rows, so that its numbers do not depend on their count.
+        row_step: the draft runs on a multiple of this number of rows. Its numbers then do not depend on the number of rows.
     """
 
     def __init__(self, drafter: DFlashDrafter, num_rows: int, row_step: int, device: torch.device):
@@ -43,7 +43,7 @@ class BlockGrid:
         self._anchor = torch.full((num_rows,), _NONE, device=device)
 
     def forget(self, row: int) -> None:
-        """Forgets the row's block, since its sequence has changed."""
+        """Forgets the row's block, because the row has a new sequence."""
         self._anchor[row] = _NONE
 
     def move(self, source: int, destination: int) -> None:
@@ -51,7 +51,7 @@ class BlockGrid:
         self._hidden[destination], self._anchor[destination] = self._hidden[source], self._anchor[source]
 
     def at_step(self, cache: SlotCache, state: Rows, batch: int, key_length: int) -> Said:
-        """States for the next tokens of the first `batch` rows, before the rows are fed. Looks at values on the host."""
+        """States for the next tokens of the first `batch` rows, before the rows are fed. Waits for the device."""
         position = state.position[:batch]
         slot = torch.remainder(position + 1 - state.grid_origin[:batch], self.block_size)
         anchor, inside = position + 1 - slot, slot > 0
@@ -66,7 +66,7 @@ class BlockGrid:
         return Said(chosen, inside)
 
     def num_blocks(self, origin: int, first: int, stop: int) -> int:
-        """Blocks that `along` drafts for the tokens at positions `first` to `stop - 1`."""
+        """Number of blocks that `along` drafts for the tokens at positions `first` to `stop - 1`."""
         return len({position - slot for position in range(first, stop)
                     if (slot := grid_slot(position - origin, self.block_size))})
 

@@ -1,8 +1,9 @@
-"""Draws from the draft, a block in one forward of the target.
+"""Draws tokens from the draft, with one forward of the target for a block.
 
-The draft's law of a block depends only on the anchor. So all tokens of a block are drawn at once. One forward of the target
-over them gives their log-probabilities, and the law of the next anchor, which is the target's. A draw that starts inside a
-block keeps the first slots as they are. The answers equal those of drawing token by token (`block_grid.py`).
+The draft's distributions in a block depend only on the anchor and earlier tokens, so all tokens of a block are drawn at once.
+One forward of the target over them gives their log-probabilities and the target's distribution for the next anchor. A draw
+that starts inside a block keeps the tokens in the first slots. The answers equal those of drawing token by token
+(`block_grid.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dflash_mcmc.engine.stepper import Group
 
 
 class BlockSteps:
-    """Steps of a block for rows that draw from the draft, and plain steps for all others."""
+    """Draws a block per step for rows that draw from the draft, and one token per step for all other rows."""
 
     def __init__(self, runner: ModelRunner, grid: BlockGrid):
         self.runner, self.drafter, self._plain = runner, grid.drafter, PlainSteps(runner)
@@ -29,13 +30,13 @@ class BlockSteps:
         self._offsets = torch.arange(self.reach, device=runner.model.device)
 
     def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
-        """The cost of a draw, by the names of `Cost`."""
+        """See `Stepper.cost`."""
         return self._plain.cost(tokens, counts)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
-        """See `Stepper.step`; up to a block for every live row that draws from the draft."""
-        # A penalty needs the history of every slot, so these rows are drawn token by token.
+        """See `Stepper.step`. A live row that draws from the draft gains up to a block."""
+        # A penalty needs the history of every slot. Rows with a penalty are therefore drawn token by token.
         whole = [group.source == "draft" and group.params.repetition_penalty == 1.0 for group in groups]
         from_draft = tuple(group for group, mine in zip(groups, whole, strict=True) if mine)
         others = tuple(group for group, mine in zip(groups, whole, strict=True) if not mine)
@@ -43,7 +44,7 @@ class BlockSteps:
             self._block(cache, state, batch, key_length, groups, floors)
         elif not from_draft:
             self._plain.step(cache, state, batch, key_length, groups, floors)
-        else:  # each kind of rows has a step of its own, so that no row's numbers depend on the others
+        else:  # each kind of rows has a separate step, because the numbers of a row must not depend on other rows
             status, mine = state.status[:batch].clone(), torch.zeros(batch, dtype=torch.bool, device=state.device)
             mine[torch.cat([group.members() for group in from_draft])] = True
             for step, part, live in ((self._block, from_draft, mine), (self._plain.step, others, ~mine)):

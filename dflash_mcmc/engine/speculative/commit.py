@@ -1,4 +1,4 @@
-"""Several tokens a row at once: which of them are taken, and what ends the draw."""
+"""Adds several tokens to each row in one step, up to the token that ends the draw."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash_mcmc.engine.rows import Rows, Status
 
 
 class Offer(NamedTuple):
-    """Tokens offered to the first rows, slot by slot.
+    """Tokens offered to the first rows of the batch, in slots.
 
     Attributes:
         at: int64 (rows, slots), the positions of the slots.
@@ -29,14 +29,14 @@ class Offer(NamedTuple):
 
 
 def commit(state: Rows, offer: Offer, stops: torch.Tensor, floors: bool) -> torch.Tensor:
-    """Moves the live rows on, up to the token that ends their draw; the others stay as they are.
+    """Adds the offered tokens to the live rows, up to the token that ends their draw. Other rows do not change.
 
     Args:
         stops: int64, the stop ids.
-        floors: whether any row has a floor; without one, no floor is looked at.
+        floors: whether any row has a floor. If not, floors are not checked.
 
     Returns:
-        int64 (rows,), tokens that each row has gained.
+        int64 (rows,), the number of tokens that each row has gained.
     """
     batch, slots = offer.at.shape
     slot = torch.arange(slots, device=offer.at.device)
@@ -75,14 +75,14 @@ def _keep(state: Rows, offer: Offer, gained: torch.Tensor) -> None:
 
 
 def _weights(state: Rows, offer: Offer, offered: torch.Tensor) -> torch.Tensor:
-    """W after each slot, float64 (rows, slots)."""
+    """The weight of each row after each slot, float64 (rows, slots)."""
     batch = len(offered)
     gain = state.alpha[:batch, None] * offer.scores[..., 0] - offer.scores[..., 1]
     return state.weight[:batch, None] + torch.where(offered, gain, 0.0).cumsum(dim=1)
 
 
 def below_floor(state: Rows, at: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Whether the first rows may be abandoned at positions int64 (rows, slots) with weights float64 of that shape."""
+    """Whether the first rows may be abandoned at positions int64 (rows, slots), given weights float64 (rows, slots)."""
     batch = len(at)
     generated, log_length = (at - state.origin[:batch, None] + 1).double(), state.log_length[:batch, None]
     term = torch.where(torch.isfinite(log_length), log_length - generated.log(), 0.0)

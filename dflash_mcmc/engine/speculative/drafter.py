@@ -1,9 +1,9 @@
-"""Drafters: they propose the tokens of a block, on the rows of a slot cache.
+"""Drafters propose the tokens of a block for the rows of a slot cache.
 
 A drafter has
     num_drafted: n, tokens of a block.
-    target_forwards: forwards of the target that a block takes before it is verified.
-    reads_tokens: whether it looks at tokens before the anchor.
+    target_forwards: number of forwards of the target to draft a block, without the one that verifies it.
+    reads_tokens: whether it reads tokens before the anchor.
     tapped_layers: decoder layers of the target whose outputs it needs for every token.
     companion: CacheShape of its own cache, with an entry for every token; None without a cache.
 """
@@ -28,9 +28,9 @@ class Anchors(NamedTuple):
     """The start of a block in each row.
 
     Attributes:
-        rows: the first ones, or int64 (rows,).
+        rows: the first rows as a slice, or int64 (rows,).
         cache: the cache of the rows, which holds all tokens before the anchors.
-        tokens: int64 (all rows, length), the rows' sequences up to the anchors; for a drafter that does not read tokens only
+        tokens: int64 (all rows, length), the rows' sequences up to the anchors. If the drafter does not read tokens, only
             the anchors are valid.
         position: int64 (rows,), positions of the anchors.
         key_length: larger than every position of the blocks.
@@ -71,12 +71,12 @@ class Drafter(Protocol):
 
 
 class DFlashDrafter:
-    """Drafts all tokens of a block in one forward of the network, from the target's features of the tokens before the anchor.
+    """Drafts all tokens of a block in one forward of the network, given the target's features of earlier tokens.
 
     Args:
         network: the network with its weights, on the target's device.
         target: the target; the network uses its embedding and head.
-        block_size: anchor and drafted tokens; at most the network's block size.
+        block_size: number of tokens in a block, the anchor included; at most the network's block size.
     """
 
     target_forwards, reads_tokens = 0, False
@@ -107,7 +107,7 @@ class DFlashDrafter:
         return draw(self.logits(self.hidden(anchors)), 0)
 
     def hidden_aside(self, anchors: Anchors) -> torch.Tensor:
-        """As `hidden`, but leaves the cache unchanged: for anchors after which the target has already read tokens."""
+        """Like `hidden`, but does not change the cache. It is for anchors after which the target has already read tokens."""
         cache = anchors.cache.drafts
         positions = anchors.position[:, None] + torch.arange(self.num_drafted + 1, device=anchors.position.device)
         before = cache.at(anchors.rows, positions)
@@ -125,7 +125,7 @@ class DFlashDrafter:
         keys = torch.arange(anchors.key_length, device=tokens.device).expand(num_rows, -1)
         masks = {window: block_mask(keys, anchors.position, block, window)[:, None] for window in self._windows}
 
-        # The block's own keys take the places of those of the target's features, which are written later.
+        # The block's own keys temporarily occupy positions. Keys from the target's features overwrite them later.
         cache.aim(anchors.rows, positions, anchors.key_length)
 
         def attend(layer: int, queries: torch.Tensor, block_keys: torch.Tensor, block_values: torch.Tensor) -> torch.Tensor:
@@ -147,7 +147,7 @@ class DFlashDrafter:
 
 
 class SelfDrafter:
-    """The target as its own draft, token by token: no faster than plain decoding, and an upper bound on a draft's quality."""
+    """The target as its own draft, token by token. It is no faster than plain decoding, but bounds the quality of a draft."""
 
     reads_tokens = False
     tapped_layers: tuple[int, ...] = ()
@@ -171,10 +171,10 @@ class SelfDrafter:
 
 
 class NgramDrafter:
-    """Drafts the tokens that followed the last occurrence of the latest tokens (prompt lookup decoding).
+    """Drafts the tokens that followed an earlier occurrence of the latest tokens (prompt lookup decoding).
 
-    The last earlier occurrence of the longest suffix of at most `longest` tokens counts. A continuation shorter than a block
-    is repeated. Without an occurrence the anchor is repeated.
+    It uses the longest suffix of at most `longest` tokens that occurs earlier, at its last earlier occurrence. A continuation
+    shorter than a block is repeated. Without an occurrence the anchor is repeated.
     """
 
     target_forwards, reads_tokens = 0, True
@@ -192,7 +192,7 @@ class NgramDrafter:
         position = anchors.position[:, None]
         tokens = anchors.tokens[anchors.rows, : anchors.key_length]
         index = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        # The score of position i is the number of tokens up to i that equal those up to the anchor.
+        # The score of position i is the length of the common suffix of the tokens up to i and the tokens up to the anchor.
         length, unbroken = torch.zeros_like(tokens), index < position
         for back in range(self.longest):
             there, here = index - back, position - back

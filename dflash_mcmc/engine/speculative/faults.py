@@ -1,6 +1,6 @@
-"""Rules that look right and are wrong: mistakes of published speculative samplers, which experiments show and tests catch.
+"""Rules that look right but are wrong. They are mistakes of published speculative samplers, and the tests detect them.
 
-A decoder takes a fault only where the configuration names it.
+A decoder uses a fault only if the configuration names it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dflash_mcmc.engine.speculative.speculation import Block, Chance, Fault, Rul
 
 
 class Faulty(NamedTuple):
-    """A fault: the rule instead of the right one (None keeps it), and mistakes outside the rule."""
+    """A fault: a wrong rule (None keeps the right rule), and mistakes outside the rule."""
 
     rule: Rule | None
     fault: Fault
 
 
 def greedy_first(block: Block, chance: Chance) -> Verdict:
-    """Match, but the first token of a generation is the most likely one (lucebox PR 374, spot 1)."""
+    """Like `rules.match`, but the first token of a generation is the most likely one (lucebox PR 374, spot 1)."""
     right = rules.match(block, chance)
     best = laws.argmax(at_slot(block.target, torch.zeros_like(right.accepted)))
     tokens = right.tokens.clone()
@@ -31,14 +31,14 @@ def greedy_first(block: Block, chance: Chance) -> Verdict:
 
 
 def greedy_bonus(block: Block, chance: Chance) -> Verdict:
-    """Match, but the token after the kept ones, at which the next block starts, is the most likely one (spot 2)."""
+    """Like `rules.match`, but the token after the kept ones is the most likely one (lucebox PR 374, spot 2)."""
     right = rules.match(block, chance)
     best = laws.argmax(at_slot(block.target, right.accepted))
     return rules.with_token(block, right.accepted, best)
 
 
 def redraw_after_mismatch(block: Block, chance: Chance) -> Verdict:
-    """Match, but the draw that differs from the draft is discarded and drawn again."""
+    """Like `rules.match`, but the target's token that differs from the drafted one is discarded and drawn again."""
     right = rules.match(block, chance)
     weights = laws.of_values(at_slot(block.target, right.accepted))
     drawn = right.tokens.gather(1, right.accepted[:, None])[:, 0]
@@ -48,14 +48,14 @@ def redraw_after_mismatch(block: Block, chance: Chance) -> Verdict:
 
 
 def reject_then_p(block: Block, chance: Chance) -> Verdict:
-    """Rejection, but the first rejected token is replaced by a token of p instead of (p - q)+."""
+    """Like `rules.reject`, but the first rejected token is replaced by a token of p instead of (p - q)+."""
     ratio = torch.exp(rules.target_log_p(block) - rules.draft_log_q(block))
     accepted = rules.leading(chance.accepts(ratio, each=False))
     return rules.replaced(block, chance, accepted, at_slot(block.target, accepted))
 
 
 def residual_by_draft_noise(block: Block, chance: Chance) -> Verdict:
-    """Rejection, but the token of (p - q)+ is drawn with the random number of the draft (vLLM issue 47386)."""
+    """Like `rules.reject`, but the token of (p - q)+ is drawn with the random number of the draft (vLLM issue 47386)."""
     ratio = torch.exp(rules.target_log_p(block) - rules.draft_log_q(block))
     accepted = rules.leading(chance.accepts(ratio, each=False))
     weights = laws.of_values(rules.residual(block, accepted, torch.ones_like(ratio[:, 0])))

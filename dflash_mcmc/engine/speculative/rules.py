@@ -27,10 +27,11 @@ def reject(block: Block, chance: Chance) -> Verdict:
 
 
 def reject_block(block: Block, chance: Chance) -> Verdict:
-    """Block verification: keep the longest prefix that passes, each slot judged by the whole prefix.
+    """Block verification: keep the longest prefix that passes. Whole prefixes are judged instead of single tokens.
 
-    With w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)) and Z_i the mass of (w_i p - q_(i+1))+, prefix i < n passes with
-    probability Z_i / (Z_i + 1 - w_i), the whole block with w_n. The next token is drawn from (w_i p - q_(i+1))+.
+    Let w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)), and Z_i the mass of (w_i p - q_(i+1))+. Prefix i < n passes with
+    probability Z_i / (Z_i + 1 - w_i). The whole block passes with probability w_n. The token after the kept prefix i is
+    drawn from (w_i p - q_(i+1))+.
     """
     ratio = torch.exp(target_log_p(block) - draft_log_q(block))
     weight, weights = torch.ones_like(ratio[:, 0]), []
@@ -60,13 +61,13 @@ def replaced(block: Block, chance: Chance, accepted: torch.Tensor, values: torch
 
 
 def with_token(block: Block, accepted: torch.Tensor, token: torch.Tensor) -> Verdict:
-    """The verdict of drafted tokens up to `accepted`, followed by this token."""
+    """The verdict that keeps the first `accepted` drafted tokens, followed by `token`."""
     tokens = torch.nn.functional.pad(block.drafted, (0, 1)).scatter(1, accepted[:, None], token[:, None])
     return Verdict(accepted, tokens, torch.zeros(*tokens.shape, 2, dtype=torch.float64, device=tokens.device))
 
 
 def residual(block: Block, slot: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(weight * p - q)+ at one slot of each row; p after the last drafted token, and where rounding leaves zero."""
+    """(weight * p - q)+ at one slot of each row. After the last drafted token, or if rounding leaves only zeros, it is p."""
     p, last = at_slot(block.target, slot), block.drafted.shape[1] - 1
     inside = slot.clamp(max=last)
     if block.draft is None:

@@ -1,7 +1,8 @@
-"""Drafted blocks, the random numbers that decide about them, and the verdicts: the inputs and outputs of `rules.py`.
+"""The inputs and outputs of `rules.py`: drafted blocks, the random numbers that decide about them, and the verdicts.
 
-All values are batches of rows. Slot j of a block is the token j + 1 places after the anchor, the last decided token. n tokens
-are drafted, and the target gives laws for n + 1 slots, including one after the last drafted token.
+All values are batches of rows. The anchor of a block is the last decided token. Slot j is the token j + 1 places after the
+anchor. The draft proposes n tokens. The target gives distributions ("laws") for n + 1 slots, the last one after all drafted
+tokens.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Block(NamedTuple):
 
     Attributes:
         drafted: int64 (rows, n).
-        target: weights of the target's law, (rows * (n + 1)): of slot j given the drafted tokens before it.
-        draft: weights of the law that `drafted` was drawn from, (rows * n); None for a point mass.
+        target: weights of the target's law for each slot, given the drafted tokens before it; (rows * (n + 1)).
+        draft: weights of the law from which `drafted` was drawn, (rows * n); None for a point mass.
         first: bool (rows,), whether the anchor is the prompt's last token.
     """
 
@@ -39,8 +40,8 @@ class Verdict(NamedTuple):
     Attributes:
         accepted: int64 (rows,), drafted tokens that are kept, 0 to n.
         tokens: int64 (rows, n + 1): the kept tokens and the next one; the rest is ignored.
-        interval: float64 (rows, n + 1, 2), uniforms of the position that give the token; (0, 0) where the token is not a
-            function of that uniform alone.
+        interval: float64 (rows, n + 1, 2), the interval of uniforms at the position that give the token; (0, 0) if the
+            token does not depend on that uniform alone.
     """
 
     accepted: torch.Tensor
@@ -52,20 +53,26 @@ class Chance(Protocol):
     """The random numbers of one block. `testing.EnumeratedChance` enumerates their values."""
 
     def draft(self, weights: laws.Weights, first: int, shared: bool) -> torch.Tensor:
-        """Tokens int64 (rows, k) of slots `first` on from weights (rows * k); `shared`: with the uniforms of `walk`."""
+        """Draws tokens int64 (rows, k) for slots `first` on from weights (rows * k).
+
+        With `shared` the uniforms are those of `walk`.
+        """
 
     def walk(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tokens, intervals), (rows, n + 1) and (rows, n + 1, 2): a token of each slot from the target, drawn with the
-        uniform of its position. Tokens after the first that differs from the draft are ignored."""
+        """Draws a token for each slot from the target, with the uniform of its position.
+
+        Returns (tokens, intervals) of shapes (rows, n + 1) and (rows, n + 1, 2). Tokens after the first one that differs from
+        the draft are ignored.
+        """
 
     def accepts(self, probability: torch.Tensor, each: bool) -> torch.Tensor:
-        """Bool (rows, n): true with this probability; without `each`, values after the first False are ignored."""
+        """Bool (rows, n), True with the given probability. Without `each`, values after the first False are ignored."""
 
     def token(self, weights: laws.Weights, slot: torch.Tensor) -> torch.Tensor:
-        """A token int64 (rows,) from weights (rows), for slots int64 (rows,), drawn with the uniform of its position."""
+        """Draws a token for one slot per row, int64 (rows,), from weights (rows), with the uniform of its position."""
 
     def again(self, weights: laws.Weights, slot: torch.Tensor, use: str) -> torch.Tensor:
-        """The same with another random number: `draft` is the number that drafted the slot, `fresh` a separate one."""
+        """Like `token`, with another random number: `draft` is the number that drafted the slot, `fresh` a separate one."""
 
 
 Rule: TypeAlias = Callable[[Block, Chance], Verdict]
@@ -75,7 +82,7 @@ class Fault(NamedTuple):
     """Mistakes of a faulty decoder outside its rule; see `faults.py`."""
 
     argmax_drafts: bool = False
-    """The most likely token of the draft is proposed, and judged like a drawn one."""
+    """The draft proposes its most likely token, but the token is judged like a drawn one."""
     raw_draft: bool = False
     """Drafts are judged by the draft's law before temperature and filters."""
     late_history: bool = False
@@ -94,7 +101,7 @@ D = TypeVar("D", bound=Drafts)
 
 
 class Speculation(NamedTuple, Generic[D]):
-    """How draws are carried out block by block."""
+    """The settings for drawing block by block: drafter, rule, and randomness."""
 
     rule: Rule
     drafter: D
@@ -115,15 +122,16 @@ class Speculation(NamedTuple, Generic[D]):
         return 2 * self.drafter.num_drafted if self.noisy else 0
 
     def draft_params(self, params: SamplingParams) -> SamplingParams:
-        """Sampling parameters of the draft in a draw with `params`: without a penalty, since its slots do not know each other.
+        """Sampling parameters of the draft in a draw with `params`.
 
-        Any law of the draft is correct; one close to the target's is accepted more often.
+        They have no penalty, because the slots of the draft do not know one another. Every law of the draft is correct, but
+        a law that is closer to the target's is accepted more often.
         """
         temperature = self.temperature if self.temperature is not None and params.temperature > 0.0 else params.temperature
         return params._replace(temperature=temperature, repetition_penalty=1.0)
 
     def draft(self, weights: laws.Weights, chance: Chance, first: int) -> torch.Tensor:
-        """Drafted tokens int64 (rows, k), of slots `first` on, from weights (rows * k) of the draft's law."""
+        """Draws drafted tokens int64 (rows, k) for slots `first` on, from weights (rows * k) of the draft's law."""
         tokens = chance.draft(weights, first, self.shared_noise)
         if self.fault.argmax_drafts:
             return laws.argmax(weights.logits).view(tokens.shape)
@@ -131,10 +139,10 @@ class Speculation(NamedTuple, Generic[D]):
 
 
 class Noise(NamedTuple):
-    """Uniforms of a draw besides those of its positions, by the anchor of the block: float64 (anchors, n) each.
+    """Additional uniforms of a draw, for each anchor at which a block may start: float64 (anchors, n) each.
 
-    A position is drafted again after each anchor, with a new number: the earlier draft at that position has influenced where
-    the anchor is (block verification judges whole prefixes).
+    A position that is drafted again after a later anchor gets a new number. The earlier draft at that position has influenced
+    the place of the anchor, because block verification judges whole prefixes.
     """
 
     drafts: np.ndarray
@@ -142,13 +150,13 @@ class Noise(NamedTuple):
 
     @staticmethod
     def of(key: Key, start: int, stop: int, count: int) -> Noise:
-        """For anchors before generated token `start` to `stop - 1` and blocks of `count`."""
+        """The uniforms for anchors directly before the generated tokens `start` to `stop - 1`, for `count` drafted tokens."""
         return Noise(*(key.fold_in("speculation", use).uniforms(start * count, stop * count).reshape(-1, count)
                        for use in ("draft", "accept")))
 
 
 class Uniforms(NamedTuple):
-    """A Chance of given uniforms, float64: `tokens` (rows, n + 1), of positions; `drafts` and `accepting` (rows, n)."""
+    """A Chance with given uniforms, float64: `tokens` (rows, n + 1) by position, `drafts` and `accepting` (rows, n)."""
 
     tokens: torch.Tensor
     drafts: torch.Tensor

@@ -1,8 +1,8 @@
-"""Speculative decode steps: a draft proposes a block, one forward of the target judges it, and a rule decides what is kept.
+"""Speculative decode steps. A draft proposes a block, the target reads it in one forward, and a rule accepts some tokens.
 
 The target's laws and log-probabilities, the weights of early rejection and the marks of a penalty equal those of plain steps.
-They are computed for every slot of the block from one forward, each slot with its own history. So a sampler gets the same
-from both kinds of steps.
+They are computed for every slot of the block from one forward, each slot with its own history. A sampler therefore gets the
+same values from both kinds of steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dflash_mcmc.ops import SamplingParams
 
 
 class Walk(NamedTuple):
-    """A step of the first rows, for a trace: the blocks, the laws that judged them, and the verdicts."""
+    """A record of one step of the first rows, for a trace: blocks, laws, random numbers and verdicts."""
 
     anchor: torch.Tensor
     """int64 (rows,), positions of the anchors."""
@@ -32,11 +32,11 @@ class Walk(NamedTuple):
     uniforms: Uniforms
     verdict: Verdict
     gained: torch.Tensor
-    """int64 (rows,), tokens that the rows have gained."""
+    """int64 (rows,), the number of tokens that each row has gained."""
 
 
 class Speculator:
-    """Steps of a drafted block for every row.
+    """Makes decode steps in which every row verifies a drafted block.
 
     Args:
         runner: runs the target; its drafter proposes.
@@ -51,7 +51,7 @@ class Speculator:
         self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
 
     def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
-        """The cost of a draw, by the names of `Cost`."""
+        """See `Stepper.cost`."""
         extra = counts.blocks * self.drafter.target_forwards
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
                 "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
@@ -59,7 +59,7 @@ class Speculator:
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool) -> None:
-        """See `Stepper.step`; up to `tokens_a_step` tokens for every live row."""
+        """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
         uniforms = self._uniforms(state, batch, positions)
@@ -93,13 +93,14 @@ class Speculator:
     def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
         rows = state.ids[:batch, None]
         noise, count = state.noise[rows, positions[:, :1]][:, 0], self.drafter.num_drafted
-        # After the last position are numbers of an earlier draw. No token drawn with them is kept, but a trace shows them.
+        # Positions after the last one still hold uniforms of an earlier draw. Tokens drawn there are never kept, but a trace
+        # shows them. A constant makes the trace independent of the earlier draw.
         tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
         return Uniforms(tokens, noise[:, :count], noise[:, count:])
 
     def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
                uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None]:
-        """(drafted tokens, weights that they were drawn from); no weights where the draft is a point mass."""
+        """(drafted tokens, weights from which they were drawn); the weights are None if the draft is a point mass."""
         batch, parts = len(position), list[laws.Weights]()
         certain = all(self.speculation.draft_params(group.params).temperature == 0.0 for group in groups)
 

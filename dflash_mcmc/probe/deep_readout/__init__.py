@@ -1,8 +1,8 @@
-"""What a draft extracts from the target's features along an answer: the document `deep_readout_diagnostic`.
+"""Measures what a draft extracts from the target's features along an answer, as in the document `deep_readout_diagnostic`.
 
-The document assumed that blocks after the first have too little context, because each gets only the features of one block. A
+The document assumed that every block after the first sees only the features of one block, which is too little context. But a
 draft's cache keeps the features of all positions (`dflash.md`, section 4.1), so the draft has no such limit. The option
-`context` can restrict it to what the document assumed.
+`context` can impose the limit.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 @register("probe", "deep_readout")
 @dataclass(slots=True, kw_only=True)
 class DeepReadout(Probe):
-    """Probability and rank of an answer's tokens in target and draft: drafting from masks, from the tokens, and from noise.
+    """Probability and rank of an answer's tokens in target and draft.
 
-    An answer is teacher-forced in whole blocks. Answers shorter than a block are skipped and counted.
+    The draft reads masks, or the answer's own tokens, or these tokens with noise instead of features. An answer is
+    teacher-forced in whole blocks. Answers shorter than a block are skipped and counted.
     """
 
     answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
@@ -47,7 +48,7 @@ class DeepReadout(Probe):
     needs_draft = True
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=deep_readout")
         check_source(config, "probe.answers", self.answers)
 
@@ -102,7 +103,7 @@ class DeepReadout(Probe):
             "block_curves": tables.block_curves(tokens), "position_curves": tables.position_curves(tokens)})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """The document's figures under their names there; none if there is no token to compare."""
+        """The document's figures, named as in the document; none if there is no token to compare."""
         from dflash_mcmc.probe.deep_readout import architecture, figures
 
         if not (counts := _parameters(records)):

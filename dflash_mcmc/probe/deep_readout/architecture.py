@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _TARGET, _DRAFT = (0.6, 2.6), (6.9, 2.2)
 """Left edge and width of the two stacks of layers."""
 _BOTTOM, _TOP, _ABOVE = 1.6, 8.2, 8.62
-"""Vertical positions in a picture of 10 by 10: bottom and top of the stacks, and their names above."""
+"""Vertical positions in a picture of 10 by 10: the bottom and the top of the stacks, and the names above them."""
 _PALE = "#DCEAF5"
 
 
 def architecture(counts: ParameterCounts) -> Figure:
-    """Target and draft next to each other, layers as boxes: tapped layers, compression, and shared parts.
+    """The diagram of target and draft, side by side. It shows tapped layers, the compression, and shared parts.
 
     Args:
         counts: see `parameters.count_parameters`.

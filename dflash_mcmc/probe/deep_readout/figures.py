@@ -87,7 +87,7 @@ def by_position(curves: list[dict], context: str) -> Figure:
 
 
 _CROWDED = 80
-"""Number of letters of all tick labels together from which on they are slanted."""
+"""Tick labels are slanted if they have at least this many letters in total."""
 _TITLES = {"mean_rank": "mean rank (sensitive to outliers)", "geometric_mean_rank": "geometric mean of ranks",
            "mean_p": "mean probability of the token"}
 

@@ -1,12 +1,12 @@
-"""What a draft reads out of the target's features: probability and rank of an answer's tokens, in draft and target.
+"""Measures what a draft extracts from the target's features: probability and rank of an answer's tokens in both models.
 
-The answer is forced in whole blocks that do not overlap. Slot 0 of a block is known. The draft's prediction for each later
-slot is compared with the target's distribution at the position before it. A block is drafted in three modes, all in one masked
+The answer is teacher-forced in whole blocks that do not overlap. Slot 0 of a block is known. The draft's prediction for each
+later slot is compared with the target's distribution for the same token. A block is drafted in three modes, all in one masked
 pass:
 
-- `mask`: as the draft is trained, the known token followed by masks, after the target's features.
-- `gold`: the block holds the tokens that are to be predicted. A draft is never trained this way.
-- `random`: as `gold`, with Gaussian noise of the same norm instead of the features.
+- `mask`: as in training. The context is the target's features, and the block is the known token and then masks.
+- `gold`: the block holds the tokens to predict. A draft is never trained this way.
+- `random`: like `gold`, with Gaussian noise of the same norm instead of the features.
 
 Source: the document `deep_readout_diagnostic`, sections 2.2 and 2.3; `dflash.md`, section 5.4.
 """
@@ -34,7 +34,7 @@ class AnswerBlocks(NamedTuple):
 
     prompt_length: int
     size: int
-    """Known token and drafted tokens."""
+    """Number of tokens in a block: the known token and the drafted tokens."""
     anchors: list[int]
     """Positions of the known tokens."""
 
@@ -45,11 +45,14 @@ class AnswerBlocks(NamedTuple):
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """The context new to each block, as (start, stop) positions: the prompt for the first, else the previous block."""
+        """The context that each block has in addition to earlier blocks, as positions (start, stop).
+
+        For the first block it is the prompt, for any other block the previous block.
+        """
         return list(zip([0, *self.anchors], self.anchors, strict=False))
 
     def seen(self, context: str) -> torch.Tensor | None:
-        """The positions before its last anchor that each block sees, bool (blocks, last anchor); None for all.
+        """The context positions that each block may see, bool (blocks, last anchor); None for all before its anchor.
 
         Args:
             context: one of `tables.CONTEXTS`.
@@ -126,9 +129,9 @@ def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str] = MODE
 
 
 def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key) -> torch.Tensor:
-    """Gaussian noise instead of features (length, width), float32, with the Frobenius norm of the features in each segment.
+    """Gaussian noise that replaces features, float32 (length, width). In each segment it has their Frobenius norm.
 
-    The numbers of a position depend on the key and the position alone, not on the segments.
+    Before scaling, the numbers of a position depend only on the key and the position.
     """
     width, drawn = features.shape[1], torch.empty(features.shape, device=features.device)
     at_once = max(1, _NOISE_VALUES // width)

@@ -1,7 +1,7 @@
-"""The tables of the document `deep_readout_diagnostic`, sections 3.1 to 3.4, from the probe's records, with intervals.
+"""The tables of the document `deep_readout_diagnostic`, sections 3.1 to 3.4, with intervals, computed from the records.
 
-Ranks begin at 1, and tokens of equal logit share a rank; a reader wins a token if it is strictly better. Mean ranks are
-sensitive to outliers, so the tables also have medians or geometric means.
+Ranks begin at 1, and tokens with equal logits share a rank. The draft or the target wins a token if it is strictly better.
+Mean ranks are sensitive to outliers, so the tables also have medians or geometric means.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 TARGET, MODES = "target", ("mask", "gold", "random")
 READERS = (TARGET, *MODES)
 CONTEXTS = ("full", "block", "prompt")
-"""What a block sees of the context: everything before it, only the positions since the previous block, or only the prompt."""
+"""The context that a block sees: all positions before it, only the positions since the previous block, or only the prompt."""
 BUCKETS = (("< 0.01", 0.0, 0.01), ("0.01 - 0.1", 0.01, 0.1), ("0.1 - 0.5", 0.1, 0.5), ("0.5 - 0.9", 0.5, 0.9),
            (">= 0.9", 0.9, math.inf))
 """Ranges of the target's probability: name, lower end, upper end (exclusive)."""
 _SINGLE_BLOCKS = 10
-"""Number of blocks that have a row each; after them each row covers twice as many blocks as the row before."""
+"""Number of first blocks that have one row each. Every later row covers twice as many blocks as the row before."""
 _BINS_AN_OCTAVE = 2
 
 
@@ -32,8 +32,8 @@ class Tokens:
         problem: the problem of each token. The arrays below also have one value per token.
         block: number of the token's block.
         position: number of positions before the block.
-        context: number of these that the draft sees.
-        p, rank: by reader.
+        context: number of those positions that the draft sees.
+        p, rank: probabilities and ranks by reader.
         words: number of tokens in the vocabulary; None without records.
     """
 
@@ -84,7 +84,7 @@ def confidence(tokens: Tokens) -> list[dict]:
 def decomposition(tokens: Tokens) -> list[dict]:
     """Section 3.3: the factor by which each source of signal lowers the mean rank, and the geometric mean of ranks.
 
-    For the tokens that the target finds least likely, as in the document, and for all tokens.
+    It is computed for the tokens that the target finds least likely, as in the document, and for all tokens.
     """
     rows = []
     for name, among in ((f"p_target {BUCKETS[0][0]}", tokens.p[TARGET] < BUCKETS[0][2]), ("all", np.ones(len(tokens), bool))):
@@ -127,7 +127,7 @@ def position_curves(tokens: Tokens) -> list[dict]:
 
 
 def summary_values(tokens: Tokens, table: list[dict]) -> dict[str, float | int | None]:
-    """The values that runs are compared by. `table` is the decomposition."""
+    """The values for comparisons between runs. `table` is the decomposition."""
     low = [row for row in table if row["tokens"] != "all"]
     values = {f"mean_rank_{reader}": tokens.clusters.mean(tokens.rank[reader]).value for reader in READERS}
     values |= {f"mean_p_{reader}": tokens.clusters.mean(tokens.p[reader]).value for reader in READERS}
@@ -139,14 +139,14 @@ def summary_values(tokens: Tokens, table: list[dict]) -> dict[str, float | int |
 
 
 def _wins(tokens: Tokens, mode: str, among: np.ndarray | None = None) -> dict[str, float | None]:
-    """Shares of tokens for which the draft has a strictly better rank, or probability."""
+    """Shares of tokens for which the draft has a strictly better rank, and a strictly better probability."""
     by_rank = tokens.clusters.mean(tokens.rank[mode] < tokens.rank[TARGET], among)
     by_p = tokens.clusters.mean(tokens.p[mode] > tokens.p[TARGET], among)
     return by_rank.columns("rank_draft_wins") | by_p.columns("p_draft_wins")
 
 
 def _factors(tokens: Tokens, before: str, after: str, among: np.ndarray) -> dict[str, float | None]:
-    """Mean rank reached, and the factor by which it is below the rank before."""
+    """The mean rank with the signal `after`, and the factor by which it is below the mean rank with `before`."""
     words = tokens.words or 1
     if after == "chance":  # the rank of a token in a random order, and the mean of its logarithm
         reached, logarithm = np.full(len(tokens), (words + 1) / 2.0), np.full(len(tokens), math.lgamma(words + 1) / words)

@@ -38,8 +38,8 @@ class Difficulty(Probe):
     The sampler draws answers, which are graded and teacher-forced through target and draft in whole blocks. Every answer that
     is not graded correct is wrong, including one without a box. An answer that could not be drawn has no signals and is left
     out. A step is an equation of plain arithmetic in the answer's text; it is wrong if its sides differ. Signals of draft and
-    target are compared on the same tokens. A draft disagrees more the further a slot is from its anchor, for every token:
-    `draft.block_size=2` measures the first slot alone.
+    target are compared on the same tokens. A draft disagrees more in slots that are further from the anchor, whatever the
+    token. `draft.block_size=2` measures the first slot alone.
     """
 
     num_folds: int = runtime("folds of the cross-validation by problem that turns signals into probabilities; affects the "
@@ -52,7 +52,7 @@ class Difficulty(Probe):
     needs_draft = True
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=difficulty")
         if not config.blend.is_null:
             none = options_with("blend", "is_null")
@@ -64,7 +64,7 @@ class Difficulty(Probe):
         return [Unit(problem.id, chain) for problem in config.dataset.problems() for chain in range(config.num_chains)]
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Draws answers in a batch and teacher-forces each one separately, while it is graded. Raises UserError."""
+        """Draws answers in a batch. Each one is teacher-forced separately while it is graded. Raises UserError."""
         problems = {problem.id: problem for problem in config.dataset.problems()}
         model = config.model.load(work.device)
         drafter = load_feature_drafter(config, model)
@@ -92,7 +92,7 @@ class Difficulty(Probe):
 
 def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],
             along: Callable[[Trajectory], dict]) -> Iterator[tuple[Unit, dict]]:
-    """The record of each chain: `along(answer)` and its grade, yielded once the grading processes have decided."""
+    """Yields the record of each chain, `along(answer)` and the grade, as soon as the grading processes have decided."""
     pool = config.grader.start()
     measured: dict[Unit, dict] = {}
 

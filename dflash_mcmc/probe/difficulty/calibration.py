@@ -1,7 +1,7 @@
 """Probabilities of being wrong, predicted from signals, and their quality: Brier score, its skill, calibration.
 
-The probability of a case comes from a logistic regression fitted to the cases of other problems (cross-validation by problem),
-so that the fit has not seen the case.
+The probability of a case comes from a logistic regression. It is fitted to the cases of other problems (cross-validation by
+problem), so the fit has not seen the case.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 _RIDGE = 1e-3
-"""Weight of the penalty on squared coefficients: they stay finite if a signal separates the cases or all have one label."""
+"""Weight of the penalty on squared coefficients. It keeps them finite if a signal separates the cases or all labels agree."""
 _MOST_STEPS = 50
 
 
 class Predictions(NamedTuple):
-    """The predicted probability that each case is wrong, float64 (cases,), from the cases of other problems."""
+    """Predicted probabilities that cases are wrong. Each array is float64 (cases,) and uses only cases of other problems."""
 
     chance: np.ndarray
     base: np.ndarray
-    """The share of wrong cases among the cases of the fit."""
+    """For each case, the share of wrong cases among the cases of its fit."""
 
 
 class Scores(NamedTuple):
@@ -42,14 +42,14 @@ class Scores(NamedTuple):
     `error_by_chance`.
     """
     error_by_chance: float | None
-    """Approximate calibration error if every probability were right: sqrt(2/pi) standard deviations in each bin."""
+    """Approximate calibration error of perfectly calibrated probabilities: sqrt(2/pi) standard deviations in each bin."""
 
 
 def predict(cases: Cases, signals: Sequence[np.ndarray], fold_of: np.ndarray) -> Predictions:
-    """Predictions from one or several signals, each float64 (cases,), which are standardised.
+    """Predictions from one or several signals, each float64 (cases,). The signals are standardised first.
 
     Args:
-        fold_of: from `folds`, over at least two problems.
+        fold_of: the result of `folds`, for at least two problems.
     """
     features, labels, fold = np.stack(signals, axis=1), cases.wrong.astype(np.float64), fold_of[cases.place]
     chance, base = np.empty(cases.size), np.empty(cases.size)
@@ -65,7 +65,7 @@ def predict(cases: Cases, signals: Sequence[np.ndarray], fold_of: np.ndarray) ->
 def folds(problems: Sequence[str], num_folds: int) -> np.ndarray:
     """The fold of each problem, int64 (problems,). Folds are equally large and assigned in random order.
 
-    The dataset's own order is not used, since it may go through the levels in turn.
+    The dataset's own order is not used, because consecutive problems may cycle through the levels.
     """
     order = np.argsort([Key(0).fold_in("fold", problem).uniform() for problem in problems], kind="stable")
     found = np.empty(len(problems), np.int64)
@@ -97,7 +97,7 @@ def score(cases: Cases, predictions: Predictions, num_bins: int) -> Scores:
     """The scores of the predicted probabilities."""
     squared, of_base = ((chance - cases.wrong) ** 2 for chance in predictions)
     skill = cases.ratio(squared, of_base).mapped(lambda ratio: 1.0 - ratio)
-    skill = skill._replace(low=skill.high, high=skill.low)  # the difference decreases with the ratio
+    skill = skill._replace(low=skill.high, high=skill.low)  # the ends swap, because 1 - ratio decreases as the ratio increases
     bin_of = bins(predictions.chance, num_bins)
     gaps = np.bincount(bin_of, cases.wrong - predictions.chance)
     spread = np.bincount(bin_of, predictions.chance * (1.0 - predictions.chance))

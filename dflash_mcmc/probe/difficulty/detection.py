@@ -1,7 +1,8 @@
-"""How well signals separate wrong answers, or wrong steps, from right ones: AUROC and its differences, clustered by problem.
+"""AUROC of signals that separate wrong answers or steps from right ones, and its differences, clustered by problem.
 
-AUROC is the probability that a wrong case has a larger signal than a right one, where ties count half: Mann-Whitney's U
-divided by the number of pairs (Hanley & McNeil 1982). No signal is reversed: one below 0.5 is smaller for wrong cases.
+AUROC is the probability that a wrong case has a larger signal than a right one, where ties count half. It equals
+Mann-Whitney's U divided by the number of pairs (Hanley & McNeil 1982). Signals are never reversed. An AUROC below 0.5 means
+that the signal is smaller for wrong cases.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Cases:
         self.names = list(dict.fromkeys(self.problems))
         place = {name: number for number, name in enumerate(self.names)}
         self.place, self.num_problems = np.array([place[name] for name in self.problems], np.int64), len(self.names)
-        # One observation per problem: the bootstrap resamples problems, and all statistics only need sums over a problem's
-        # cases.
+        # The bootstrap resamples problems, and all statistics need only sums over a problem's cases. Each problem is
+        # therefore one observation.
         self._clusters = Clusters(self.names)
 
     @property
@@ -62,10 +63,10 @@ class Cases:
         return bool(self.wrong.any() and not self.wrong.all())
 
     def pairs(self, scores: np.ndarray) -> np.ndarray:
-        """float64 (problems, problems): for each two problems, pairs of a wrong case and a right case with a smaller score.
+        """The number of pairs in which the wrong case has the larger score, float64 (problems, problems).
 
-        The wrong case is of the first problem, the right one of the second. Ties count half. The sum over all problems is
-        Mann-Whitney's U.
+        The wrong case is from the first problem, the right case from the second one. Ties count half. The sum over all
+        problems is Mann-Whitney's U.
         """
         wrong, right = np.flatnonzero(self.wrong), np.flatnonzero(~self.wrong)
         order = right[np.argsort(scores[right], kind="stable")]
@@ -78,7 +79,7 @@ class Cases:
         return found
 
     def auroc(self, pairs: np.ndarray, group: np.ndarray | None = None) -> IntervalEstimate:
-        """The AUROC of a signal's pairs; for the difference of two signals' pairs, the paired difference of their AUROCs.
+        """The AUROC from a signal's pairs. The difference of two signals' pairs gives the paired difference of their AUROCs.
 
         Args:
             group: int64 (problems,); only pairs within a group count. None means all pairs.
@@ -110,7 +111,7 @@ class Cases:
 
 
 def roc(wrong: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of right and of wrong cases at or above each threshold, from none to all. The area below is the AUROC."""
+    """Shares of right and of wrong cases at or above each threshold, from none to all. The curve's area is the AUROC."""
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     hits = np.cumsum(wrong[order])[ends]

@@ -21,7 +21,7 @@ _NAMES = {"kl_target_draft": "KL(target || draft)", "kl_draft_target": "KL(draft
 
 
 def figures(summary: Summary) -> dict[str, Figure]:
-    """The figures by name. A panel without wrong cases, or without right ones, says so."""
+    """The figures by name. A panel without wrong cases or without right cases has a text that states this."""
     return {"fig_difficulty_auroc": _auroc(summary), "fig_difficulty_roc": _roc(summary),
             "fig_difficulty_reliability": _reliability(summary)}
 
@@ -71,7 +71,7 @@ def _auroc(summary: Summary) -> Figure:
 
 
 def _draw_estimate(axes: Axes, row: dict, place: int) -> None:
-    """Draws a value with its interval; mean and maximum of a signal are one above the other."""
+    """Draws a value with its interval. The mean and the maximum of a signal are drawn one above the other."""
     colour, marker, _ = _LOOKS[row["kind"]]
     height = place + {"mean": -0.17, "max": 0.17}.get(row["statistic"], 0.0)
     if row["auroc_low"] is not None:

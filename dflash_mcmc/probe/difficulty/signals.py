@@ -1,6 +1,6 @@
 """Signals of each token's difficulty: the disagreement of draft and target, and signals that need no draft.
 
-p is the target's distribution of the token at temperature 1, q the draft's in mask mode: one forward per block, given its
+p is the target's distribution of the token at temperature 1. q is the draft's distribution in one forward per block, given the
 anchor and the target's features of all positions before it. All signals are larger for harder tokens.
 """
 
@@ -19,9 +19,9 @@ DRAFT = ("kl_target_draft", "kl_draft_target", "total_variation", "minus_log_acc
          "top1_disagreement")
 """KL(p || q), KL(q || p), 1 - expected acceptance, -log expected acceptance, H(q), -log q(token), argmax p is not argmax q.
 
-Expected acceptance is the probability that rejection sampling accepts a token drawn from q, sum of min(p, q), which is one
-minus the total variation. The mean of its logarithm is that of the product over the tokens. All are in nats except total
-variation and top-1 disagreement.
+Expected acceptance is the probability that rejection sampling accepts a token drawn from q. It is the sum of min(p, q), which
+is one minus the total variation. The sum of its logarithms over tokens is the logarithm of the product. All signals are in
+nats except total variation and top-1 disagreement.
 """
 TARGET = ("target_entropy", "target_surprisal", "least_confidence")
 """Signals without a draft: H(p), -log p(token) in nats, 1 - max p (Settles 2009, "Active learning literature survey")."""

@@ -1,9 +1,9 @@
 """The steps of an answer that can be checked without a model: equations of plain arithmetic, such as `7*24=140+28=168`.
 
 An equation is a chain of two or more sides of numbers, + - * / x × ÷ · (and their LaTeX commands) and parentheses, with at
-least one operator. It is wrong if two sides differ as exact rational numbers; a rounded side (`10/3=3.33`) is wrong too. An
-equation next to letters, powers, percent signs and similar (`2x+3=7`, `2^3+1=9`) is skipped, since the whole expression may
-mean something else. Only text that this parser has read is evaluated.
+least one operator. It is wrong if two sides differ as exact rational numbers, so a rounded side (`10/3=3.33`) is wrong too.
+An equation next to letters, powers, percent signs and similar (`2x+3=7`, `2^3+1=9`) is skipped, because the whole expression
+may mean something else. Only text that this parser has read is evaluated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 _MOST_DIGITS = 15
-"""Most digits of a number; equations with longer numbers are skipped."""
+"""Maximal number of digits of a number. Equations with longer numbers are skipped."""
 _MOST_PARTS = 64
-"""Most parts of an equation: numbers, signs, parentheses and spaces."""
+"""Maximal number of parts of an equation: numbers, signs, parentheses and spaces."""
 _OPERATORS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "x": "*", "×": "*", "·": "*", "÷": "/", "−": "-"}
 _PART = re.compile(r"""
     (?P<bullet>^[ \t]*[-*+•][ \t]+)
@@ -60,10 +60,10 @@ def steps(text: str) -> list[AnswerStep]:
 
 
 def ends(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[int]:
-    """Text length after the first 1, 2, ... tokens: token n is text[ends[n - 1] : ends[n]].
+    """The length of the text after each token: token n wrote text[ends[n - 1] : ends[n]].
 
-    A character made by several tokens belongs to the last of them. Each token is decoded together with the piece before it,
-    because some tokenizers write a token differently depending on its predecessor.
+    A character that several tokens make belongs to the last of them. Each token is decoded together with the piece before
+    it, because some tokenizers write a token differently depending on its predecessor.
     """
     found, length, piece, known = [], 0, 0, 0
     for number in range(1, len(tokens) + 1):
@@ -91,9 +91,10 @@ def _runs(parts: list[re.Match]) -> Iterator[tuple[int, int]]:
 
 
 def _free_before(parts: list[re.Match], first: int) -> bool:
-    """Whether an equation may start here: at the start, or after an edge, or after a word and a space.
+    """Whether an equation may start here: at the start of the text, after an edge, or after a word and a space.
 
-    A sign after a word may be an operator whose left side is a name; after `1.` or `1,` the number may continue.
+    A sign after a word is excluded, because it may be an operator with a name on its left side. A place after `1.` or `1,` is
+    excluded, because the number may continue.
     """
     before = [*parts[max(0, first - 2) : first]]
     kinds = [part.lastgroup for part in before]
@@ -115,9 +116,9 @@ def _free_after(parts: list[re.Match], last: int) -> bool:
 
 
 def _judged(parts: list[re.Match], first: int, last: int) -> tuple[bool | None, int, int]:
-    """Whether the sides differ (None if it is not an equation), and its first part and last + 1.
+    """Whether the sides differ (None if it is not an equation), the number of its first part, and that of its last part + 1.
 
-    A parenthesis that opens before the equation or closes after it is not part of it: `(since 2+3=5)`.
+    A parenthesis that opens before the equation or closes after it is not part of it, as in `(since 2+3=5)`.
     """
     for left, right in itertools.product((0, 1), repeat=2):
         start, stop = first + left, last - right

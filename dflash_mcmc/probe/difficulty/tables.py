@@ -1,4 +1,4 @@
-"""The tables of the difficulty probe, from its records alone: which signals predict wrong answers and wrong steps.
+"""The tables of the difficulty probe, computed from its records: which signals predict wrong answers and wrong steps.
 
 The best signal and the best baseline are those with the largest AUROC on the same records. Intervals ignore this selection,
 which favours both.
@@ -30,7 +30,7 @@ class Detector(NamedTuple):
 
 
 class SignalComparison(NamedTuple):
-    """All signals of some cases, and those that serve for comparison. Without both right and wrong cases there are none."""
+    """All signals of some cases, and the signals for comparison. It is empty unless there are both right and wrong cases."""
 
     cases: Cases
     detectors: list[Detector]
@@ -133,7 +133,7 @@ def _among(cases: Cases, values: np.ndarray, kind: np.ndarray) -> IntervalEstima
 
 
 def _row(of: SignalComparison, detector: Detector, fitted: _Fitted, num_bins: int) -> dict:
-    """AUROC, its differences to the best baseline and to target entropy, and the quality of probabilities from this signal."""
+    """AUROC, its differences from the best baseline and target entropy, and the quality of probabilities from this signal."""
     signal = detector.signal
     row = {"signal": signal.name, "kind": signal.kind, "statistic": signal.statistic, **detector.auroc.columns("auroc")}
     for name, other in (("best", of.best_baseline), ("entropy", of.entropy.get(signal.statistic or "mean"))):
@@ -147,10 +147,11 @@ def _row(of: SignalComparison, detector: Detector, fitted: _Fitted, num_bins: in
 
 
 def _combined(name: str, of: SignalComparison, fitted: _Fitted) -> list[dict]:
-    """Gains of a baseline combined with a signal of the draft: target entropy with each, the best baseline with the best.
+    """Gains from adding a signal of the draft to a baseline.
 
-    These AUROCs are of cross-validated probabilities, also for the baseline alone, over pairs within a fold. Probabilities of
-    different folds come from different fits and are not comparable.
+    Target entropy is combined with each signal, and the best baseline with the best signal. All AUROCs here, also that of the
+    baseline alone, use cross-validated probabilities and only pairs within a fold. Probabilities of different folds come from
+    different fits and are not comparable.
     """
     best_draft, best_baseline = of.best_draft, of.best_baseline
     if best_draft is None or best_baseline is None or not fitted.possible:

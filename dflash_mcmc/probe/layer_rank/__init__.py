@@ -1,13 +1,13 @@
 """The rank of an answer's tokens when each layer's state goes through the head, with and without the final norm.
 
 The guided-power-sampling document reports "raw lm_head(h_33) at rank 12,520" (of 36 layers and 151,936 words) and 697 for the
-draft, and calls the layer a worse predictor. But the head was trained on states after the final norm, and a layer's output is
-before it. The logit lens (nostalgebraist 2020) applies the norm. Even that is biased, since directions drift from layer to
-layer (Belrose et al. 2023, arXiv 2303.08112, who use a learned map instead).
+draft, and calls the layer a worse predictor. But the head was trained on states after the final norm, and the output of a
+layer has not passed the norm. The logit lens (nostalgebraist 2020) applies the norm. Even this is biased, because directions
+drift from layer to layer (Belrose et al. 2023, arXiv 2303.08112, use a learned map instead).
 
-Effect of the norm on ranks: a root-mean-square norm divides a state by its length, which keeps all ranks, and multiplies each
-coordinate by a weight, which does not. Raw and normed ranks therefore differ only because of these weights, which reduce the
-few huge coordinates of a residual stream. log p also depends on the length.
+A root-mean-square norm does two things. It divides a state by its length, which keeps all ranks. It also multiplies each
+coordinate by a weight, which changes ranks. Raw and normed ranks therefore differ only because of these weights, which reduce
+the few huge coordinates of a residual stream. log p also depends on the length.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
 _PUBLISHED_FROM_END = 3
-"""The published layer is 33 of 36."""
+"""Distance of the published layer from the end: layer 33 of 36."""
 
 
 @register("probe", "layer_rank")
@@ -44,14 +44,14 @@ class LayerRank(Probe):
 
     answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
                             "answers", choices=SOURCES)
-    hard_below: float = identity("a token is hard where the target's probability is smaller", gt=0, lt=1)
+    hard_below: float = identity("a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
     takes_draft = True
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         check_source(config, "probe.answers", self.answers)
         if not config.draft.is_null:
             check_features(config, "probe=layer_rank")

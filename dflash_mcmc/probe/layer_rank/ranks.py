@@ -28,8 +28,9 @@ TARGET, DRAFT, TARGET_WHERE_DRAFTED = "target", "draft", "target where drafted"
 def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, hard_below: float) -> dict:
     """The record of an answer.
 
-    It has, for every row name, the rank of each token (null if the draft does not predict it); and over all tokens and over
-    hard tokens, the sum of log p in nats and the number of tokens whose most likely token is the target's. Raises NotNumbers.
+    For every row name it has the rank of each token (null if the draft does not predict it). Over all tokens and over hard
+    tokens it has the sum of log p in nats, and the number of positions at which the most likely token is the target's.
+    Raises NotNumbers.
     """
     import torch
 
@@ -63,7 +64,7 @@ def _where(values: list[int], there: list[bool]) -> list[int | None]:
 
 
 def _sums(row: Standing, target: Standing, speaks: torch.Tensor, hard: torch.Tensor) -> tuple[list[float], list[int]]:
-    """Sums of log p, and numbers of agreements with the target, over the predicted tokens: all and hard."""
+    """Sums of log p, and numbers of agreements with the target, each over all predicted tokens and over the hard ones."""
     parts = (speaks, speaks & hard)
     return [float(row.log_p[part].sum()) for part in parts], [int((row.best == target.best)[part].sum()) for part in parts]
 
@@ -87,8 +88,8 @@ def described(name: str) -> RowName:
 def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
     """The median rank over all problems, each weighted as given, as a function for `Clusters.statistic`.
 
-    It is the smallest rank that at least half of the ranks do not exceed, found by bisection. The hundreds of thousands of
-    ranks of a resample are never built; the function only counts, per problem, the ranks up to the few values that are tried.
+    It is the smallest rank that at least half of the ranks do not exceed. Bisection finds it. A resample has hundreds of
+    thousands of ranks, which are never built. The function only counts, per problem, the ranks up to each value it tries.
     """
     largest = max((int(of.max()) for of in ranks if len(of)), default=1)
     counts, offsets = np.array([len(of) for of in ranks]), (largest + 1) * np.arange(len(ranks))
@@ -135,7 +136,7 @@ class Ranked:
                 **self._problems.ratio(agreements, counts).columns("agreement"), "n": mean.n}
 
     def norm_row(self, layer: int) -> dict:
-        """The effect of the final norm on a layer: mean rank raw over normed, and the share of tokens where each is better."""
+        """The effect of the final norm on a layer: raw mean rank divided by normed mean rank, and the share that each wins."""
         raw, normed = self._ranks(f"{layer} none"), self._ranks(f"{layer} final")
         counts = [len(values) for values in raw]
         better = {"share_better_raw": [(a < b).sum() for a, b in zip(raw, normed, strict=True)],

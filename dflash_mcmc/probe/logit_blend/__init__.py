@@ -1,13 +1,13 @@
-"""How much blending an intermediate layer's logits helps each token, and how much of that any flattening would give.
+"""Measures how much each token gains from blending an intermediate layer's logits, compared with a mere flattening.
 
 The guided-power-sampling document builds on "beta = 0.05-0.1 of layer 33 beats the target on 20.5 % of hard tokens". Wins on
 hard tokens alone prove little. A token is hard because the target gives it a low probability, so the target's errors on hard
-tokens are mostly too low. Anything that is mixed in, even a constant, moves these probabilities up (regression to the mean).
-The cost of such a change appears on the easy tokens and on the hard tokens that it loses. The probe therefore has controls:
-losses next to wins, and all and easy tokens next to hard ones. The source `flattened` blends the target with the uniform
-distribution: logits (1 - beta) * target, temperature 1 / (1 - beta). It has no information, wins log p on hard tokens too, and
-keeps all ranks. Ranks are biased in the same way (a token with a bad rank has more room to improve). Their control is the
-first layers, which have used little of the context.
+tokens are mostly too low. Every mixture, even with a constant, moves these probabilities up (regression to the mean). The
+cost of such a change appears on the easy tokens and on the hard tokens that lose. The probe therefore has controls. It
+reports losses next to wins, and all and easy tokens next to hard ones. The source `flattened` blends the target with the
+uniform distribution: its logits are (1 - beta) * target, a temperature of 1 / (1 - beta). It adds no information and keeps
+all ranks, but it wins log p on hard tokens too. Ranks are biased in the same way, because a token with a bad rank has more
+room to improve. Their control is the first layers, which have used little of the context.
 
 Raw layers can also have the opposite effect. If the residual stream has a large norm, blending it sharpens the distribution
 and wins easy tokens. The last layer with norm=none shows this effect alone: it adds the target's own prediction, up to the
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 @register("probe", "logit_blend")
 @dataclass(slots=True, kw_only=True)
 class LogitBlend(Probe):
-    """Gain of an answer's tokens from blending other logits into the target's, by source and share, for hard and easy tokens.
+    """Gain of hard and easy tokens from blending other logits into the target's, by source and share.
 
-    The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. Other sources are the draft, in its
-    usual mode and on the tokens that it predicts (all but the first of each whole block), and the flattened target as a
-    control.
+    The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. There are two other sources. One is
+    the draft in its usual mode, on the tokens that it predicts (all but the first token of each whole block). The other is the
+    flattened target, as a control.
     """
 
     answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
@@ -50,14 +50,14 @@ class LogitBlend(Probe):
     norm: str = identity("norm between a layer's hidden state and the head: none, as published; final = the model's final "
                          "norm", choices=("none", "final"))
     betas: list[float] = identity("shares of the blended logits, from 0 to 1")  # noqa: RUF009
-    hard_below: float = identity("a token is hard where the target's probability is smaller", gt=0, lt=1)
+    hard_below: float = identity("a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
     takes_draft = True
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         if not self.betas or len(set(self.betas)) < len(self.betas) or not all(0.0 <= beta <= 1.0 for beta in self.betas):
             raise ConfigError("probe.betas", self.betas, "different numbers from 0 to 1, at least one")
         num_layers = config.model.num_layers()
@@ -68,7 +68,7 @@ class LogitBlend(Probe):
             check_features(config, "probe=logit_blend")
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Layers counted from 0: of 36 layers, -3 and 33 are the same one; null means all layers."""
+        """The layers counted from 0, with null replaced by all layers. In a model of 36 layers, -3 and 33 are the same."""
         num_layers = config.model.num_layers()
         return {} if num_layers is None else {"layers": self.blended_layers(num_layers)}
 
@@ -96,7 +96,7 @@ class LogitBlend(Probe):
                          lambda answer: gains.record(model, draft, answer, settings))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """The tables `grid` (all tokens), `hard` and `easy`, with a row per source and beta.
+        """The tables `grid` (for all tokens), `hard` and `easy`, with a row per source and beta.
 
         A gain is the mean of log p of the blend minus log p of the target, in nats. A win is a token for which the blend's
         log p is strictly larger. The source `best` is chosen on the same hard tokens for which it is reported, so it looks

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _COLOURS = (RIGHT, GREEN, PURPLE)
 """Colours of the layers."""
 _LINEAR = 0.01
-"""End of the linear part of the colour scale, in nats. Beyond, it is logarithmic, since raw layers lose tens of nats."""
+"""End of the linear part of the colour scale, in nats. The rest is logarithmic, because raw layers lose tens of nats."""
 
 
 def gains(tables: dict[str, list[dict]]) -> Figure:
@@ -42,9 +42,10 @@ def gains(tables: dict[str, list[dict]]) -> Figure:
 
 
 def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
-    """Shares won by log p, and won minus lost by rank, over beta: for the draft, the flattened target and `most` layers.
+    """Shares of tokens won by log p, and shares won minus lost by rank, over beta.
 
-    The layers are those with the largest share won at any beta. This selection makes them look better than on other tokens.
+    There are lines for the draft, the flattened target and `most` layers. These layers have the largest shares won at any
+    beta. This selection makes them look better than they would on other tokens.
     """
     from matplotlib.figure import Figure
 

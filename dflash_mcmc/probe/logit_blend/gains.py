@@ -1,6 +1,6 @@
-"""Gains of an answer's tokens from blending a source's logits into the target's: sums per answer, and the rows of a table.
+"""Gains of tokens from blending a source's logits into the target's: sums per answer, and rows of tables.
 
-A blend is (1 - beta) * target + beta * source, computed for a piece of the answer at a time.
+A blend is (1 - beta) * target + beta * source. It is computed for a piece of the answer at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Settings(NamedTuple):
 
 
 def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, settings: Settings) -> dict:
-    """The record of an answer: for each source and beta, `SUMS` over its hard and over its easy tokens.
+    """The record of an answer: `SUMS` over its hard tokens and over its easy tokens, for each source and beta.
 
     Raises NotNumbers.
     """
@@ -94,9 +94,10 @@ def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Sou
 
 
 def blended(target: torch.Tensor, others: torch.Tensor | None, beta: float, forbidden: torch.Tensor) -> torch.Tensor:
-    """(1 - beta) * target + beta * others, float32 (n, vocabulary). None is the uniform distribution, with all logits 0.
+    """(1 - beta) * target + beta * others, float32 (n, vocabulary).
 
-    The result equals the target to the last bit if beta is 0 or if both are equal. Ids without a token keep -inf.
+    `others` None is the uniform distribution, with all logits 0. The result equals the target to the last bit if beta is 0 or
+    if both are equal. Ids without a token keep -inf.
     """
     import torch
 
@@ -118,7 +119,7 @@ class Blended:
 
     Args:
         records: results of `record`, one per problem.
-        betas: as measured.
+        betas: the betas of the records.
     """
 
     def __init__(self, records: list[dict], betas: Sequence[float]):
@@ -128,9 +129,9 @@ class Blended:
                       for part in PARTS}
 
     def table(self, *parts: str) -> list[dict]:
-        """A row for each source and beta, over the tokens of these parts: means and shares with their intervals.
+        """A row for each source and beta, with means and shares over the tokens of these parts, and intervals.
 
-        The rows for hard tokens alone, which the published claim is about, also have paired differences.
+        The published claim is about hard tokens. Rows for hard tokens alone also have paired differences.
         """
         return [self._row(name, number, beta, parts) for name in self.sources for number, beta in enumerate(self._betas)]
 

@@ -1,8 +1,8 @@
-"""How Metropolis-Hastings chains on p^alpha mix, which papers that sample with them do not report.
+"""Measures how Metropolis-Hastings chains on p^alpha mix. Papers that sample with such chains do not report this.
 
 The probe measures moved rate, acceptance by cut and by length, R-hat and effective sample size over parallel chains,
-autocorrelation, log ratios and the savings of early rejection, over a grid of powers and temperatures. The chains are those of
-a run without a probe: same keys, same engine.
+autocorrelation, log ratios and the savings of early rejection, over a grid of powers and temperatures. The chains are the
+same as in a run without a probe, with the same keys and the same engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.ops import Chain
 
 _TEMPERATURES = ("draft_temperature", "proposal_temperature")
-"""Names of the sampler's field for the temperature of its proposal, in the order in which they are tried."""
+"""Possible names of the sampler's field for the temperature of its proposal. The first one that the sampler has is used."""
 _SHOWN = "last_half"
 """Window of steps that the summary and the figures show."""
 _PRINTED_LAGS = (1, 2, 4, 8, 16)
@@ -52,19 +52,19 @@ class Setting(NamedTuple):
     sampler: ChainSampler
 
     def effective(self) -> tuple[float, float, str]:
-        """The values in a record: alpha, and the effective temperature and early rejection."""
+        """The cell's values in a record: alpha, effective temperature, and effective early rejection."""
         return self.alpha, self.sampler.law().temperature, self.sampler.early_reject
 
 
 @register("probe", "mixing")
 @dataclass(slots=True, kw_only=True)
 class Mixing(Probe):
-    """How Metropolis-Hastings chains mix: what moves and where, and whether parallel chains agree, over a grid of settings.
+    """Mixing of Metropolis-Hastings chains: which steps move, and whether parallel chains agree, over a grid of settings.
 
-    Each chain of each problem is drawn in every cell of the grid alphas x temperatures x early_rejects, with the same
-    uniforms in every cell (common random numbers), which reduces the noise of differences between cells. R-hat needs
-    num_chains >= 2; otherwise its column is None. Statistics are computed in three windows: all steps, the last half, and the
-    steps of the last stage. An effective sample size needs 20 steps in its window; problems with fewer steps are counted.
+    Each chain of each problem is drawn in every cell of the grid alphas x temperatures x early_rejects. All cells use the
+    same uniforms (common random numbers), which reduces the noise of differences between cells. R-hat needs num_chains >= 2;
+    otherwise its column is None. Statistics are computed in three windows: all steps, the last half, and the steps of the
+    last stage. An effective sample size needs 20 steps in its window; problems with fewer steps are counted.
     """
 
     alphas: list[float] | None = identity("powers of the target, one row of the grid each; null uses the sampler's")  # noqa: RUF009
@@ -79,7 +79,7 @@ class Mixing(Probe):
     unit = "chain"
 
     def check(self, config: Config) -> None:
-        """Checks that the sampler makes steps and that every cell is a valid setting of it. Raises ConfigError."""
+        """Checks that the sampler makes Metropolis-Hastings steps and allows the setting of every cell. Raises ConfigError."""
         able = [name for name, found in components("sampler").items() if _makes_chains(found.cls)]
         if not _makes_chains(type(config.sampler)):
             raise ConfigError("sampler", name_of(config.sampler), f"{', '.join(able)} with probe=mixing")
@@ -94,11 +94,14 @@ class Mixing(Probe):
                 getattr(tried, group).check(tried)
 
     def resolved(self, config: Config) -> Mixing:
-        """The probe with the sampler's early rejection as configured: each cell resolves it for its own alpha."""
+        """The probe with `early_rejects` set, by default to the sampler's value as configured.
+
+        The value is not resolved here, because each cell resolves it for its own alpha.
+        """
         return self if self.early_rejects else dataclasses.replace(self, early_rejects=[_chain_sampler(config).early_reject])
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The effective early rejection of each cell: it changes the cost of chains, so it is part of the identity."""
+        """The effective early rejection of each cell. It is part of the identity, because it changes the cost of chains."""
         found = [setting.sampler.early_reject for setting in self.measured(config)]
         return {"early_rejects": found if len(set(found)) > 1 else found[:1]}
 
@@ -121,11 +124,11 @@ class Mixing(Probe):
         return list(found.values())
 
     def units(self, config: Config) -> list[Unit]:
-        """One unit per chain and problem. The chains of one problem are adjacent, so that its prompt is read once."""
+        """One unit per chain and problem. The chains of a problem are adjacent, so its prompt is read once."""
         return [Unit(problem.id, number) for problem in config.dataset.problems() for number in range(config.num_chains)]
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """The chain of a unit in every cell: its trace and cost, and totals for the tracker.
+        """Draws the chain of a unit in every cell. The record has their traces and costs, and totals for the tracker.
 
         All cells of all units share one engine.
         """
@@ -178,7 +181,7 @@ class Mixing(Probe):
                         "log_ratio_counts": [row for cell in cells for row in tables.log_ratio_counts(cell)]})
 
     def _values(self, cells: list, tables: dict[str, list[dict]]) -> dict[str, float | int | None]:
-        """The main numbers; if there are several cells, a name begins with its cell's setting."""
+        """The main numbers by name. If there are several cells, each name begins with the setting of its cell."""
         values: dict[str, float | int | None] = {"num_cells": len(cells), "num_failed": sum(cell.num_failed for cell in cells)}
         taken = {"cells": ("acceptance", "moved_rate"), "convergence": ("stuck", "rhat", "rhat_above_1.1"),
                  "effective_samples": ("ess_per_1000_token_forwards",)}
@@ -190,7 +193,7 @@ class Mixing(Probe):
         return values
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """Rates by cut and length, traces, autocorrelation and log ratios; the grid too if there are several cells."""
+        """Rates by cut and length, traces, autocorrelation and log ratios. If there are several cells, also the grid."""
         from dflash_mcmc.probe.mixing import chains, figures
 
         cells = chains.cells_of(records)
@@ -216,7 +219,7 @@ def _makes_chains(sampler: type) -> bool:
 
 
 def _chain_sampler(config: Config) -> ChainSampler:
-    """The configured sampler, for which `Mixing.check` has found these fields."""
+    """The configured sampler. `Mixing.check` has checked that it has the fields of `ChainSampler`."""
     return cast("ChainSampler", config.sampler)
 
 

@@ -54,7 +54,7 @@ class StepChain(NamedTuple):
     """Tokens of the state before the step."""
     proposal_length: np.ndarray
     log_ratio: np.ndarray
-    """For abandoned proposals, an upper bound."""
+    """Log acceptance ratio of the proposal. For an abandoned proposal it is an upper bound."""
     log_p: np.ndarray
     """Log p of the state after the step.
 

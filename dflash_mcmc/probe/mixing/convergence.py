@@ -2,9 +2,9 @@
 
 R-hat is the rank-normalised split R-hat, and the effective sample size (ESS) is the bulk ESS: Vehtari, Gelman, Simpson,
 Carpenter & Buerkner 2021, "Rank-Normalization, Folding, and Localization: An Improved R-hat" (arXiv 1903.08008). For chains
-that hardly move, arviz's numbers do not measure mixing. If all chains stay at one value, its ESS equals the number of draws.
-If they stay at different values, it equals twice the number of chains, and R-hat may be nan. This module therefore limits the
-ESS: a chain adds at most the number of states that it visits, and a stuck chain adds nothing.
+that hardly move, arviz's numbers do not measure mixing. If all chains stay at one value, arviz's ESS equals the number of
+draws. If chains stay at different values, the ESS equals twice the number of chains, and R-hat may be nan. This module
+therefore limits the ESS. A chain adds at most the number of states that it visits, and a stuck chain adds nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ constant above the number of draws, whatever the values of the chains. At 10 ste
 chains (coefficient 0.8), whose true ESS is 0.11 of the draws, get 0.40 on average. At 20 steps they get 0.19.
 """
 _ROUNDING = 1e7
-"""A larger R-hat is taken as infinite, since its denominator is only rounding error.
+"""A larger R-hat is treated as infinite, because its denominator is only rounding error.
 
 For comparison, R-hat is 1.3e3 if a single one of 64 times 2,000 values differs from the rest of its chain.
 """
@@ -52,9 +52,9 @@ class Convergence(NamedTuple):
     stuck: int
     """Number of chains whose state never changes after the first step of the window."""
     rhat: float | None
-    """None if undefined: fewer than two chains or four steps, or all half chains have one value.
+    """R-hat. It is None if there are fewer than two chains or four steps, or if all half chains have the same value.
 
-    Infinite if half chains differ but do not vary within themselves.
+    It is infinite if half chains differ but do not vary within themselves.
     """
     ess: float | None
     """ESS of all chains together, at most the number of draws; 0 if all are stuck, None below `LEAST_STEPS_OF_ESS`."""
@@ -103,11 +103,12 @@ def _rhat(log_p: np.ndarray) -> float:
 
 
 def _ess(steps: Window) -> float:
-    """arviz's ESS, limited to the number of states that the moving chains visit: a state is one draw, however long it is kept.
+    """arviz's ESS, limited to the number of states that the moving chains visit.
 
-    The limit also keeps ESS from exceeding the number of draws, as antithetic chains would. Stuck chains count nothing: their
-    only state is the one with which they enter the window. Without the limit, a single move among many chains gives almost no
-    variance and would count as all their draws, and a cell would look better the less its chains move.
+    A state counts as one draw, regardless of how many steps it is kept. The limit also keeps the ESS of antithetic chains at
+    or below the number of draws. Stuck chains add nothing, because their only state is the one with which they enter the
+    window. Without the limit, a single move among many chains would give almost no variance and would count as all their
+    draws. A cell would then look better the less its chains move.
     """
     import arviz
 
@@ -130,14 +131,15 @@ def autocorrelation(log_p: np.ndarray) -> np.ndarray:
 def independent_autocorrelation(steps: int, lag: int) -> float:
     """The expected autocorrelation of independent draws.
 
-    Around their own mean, the products of all pairs of different draws sum to minus the sum of squares.
+    It is negative: for deviations from their own mean, the products of all ordered pairs of different draws sum to minus the
+    sum of squares.
     """
     return -(steps - lag) / (steps * (steps - 1))
 
 
 @cache
 def independent_rhats(chains: int, steps: int) -> np.ndarray:
-    """R-hat of independent draws, `DRAWS` times, float64 (DRAWS,): perfect mixing in chains as short as these."""
+    """`DRAWS` values of R-hat for independent draws, float64 (DRAWS,). They show perfect mixing in equally short chains."""
     key = Key(0).fold_in("independent chains", chains, steps)
     return np.array([_rhat(draws) for draws in key.uniforms(0, DRAWS * chains * steps).reshape(DRAWS, chains, steps)])
 
@@ -150,10 +152,10 @@ def of_problems(cell: Cell, name: str) -> dict[str, Convergence]:
 def convergence_row(cell: Cell, name: str) -> dict:
     """R-hat over the problems, and the share of stuck chains. Problems with too few steps are counted separately.
 
-    The median and the shares above a limit use the problems whose R-hat is defined (`rhat_problems`). For an even number the
-    median is the larger of the two in the middle; it is None if infinite. `independent_above` is the share that independent
-    draws give in as few chains and steps. `all_stuck` is the share of problems whose chains are all stuck; if they also agree,
-    R-hat is undefined.
+    The median and the shares above a limit use the problems whose R-hat is defined (`rhat_problems`). For an even number of
+    problems the median is the larger of the two middle values. An infinite median is None. `independent_above` is the share
+    for independent draws in equally few chains and steps. `all_stuck` is the share of problems whose chains are all stuck. If
+    these chains also agree, R-hat is undefined.
     """
     found, long = _long_enough(cell, name, LEAST_STEPS)
     clusters, rhats = Clusters(list(long)), {key: of.rhat for key, of in long.items() if of.rhat is not None}
@@ -173,8 +175,8 @@ def convergence_row(cell: Cell, name: str) -> dict:
 def effective_samples_row(cell: Cell, name: str) -> dict:
     """Effective sample size per step, and per token-forward of the whole chains.
 
-    A problem whose chains are all stuck adds its steps and cost but no ESS; otherwise a cell would look better the more of its
-    chains are stuck. A problem with too few steps is left out and counted in `too_short`.
+    A problem whose chains are all stuck adds its steps and cost but no ESS. Otherwise a cell with more stuck chains would
+    look better. A problem with too few steps is left out and counted in `too_short`.
     """
     found, long = _long_enough(cell, name, LEAST_STEPS_OF_ESS)
     clusters, ess = Clusters(list(long)), np.array([of.ess for of in long.values()], float)

@@ -1,4 +1,4 @@
-"""The figures of the mixing probe. Figures with a panel per cell show only the first cells of the grid, and say so."""
+"""The figures of the mixing probe. Figures with a panel per cell show only the first cells of the grid and state this."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROPOSALS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def acceptance(tables: dict[str, list[dict]]) -> Figure:
-    """Acceptance and moved rate by relative cut and by suffix length, with intervals; a row of panels per cell."""
+    """Acceptance and moved rate by relative cut and by suffix length, with intervals. Each cell has a row of panels."""
     settings = _settings(tables["cells"])
     shown = settings[:_MOST_CELLS]
     figure = _figure(9.0, 1.0 + 2.6 * len(shown))
@@ -98,7 +98,7 @@ def _trace(axes: Axes, chains: list[StepChain], what: str) -> None:
 
 
 def autocorrelation(data: dict[str, list[dict]], window: str) -> Figure:
-    """Mean autocorrelation of log p over the lag, a line per cell, without stuck chains."""
+    """Mean autocorrelation of log p by lag, without stuck chains. Each cell has a line."""
     rows = [row for row in data["autocorrelation_by_lag"] if row["window"] == window]
     settings = _settings(rows)
     figure = _figure(7.0, 4.0 + 0.2 * min(len(settings), _MOST_CELLS))
@@ -166,7 +166,7 @@ def grid(tables: dict[str, list[dict]], named: Sequence[tuple[str, tuple[float, 
     """Heat maps over alpha and temperature: moved rate, problems with R-hat above 1.1, and ESS per 1,000 token-forwards.
 
     Args:
-        named: for each place of the grid, the temperature as given and the effective setting.
+        named: for each place in the grid, the temperature as configured and the effective setting.
     """
     alphas = list(dict.fromkeys(setting[0] for _, setting in named))
     names = list(dict.fromkeys((temperature, setting[2]) for temperature, setting in named))

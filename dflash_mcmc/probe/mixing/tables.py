@@ -22,11 +22,11 @@ RATIO_EDGES = tuple(sign * size for sign, sizes in ((-1.0, (100, 30, 10, 3, 1, 0
                                                    (1.0, (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100))) for size in sizes)
 """Edges of the bins of log ratios, in nats; the outermost bins are open."""
 NUM_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Numbers of steps for which `moves` has a row, as far as chains are that long."""
+"""Numbers of steps for which `moves` has a row, if chains are long enough."""
 
 
 def cells(cell: Cell) -> dict:
-    """Shares of the steps that were accepted, moved, changed nothing or were abandoned, and mean log p of the final states."""
+    """Shares of steps that accept, move, change nothing or abandon their proposal, and mean log p of the final states."""
     steps, chains = cell.steps(), Clusters([chain.problem for chain in cell.chains])
     clusters = Clusters(steps.problem)
     return {**cell.setting,
@@ -56,7 +56,7 @@ def cost(cell: Cell) -> dict:
 
 
 def by_cut(cell: Cell) -> list[dict]:
-    """Rates by the relative position of the cut. Cuts after the end of the sequence, which change nothing, are left out."""
+    """Rates by the relative position of the cut. Cuts after the end of the sequence propose nothing and are left out."""
     steps = cell.steps()
     relative = steps.cut / np.maximum(steps.length, 1)
     return [{**cell.setting, "cut": f"{low:g}-{high:g}", **_rates(steps, (relative >= low) & (relative < high))}
@@ -64,7 +64,7 @@ def by_cut(cell: Cell) -> list[dict]:
 
 
 def by_length(cell: Cell) -> list[dict]:
-    """Rates by the number of tokens redrawn, which, unlike the proposal's length, is known before the draw."""
+    """Rates by the number of redrawn tokens of the state. Unlike the proposal's length, it is known before the draw."""
     steps = cell.steps()
     suffix, ends = steps.length - steps.cut, [*(edge - 1 for edge in LENGTH_EDGES[1:]), None]
     return [{**cell.setting, "suffix": f"{low}+" if high is None else f"{low}-{high}",
@@ -82,9 +82,9 @@ def _rates(steps: Steps, among: np.ndarray) -> dict:
 def log_ratios(cell: Cell) -> list[dict]:
     """Quantiles of the log ratio in nats, for three sets of proposals.
 
-    The sets are complete proposals; complete ones that differ from the state; and all, with abandoned ones at their upper
-    bounds. Early rejection removes low values from the first two sets and overstates values in the third: the true quantiles
-    are at or below these.
+    The sets are complete proposals, complete proposals that differ from the state, and all proposals. In the third set an
+    abandoned proposal counts with its upper bound. Early rejection removes low values from the first two sets and overstates
+    values in the third. The true quantiles are therefore at or below the reported ones.
     """
     steps = cell.steps()
     kinds = {"complete": steps.real & ~steps.abandoned, "complete, different": ~steps.abandoned & ~steps.identical,
@@ -115,11 +115,11 @@ def log_ratio_counts(cell: Cell) -> list[dict]:
 
 
 def moves(cell: Cell) -> list[dict]:
-    """The share of chains that move at least once, or three times, in their last n steps, compared with independent steps.
+    """The shares of chains that move at least once and at least three times in their last n steps.
 
-    `by_acceptance` is the expectation from the mean acceptance of these steps, P(Binomial(n, rate) >= 1 or 3), which is 1 - (1
-    - a)^n for one move. `by_moved_rate` uses the moved rate instead. If the share differs from `by_moved_rate`, chains differ
-    from each other or the steps of a chain are not independent.
+    Two columns give the share for independent steps. `by_acceptance` uses the mean acceptance a of these steps:
+    P(Binomial(n, a) >= 1 or 3), which is 1 - (1 - a)^n for one move. `by_moved_rate` uses the moved rate instead. If the share
+    differs from `by_moved_rate`, chains differ from each other or the steps of a chain are not independent.
     """
     rows = []
     for n in NUM_STEPS:
@@ -145,8 +145,8 @@ def independent_moves(clusters: Clusters, hits: np.ndarray, n: int, least: int) 
 def early_rejection(every: Sequence[Cell]) -> list[dict]:
     """Cost of cells with early rejection relative to the same cells without it. Empty if no such pair exists.
 
-    The chains of a pair use the same uniforms. If early rejection is exact, they make the same decisions, and the difference
-    in cost is its saving. `same` is the share of chains for which all steps agree.
+    The chains of a pair use the same uniforms. With exact early rejection they make the same decisions, and the difference in
+    cost is the saving. `same` is the share of chains for which all steps agree.
     """
     plain = {(cell.alpha, cell.temperature): cell for cell in every if cell.early_reject == "off"}
     rows = []

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @register("probe", "speculative_mcmc")
 @dataclass(slots=True, kw_only=True)
 class SpeculativeMCMC(Probe):
-    """How close the draft's blocks are to p^alpha along the target's greedy answers, and how chains that propose them behave.
+    """Distance of the draft's blocks from p^alpha along greedy answers, and the behaviour of chains that propose the blocks.
 
     An answer is teacher-forced in whole blocks, whose first token is the anchor. For each token the probe measures KL and
     total variation between p_alpha, the sharpened distribution of the target, and the draft's distribution at several
@@ -43,9 +43,9 @@ class SpeculativeMCMC(Probe):
     draft_temperatures: list[float] | None = identity("temperatures of the draft; null uses 1, 0.5 and 1/alpha")  # noqa: RUF009
     num_samples: int = identity("blocks drawn for each block of the answer; a chain starts at the first one and proposes the "
                                 "others", ge=2)
-    weights: str = identity("reference = p of a drawn token given the reference tokens before it, as published; joint = also "
-                            "p given the drawn tokens before it, so that a weight is the ratio of two distributions of "
-                            "blocks",
+    weights: str = identity("reference = p of a drawn token given the reference tokens before it, as published; joint = these "
+                            "weights and also weights with p given the drawn tokens before it, which are ratios of two "
+                            "distributions of blocks",
                             choices=("reference", "joint"))
     autoregressive: bool = identity("also draw blocks from the target, token by token at temperature 1/alpha, as the proposal "
                                     "for comparison; its weights are joint")
@@ -53,32 +53,32 @@ class SpeculativeMCMC(Probe):
     timed_rows: int = runtime("chains that propose at once while both proposals are timed, for every answer; 0 = no timing. "
                               "Tables use only timings of this number of chains", ge=0)
     chain_steps: int = runtime("number of steps of a chain in the table of convergence", ge=1)
-    position_edges: list[int] = runtime("index of the first middle block, and of the first late one")  # noqa: RUF009
+    position_edges: list[int] = runtime("indices of the first middle block and of the first late block")  # noqa: RUF009
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
     needs_draft = True
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError."""
+        """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=speculative_mcmc")
         given = self.draft_temperatures
         if given is not None and (not given or len(set(given)) < len(given) or not all(0 < t < math.inf for t in given)):
             raise ConfigError("probe.draft_temperatures", given, "different numbers > 0, or null for 1, 0.5 and 1/alpha")
         found = self.temperatures()
-        if len(set(map(_name, found))) < len(found):  # their entries in a record would have one name
+        if len(set(map(_name, found))) < len(found):  # temperatures with equal names would share an entry in a record
             raise ConfigError("probe.draft_temperatures", found, "numbers that differ in their first six digits")
         edges = self.position_edges
         if len(edges) != 2 or not 0 < edges[0] < edges[1]:
             raise ConfigError("probe.position_edges", edges, "two numbers of blocks, the smaller first, such as [10, 30]")
 
     def temperatures(self) -> list[float]:
-        """The temperatures of the draft, the lowest last."""
+        """The temperatures of the draft, from the highest to the lowest."""
         given = [1.0, 0.5, 1.0 / self.alpha] if self.draft_temperatures is None else self.draft_temperatures
         return sorted(set(given), reverse=True)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The temperatures that null stands for."""
+        """The temperatures, with null replaced by its meaning."""
         return {"draft_temperatures": self.temperatures()}
 
     def units(self, config: Config) -> list[Unit]:
@@ -110,19 +110,19 @@ class SpeculativeMCMC(Probe):
             yield unit, record
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """The document's tables, and what it left open: joint weights, moves, and the floor of a simulated acceptance."""
+        """The document's tables, and three additions: joint weights, moves, and the floor of a simulated acceptance."""
         from dflash_mcmc.probe.speculative_mcmc import tables
 
         return tables.summary(records, self.num_samples, self.chain_steps, self.position_edges, self.timed_rows)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """Acceptance of blocks, which has two modes; tokens, positions, and accepted proposals per second."""
+        """Figures of the acceptance of blocks, of tokens and positions, and of accepted proposals per second."""
         from dflash_mcmc.probe.speculative_mcmc import figures
 
         return figures.figures(summary)
 
     def record(self, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, key: Key) -> dict:
-        """The record of an answer: lists over the predicted tokens, or over the blocks. Raises NotNumbers."""
+        """The record of an answer. Its lists have an entry per predicted token or per block. Raises NotNumbers."""
         import torch
 
         from dflash_mcmc.forcing import sequences

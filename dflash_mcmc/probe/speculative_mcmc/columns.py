@@ -24,7 +24,7 @@ class Proposal(NamedTuple):
 
 
 class Columns:
-    """The measured records as columns: over tokens and over blocks, with the problem that each belongs to."""
+    """The measured records as columns over tokens and over blocks, with the problem of each token and block."""
 
     def __init__(self, records: list[dict]):
         self.records = [record for record in records if "skipped" not in record]
@@ -44,7 +44,7 @@ class Columns:
         return list(self.records[0]["proposals"]) if self.records else []
 
     def of_tokens(self, name: str, column: str) -> np.ndarray:
-        """`kl` or `tvd` at a draft temperature, or against `p`, the unsharpened target."""
+        """The column `kl` or `tvd` at a draft temperature. The name `p` is for the unsharpened target."""
         return np.array([value for record in self.records
                          for value in (record["p"] if name == "p" else record["proposals"][name])[column]])
 

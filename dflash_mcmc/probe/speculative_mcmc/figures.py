@@ -26,7 +26,7 @@ def figures(summary: Summary) -> dict[str, Figure]:
 
 
 def _bimodality(summary: Summary) -> Figure:
-    """Histograms of the blocks' simulated acceptance, a panel per proposal."""
+    """Histograms of the blocks' simulated acceptance. Each proposal has a panel."""
     from matplotlib.figure import Figure
 
     rows = summary.tables["aggregate"]

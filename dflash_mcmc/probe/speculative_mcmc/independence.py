@@ -22,7 +22,7 @@ class Simulated(NamedTuple):
 
 
 def simulate(log_weights: np.ndarray, uniforms: np.ndarray, tokens: np.ndarray) -> Simulated:
-    """A chain through each row of samples: it starts at the first one and proposes the others in turn, as in the document.
+    """Simulates a chain for each row of samples. It starts at the first sample and proposes the others in order.
 
     Args:
         log_weights: float64 (rows, samples), nats; samples >= 2.
@@ -44,13 +44,12 @@ def simulate(log_weights: np.ndarray, uniforms: np.ndarray, tokens: np.ndarray) 
 def in_equilibrium(log_weights: np.ndarray) -> np.ndarray:
     """The acceptance of a chain in equilibrium, float64 (rows,), estimated from samples of q.
 
-    E over x ~ target, y ~ q of min(1, w(y) / w(x)) equals E over two draws of q of min(w(x), w(y)), divided by E w. The
-    estimate uses all pairs of samples (rows, samples); it simulates no chain, so it has no simulation noise.
+    The expectation of min(1, w(y) / w(x)) over x ~ target and y ~ q equals E[min(w(x), w(y))] / E[w] over x, y ~ q. The
+    estimate uses all pairs of samples of a row. It simulates no chain, so it has no simulation noise.
     """
     samples = log_weights.shape[1]
     ordered = np.sort(np.exp(log_weights - log_weights.max(axis=1, keepdims=True)), axis=1)
-    # The smaller of a pair is the one that comes first in the order: the k-th smallest is the smaller in samples - 1 - k
-    # pairs.
+    # Weights are sorted, so weight number k (from 0) is the minimum in its pairs with the samples - 1 - k later weights.
     pairs = (ordered * np.arange(samples - 1, -1, -1)).sum(axis=1)
     return 2.0 * pairs / ((samples - 1) * ordered.sum(axis=1))
 

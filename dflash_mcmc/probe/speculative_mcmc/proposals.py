@@ -1,7 +1,8 @@
-"""Distances between the target distribution of tokens and the distribution that proposes them, and draws from the latter.
+"""Distances between the target's and the draft's distribution of a token, and draws from the draft.
 
-p is the target's distribution of a token, p_alpha = softmax(alpha · logits) the sharpened one, and q = softmax(draft logits /
-T) the draft's. All functions take rows of logits, float32 (n, vocabulary), -inf for ids without a token.
+p is the target's distribution of a token, and p_alpha = softmax(alpha · logits) is the sharpened one. q = softmax(draft
+logits / T) is the draft's distribution. All functions take rows of logits, float32 (n, vocabulary), with -inf for ids without
+a token.
 """
 
 from __future__ import annotations
@@ -33,14 +34,13 @@ def distances(target: torch.Tensor, draft: torch.Tensor, alpha: float, temperatu
     """The distances between p_alpha of the target's logits and q of the draft's logits."""
     log_p, log_q = torch.log_softmax(alpha * target, dim=-1), torch.log_softmax(draft / temperature, dim=-1)
     p = log_p.exp()
-    # Tokens of probability 0 in both would give 0 · (-inf + inf). If only q is 0, the KL divergence is infinite, as it should
-    # be.
+    # Tokens of probability 0 in both would give 0 · (-inf + inf). If only q is 0, the KL divergence is rightly infinite.
     kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=-1)
     return Distances(kl.clamp(min=0.0), 0.5 * (p - log_q.exp()).abs().sum(dim=-1))
 
 
 def draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> DrawnBlocks:
-    """Draws from each row by inverse transform; never a token of probability zero.
+    """Draws from each row by inverse transform. A token of probability zero is never drawn.
 
     Args:
         uniforms: float64 (n, samples), inside (0, 1).
@@ -49,7 +49,7 @@ def draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> Dr
     weights = (logits - logits.amax(dim=-1, keepdim=True)).double().exp()
     upto = weights.cumsum(dim=-1)
     total = upto[:, -1:]
-    # Stays below the total if rounding reaches it, so that the search ends at a token of positive weight.
+    # Rounding may reach the total. The point stays below it, and the search finds a token of positive weight.
     point = torch.minimum(uniforms * total, total * (1.0 - 2.0**-52))
     tokens = torch.searchsorted(upto, point, right=True)
     return DrawnBlocks(tokens, weights.gather(1, tokens).log() - total.log())

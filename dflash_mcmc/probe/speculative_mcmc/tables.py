@@ -1,4 +1,4 @@
-"""The tables of the speculative MCMC probe, from its records alone. Section numbers are those of the document."""
+"""The tables of the speculative MCMC probe, computed from its records. Section numbers are those of the document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dflash_mcmc.statistics.intervals import IntervalEstimate
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
 THRESHOLDS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.7)
 EASY, HARD = 0.7, 0.1
-"""A block with a larger acceptance than EASY is easy, with a smaller one than HARD hard (section 3.2)."""
+"""A block is easy if its acceptance is larger than EASY, and hard if it is smaller than HARD (section 3.2)."""
 
 
 def summary(records: list[dict], num_samples: int, chain_steps: int, position_edges: Sequence[int],
@@ -59,7 +59,7 @@ def _last_weights(columns: Columns) -> str:
 
 
 def _median(columns: Columns, proposal: Proposal) -> IntervalEstimate:
-    """Median of the blocks' simulated acceptance: an observation like all quantiles here, the smaller of the middle two."""
+    """Median of the blocks' simulated acceptance. Like all quantiles here it is one of the observations."""
     return columns.blocks.quantiles(columns.of_blocks(proposal, "acceptance"), [0.5])[0]
 
 
@@ -81,7 +81,7 @@ def _aggregate(columns: Columns, proposal: Proposal) -> dict:
 
 
 def _tokens_of(columns: Columns, proposal: Proposal, here: np.ndarray | None = None) -> dict[str, int]:
-    """The number of tokens of the distances; the target has none."""
+    """The number of tokens over which distances are computed. The target has no distance to itself, and no such number."""
     blocks = columns.blocks.size if here is None else int(here.sum())
     return {} if proposal.name == "target" else {"tokens": blocks * columns.drafted}
 
@@ -135,8 +135,8 @@ def _tokens(columns: Columns, name: str) -> dict:
 def _convergence(columns: Columns, proposal: Proposal, steps: int) -> dict:
     """Section 4.3: probability that a chain moves at least once, or three times.
 
-    The document uses the median acceptance in a binomial distribution (`median_*`). But blocks differ, and not every
-    acceptance is a move: `blocks_*` are means over blocks of the probability at each block's own rate of moves.
+    The document uses the median acceptance in a binomial distribution (`median_*`). But blocks differ, and not every accepted
+    proposal is a move. `blocks_*` therefore use the rate of moves of each block, and average the probability over blocks.
     """
     moved, median = columns.of_blocks(proposal, "moved"), _median(columns, proposal)
     row: dict[str, object] = {**proposal.columns(), "steps": steps}

@@ -1,4 +1,4 @@
-"""The speed of the two proposals, measured on the engine: a block of the draft, and as many tokens of the target."""
+"""Measures the speed of the two proposals on the engine: a block of the draft, and as many tokens of the target."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _REPEATS = 3
 
 
 class Timing:
-    """Times a proposal after the middle anchor of an answer. It includes drawing and scoring by the target, as in a chain.
+    """Times proposals at the middle anchor of an answer. The time includes drawing and the target's scoring, as in a chain.
 
     Args:
         options: options of the engine.
         rows: number of chains that propose at once.
-        temperature: of both proposals.
+        temperature: temperature of both proposals.
     """
 
     def __init__(self, options: Options, model: LanguageModel, drafter: DFlashDrafter, rows: int, temperature: float):
@@ -36,7 +36,7 @@ class Timing:
         self._law = SamplingParams(temperature=temperature)
 
     def of(self, answer: Answer) -> dict[str, float | int]:
-        """Seconds per proposal, `seconds_target` and `seconds_draft`: those of the batch divided by its size, `timed_rows`.
+        """Seconds per proposal, `seconds_target` and `seconds_draft`. They are the batch's seconds divided by `timed_rows`.
 
         Raises NotNumbers.
         """

@@ -29,7 +29,7 @@ class Proposed(NamedTuple):
 
 
 def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.ndarray, share: bool = True) -> np.ndarray:
-    """log p of continuations after position `anchor`, int64 (samples, n), given their own tokens: float64 (samples, n).
+    """log p, float64 (samples, n), of continuations after position `anchor`, int64 (samples, n), given their own tokens.
 
     Raises NotNumbers.
 
@@ -45,7 +45,7 @@ def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.
 
 
 def _of_rows(logits: torch.Tensor, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Log softmax of tokens in rows of logits, both int64 (n,): float64 (n,), nats."""
+    """Log softmax in nats, float64 (n,), of `tokens` in the given `rows` of logits, both int64 (n,)."""
     row, token = (torch.from_numpy(numbers).to(logits.device) for numbers in (rows, tokens))
     return (logits[row, token].double() - torch.logsumexp(logits.double(), dim=-1)[row]).cpu().numpy()
 
@@ -86,7 +86,7 @@ def _draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> t
 
 
 def ended(proposed: Proposed, stop_ids: tuple[int, ...]) -> Proposed:
-    """The same blocks, cut after their first stop id. Later tokens get log-probabilities of 0 and so do not count."""
+    """The same blocks, cut after their first stop id. Later tokens get log-probabilities of 0 and do not count."""
     stops = np.isin(proposed.tokens, stop_ids)
     later = (np.cumsum(stops, axis=-1) - stops) > 0
     return Proposed(np.where(later, -1, proposed.tokens), np.where(later, 0.0, proposed.log_p),

@@ -1,4 +1,4 @@
-"""The draft's law of every token: the batched engine against the reference engine, and against itself."""
+"""The draft's law of every token. The batched engine is compared with the reference engine and with itself."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_draft_blend_is_reference(qwen3, name, draft):
 
 
 def test_blocks_from_the_cut_are_reference(qwen3):
-    """The published grid: a draw and a score start their own blocks."""
+    """On the published grid, each draw and each score starts its own blocks."""
     from tests.engine.test_batched import power_mh
 
     parts, sampler = LanguageModel(qwen3, stop_ids=STOPS), power_mh(rescore=True, proposal="matched", num_steps=3)
@@ -70,7 +70,7 @@ def test_the_draft_changes_the_target(qwen3):
 
 
 def redrawn(prompt, number):
-    """Draws from the draft itself, from inside blocks too, and scores of what was drawn from the target."""
+    """A chain that draws from the draft, also from inside blocks, and scores tokens that were drawn from the target."""
     key, law = Key(5).fold_in(number), SamplingParams(0.8, top_k=20)
     path = yield Draw(Trajectory.start(prompt), HORIZON, law, key.fold_in("a"), "draft")
     path = yield Draw(path.prefix(min(path.length, 7)), HORIZON, law, key.fold_in("b"), "draft", path)
@@ -128,7 +128,7 @@ def early():
 
 @pytest.fixture(scope="module")
 def as_they_are(qwen3):
-    """Results of chains with 8 slots and every switch as it is, drawn once."""
+    """Results of chains with 8 slots and default options, drawn once."""
     return functools.cache(lambda make: run(qwen3, make()))
 
 

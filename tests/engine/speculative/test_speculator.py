@@ -1,4 +1,4 @@
-"""Blocks on the batched engine: the same answers as token by token, for every draft."""
+"""Speculation on the batched engine gives the same answers as decoding token by token, for every draft."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MASK = 60
 
 
 def network(model, block_size=5, sliding=(None, None), seed=0) -> DFlash:
-    """A random draft for a random target; sharp enough that some of what it drafts is right."""
+    """A random draft for a random target. It is sharp enough for some drafted tokens to be accepted."""
     config = model.config
     shape = DFlashShape(hidden_size=config.hidden_size, num_layers=len(sliding), num_heads=4, num_key_heads=2, head_dim=8,
                         intermediate_size=40, block_size=block_size, mask_token_id=MASK, target_layers=(0, 2, 1),
@@ -72,7 +72,7 @@ def qwen3():
 
 @pytest.fixture(scope="module")
 def plain(qwen3):
-    """What a sampler draws under a blend token by token, drawn once: plain("greedy", "none")."""
+    """Answers of a sampler under a blend, drawn once, token by token: plain("greedy", "none")."""
     return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
 
 
@@ -123,7 +123,7 @@ def test_slots_order_and_reading_ahead_change_nothing(qwen3, decoder, draft, nam
 
 
 def test_a_draft_of_the_same_law_is_always_kept(qwen3):
-    """The target drafts for itself: p = q, so that only tokens after a stop id or the end are not kept."""
+    """The target drafts for itself, so p = q. Only tokens after a stop id or after the horizon are not kept."""
     plain = SAMPLERS["temperature"]
     for decoder in (reject(), reject(verification="block")):
         for done in run(qwen3, plain, BLENDS["none"], decoder, "self").values():
@@ -134,7 +134,7 @@ def test_a_draft_of_the_same_law_is_always_kept(qwen3):
 
 
 def single_draws(model, decoder, draft, law, count, horizon=2):
-    """Pairs of tokens, each chain with a key of its own."""
+    """Pairs of tokens drawn by separate chains. Each chain has its own key."""
     def chain(number):
         path = yield Draw(Trajectory.start(np.array([11, 5, 23])), horizon, law, Key(99).fold_in(number))
         return ChainResult(path)
@@ -158,7 +158,7 @@ def test_rejection_has_the_law_of_the_target(qwen3, decoder, draft):
         expected = {(a, b): p * q for a, p in conditional([11, 5, 23]).items() for b, q in conditional([11, 5, 23, a]).items()}
     found = {pair: 0 for pair in expected}
     for pair in pairs.tolist():
-        found[tuple(pair)] += 1  # a pair outside the support is a KeyError
+        found[tuple(pair)] += 1  # a pair outside the support raises KeyError
     large = [pair for pair, p in expected.items() if p * count >= 5]
     observed = [found[pair] for pair in large] + [count - sum(found[pair] for pair in large)]
     weights = [expected[pair] * count for pair in large] + [count - sum(expected[pair] * count for pair in large)]
@@ -168,7 +168,7 @@ def test_rejection_has_the_law_of_the_target(qwen3, decoder, draft):
 
 
 def test_drafts_are_those_of_a_fresh_forward(qwen3, monkeypatch):
-    """Whatever was rolled back, copied or moved before: the network sees the features of what is before the anchor."""
+    """The network sees the features of the tokens before the anchor, even after roll-backs, copies and moves of the cache."""
     seen = []
     propose = DFlashDrafter.propose
 
@@ -180,7 +180,7 @@ def test_drafts_are_those_of_a_fresh_forward(qwen3, monkeypatch):
         return propose(self, anchors, keeping)
 
     monkeypatch.setattr(DFlashDrafter, "propose", keep)
-    monkeypatch.setattr(DFlashDrafter, "reads_tokens", True)  # so that the sequences are there to be kept
+    monkeypatch.setattr(DFlashDrafter, "reads_tokens", True)  # the sequences are then stored, and `keep` can record them
     run(qwen3, SAMPLERS["power_mh"], BLENDS["none"], match(), "dflash", slots=4)
     parts, draft = LanguageModel(qwen3, stop_ids=STOPS), network(qwen3)
     generator = np.random.default_rng(0)
@@ -214,7 +214,7 @@ def test_prompt_lookup_finds_what_followed():
 
 
 def test_prompt_lookup_reads_the_sequence(qwen3):
-    """It drafts earlier tokens of the sequence, also after a prefix that the row has not drawn itself."""
+    """It drafts earlier tokens of the sequence, also if the current draw did not draw the prefix."""
     for tag, done in run(qwen3, SAMPLERS["truncated"], BLENDS["none"], match(trace=True), "ngram").items():
         tokens = done.result.trajectory.tokens.tolist()
         for block in done.walk:
@@ -223,7 +223,7 @@ def test_prompt_lookup_reads_the_sequence(qwen3):
 
 
 class Insider(DFlashDrafter):
-    """Runs the network and returns the target's own tokens instead of its drafts, so that many are kept."""
+    """Runs the network but returns the target's own tokens instead of its drafts. Many tokens are therefore kept."""
 
     target_forwards = 4
 
@@ -236,7 +236,7 @@ class Insider(DFlashDrafter):
     "greedy", "power_mh_early",
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("temperature", "truncated", "power_mh"))])
 def test_blocks_of_which_much_is_kept(qwen3, plain, name):
-    """What is accepted moves the companion cache on by several tokens at once."""
+    """Accepted tokens advance the companion cache by several positions at once."""
     for options in ({}, {"prefill_chunk": 8, "keep_current": False}, {"steps_between_checks": 4, "read_ahead": 2}):
         parts = LanguageModel(qwen3, stop_ids=STOPS)
         engine = BatchedEngine(parts, BLENDS["none"], 4, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
@@ -249,7 +249,7 @@ def test_blocks_of_which_much_is_kept(qwen3, plain, name):
 
 
 def test_drafts_that_are_no_numbers_end_the_sample(qwen3):
-    """Under a rule that judges by them; sample and match does without."""
+    """This holds for rules that use the draft's law. Sample and match does not use it."""
     parts, broken = LanguageModel(qwen3, stop_ids=STOPS), network(qwen3)
     broken.norm.weight.data.fill_(torch.nan)
     for decoder, healthy in ((reject(), False), (reject(verification="block"), False), (match(), True)):
@@ -284,14 +284,14 @@ def test_logits_that_are_no_numbers_end_the_sample(qwen3):
         model.get_input_embeddings().weight[40] = torch.nan
     done = run(model, SAMPLERS["temperature"], BLENDS["none"], match(), "self")
     failed = [tag for tag, d in done.items() if d.result is None]
-    assert set(failed) >= {1, 6}  # the prompts that are this token
+    assert set(failed) >= {1, 6}  # the prompts that contain only this token
     healthy = run(qwen3, SAMPLERS["temperature"], BLENDS["none"], match(), "self")
     for tag in set(done) - set(failed):
         same(done[tag].result, healthy[tag].result)
 
 
 def test_in_half_precision_greedy_differs_only_at_near_ties():
-    """A block of tokens and one token go through other kernels: in bfloat16 a choice may fall otherwise where it was a tie."""
+    """A block and a single token use different kernels. In bfloat16 the most likely token may differ at a near tie."""
     half = random_model("qwen3").to(torch.bfloat16)
     plain = run_batched(half, SAMPLERS["greedy"], BLENDS["none"])
     speculative = run(half, SAMPLERS["greedy"], BLENDS["none"], match(), "self")

@@ -31,7 +31,8 @@ def load(folder: Path, dtype: torch.dtype | None, device: torch.device | str) ->
         dtype: dtype of the weights; None keeps the checkpoint's.
 
     Raises:
-        UserError: as `read_shape`; or weights are absent, damaged, additional, missing or of another shape than the config's.
+        UserError: for the reasons of `read_shape`, or if there are no weights, or if weights are damaged, unexpected,
+            missing, or of another shape than the config's.
     """
     shape = read_shape(folder)
     with torch.device("meta"):
@@ -60,7 +61,7 @@ def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None) -> No
     save_file({name: tensor.contiguous() for name, tensor in draft.state_dict().items()}, temporary, {"format": "pt"})
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
-    temporary.chmod(0o644)  # safetensors writes for the owner alone, but checkpoints are shared
+    temporary.chmod(0o644)  # safetensors makes files that only the owner can read, but checkpoints are shared
     os.replace(temporary, folder / _WEIGHTS)
     write_atomically(folder / "config.json", config + "\n")
 
@@ -81,7 +82,7 @@ def check_pair(shape: DFlashShape, *, hidden_size: int, vocab_size: int, num_lay
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
-    """The file of every tensor: of model.safetensors, or of the shards that an index names. Raises UserError."""
+    """The file that holds each tensor: model.safetensors, or a shard that the index names. Raises UserError."""
     index = folder / f"{_WEIGHTS}.index.json"
     files = [folder / _WEIGHTS]
     if not files[0].is_file():
@@ -105,7 +106,7 @@ def _open(folder: Path, file: Path) -> Any:
 
 
 def _check_tensors(folder: Path, files: dict[str, Path], expected: dict[str, tuple[int, ...]]) -> None:
-    """That a checkpoint has the tensors that its config asks for, and no other. Raises UserError."""
+    """Checks that a checkpoint has exactly the tensors that its config requires. Raises UserError."""
     more, fewer = sorted(files.keys() - expected), sorted(expected.keys() - files)
     if any(part in name for name in more for part in _DFLASH2):
         refuse(folder, "is a DFlash 2 checkpoint (it has a candidate selector or convolutions)", "DFlash, the first version")
@@ -122,6 +123,6 @@ def _check_tensors(folder: Path, files: dict[str, Path], expected: dict[str, tup
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first three."""
+    """The first three names, for an error message."""
     names = list(names)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,7 +1,7 @@
-"""The config.json of a DFlash draft. It is read in all its published spellings and becomes one `DFlashShape`.
+"""Reads the config.json of a DFlash draft, in all published spellings, as a `DFlashShape`.
 
-Other networks are refused by name: a relative with the same backbone would run, and its errors would show only as few
-accepted tokens.
+Other networks are refused by name. A related network with the same backbone would run, but with wrong results that show only
+as a low number of accepted tokens.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ FIELD = "draft.path"
 _ARCHITECTURE = "DFlashDraftModel"
 _DEFAULT_BLOCK_SIZE = 16
 _DEFAULT_FULL_LAYERS = 28
-"""Layers before the first one with a window, where a config has neither this number nor the layers' kinds: Qwen3's."""
+"""Qwen3's number of layers before the first one with a window. It is the default if a config does not say which layers."""
 _ROPES = ("default", "linear", "yarn", "llama3")
-"""Rotations whose frequencies do not depend on the length of what is read."""
+"""Rotations whose frequencies do not depend on the length of the sequence."""
 _FOREIGN = {
-    # Fields of the config that change the computation, with the values that mean DFlash.
+    # Fields of the config that change the computation, each with its values for DFlash.
     "speculators_model_type": (None,), "quantization_config": (None,), "projector_type": (None, "dflash"),
     "sample_from_anchor": (None, False), "shift_label": (None, False), "use_swa": (None, False),
     "use_aux_hidden_state": (None, True), "causal": (None, False), "is_causal": (None, False),
@@ -72,14 +72,14 @@ def to_config(shape: DFlashShape) -> dict[str, Any]:
 
 
 def default_target_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
-    """The target's layers that a draft of `num_layers` reads by default: evenly spaced from the second on."""
+    """The target's layers that a draft with `num_layers` layers reads by default, evenly spaced from the second one on."""
     if num_layers == 1:
         return (num_target_layers // 2,)
     return tuple(round(1 + i * (num_target_layers - 4) / (num_layers - 1)) for i in range(num_layers))
 
 
 def refuse(folder: Path, found: str, allowed: str) -> NoReturn:
-    """Raises UserError about the draft of a folder."""
+    """Raises a UserError that says what the draft in a folder has and what is allowed."""
     raise UserError(f"{FIELD}: {folder} {found}; allowed: {allowed}")
 
 
@@ -97,7 +97,7 @@ class _DraftConfig:
             self.refuse("has a config.json that is no mapping, or whose dflash_config is none", "the published layout")
 
     def shape(self) -> DFlashShape:
-        """Raises UserError."""
+        """The shape that the config describes. Raises UserError."""
         self._refuse_foreign()
         num_layers, num_heads = self.integer("num_hidden_layers"), self.integer("num_attention_heads")
         hidden_size, num_target_layers = self.integer("hidden_size"), self.get("num_target_layers")
@@ -171,7 +171,7 @@ class _DraftConfig:
             self.refuse(f"has a rotation of rope_type {rope['rope_type']!r}", ", ".join(_ROPES))
         if rope.get("partial_rotary_factor", self.get("partial_rotary_factor")) not in (None, 1):
             self.refuse("has partial_rotary_factor, which rotates a part of each head", "1")
-        if not isinstance(rope["rope_theta"], (int, float)):  # also refused one level deeper, for each kind of layer
+        if not isinstance(rope["rope_theta"], (int, float)):  # refuses a rope_theta per kind of layer too
             self.refuse("has a config.json without rope_theta", "the published layout, which has it for all layers at once")
         return rope
 

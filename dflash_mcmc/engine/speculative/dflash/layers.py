@@ -1,4 +1,4 @@
-"""The layers of the DFlash draft network: attention with rotated queries and keys, the feed-forward part, and the norm."""
+"""The layers of the DFlash draft network: attention with rotary positions, the feed-forward part, and the norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_mcmc.engine.speculative.dflash.shape import DFlashShape
 
 
 class DraftLayer(torch.nn.Module):
-    """A decoder layer, over the rows of blocks only."""
+    """A decoder layer. It computes outputs only for the tokens of blocks, not for the context."""
 
     def __init__(self, shape: DFlashShape):
         super().__init__()
@@ -26,7 +26,7 @@ class DraftLayer(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    """Queries of a block's rows, and keys and values of these rows and of context rows, from the same projections."""
+    """Attention of a block's tokens to the context and to the block. One set of projections serves context and block."""
 
     def __init__(self, shape: DFlashShape):
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(torch.nn.Module):
     def keys_values(
         self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each (rows, key heads, m, head_dim); keys are normed and rotated. Context rows do not pass the input norm."""
+        """Keys, normed and rotated, and values, each (rows, key heads, m, head_dim). The input norm skips context states."""
         values = self._split(self.v_proj(hidden))
         # Under autocast a norm's product is in float32. Keys get the dtype of the values: both go into one cache.
         return _rotate(self.k_norm(self._split(self.k_proj(hidden))), rotation).to(values.dtype), values
@@ -70,7 +70,7 @@ class FeedForward(torch.nn.Module):
 
 
 class RMSNorm(torch.nn.Module):
-    """Norm by the root mean square of the last axis; statistics in float32, rounded before the weight is applied."""
+    """Norm by the root mean square of the last axis, in float32. The result is rounded before the weight is applied."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -86,8 +86,8 @@ class RMSNorm(torch.nn.Module):
 class Rotation:
     """Cosines and sines of positions, from float32 frequencies.
 
-    It is not a module: a cast of the network to bfloat16 would also cast a buffer, and at position 1000 the angles would be
-    wrong by up to two radians.
+    It is not a module, because a cast of the network to bfloat16 would also cast the buffers of a module. At position 1000
+    the angles would then be wrong by up to two radians.
     """
 
     def __init__(self, shape: DFlashShape):
@@ -95,7 +95,7 @@ class Rotation:
 
     @torch.no_grad()
     def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each (rows, 1, m, head_dim) of positions (rows, m); rounded to `dtype` at the end."""
+        """Cosines and sines, each (rows, 1, m, head_dim), of positions (rows, m). They are rounded to `dtype` at the end."""
         if self.frequencies.device != positions.device:
             self.frequencies = self.frequencies.to(positions.device)
         angles = positions[:, None, :, None].float() * self.frequencies
@@ -104,13 +104,13 @@ class Rotation:
 
 
 def _frequencies(shape: DFlashShape) -> tuple[torch.Tensor, float]:
-    """Float32 (head_dim / 2,) radians a position, and the factor of cosines and sines, as in Qwen3."""
+    """Angles per position in radians, float32 (head_dim / 2,), and the factor of cosines and sines, as in Qwen3."""
     from transformers import Qwen3Config
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
     config = Qwen3Config(hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,
                          max_position_embeddings=shape.max_positions, rope_parameters=dict(shape.rope))
-    with torch.device("cpu"):  # also where the network is built on the meta device
+    with torch.device("cpu"):  # on the CPU even if the network is built on the meta device
         embedding = Qwen3RotaryEmbedding(config)
     return embedding.inv_freq.float(), embedding.attention_scaling
 

@@ -1,10 +1,10 @@
-"""The DFlash draft network: a block of tokens from one forward, given the target's features of the tokens before it.
+"""The DFlash draft network. One forward drafts a block of tokens, given the target's features of the tokens before it.
 
 The weights have the names and shapes of the published checkpoints. A call takes the embeddings of
-[anchor, mask, mask, ...], at the positions that the tokens will have, and returns hidden states from which the target's head
-predicts the token at the *same* position. The context is keys and values computed from the target's features alone. It does
-not depend on any block, so it is computed once for each position and kept. Embedding and head are the target's; the caller
-applies them.
+[anchor, mask, mask, ...], at the positions that the tokens will have. It returns hidden states from which the target's head
+predicts the token at the *same* position. The context consists of keys and values that are computed from the target's
+features alone. It does not depend on any block, so it is computed once for each position and kept. The caller applies the
+target's embedding and head.
 
 Source: DFlash (arXiv 2602.06036).
 """
@@ -25,7 +25,7 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class DFlash(torch.nn.Module):
-    """The network. Its state dict is the published one: 11 tensors a layer, 4 more with biases, and 3."""
+    """The network. Its state dict is the published one: 3 tensors, and 11 per layer (15 with biases)."""
 
     def __init__(self, shape: DFlashShape):
         super().__init__()
@@ -37,11 +37,11 @@ class DFlash(torch.nn.Module):
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def context(self, features: torch.Tensor) -> torch.Tensor:
-        """Context rows (rows, m, hidden) of features (rows, m, features · hidden), computed once a token for all layers."""
+        """Context states (rows, m, hidden) from features (rows, m, features · hidden). All layers use the same states."""
         return self.hidden_norm(self.fc(features))
 
     def keys_values(self, context: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The cache entries of context rows.
+        """The cache entries of context states.
 
         Args:
             context: (rows, m, hidden), from `context`.
@@ -60,7 +60,7 @@ class DFlash(torch.nn.Module):
         """Hidden states after the final norm, (rows, n, hidden); row k predicts the token at its own position.
 
         Args:
-            embeddings: (rows, n, hidden), of [anchor, mask, ...] for each block.
+            embeddings: (rows, n, hidden), the embeddings of [anchor, mask, ...] for each block.
             positions: int64 (rows, n).
             attend: attend(layer, queries, keys, values) -> (rows, heads, n, head_dim): softmax attention of the queries
                 (rows, heads, n, head_dim) over the context, which the caller knows, and the block's own keys and
@@ -76,13 +76,13 @@ def block_pass(
     draft: DFlash, context_keys: torch.Tensor, context_values: torch.Tensor, context_positions: torch.Tensor,
     anchors: torch.Tensor, embeddings: torch.Tensor, seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Many blocks of each row in one forward, each with the result of drafting it alone. Differentiable.
+    """Drafts many blocks of each row in one forward. The result of a block is the same as alone. Differentiable.
 
     A block sees the context strictly before its anchor (the anchor's own features do not exist yet when it is drafted)
     and itself.
 
     Args:
-        context_keys, context_values: (layers, rows, key heads, m, head_dim), from `keys_values`; finite where padding is.
+        context_keys, context_values: (layers, rows, key heads, m, head_dim), from `keys_values`; finite at padding too.
         context_positions: int64 (rows, m); -1 for padding, which no block sees.
         anchors: int64 (rows, blocks), positions of the anchors; -1 for an unused block, whose output is finite and arbitrary.
         embeddings: (rows, blocks, n, hidden), n <= block_size.
@@ -92,7 +92,7 @@ def block_pass(
         (rows, blocks, n, hidden).
     """
     num_rows, num_blocks, n, _ = embeddings.shape
-    anchors = anchors.clamp(min=0)  # an unused block sees itself, so that its softmax is defined
+    anchors = anchors.clamp(min=0)  # an unused block sees itself, because a softmax over no key is undefined
     positions = _block_positions(anchors, n).flatten(1)
     masks = {window: _pass_mask(context_positions, anchors, n, window, seen) for window in set(draft.shape.sliding)}
 
@@ -105,10 +105,11 @@ def block_pass(
 
 
 def block_mask(key_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None) -> torch.Tensor:
-    """The keys that the rows of blocks see, where the keys from the anchor on are the block's own.
+    """Which keys the tokens of blocks see.
 
-    The keys before the anchor are context, and keys after the block are not seen. In a layer with a window a row sees the
-    last `window` positions up to its own. Without a window the rows of a block see one another in both directions.
+    Keys before the anchor are context, keys from the anchor on belong to the block, and keys after the block are not seen. In
+    a layer with a window a token sees the last `window` positions up to its own. Without a window the tokens of a block see
+    one another in both directions.
 
     Args:
         key_positions: int64 (rows, keys); negative ones are never seen.
@@ -135,7 +136,7 @@ def masked_attention(
         keys, values: (rows, key heads, keys, head_dim).
         mask: bool (rows, 1, n, keys), True where a query may look.
     """
-    # With a mask, the only kernels that share key heads write out the weights of all heads; repeated keys are smaller.
+    # Kernels that accept a mask and share key heads materialise the weights of all heads. Repeated keys take less memory.
     groups = queries.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (keys, values))
     return scaled_dot_product_attention(queries, keys, values, attn_mask=mask)

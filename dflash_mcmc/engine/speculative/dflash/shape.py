@@ -1,4 +1,4 @@
-"""What a draft's config.json says, normalised."""
+"""The normalised content of a draft's config.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DFlashShape:
-    """The normalised content of a draft's config.json; `config.read_shape` makes it."""
+    """The shape of a draft, as `config.read_shape` returns it."""
 
     hidden_size: int
     """Hidden size of the draft and of the target."""

@@ -1,4 +1,4 @@
-"""Checkpoints of drafts: every published spelling is read, what is written is read back, what is not DFlash is refused."""
+"""Checkpoints of drafts: all published spellings are read, a saved draft is read back, and other networks are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ EVERYTHING = dataclasses.replace(
 
 
 def config_with(*absent: str, **changes) -> dict:
-    """The published config with fields changed, those of dflash_config as `dflash__name`, and others left out."""
+    """The published config with some fields changed and the fields `absent` left out.
+
+    A field of dflash_config is written as `dflash__name`.
+    """
     config = {name: value for name, value in QWEN3_4B.items() if name not in absent}
     own = {name.removeprefix("dflash__"): value for name, value in changes.items() if name.startswith("dflash__")}
     config.update({name: value for name, value in changes.items() if not name.startswith("dflash__")})
@@ -54,7 +57,7 @@ def write_config(folder: Path, config: object) -> Path:
 
 
 def written(folder: Path, shape: DFlashShape = SMALL) -> tuple[DFlash, Path]:
-    """A random draft, and the folder that it was saved to."""
+    """A random draft, and the folder in which it is saved."""
     with torch.random.fork_rng():
         draft = DFlash(shape).to(shape.dtype)
     with torch.no_grad():
@@ -165,7 +168,7 @@ def test_refused_configs(tmp_path, config, message):
 
 
 def assert_one_line(error: UserError, folder: Path) -> None:
-    """Names the field, the folder and what is allowed."""
+    """Checks that the error is one line with the field, the folder and the allowed values."""
     text = str(error)
     assert text.startswith("draft.path: ")
     assert "; allowed: " in text
@@ -230,7 +233,7 @@ def test_different_windows_have_no_published_spelling(tmp_path):
 
 
 def shard(folder: Path) -> None:
-    """Splits a saved draft in two files with an index."""
+    """Splits a saved draft into two files with an index."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)

@@ -1,4 +1,4 @@
-"""Our draft network against loops in float64, against transformers' own, and against itself computed in other ways."""
+"""Compares our draft network with loops in float64, with transformers' network, and with itself computed in other ways."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dflash_mcmc.engine.speculative.dflash.shape import DFlashShape
 pytestmark = pytest.mark.usefixtures("random_weights")
 TOLERANCE = 3e-5
 SHAPE = DFlashShape(
-    # heads · head_dim is not hidden_size, and there are as many features as no other axis has: swapped axes show.
+    # heads · head_dim differs from hidden_size, and no other axis has the size of the features. Swapped axes therefore fail.
     hidden_size=24, num_layers=2, num_heads=4, num_key_heads=2, head_dim=8, intermediate_size=40, block_size=5,
     mask_token_id=7, target_layers=(1, 4, 2), norm_eps=1e-6, rope={"rope_type": "default", "rope_theta": 10_000.0},
     max_positions=256, sliding=(None, None),
@@ -30,7 +30,7 @@ QWEN3_4B = DFlashShape(
 
 
 def random_draft(shape: DFlashShape = SHAPE, seed: int = 0) -> DFlash:
-    """Float32; norms and biases are random too: with ones and zeros, a missing one would not show."""
+    """A random draft in float32. Norms and biases are random too, because a missing one must change the result."""
     draft, generator = DFlash(shape).requires_grad_(False), torch.Generator().manual_seed(seed)
     for parameter in draft.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -46,7 +46,7 @@ def random_inputs(shape: DFlashShape, num_rows: int, m: int, n: int, *batch: int
 
 
 def attend_alone(draft: DFlash, keys: torch.Tensor, values: torch.Tensor):
-    """Attention of one block to a context (layers, rows, key heads, m, dim) at 0 .. m - 1, masked by hand."""
+    """Attention of one block to a context at positions 0 .. m - 1, (layers, rows, key heads, m, dim), masked by hand."""
     m = keys.shape[3]
 
     def attend(layer, queries, own_keys, own_values):
@@ -63,7 +63,10 @@ def attend_alone(draft: DFlash, keys: torch.Tensor, values: torch.Tensor):
 
 
 def draft_alone(draft: DFlash, features: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
-    """One call: features (rows, m, ...) of positions 0 .. m - 1, embeddings (rows, n, hidden) of the block after them."""
+    """Drafts one block in one call.
+
+    The features (rows, m, ...) are of positions 0 .. m - 1. The embeddings (rows, n, hidden) are of the block after them.
+    """
     num_rows, m = features.shape[:2]
     keys, values = draft.keys_values(draft.context(features), torch.arange(m).expand(num_rows, -1))
     positions = (m + torch.arange(embeddings.shape[1])).expand(num_rows, -1)
@@ -71,7 +74,7 @@ def draft_alone(draft: DFlash, features: torch.Tensor, embeddings: torch.Tensor)
 
 
 def by_the_document(draft: DFlash, features: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
-    """One row in float64, from the equations: features (m, ...), embeddings (n, hidden) -> (n, hidden)."""
+    """Drafts one row in float64 from the document's equations: features (m, ...), embeddings (n, hidden) -> (n, hidden)."""
     shape, weights = draft.shape, {name: tensor.double().numpy() for name, tensor in draft.state_dict().items()}
     m, n, dim = len(features), len(embeddings), shape.head_dim
 
@@ -135,7 +138,7 @@ RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.outp
 
 
 def transformers_draft(draft: DFlash, window: int | None = None) -> torch.nn.Module:
-    """The same weights in transformers' class; every layer with a window, or none."""
+    """A draft's weights in transformers' class. With `window` every layer has this window."""
     if not hasattr(transformers, "MuseGlimmerAssistantModel"):
         pytest.skip("this transformers has no DFlash network of its own")
     shape = draft.shape
@@ -178,7 +181,7 @@ def test_it_is_the_network_of_transformers_in_bfloat16():
     model = transformers_draft(draft)
     features, embeddings = (x.bfloat16() for x in random_inputs(SHAPE, 2, 200, 5))
     frequencies = model.rotary_emb.inv_freq.clone()
-    model.to(torch.bfloat16).rotary_emb.inv_freq = frequencies  # as from_pretrained leaves them
+    model.to(torch.bfloat16).rotary_emb.inv_freq = frequencies  # from_pretrained keeps them in float32 too
     theirs = transformers_call(model, features, embeddings)
     ours = draft_alone(draft.to(torch.bfloat16), features, embeddings)
     assert draft.rotation.frequencies.dtype == torch.float32
@@ -186,7 +189,10 @@ def test_it_is_the_network_of_transformers_in_bfloat16():
 
 
 def test_a_window_is_that_of_transformers():
-    """Theirs looks both ways and counts `window` positions before the token's own: equal where a block is its anchor."""
+    """A window of transformers also looks ahead, and it does not count the token's own position.
+
+    The two are equal for a block that consists of its anchor alone.
+    """
     features, embeddings = random_inputs(SHAPE, 1, 7, 1)
     ours = draft_alone(random_draft(dataclasses.replace(SHAPE, sliding=(4, 4))), features, embeddings)
     theirs = transformers_call(transformers_draft(random_draft(), window=3), features, embeddings)
@@ -205,7 +211,7 @@ def test_context_in_pieces_is_context_at_once(shape):
 
 
 def test_a_cache_of_slots_gives_each_row_its_own_block():
-    """As in an engine: rows of different lengths, blocks written after their context, stale keys after the blocks."""
+    """The cache is as in an engine: rows differ in length, blocks follow their context, and stale keys follow the blocks."""
     draft = random_draft(MIXED)
     lengths, n = torch.tensor([11, 0, 6]), 4
     features, embeddings = random_inputs(MIXED, 3, 11, n)
@@ -232,7 +238,7 @@ POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [-1, 0, 1, 2, -1, 3, 4, 5
 
 
 def pass_example(shape: DFlashShape, n: int):
-    """Draft, features, embeddings, and what `block_pass` is called with; padding holds what would be noticed."""
+    """Draft, features, embeddings, and the arguments of `block_pass`. Padding holds values that would change the results."""
     draft = random_draft(shape)
     features, embeddings = random_inputs(shape, 2, 9, n, 5)
     keys, values = draft.keys_values(draft.context(features), POSITIONS)
@@ -273,7 +279,7 @@ def test_a_block_that_sees_its_anchors_features_is_another(monkeypatch):
 
 
 def test_every_row_of_a_pass_sees_something(monkeypatch):
-    """Unused blocks too: some kernels make no number of a softmax over nothing."""
+    """This includes the rows of unused blocks, because some kernels return NaN for a softmax over no key."""
     def watched(queries, keys, values, mask):
         assert mask.shape == (2, 1, 25, 9 + 25)
         assert mask.any(-1).all()
