@@ -13,7 +13,7 @@ from dflash_mcmc.tracker import RunInfo, Tracker
 @register("tracker", "jsonl")
 @dataclass(slots=True, kw_only=True)
 class JsonlTracker(Tracker):
-    """JSON lines in the run folder: per finished sample, for the summary, and for the names of tables and figures."""
+    """JSON lines in the run folder: one per finished sample, one for the summary, and one that lists tables and figures."""
 
     def start(self, info: RunInfo) -> JsonlWriter:
         """A writer to `metrics.jsonl` in the run folder."""

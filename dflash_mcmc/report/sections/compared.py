@@ -70,7 +70,7 @@ def _candidates(study: Study) -> dict[str, list[Run]]:
 def _roles(study: Study) -> dict[str, Run]:
     """The run that represents each method. All power-sampling runs have the same settings except for the blend.
 
-    Of several such settings, the one that covers the most methods is used; in a tie, the first.
+    If several settings are possible, the one that covers the most methods is used. In a tie, the first one is used.
     """
     candidates = _candidates(study)
     power = {role: runs for role, runs in candidates.items() if role.endswith("ps")}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TABLE_COLUMNS = ("problem", "chain", "level", "subject", "verdict", "correct", "answer", "gold", "num_tokens", "log_p",
                  "proposals", "accepted", "acceptance", "moved", "seconds", "text")
 _UNWRITTEN_SECONDS = 3.0
-"""How long logged metrics may be unwritten: W&B's process writes and sends every one or two seconds."""
+"""The longest time for which logged metrics may be unwritten. W&B's process writes and sends every one or two seconds."""
 _IN_ARTIFACT = ("records*.jsonl", "config.yaml", "run.json", "summary.json", "*.csv")
 
 
@@ -88,8 +88,8 @@ class WandbTracker(Tracker):
 class WandbRun:
     """An open W&B run.
 
-    SLURM ends a job with a SIGTERM to each of its processes. The process of W&B, which writes and sends the data, dies of it,
-    while our process still has its grace time. Then another process of W&B is started, and recent metrics are logged again.
+    SLURM ends a job with a SIGTERM to each of its processes. W&B's own process, which writes and sends the data, dies at once.
+    Our process still has its grace time: it starts another process of W&B and logs the recent metrics again.
     """
 
     def __init__(self, open_run: Callable[[], wandb.Run], info: RunInfo, mode: str, why: str):
@@ -141,7 +141,7 @@ class WandbRun:
         self._outlive(lambda: self._run.finish(exit_code=exit_code))
 
     def _outlive(self, call: Callable[[], None]) -> None:
-        """Calls `call`. If that fails after a signal, W&B's process is dead, and another one is started for a second call."""
+        """Calls `call`. If it fails after a signal, W&B's process is dead. Then starts another one and calls `call` again."""
         try:
             call()
         except Exception:

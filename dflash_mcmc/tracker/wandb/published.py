@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def publish(built: Built, place: Workspace, folder: Path) -> None:
-    """Logs a written report as a new version of the run and artifact for its experiment.
+    """Logs a written report to its experiment's report run in W&B, and as a new version of the report artifact.
 
     Args:
         folder: folder in which wandb/ is created.
