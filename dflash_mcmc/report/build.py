@@ -53,7 +53,7 @@ class Built(NamedTuple):
 
 def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str | None = None,
           pair: Sequence[str] | None = None, lenient: bool = False, outputs: Path = Path("outputs")) -> Built:
-    """Reads the runs and writes their report from records alone. Files that an earlier report left in the folder are removed.
+    """Reads the runs and writes their report from their records. Removes an earlier report's files from the folder.
 
     Args:
         runs: run folders, experiment folders, globs, or W&B run ids, which are looked up below `outputs`.

@@ -1,4 +1,4 @@
-"""Reads the runs of a report from their folders alone, and describes what is missing or corrupt."""
+"""Reads the runs of a report from their folders only, and describes missing and corrupt data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sections of a report share: runs, votes over their chains, the choice of comparisons, and warnings."""
+"""The data that the sections of a report share: runs, votes over their chains, the choice of comparisons, and warnings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.store.records import Record
 
 SWITCHES = ("blend", "draft", "sampler")
-"""Groups that make up a condition: two runs that differ in these groups alone differ only in their condition."""
+"""Groups that make up a condition. Two runs that differ only in these groups differ only in their condition."""
 _MOST_DRAWN = 30
 
 
@@ -97,7 +97,7 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
 
 
 def same_but(run: Run, other: Run, *groups: str) -> bool:
-    """Whether two runs differ in these groups alone.
+    """Whether two runs differ only in these groups.
 
     Fields that are null or missing in one of them are ignored. The seed is also ignored if one of them is greedy, because
     greedy decoding draws nothing at random.

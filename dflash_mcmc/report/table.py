@@ -65,7 +65,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def labels_of(conditions: list[str], identities: list[dict]) -> list[str]:
-    """The labels of runs. A label is the condition; if several runs have the same condition, the settings that vary follow."""
+    """The labels of runs: their conditions. If several runs have the same condition, the settings that vary are appended."""
     labels, identities = [], [followed(identity) for identity in identities]
     for condition, identity in zip(conditions, identities, strict=True):
         same = [other for name, other in zip(conditions, identities, strict=True) if name == condition]

@@ -101,7 +101,7 @@ def problems_by_spread(difference: float, spread: float, power: float = 0.8, lev
 
 
 def detectable_by_spread(problems: int, spread: float, power: float = 0.8, level: float = 0.05) -> float | None:
-    """The smallest mean difference detected with this power; None with fewer than two problems, or if it exceeds 1."""
+    """The smallest mean difference detected with this power. None for fewer than two problems, or if it exceeds 1."""
     from statsmodels.stats.power import TTestPower
 
     _check("spread", spread, spread > 0.0, "a number > 0")

@@ -1,4 +1,4 @@
-"""The summary of a run, computed from its records alone."""
+"""The summary of a run, computed only from its records."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ as x. To avoid these rules, math-verify gets LaTeX that is written from our own 
 symbol. Two checks come first, without math-verify. Formulas whose values differ at some point are not equal. Numbers are
 compared by their values only, because math-verify accepts any two numbers that differ by less than 1e-15.
 
-This runs in grading processes only, because it can take long.
+These functions run in grading processes only, because they can take long.
 """
 
 from __future__ import annotations

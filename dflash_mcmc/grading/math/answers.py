@@ -57,7 +57,7 @@ class Several(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """Rows of entries, and the tokens of a factor before the matrix."""
+    """A matrix: its rows of entries, and the tokens of the factor before it."""
 
     rows: tuple[tuple[Answer, ...], ...]
     factor: tuple[Token, ...]

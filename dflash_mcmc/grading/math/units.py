@@ -103,7 +103,7 @@ def _phrase_start(core: list[Token]) -> int:
 
 
 def _meaningful(phrase: list[Token]) -> bool:
-    """Whether words change the number beside them: their meaning does, they contain a number, or they are variables."""
+    """Whether words are more than a unit: they are in MEANINGFUL, contain a number, or may be variables."""
     phrase_text = " ".join(token.value for token in phrase if token.kind == "word")
     words = re.findall(r"\w+", re.sub(r"\b(non)-(?=negative)", r"\1", phrase_text, flags=re.IGNORECASE))
     while words and singular(words[0].lower()) in MULTIPLIERS:

@@ -1,4 +1,7 @@
-"""Accuracies and improvements next to published ones (section 5.3 of the document); the draft as a blend (section 6.3)."""
+"""Accuracies and improvements next to published values, and the draft as a blend.
+
+These are sections 5.3 and 6.3 of the guided-power-sampling document.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,7 @@ def _measured(study: Study, run: Run, base: Run) -> dict:
 
 
 def _blend_sources(study: Study, blends: list[Run]) -> Table:
-    """Table 6.3 of the document."""
+    """Table 6.3 of the guided-power-sampling document."""
     rows = []
     for run in blends:
         share, source = study.entry(run).accuracy, {"layer": f"layer {run.identity.get('blend.layer')}", "draft": "draft"}

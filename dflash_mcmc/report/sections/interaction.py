@@ -1,4 +1,4 @@
-"""Whether a blend helps more with one sampler than with another: section 4.4 of the document, with an interval."""
+"""Whether a blend helps more with one sampler than with another (section 4.4 of the guided-power-sampling document)."""
 
 from __future__ import annotations
 

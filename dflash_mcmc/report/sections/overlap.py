@@ -1,4 +1,4 @@
-"""The problems that both, one or neither of two runs solve: section 4.3 of the document."""
+"""Two runs' solved problems: by both, one or neither (section 4.3 of the guided-power-sampling document)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HATCHES = ("", "///", "...", "")
 
 
 def section(study: Study) -> Section | None:
-    """The four counts for the two runs of `study.pair`."""
+    """The number of problems that both, only one or neither of the two runs of `study.pair` solve."""
     if study.pair is None:
         return None
     first, second = (study.entry(run) for run in study.pair)

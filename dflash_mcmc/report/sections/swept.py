@@ -75,7 +75,7 @@ def section(study: Study) -> Section | None:
 
 
 def _axes(runs: Sequence[Run]) -> list[str]:
-    """Identity fields with several numeric values, those of the sampler first, then those of the blend."""
+    """Identity fields with several numeric values: fields of the sampler come first, then fields of the blend."""
     values: dict[str, set] = {}
     for run in runs:
         for key, value in run.identity.items():
