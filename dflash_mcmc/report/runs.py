@@ -34,7 +34,7 @@ class Run(NamedTuple):
     experiment: str
     condition: str
     label: str
-    """The condition, followed by what distinguishes it from the other runs of the report."""
+    """The condition, followed by settings that distinguish the run from the other runs of the report."""
     identity: dict[str, Any]
     """The settings that make up the identity, as in run.json."""
     config: dict[str, Any]
@@ -66,8 +66,9 @@ class Run(NamedTuple):
     def complete(self) -> bool:
         """Whether every sample that the last start asked for is recorded.
 
-        The run folder has the number of problems and chains asked for, but not which problems. The problems with the most
-        chains are therefore counted, so that samples of other problems, drawn by an earlier start, do not hide missing ones.
+        The run folder has the number of problems and chains that were asked for, but not the ids of the problems. Samples of
+        other problems, drawn by an earlier start, must not hide missing samples. Only the problems with the most chains are
+        counted.
         """
         if self.expected is None or len(self.records) < self.expected:
             return False
@@ -78,7 +79,7 @@ class Run(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The label; for an incomplete run also how many of its samples are recorded."""
+        """The label. For an incomplete run, the number of its recorded samples is appended."""
         if self.complete:
             return self.label
         return f"{self.label} (not complete: {len(self.records):,} of {self.expected or 'an unknown number of'} samples)"

@@ -5,7 +5,8 @@ accepts answers that are equal after the normalisation of Hendrycks et al. (2021
 which handles units and digit groups; tuples are compared element by element. PRM800K's last step, SymPy's `parse_expr`, is
 left out because it executes the answer. The rule here is therefore at most as lenient as PRM800K's.
 
-Records store its verdict next to the grade, for comparison with published results. It never changes a grade.
+Records store the verdict of this rule next to the grade, for comparison with published results. The rule never changes a
+grade.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def _diagnosed(run: Run) -> dict:
 
 
 def _mean_log_p(run: Run) -> float | None:
-    """Mean over the samples that could be drawn; a sample that was not drawn has log p 0."""
+    """Mean log p of the samples that could be drawn. Other samples are left out, because their log p is recorded as 0."""
     drawn = [record["log_p"] for record in run.records if record["verdict"] != NOT_DRAWN]
     return sum(drawn) / len(drawn) if drawn else None
 
