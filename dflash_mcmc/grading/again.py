@@ -1,7 +1,7 @@
 """Regrading: grades the recorded texts of a run with another grader and writes them as a new run next to it.
 
-No text is sampled again. The new run has the identity of a run with the new grader, so such a run, when started later, resumes
-this folder. The old run is not changed. Each new record has the old grade in `before`.
+No text is sampled again. The new run has the identity that a run with the new grader has. If such a run is started later, it
+therefore resumes the new run's folder. The old run is not changed. Each new record has the old grade in `before`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
 
 
 def settings(config: Config) -> dict[str, object]:
-    """The settings of the grader among those that make up a run's identity."""
+    """The settings of the grader that are part of a run's identity."""
     from dflash_mcmc.config.identity import settings_of
 
     return {name: value for name, value in settings_of(config).items() if _of_grader(name)}
@@ -153,8 +153,8 @@ def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
 def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:
     """Writes the files of the new run.
 
-    Each file is replaced atomically, so that the target has either all records or the ones it had before. Records of the
-    target that the source does not have are kept.
+    Each file is replaced atomically: if the process is killed, the target has either all new records or its old records.
+    Records of the target that the source does not have are kept.
     """
     from omegaconf import OmegaConf
 

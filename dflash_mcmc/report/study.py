@@ -79,7 +79,7 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
         baseline: a run by label, condition or identity; None means greedy decoding without a blend, else the first run.
         pair: two runs. None means the first two runs that are not greedy and differ only in the blend. If there are none, it
             means the baseline and the next run.
-        left_out: sentences about what could not be read.
+        left_out: sentences about runs, files and lines that could not be read.
         lenient: if the runs are over several datasets, keeps the runs over the most frequent one and lists the others as left
             out, instead of raising.
 
@@ -119,7 +119,7 @@ def votes(run: Run) -> bool:
 
 
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
-    """The entries of a run: its samples, its chains combined in each possible way, and votes at the costs of other runs."""
+    """The entries of a run: its samples, its chains combined in each possible way, and votes that cost as much as other runs."""
     entries = [_entry(run, "sample", run.shown, run.records)]
     records, alpha = full(run), _weighed_by(run)
     if votes(run):
@@ -135,7 +135,10 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
 
 
 def matched(run: Run, records: Sequence[Record], runs: Sequence[Run], cost: Cost = "token_forwards") -> list[int]:
-    """For independent draws: the numbers of chains that cost as much as one sample of another run, without duplicates."""
+    """The numbers of chains that cost as much as one sample of another run, without duplicates.
+
+    The list is empty unless the chains of the run are independent draws.
+    """
     if run.component("sampler") != "temperature":
         return []
     return sorted({affordable(records, cost_of(other.records, cost), cost) for other in runs

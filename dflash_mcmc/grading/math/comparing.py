@@ -200,4 +200,4 @@ _RULES: tuple[tuple[type[Answer], Callable[[AnswerComparison, Any, Answer], bool
     (Words, AnswerComparison._words), (Based, AnswerComparison._based), (Related, AnswerComparison._related),
     (Matrix, AnswerComparison._matrix), (Several, AnswerComparison._several),
 )
-"""The rule for each kind of answer. The first kind in this order that the gold answer or the answer has decides the rule."""
+"""Pairs (kind, rule). The first pair whose kind is the kind of one of the two answers decides the rule."""

@@ -79,7 +79,7 @@ _FUNCTION_OF_ONE = re.compile(rf"({'|'.join(FUNCTIONS)}|pi|sqrt)([a-zA-Z])")
 
 
 def tokenise(text: str, grouping: bool = True) -> list[Token]:
-    """Tokens of an answer. With `grouping`, the comma of `1,234` groups digits of one number; otherwise it separates two."""
+    """Tokens of an answer. With `grouping`, the comma of `1,234` groups digits; otherwise it separates two numbers."""
     text = trimmed(to_latex(text).replace("...", r"\ldots "))
     text = _ANSWER_PREFIX.sub("", text)
     text = _ABBREVIATED.sub(r"\1", _ROW_GAP.sub(r"\\\\", text))
