@@ -31,7 +31,7 @@ class TrackedRun(Protocol):
     """A run that a tracker shows. Several starts of a run have the same `info.identity`, and their metrics belong together."""
 
     def log(self, metrics: dict, step: int) -> None:
-        """Logs a record's metrics. `step` is the number of records that the run has so far. No step is logged twice."""
+        """Logs a record's metrics. `step` is the number of records that the run has so far. It increases with each call."""
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
         """Logs the summary, once all samples are recorded and the run's folder is written."""

@@ -35,7 +35,7 @@ class JsonlWriter:
         self._write({"summary": metrics})
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
-        """Writes a line with the number of rows of each table and the figure files. Without tables and figures, writes nothing."""
+        """Writes a line with the number of rows of each table and the figure files, unless there are none."""
         if tables or figures:
             self._write({"tables": {name: len(rows) for name, rows in tables.items()},
                          "figures": [str(path.relative_to(folder)) for path in figures]})
