@@ -27,6 +27,6 @@ def label(grader: Grader) -> str:
 
 
 def check_golds(grader: Grader, problems: Iterable[Problem]) -> None:
-    """Checks the gold answers before sampling starts. Raises UserError for one that this grader cannot compare with."""
+    """Checks the gold answers before sampling starts. Raises UserError if this grader cannot compare with one of them."""
     for problem in problems:
         grader.check_gold(problem.answer)

@@ -1,8 +1,8 @@
 """`python -m dflash_mcmc.grading PAIRS.jsonl` prints the error rates and speed of several graders on labelled pairs.
 
-A pair is one line of JSON with `gold`, `answer`, `equal` (true or false) and, optionally, `family`, by which errors are also
-counted. A line with `answer` and `solution`, as in MATH-500, gives up to three equal pairs: the gold answer with itself, with
-itself in braces, and with the last box of its solution if there is one.
+A pair is one line of JSON with `gold`, `answer`, `equal` (true or false) and, optionally, `family`. Errors are also counted
+for each family. A line with `answer` and `solution`, as in MATH-500, gives up to three equal pairs: the gold answer with
+itself, with itself in braces, and with the last box of the solution if the solution has a box.
 """
 
 from __future__ import annotations

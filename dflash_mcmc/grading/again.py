@@ -1,7 +1,7 @@
 """Regrading: grades the recorded texts of a run with another grader and writes them as a new run next to it.
 
-No text is sampled again. The new run has the identity of a run with the new grader: if such a run is started
-later, it finds this folder and resumes it. The old run is not changed; each new record has the old grade in `before`.
+No text is sampled again. The new run has the identity that a run with the new grader has. If such a run is started later, it
+therefore resumes the new run's folder. The old run is not changed. Each new record has the old grade in `before`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ class Regraded(NamedTuple):
     folder: Path
     """Folder of the run that was regraded."""
     target: Path
-    """Folder of the run with the new grades; equal to `folder` if the grader is the same, and then nothing is written."""
+    """Folder of the run with the new grades. If the grader is the same, this is `folder`, and nothing is written."""
     records: list[Record]
-    """The records of `folder` with the new grades, and the old ones in `before`. The target may contain further records that
+    """The records of `folder` with the new grades; the old grades are in `before`. The target may contain further records that
     were regraded from another run."""
 
 
 def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     """Grades the records of a run with the grader of `config`, whose started pool is `pool`, and writes the new run.
 
-    The records are written in one step: a process killed before it leaves none. Raises NoTexts for a run without texts,
-    RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has other samples.
+    The records are written in one step. A process that is killed before this step leaves no records. Raises NoTexts for a run
+    without texts, RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has
+    other samples.
     """
     from dflash_mcmc.store.records import read_records
     from dflash_mcmc.store.sharing import closed
@@ -68,7 +69,7 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
 
 
 def settings(config: Config) -> dict[str, object]:
-    """The settings of the grader among those that make up a run's identity."""
+    """The settings of the grader that are part of a run's identity."""
     from dflash_mcmc.config.identity import settings_of
 
     return {name: value for name, value in settings_of(config).items() if _of_grader(name)}
@@ -140,7 +141,7 @@ def _graded(records: Sequence[Record], pool: GradingPool, name: str) -> list[Rec
 
 
 def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
-    """The record with the new grade, if it has one, and the old grade in `before`."""
+    """The record with the new grade, and with the old grade in `before`. Without a new grade it keeps its verdict."""
     old: Mapping[str, object] = record
     before = {field: old[field] for field in (*Grade._fields, "grader") if field in old}
     if grade is None:
@@ -152,8 +153,8 @@ def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
 def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:
     """Writes the files of the new run.
 
-    Each file is replaced atomically, so that the target has either all records or the ones it had before. Records of the
-    target that the source does not have are kept.
+    Each file is replaced atomically: if the process is killed, the target has either all new records or its old records.
+    Records of the target that the source does not have are kept.
     """
     from omegaconf import OmegaConf
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 
 MAX_LENGTH = 400
-"""Characters of an answer."""
+"""The largest number of characters in an answer."""
 MAX_DIGITS = 60
-"""Consecutive digits."""
+"""The largest number of consecutive digits."""
 MAX_NESTING = 25
-"""Depth of nested brackets."""
+"""The largest depth of nested brackets."""
 MAX_EXPONENT = 9_999
 """Largest absolute exponent of a number, also in scientific notation."""
 MAX_FACTORIAL = 999
 """Largest argument of a factorial and of a binomial coefficient."""
 MAX_BITS = 250_000
-"""Bits of the numerator or denominator of an exact number."""
+"""The largest number of bits in the numerator or denominator of an exact number."""
 
 _DIGITS = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
 _BRACKET = re.compile(r"(\\?[{(\[]|\\left(?![a-zA-Z])|\\begin)|(\\?[})\]]|\\right(?![a-zA-Z])|\\end)")

@@ -1,4 +1,4 @@
-"""Restrictions ("walls") of a grading process: limited memory, no network, no environment, and an end with the run."""
+"""Restrictions ("walls") of a grading process: limited memory, no network, no environment, no life after the run's end."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Built(NamedTuple):
 
 def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str | None = None,
           pair: Sequence[str] | None = None, lenient: bool = False, outputs: Path = Path("outputs")) -> Built:
-    """Reads the runs and writes their report from records alone. Files that an earlier report left in the folder are removed.
+    """Reads the runs and writes their report from their records. Removes an earlier report's files from the folder.
 
     Args:
         runs: run folders, experiment folders, globs, or W&B run ids, which are looked up below `outputs`.
@@ -62,7 +62,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         pair: see `study_of`.
         lenient: skips corrupt files, corrupt lines and runs over a second dataset, and lists them, instead of raising.
 
-    Raises UserError, of one line.
+    Raises a one-line UserError.
     """
     found, left_out = read(run_folders(runs, outputs), lenient)
     study = study_of(found, baseline, pair, left_out, lenient)
@@ -92,7 +92,7 @@ def _write(folder: Path, study: Study, sections: list[Section]) -> None:
                     drawn.set_layout_engine("none")  # the layout is computed once for both files
                 figure.save(drawn, figures, drawing.name)
                 written |= {figures / f"{drawing.name}.png", figures / f"{drawing.name}.svg"}
-        if again:  # remove what an earlier report wrote and this one has no data for
+        if again:  # remove files of an earlier report that this report has no data for
             for old in {*tables.glob("*.csv"), *figures.glob("fig_*.png"), *figures.glob("fig_*.svg")} - written:
                 old.unlink()
         write_atomically(folder / "report.md", page.markdown(study, sections))

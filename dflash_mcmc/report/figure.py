@@ -39,7 +39,7 @@ _STYLE: dict[RcKeyType, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """A context in which figures must be made and saved to get the common style."""
+    """A context that gives figures the common style. Figures must be made and saved inside it."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
@@ -75,7 +75,8 @@ def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[Interv
                    emphasised: Sequence[bool] | None = None) -> None:
     """Draws one row per estimate, from the top: a point, its interval, and a text at the right edge. Values are in per cent.
 
-    An estimate without an interval is a point alone; one without a value leaves the row empty. Emphasised points are filled.
+    An estimate without an interval is drawn as a point only. The row of an estimate without a value is empty. Emphasised
+    points are filled.
     """
     for row, (estimate, strong) in enumerate(zip(estimates, emphasised or [False] * len(labels), strict=True)):
         if estimate.value is None:
@@ -95,14 +96,14 @@ def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[Interv
 
 
 def error_bars(estimates: Sequence[IntervalEstimate]) -> list[list[float]]:
-    """The distances from each value to the ends of its interval, in per cent, for `Axes.errorbar`; 0 without an interval."""
+    """The distances from each value to the ends of its interval, in per cent, for `Axes.errorbar`. They are 0 without one."""
     found = [(estimate.known, *(estimate.interval or (estimate.known, estimate.known))) for estimate in estimates]
     return [[max(0.0, 100.0 * (value - low)) for value, low, _ in found],
             [max(0.0, 100.0 * (high - value)) for value, _, high in found]]
 
 
 def label_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
-    """Numbers the points from 1. Each number is beside its point, or, if that place is taken, at the end of a line to it.
+    """Numbers the points from 1. Each number is next to its point. If there is no room, a line connects number and point.
 
     Call it after the figure's layout is computed; the axis limits must not change afterwards.
     """

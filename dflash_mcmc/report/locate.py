@@ -31,9 +31,9 @@ def run_folders(arguments: Sequence[str | Path], outputs: Path = Path("outputs")
     They follow the order of the arguments; runs below one folder are ordered by start time.
 
     Args:
-        outputs: folder of experiments in which W&B run ids are looked up. Nothing is asked over a network.
+        outputs: folder of experiments in which W&B run ids are looked up. No network is used.
 
-    Raises UserError, of one line, for an argument without a run.
+    Raises a one-line UserError for an argument that matches no run.
     """
     if not arguments:
         raise UserError(f"runs: given nothing; allowed: {_ALLOWED}")

@@ -42,7 +42,7 @@ class Drawing(NamedTuple):
 
     name: str
     title: str
-    """What the figure shows. It is also the alternative text for readers who cannot see the picture."""
+    """Description of the figure. It is also the alternative text for readers who cannot see the picture."""
     make: Callable[[], Figure]
 
 

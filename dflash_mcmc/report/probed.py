@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 
 def overall(folders: Sequence[Path]) -> str:
-    """The tables of finished runs. Runs of one probe share each table; its first columns are the settings that vary."""
+    """The tables of finished runs. Runs of a probe share its tables; the first columns are the settings that vary."""
     runs: dict[str, list[tuple[dict, dict]]] = {}
     for folder in folders:
         summary, run = (json.loads((folder / name).read_text()) for name in ("summary.json", "run.json"))

@@ -25,7 +25,8 @@ class Published(NamedTuple):
     """Full reference of the source."""
     setting: str
     accuracy: dict[str, IntervalEstimate]
-    """By method: greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps. Wilson's interval if counts are known."""
+    """Accuracies by method (greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps). They have Wilson's intervals if
+    the counts are known."""
 
 
 def published() -> list[Published]:

@@ -1,4 +1,4 @@
-"""Reads the runs of a report from their folders alone, and describes what is missing or corrupt."""
+"""Reads the runs of a report from their folders only, and describes missing and corrupt data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Run(NamedTuple):
     experiment: str
     condition: str
     label: str
-    """The condition, followed by what distinguishes it from the other runs of the report."""
+    """The condition, followed by settings that distinguish the run from the other runs of the report."""
     identity: dict[str, Any]
     """The settings that make up the identity, as in run.json."""
     config: dict[str, Any]
@@ -66,8 +66,9 @@ class Run(NamedTuple):
     def complete(self) -> bool:
         """Whether every sample that the last start asked for is recorded.
 
-        The run folder has the number of problems and chains asked for, but not which problems. The problems with the most
-        chains are therefore counted, so that samples of other problems, drawn by an earlier start, do not hide missing ones.
+        The run folder has the number of problems and chains that were asked for, but not the ids of the problems. Samples of
+        other problems, drawn by an earlier start, must not hide missing samples. Only the problems with the most chains are
+        counted.
         """
         if self.expected is None or len(self.records) < self.expected:
             return False
@@ -78,7 +79,7 @@ class Run(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The label; for an incomplete run also how many of its samples are recorded."""
+        """The label. For an incomplete run, the number of its recorded samples is appended."""
         if self.complete:
             return self.label
         return f"{self.label} (not complete: {len(self.records):,} of {self.expected or 'an unknown number of'} samples)"
@@ -89,14 +90,14 @@ class Run(NamedTuple):
 
 
 def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list[str]]:
-    """The runs, and a sentence for each thing that was left out of them.
+    """The runs, and a sentence for each run, file or line that was left out.
 
-    A torn last line is what a killed process leaves: its sample is missing, which is not an error. Raises UserError, of one
-    line, for any other line that is not a record, for a file that cannot be read, and for a run that was named and has no
+    A killed process can leave a torn last line. Its sample is missing, which is not an error. Raises a one-line UserError for
+    any other line that is not a record, for a file that cannot be read, and for a run that an argument names but that has no
     samples.
 
     Args:
-        lenient: leaves out what cannot be read, and lists it, instead of raising.
+        lenient: leaves out files and lines that cannot be read, and lists them, instead of raising.
     """
     runs, left_out = [], []
     for entry in found:
@@ -188,7 +189,10 @@ def _made_of(identity: dict) -> str:
 
 
 def _expected(folder: Path, config: dict, sessions: list[dict], records: list[Record]) -> tuple[int | None, bool]:
-    """`expected` and `summarised` of a run: the number of records if it is finished, else problems asked for times chains."""
+    """`expected` and `summarised` of a run.
+
+    `expected` is the number of records of a finished run, else the number of problems times the number of chains.
+    """
     last = sessions[-1] if sessions else {}
     # A start adds its engine statistics to run.json, and then writes the summary, when no sample is pending.
     if "engine" in last and _summarised(folder) == len(records):
@@ -198,7 +202,7 @@ def _expected(folder: Path, config: dict, sessions: list[dict], records: list[Re
 
 
 def _asked_for(dataset: dict) -> int | None:
-    """Number of problems that the configured dataset gives; its limit if it reads a file or is not installed here."""
+    """Number of problems of the configured dataset. If the dataset reads a file or is not installed here, its limit."""
     component = components("dataset").get(str(dataset.get("name")))
     if component is None or dataset.get("path") is not None or dataset.get("ids"):
         return len(dataset["ids"]) if dataset.get("ids") else dataset.get("limit")
@@ -242,7 +246,10 @@ def _ordered(runs: list[Run]) -> list[Run]:
 
 
 def _labelled(runs: list[Run]) -> list[Run]:
-    """The runs with unique labels: with the settings that vary, the experiment if there are several, else a number."""
+    """The runs with unique labels, made of the condition, the settings that vary, and the experiment if there are several.
+
+    Labels that are still equal get a number.
+    """
     several = len({run.experiment for run in runs}) > 1
     named = [f"{run.experiment}: {run.condition}" if several else run.condition for run in runs]
     labels = labels_of(named, [run.identity for run in runs])

@@ -1,4 +1,4 @@
-"""What the sections of a report share: runs, votes over their chains, the choice of comparisons, and warnings."""
+"""The data that the sections of a report share: runs, votes over their chains, the choice of comparisons, and warnings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.store.records import Record
 
 SWITCHES = ("blend", "draft", "sampler")
-"""Groups that make up a condition: two runs that differ in these groups alone differ only in their condition."""
+"""Groups that make up a condition. Two runs that differ only in these groups differ only in their condition."""
 _MOST_DRAWN = 30
 
 
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     p^alpha)."""
     shown: str
     records: Sequence[Record] | Sequence[Combined]
-    """Samples; for a vote one record per problem, with the cost of all chains that it uses."""
+    """One record per sample. For a vote, one record per problem, with the cost of all chains that the vote uses."""
     outcomes: PairedOutcomes
     accuracy: IntervalEstimate
 
@@ -59,7 +59,7 @@ class Study(NamedTuple):
 
     @property
     def drawn(self) -> list[Entry]:
-        """The rows of figures: all entries, or samples alone if there are too many entries for a figure."""
+        """The entries that figures show: all of them, or only the entries of samples if a figure has no room for all."""
         return self.entries if len(self.entries) <= _MOST_DRAWN else [entry for entry in self.entries if not entry.voted]
 
     def entry(self, run: Run) -> Entry:
@@ -77,12 +77,13 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
 
     Args:
         baseline: a run by label, condition or identity; None means greedy decoding without a blend, else the first run.
-        pair: two runs; None means the first two runs, other than greedy ones, that differ only in the blend, else the
-            baseline and the next run.
-        left_out: sentences about what could not be read.
-        lenient: keeps only the runs over the most frequent dataset, and lists the others as left out, instead of raising.
+        pair: two runs. None means the first two runs that are not greedy and differ only in the blend. If there are none, it
+            means the baseline and the next run.
+        left_out: sentences about runs, files and lines that could not be read.
+        lenient: if the runs are over several datasets, keeps the runs over the most frequent one and lists the others as left
+            out, instead of raising.
 
-    Raises UserError, of one line.
+    Raises a one-line UserError.
     """
     runs, left_out = list(runs), list(left_out)
     if lenient:
@@ -96,9 +97,10 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
 
 
 def same_but(run: Run, other: Run, *groups: str) -> bool:
-    """Whether two runs differ in these groups alone.
+    """Whether two runs differ only in these groups.
 
-    Fields that are null or missing in one of them are ignored. So is the seed if one of them is greedy and draws nothing.
+    Fields that are null or missing in one of them are ignored. The seed is also ignored if one of them is greedy, because
+    greedy decoding draws nothing at random.
     """
     ignored = {*groups, *(["seed"] if "greedy" in (run.component("sampler"), other.component("sampler")) else [])}
     return all(run.identity[key] == other.identity[key] for key in run.identity.keys() & other.identity.keys()
@@ -112,12 +114,12 @@ def full(run: Run) -> list[Record]:
 
 
 def votes(run: Run) -> bool:
-    """Whether a majority vote is possible: it needs several chains and answers that can be equal, which programs are not."""
+    """Whether a majority vote is possible. It needs several chains, and answers that are not programs."""
     return run.num_chains > 1 and run.component("grader") != "code"
 
 
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
-    """The entries of a run: its samples, its chains combined in each possible way, and votes at the costs of other runs."""
+    """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs."""
     entries = [_entry(run, "sample", run.shown, run.records)]
     records, alpha = full(run), _weighed_by(run)
     if votes(run):
@@ -133,7 +135,10 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
 
 
 def matched(run: Run, records: Sequence[Record], runs: Sequence[Run], cost: Cost = "token_forwards") -> list[int]:
-    """For independent draws: the numbers of chains that cost as much as one sample of another run, without duplicates."""
+    """The numbers of chains that cost as much as one sample of another run, without duplicates.
+
+    The list is empty unless the chains of the run are independent draws.
+    """
     if run.component("sampler") != "temperature":
         return []
     return sorted({affordable(records, cost_of(other.records, cost), cost) for other in runs
@@ -151,7 +156,7 @@ def _entry(run: Run, by: str, shown: str, records: Sequence[Record] | Sequence[C
 
 
 def _weighed_by(run: Run) -> float | None:
-    """The alpha of a run whose chains are independent draws; only those have importance weights for p^alpha."""
+    """The alpha of a run if its chains are independent draws, else None. Only these have importance weights for p^alpha."""
     if run.component("sampler") != "temperature" or not all("log_q" in record for record in run.records):
         return None
     return (run.config.get("sampler") or {}).get("alpha")
@@ -216,7 +221,7 @@ def _check_dataset(runs: Sequence[Run]) -> None:
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
-    """Reasons why differences between these runs may not come from their samplers alone, a sentence each."""
+    """Sentences, each with a reason why differences between these runs may not come from their samplers alone."""
     warnings = [f"{run.shown}: statistics use the samples recorded so far" for run in runs if not run.complete]
     problems = {run.label: set(run.problems) for run in runs}
     shared, every = set.intersection(*problems.values()), set.union(*problems.values())

@@ -24,7 +24,10 @@ _DRAFTED = "accepted length"
 
 
 def overall(folders: Sequence[Path]) -> str:
-    """The table, in the order of the folders. Runs of one condition are distinguished by the settings after its name."""
+    """The summary table, with rows in the order of the folders.
+
+    If several runs have the same condition, the settings in which they differ follow the name of the condition.
+    """
     summaries = [_read(folder / "summary.json") for folder in folders]
     labels = labels_of([s["condition"] for s in summaries], [_read(folder / "run.json")["identity"] for folder in folders])
     pairs = [pair for label, summary in zip(labels, summaries, strict=True) if summary["num_samples"]
@@ -40,7 +43,7 @@ def overall(folders: Sequence[Path]) -> str:
 
 
 def _with_aggregate(label: str, summary: dict) -> list[tuple[str, dict]]:
-    """The row of a run's samples, and, if its summary has it, the row of one combined answer per problem."""
+    """The row of a run's samples. If the summary has combined answers, one per problem, the row of these answers follows."""
     found = aggregate_of(summary)
     if not found or not found["num_samples"]:
         return [(label, summary)]
@@ -62,7 +65,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def labels_of(conditions: list[str], identities: list[dict]) -> list[str]:
-    """The conditions; if several runs have the same one, followed by the settings that vary."""
+    """The labels of runs: their conditions. If several runs have the same condition, the settings that vary are appended."""
     labels, identities = [], [followed(identity) for identity in identities]
     for condition, identity in zip(conditions, identities, strict=True):
         same = [other for name, other in zip(conditions, identities, strict=True) if name == condition]
@@ -72,7 +75,7 @@ def labels_of(conditions: list[str], identities: list[dict]) -> list[str]:
 
 
 def followed(identity: dict) -> dict:
-    """The identity, with a proposal temperature of 1/alpha written as `1/alpha`, since it varies only with alpha."""
+    """The identity. A proposal temperature of 1/alpha is replaced by the text `1/alpha`, because it varies only with alpha."""
     alpha, temperature = (identity.get(f"sampler.{name}") for name in ("alpha", "proposal_temperature"))
     follows = alpha and temperature and abs(alpha * temperature - 1.0) < 1e-9
     return {**identity, "sampler.proposal_temperature": "1/alpha"} if follows else identity
@@ -85,7 +88,7 @@ def _short(key: str) -> str:
 
 
 def _short_value(value: object) -> str:
-    """A value as a short text: the first digits of a content hash; the hash of a long text such as a prompt."""
+    """A value as a short text. A content hash is cut to its first digits. A long text, e.g. a prompt, becomes its hash."""
     text = "null" if value is None else str(float(f"{value:.6g}") if isinstance(value, float) else value)
     if re.fullmatch("[0-9a-f]{32}", text):
         return text[:8]

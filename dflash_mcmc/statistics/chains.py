@@ -96,8 +96,8 @@ def best_of(records: Sequence[Record], key: str, alpha: float | None = None) -> 
         effective (effective number of chains, 1 / sum of squared weights); correct (in [0, 1], expected over the draw).
 
     Raises:
-        UserError: for `power` without alpha or log_q, or if the sampler chose among draws, as Metropolis-Hastings does: the
-            chains then do not follow the distribution of log_q.
+        UserError: for `power` without alpha or log_q. Also for `power` if the sampler chose among draws, as
+            Metropolis-Hastings does, because the chains then do not follow the distribution of log_q.
     """
     check_key(records, key, alpha)
     rows = []
@@ -115,20 +115,20 @@ def aggregated(records: Sequence[Record], by: str = "majority", alpha: float | N
                chains: int | None = None) -> list[Combined]:
     """One record per problem, combined from several chains, for tables that also have single samples.
 
-    `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). verdict is `correct`, `wrong`, `no_answer` (no
-    chain has one), `not_drawn` (no chain could be drawn), `tied` (a tied vote with a correct answer among the winners) or
-    `expected` (any other share between 0 and 1). Tokens, forwards and `share_seconds` are sums over the chains. `seconds` is
-    that of the slowest chain, as if all had started together. `num_chains` is their number. log_p is None, since a vote has
-    none.
+    `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). `verdict` is `correct`, `wrong`, `no_answer`
+    (no chain has an answer), `not_drawn` (no chain could be drawn), `tied` (a tied vote with a correct answer among the
+    winners) or `expected` (any other share between 0 and 1). Tokens, forwards and `share_seconds` are sums over the chains.
+    `seconds` is the time of the slowest chain, as if all chains had started together. `num_chains` is the number of chains.
+    `log_p` is None, because a vote has no log probability.
 
     Args:
         by: `majority`, or a key of `best_of`.
         alpha: exponent for `power`.
-        chains: number of chains to combine; None means all. With fewer, `correct` and costs are means over all ways to choose
-            them, and problems that have fewer chains are left out. Not allowed for `power`.
+        chains: number of chains to combine; None means all. If a problem has more chains, `correct` and costs are means over
+            all ways to choose them. If it has fewer chains, it is left out. Not allowed for `power`.
 
     Raises:
-        UserError: as `best_of`; also for chains < 1, and for chains with `power`.
+        UserError: in the cases of `best_of`; also if `chains` is less than 1 or is given together with `power`.
     """
     if chains is not None and (by == "power" or chains < 1):
         raise UserError(f"chains: given {chains}; allowed: a whole number >= 1, and null for best of several chains by power")
@@ -140,7 +140,7 @@ def aggregated(records: Sequence[Record], by: str = "majority", alpha: float | N
 
 
 def affordable(records: Sequence[Outcome], budget: float, cost: Cost = "token_forwards") -> int:
-    """The number of chains of a problem that cost no more than the budget: at least 1, at most those of a problem.
+    """The number of chains of a problem that cost no more than the budget: at least 1, and at most all chains of a problem.
 
     Args:
         records: at least one.
@@ -187,7 +187,7 @@ def _expected_longest(seconds: list[float], number: int) -> float:
 
 
 def _with_enough(records: Sequence[Record], ks: Sequence[int] | None) -> tuple[list[list[Record]], list[int], int]:
-    """The chains of each problem that has at least max(k) of them; the values of k; the number of other problems."""
+    """(chains, ks, left out): chains of the problems that have at least max(ks) of them, and the number of other problems."""
     problems = list(by_problem(records).values())
     most = max(map(len, problems), default=0)
     sizes = sorted({2**power for power in range(most.bit_length())} | {most} - {0}) if ks is None else list(ks)

@@ -33,7 +33,7 @@ class IntervalEstimate(NamedTuple):
     n: int
 
     def mapped(self, function: Callable[[float], float]) -> IntervalEstimate:
-        """The estimate after a function of the number, which is applied to the value and to both ends."""
+        """The estimate with a function applied to its value and to both ends of its interval."""
         value, low, high = (None if number is None else function(number) for number in (self.value, self.low, self.high))
         return self._replace(value=value, low=low, high=high)
 
@@ -78,7 +78,7 @@ class Clusters:
         return self.ratio(np.where(kept, np.asarray(values, np.float64), 0.0), kept)
 
     def ratio(self, above: ArrayLike, below: ArrayLike) -> IntervalEstimate:
-        """The sum of `above` divided by the sum of `below`; n is the latter, rounded."""
+        """The sum of `above` divided by the sum of `below`. n is the sum of `below`, rounded."""
         sums = [np.bincount(self._of, np.asarray(part, np.float64), self.number) for part in (above, below)]
         total = sums[1].sum()
         if total == 0:
@@ -87,7 +87,7 @@ class Clusters:
         return self._estimate(sums[0].sum() / total, _divided(*resampled), round(total))
 
     def quantiles(self, values: ArrayLike, levels: Sequence[float]) -> list[IntervalEstimate]:
-        """Quantiles: for each level, the smallest value that at least this share of the observations does not exceed."""
+        """The quantile at each level: the smallest value such that at least this share of the observations is not above it."""
         observed = np.asarray(values, np.float64)
         if not self.size:
             return [IntervalEstimate(None, None, None, 0)] * len(levels)
@@ -103,7 +103,7 @@ class Clusters:
         return [self._estimate(value, column, self.size) for value, column in zip(whole, resampled.T, strict=True)]
 
     def statistic(self, function: Callable[[np.ndarray], np.ndarray]) -> IntervalEstimate:
-        """Any other statistic: function(weights (resamples, observations)) -> (resamples,), nan if it is undefined."""
+        """Any other statistic. `function` maps weights (resamples, observations) to values (resamples,); nan is undefined."""
         value = float(function(np.ones((1, self.size)))[0]) if self.size else np.nan
         if np.isnan(value):
             return IntervalEstimate(None, None, None, self.size)
@@ -111,7 +111,7 @@ class Clusters:
         return self._estimate(value, resampled[:, 0], self.size)
 
     def _in_pieces(self, function: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
-        """function of all resamples, (resamples, width), in pieces that fit in memory."""
+        """Applies a function to all resamples, in pieces that fit in memory. Returns (resamples, width)."""
         step = max(1, _VALUES_AT_ONCE // max(1, self.size))
         parts = [function(self._counts[start : start + step]) for start in range(0, len(self._counts), step)]
         return np.concatenate(parts) if parts else np.empty((0, width))

@@ -15,7 +15,7 @@ Summed = Literal["token_forwards", "target_forwards", "tokens_drawn", "tokens_sk
                  "tokens_kept", "share_seconds", "num_tokens", "proposals", "accepted", "moved", "abandoned"]
 """The fields of records that are summed over the chains of a problem."""
 Cost = Literal[Summed, "seconds"]
-"""The fields of records that can be a cost. `seconds` is that of the slowest chain, since chains run in the same batch."""
+"""The fields of records that can be a cost. `seconds` is the time of the slowest chain, since chains run in the same batch."""
 
 
 @final
@@ -37,9 +37,9 @@ class Combined(TypedDict):
     """A vote has no log probability."""
     num_chains: int
     law_error: float
-    """The largest of the chains."""
+    """The largest value over the chains."""
     token_forwards: NotRequired[float]
-    """The sum over the chains, as of each field in `Summed`. A field that the chains lack is missing."""
+    """The sum over the chains. The same holds for each field in `Summed`. A field that the chains lack is missing."""
     target_forwards: NotRequired[float]
     tokens_drawn: NotRequired[float]
     tokens_skipped: NotRequired[float]
@@ -78,7 +78,7 @@ class PairedOutcomes(NamedTuple):
 
 
 def score(record: Outcome) -> float:
-    """1 for a correct record, 0 for any other; for a record combined from several chains its field `correct`, in [0, 1]."""
+    """1 for a correct record, 0 for any other. For a record that is combined from several chains, its `correct` in [0, 1]."""
     return float(record["correct"]) if "correct" in record else float(record["verdict"] == "correct")
 
 
@@ -105,7 +105,7 @@ def restricted(of: PairedOutcomes, problems: Sequence[str]) -> PairedOutcomes:
 
 
 def aligned(a: PairedOutcomes, b: PairedOutcomes) -> tuple[PairedOutcomes, PairedOutcomes, int]:
-    """Both on their common problems, in the order of `a`; and the number of problems of either that were left out."""
+    """(a, b, left out): both runs on their common problems, in the order of `a`, and the number of problems left out."""
     known = set(b.problems)
     shared = [problem for problem in a.problems if problem in known]
     return restricted(a, shared), restricted(b, shared), len(a.problems) + len(b.problems) - 2 * len(shared)

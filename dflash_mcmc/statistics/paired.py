@@ -1,7 +1,7 @@
-"""Paired comparison of two runs: what each solves alone, the difference with its interval, and whether it is significant.
+"""Paired comparison of two runs: the problems that only one run solves, the difference, its interval and its significance.
 
-Every comparison is paired. Problems differ in difficulty far more than methods do, and a paired test does not count that as
-noise (Miller 2024, arXiv 2411.00640).
+Every comparison is paired. Problems differ in difficulty far more than methods do, and a paired test does not count these
+differences as noise (Miller 2024, arXiv 2411.00640).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RESAMPLES = 9999
 class Paired(NamedTuple):
     """The comparison of run `a` with run `b`. The first four fields sum to the number of problems.
 
-    With several chains per problem they are expected numbers, for one random chain of each run.
+    With several chains per problem, these fields are expected numbers for one random chain of each run.
     """
 
     both: float
@@ -35,10 +35,10 @@ class Paired(NamedTuple):
     only_b: float
     neither: float
     difference: IntervalEstimate
-    """Accuracy of a minus accuracy of b, each problem counting once; n is the number of problems.
+    """Accuracy of `a` minus accuracy of `b`. Each problem counts once, and n is the number of problems.
 
-    The interval comes from a bootstrap over problems. If few problems differ, it can exclude zero although the exact test
-    calls a tie (7 against 1 of 104: 1.0 to 11.5 points, p = 0.070). The verdict follows the test.
+    The interval comes from a bootstrap over problems. If few problems differ, the interval can exclude zero although the exact
+    test finds a tie (7 against 1 of 104: 1.0 to 11.5 points, p = 0.070). The verdict follows the test.
     """
     p_value: float
     """Two-sided p-value, not adjusted for the number of comparisons: see `holm`."""
@@ -71,7 +71,7 @@ def verdict(difference: float, p_value: float | None) -> str:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """The p-values adjusted for all comparisons of a table (Holm 1979); None, for a row without a test, stays None."""
+    """The p-values, adjusted for all comparisons of a table (Holm 1979). A row without a test has None and keeps it."""
     from statsmodels.stats.multitest import multipletests
 
     tested = [number for number, p_value in enumerate(p_values) if p_value is not None]

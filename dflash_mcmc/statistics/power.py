@@ -1,10 +1,10 @@
 """How many problems are needed to detect a difference between two runs on the same problems, with the tests of `paired`.
 
 With one chain per problem, the test is the exact McNemar test of n problems. `discordant` is the share of problems that only
-one run solves. The difference of accuracies is the better run's part of this share minus the other run's. The power is an
-exact sum over the number of discordant problems and over who solves them. The usual formula (Connor 1987, "Sample size for
-testing differences in proportions for the paired-sample design") is for the asymptotic test and gives too few problems for the
-exact one.
+one run solves. The difference of accuracies is the share that only the better run solves, minus the share that only the other
+run solves. The power is an exact sum over the number of discordant problems and over how many of them each run solves. The
+usual formula (Connor 1987, "Sample size for testing differences in proportions for the paired-sample design") is for the
+asymptotic test and gives too few problems for the exact test.
 
 With several chains per problem, the test compares mean differences, and the spread over problems matters: `problems_by_spread`
 and `detectable_by_spread` use the paired t test, which approximates the permutation test for many problems.
@@ -17,7 +17,7 @@ import numpy as np
 from dflash_mcmc.errors import UserError
 
 _MOST = 10_000_000
-"""The largest number of problems that is searched."""
+"""The largest number of problems that the search tries."""
 _TAIL = 1e-9
 
 
@@ -101,7 +101,7 @@ def problems_by_spread(difference: float, spread: float, power: float = 0.8, lev
 
 
 def detectable_by_spread(problems: int, spread: float, power: float = 0.8, level: float = 0.05) -> float | None:
-    """The smallest mean difference detected with this power; None with fewer than two problems, or if it exceeds 1."""
+    """The smallest mean difference detected with this power. None for fewer than two problems, or if it exceeds 1."""
     from statsmodels.stats.power import TTestPower
 
     _check("spread", spread, spread > 0.0, "a number > 0")

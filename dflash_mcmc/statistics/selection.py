@@ -54,8 +54,9 @@ def weights(chains: Sequence[Record], key: str, alpha: float | None) -> np.ndarr
 def expected_likeliest(chains: Sequence[Record], k: int) -> float:
     """Expected correctness of the chain with the largest log p, over all ways to choose k of the chains.
 
-    The largest of k is among the first r in descending order with probability 1 - C(N - r, k) / C(N, k). Equal values are
-    chosen uniformly. Chains that could not be drawn come last and are not correct.
+    The N chains are sorted in descending order of log p. The best of k chosen chains is among the first r of them with
+    probability 1 - C(N - r, k) / C(N, k). Equal values are chosen uniformly. Chains that could not be drawn come last and are
+    not correct.
     """
     def rank(record: Record) -> tuple[bool, float]:
         not_drawn = record["verdict"] == NOT_DRAWN

@@ -35,7 +35,7 @@ def accuracy_of(of: PairedOutcomes) -> IntervalEstimate:
     """Share of correct samples, with Wilson's interval for one chain per problem, else with a bootstrap over problems.
 
     Samples of one problem are not independent, so the bootstrap resamples problems (Miller 2024, arXiv 2411.00640). Chains of
-    a single problem say nothing about other problems: the interval is then all of [0, 1].
+    a single problem say nothing about other problems. The interval of a single problem is therefore [0, 1].
     """
     if of.single:
         return wilson(round(of.correct.sum()), len(of.problems))

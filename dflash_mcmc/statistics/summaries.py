@@ -1,4 +1,4 @@
-"""The summary of a run, computed from its records alone."""
+"""The summary of a run, computed only from its records."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
     """The summary of a run.
 
     `correct` is a whole number unless votes of several chains are tied. `same_string` is the number of samples that the string
-    rule counts as correct, null if it was not applied. Accuracy counts every sample. Means are over the samples that could be
-    drawn, null if there are none. acceptance, moved_rate and abandoned_rate are shares of the proposals, null without any.
+    rule counts as correct; it is null if the rule was not applied. Accuracy counts every sample. Means are over the samples
+    that could be drawn; they are null if no sample could be drawn. `acceptance`, `moved_rate` and `abandoned_rate` are shares
+    of the proposals; they are null without proposals.
     """
     if not records:
         return {"condition": condition, "num_problems": 0, "num_samples": 0}
@@ -70,7 +71,8 @@ def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
 def aggregate(condition: str, records: Sequence[Record], by: str, num_chains: int) -> dict[str, object]:
     """The summary of one combined answer per problem, from `num_chains` of its chains: `majority/accuracy`, ...
 
-    Problems with fewer chains are left out. For problems with more, it is the mean over all ways to choose the chains.
+    Problems with fewer chains are left out. If a problem has more chains, its values are means over all ways to choose the
+    chains.
     """
     found = aggregated(records, by, chains=num_chains)
     return {f"{by}/{name}": value for name, value in summarise(f"{condition}, {NAMES[by]} of {num_chains}", found).items()}

@@ -30,7 +30,7 @@ class VoteCounts(NamedTuple):
     """Votes of each correct and each wrong answer, in descending order, and the number of chains that do not vote."""
 
     correct: tuple[int, ...]
-    """Several if the grader accepts answers whose normalised strings differ."""
+    """Votes of each correct answer. There are several if the grader accepts answers whose normalised strings differ."""
     wrong: tuple[int, ...]
     silent: int
 
@@ -73,7 +73,7 @@ class Votes(NamedTuple):
 def expected_majority(counts: VoteCounts, ks: tuple[int, ...]) -> tuple[float, ...]:
     """For each k, the mean correct share of the winners, over all ways to choose k of the chains.
 
-    It is the sum, over the correct answers, of the expected share of the vote that each wins.
+    This is a sum over the correct answers. Each of them contributes the mean of 1 / winners if it wins, else 0.
     """
     values = np.zeros(len(ks))
     for place, votes in enumerate(counts.correct):
@@ -85,8 +85,8 @@ def expected_majority(counts: VoteCounts, ks: tuple[int, ...]) -> tuple[float, .
 def _expected_win(own: int, others: tuple[int, ...], silent: int, ks: tuple[int, ...]) -> np.ndarray:
     """For each k, the mean of 1 / winners if this answer wins, else 0, over all ways to choose k of the chains.
 
-    The ways are counted, not enumerated: for each number j of votes for this answer, the ways that give every other answer at
-    most j votes, by the number of chains they use and the number of other answers with exactly j votes.
+    The ways are counted, not enumerated. For each number j of votes for this answer, an array counts the ways that give every
+    other answer at most j votes. Its axes are the number of chains taken and the number of other answers with exactly j votes.
     """
     size, values = own + sum(others) + silent, np.zeros(len(ks))
     for j in range(1, own + 1):
@@ -103,7 +103,7 @@ def _expected_win(own: int, others: tuple[int, ...], silent: int, ks: tuple[int,
 
 
 def _with_answer(ways: np.ndarray, votes: int, most: int) -> np.ndarray:
-    """The ways with one more answer, if at most `most` of its `votes` chains are chosen; exactly `most` is a tie."""
+    """The ways after one more answer, which has `votes` chains. At most `most` of them are chosen; exactly `most` is a tie."""
     more = np.zeros_like(ways)
     for taken in range(min(votes, most) + 1):
         chosen = math.comb(votes, taken) * ways[: len(ways) - taken]

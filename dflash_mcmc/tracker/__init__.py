@@ -16,34 +16,34 @@ class RunInfo(NamedTuple):
     """A run, as its tracker sees it at the start."""
 
     identity: str
-    """Twelve hexadecimal digits; a run that is continued has the same."""
+    """Twelve hexadecimal digits. They stay the same when the run is continued."""
     experiment: str
     condition: str
     config: dict
     folder: Path
     name: str = ""
-    """Name for people: the condition and the overrides that distinguish the run; the condition alone where it is empty."""
+    """Name for people: the condition and the overrides that distinguish the run. If it is empty, the condition is shown."""
     tags: tuple[str, ...] = ()
-    """`group=component`."""
+    """Tags of the form `group=component`."""
 
 
 class TrackedRun(Protocol):
     """A run that a tracker shows. Several starts of a run have the same `info.identity`, and their metrics belong together."""
 
     def log(self, metrics: dict, step: int) -> None:
-        """Logs a record's metrics. `step` is the run's number of records so far; it never repeats."""
+        """Logs a record's metrics. `step` is the number of records that the run has so far. It increases with each call."""
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
         """Logs the summary, once all samples are recorded and the run's folder is written."""
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
-        """Logs what the folder holds, after the summary: tables by name, as rows with the same keys, and PNG files."""
+        """Logs tables and PNG figures of the run folder, after the summary. The rows of a table have the same keys."""
 
     def preempt(self) -> None:
         """Notes that the run was asked to end, by SLURM for example, and will continue."""
 
     def finish(self, exit_code: int) -> None:
-        """Closes the run; the last call. `exit_code` is 1 for a run that is not complete."""
+        """Closes the run. This is the last call. `exit_code` is 1 for a run that is not complete."""
 
 
 class Tracker(Component):
@@ -58,7 +58,7 @@ class Tracker(Component):
         """Opens the run, or continues it."""
 
     def key(self) -> str:
-        """Key under which the run folder notes how much was logged. Runs of the tracker that share nothing differ in it."""
+        """Key under which the run folder notes how much was logged. Tracker runs that share no data have different keys."""
         return name_of(self)
 
 

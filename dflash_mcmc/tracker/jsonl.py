@@ -13,7 +13,7 @@ from dflash_mcmc.tracker import RunInfo, Tracker
 @register("tracker", "jsonl")
 @dataclass(slots=True, kw_only=True)
 class JsonlTracker(Tracker):
-    """JSON lines in the run folder: per finished sample, for the summary, and for the names of tables and figures."""
+    """JSON lines in the run folder: one per finished sample, one for the summary, and one that lists tables and figures."""
 
     def start(self, info: RunInfo) -> JsonlWriter:
         """A writer to `metrics.jsonl` in the run folder."""
@@ -35,7 +35,7 @@ class JsonlWriter:
         self._write({"summary": metrics})
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
-        """Writes a line if there are tables or figures: the number of rows of each table, and the figure files."""
+        """Writes a line with the number of rows of each table and the figure files, unless there are none."""
         if tables or figures:
             self._write({"tables": {name: len(rows) for name, rows in tables.items()},
                          "figures": [str(path.relative_to(folder)) for path in figures]})

@@ -1,8 +1,8 @@
 r"""Multiple choice: extraction of the letter that a text finally chooses.
 
-The first of these places that exists decides: the last box, the last statement that names a letter (`answer is X` or `option X
-is correct`), the last line. If that place names no letter or several, there is no answer. The time must be linear in the
-length of the text, because this runs in the process of the run itself.
+The first place that exists decides: the last box, else the last statement that names a letter (`answer is X` or `option X is
+correct`), else the last line. If that place names no letter or several, the text has no answer. The time must be linear in the
+length of the text, because the extraction runs in the run's own process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MARKS = "*_`\"'()[]{}$. \t"
 
 
 def final_letter(text: str, letters: str) -> tuple[str | None, str]:
-    """(letter, rule): the choice of a text and the place that decided, or None and why there is no single choice."""
+    """(letter, rule): the choice of a text and the place that decided it; without a single choice, None and the reason."""
     answer = after_thinking(text)
     if answer is None:
         return None, "unfinished_thinking"
@@ -56,7 +56,7 @@ def gold_letter(gold: str, letters: str) -> str:
 
 
 def _statements(answer: str, letters: str) -> Iterator[set[str]]:
-    """The letters that each statement of the answer names, from the last statement to the first. Denied ones are skipped."""
+    """The letters that each statement of the answer names, from the last statement to the first, without denied statements."""
     statements = [*re.finditer(_CONFIRMED.format(letters=letters), answer), *_STATED.finditer(answer)]
     marks = list(_DENIED.finditer(answer))
     ends = [mark.end() for mark in marks]

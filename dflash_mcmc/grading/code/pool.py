@@ -14,9 +14,9 @@ from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNS
 from dflash_mcmc.types import Grade
 
 _MAX_LENGTH = 100_000
-"""Characters of a program. No real solution is that long."""
+"""The largest number of characters in a program. No real solution is that long."""
 _MAX_TEXT = 1_000_000
-"""Characters of a text after the thinking. The search for the program takes place in the process of the run itself."""
+"""The largest number of characters in a text after the thinking. The run's own process searches this text for the program."""
 _NEEDED = ("user", "limits", "network", "processes")
 _OUTCOMES = {"tests": CORRECT, "timeout": TIMEOUT, "killed": ERROR}
 
@@ -41,7 +41,7 @@ class ProgramPool:
         self._decided: list[tuple[Hashable, Grade]] = []
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
-        """Submits a text; `gold` is a JSON object (see `grading.code.programs`), otherwise UserError is raised."""
+        """Submits a text. Raises UserError unless `gold` is a JSON object with tests (see `grading.code.programs`)."""
         task, answer = task_of(gold), after_thinking(text)
         too_long = answer is not None and len(answer) > _MAX_TEXT
         program = None if too_long else program_of(text, task)

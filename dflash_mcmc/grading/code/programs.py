@@ -56,9 +56,9 @@ def gold_of(task: Task) -> str:
 def program_of(text: str, task: Task) -> str | None:
     """The program in a text; None if the text is empty or its thinking does not end.
 
-    If a fenced block defines the entry point, the program is the last such block, after the prompt's imports and helpers. The
-    same holds for a text without fences that defines it. Any other text is a completion of the prompt, cut at the first stop
-    sequence.
+    If a fenced block defines the entry point, the program is the prompt's imports and helpers, followed by the last such
+    block. A text without fences counts as one block. Any other text is a completion of the prompt, which is cut at the first
+    stop sequence.
     """
     answer = after_thinking(text)
     if answer is None or not answer.strip():
@@ -84,7 +84,7 @@ def _preamble(task: Task, defines: re.Pattern) -> str:
 
 
 def _completion(text: str) -> str:
-    """The text up to the first stop sequence (one at the very start is ignored), with the first line indented as a body.
+    """The text up to the first stop sequence that is not at the very start, with the first line indented as a function body.
 
     The first line may have lost spaces when the text was decoded or stripped.
     """

@@ -28,11 +28,11 @@ WALLS = ("user", "limits", "network", "processes", "files")
 _ATTEMPTS = (WALLS, ("user", "limits", "network", "processes"), ("user", "limits"))
 _INSIDE = Path(__file__).parent / "inside"
 _MAX_REPORT = 256
-"""Bytes of a report that are read."""
+"""The largest number of bytes that are read from a report."""
 _MEBIBYTE = 1 << 20
 _START_SECONDS = 30
 _MAX_PROCESSES = 8
-"""Processes of one program. Each may use the full memory limit."""
+"""The largest number of processes of one program. Each of them may use the full memory limit."""
 
 
 class CannotRun(Exception):
@@ -42,8 +42,8 @@ class CannotRun(Exception):
 class Limits(NamedTuple):
     """Limits of a program: `seconds` of wall clock, and `memory_gib` GiB of address space for each of its processes.
 
-    `programs` is the number of programs that run at the same time. Where they cannot have different users, the kernel counts
-    their processes together, and the limit on processes is multiplied by it.
+    `programs` is the number of programs that run at the same time. If the programs cannot run as different users, the kernel
+    counts their processes together. The limit on processes is then multiplied by `programs`.
     """
 
     seconds: float
@@ -119,7 +119,7 @@ def find_sandbox() -> tuple[Sandbox, tuple[str, ...]]:
 
 
 def working_walls(sandbox: Sandbox) -> tuple[str, ...]:
-    """The walls of a sandbox that work: those that a test program could not get through."""
+    """The walls of a sandbox that work. A wall works if a test program cannot get through it."""
     import tempfile
 
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -141,7 +141,7 @@ def working_walls(sandbox: Sandbox) -> tuple[str, ...]:
 
 
 def _interpreters() -> list[tuple[str, str]]:
-    """(interpreter, its folder) to try: the one that runs this code, outside its virtual environment, and the system's."""
+    """(interpreter, its folder) to try: the base interpreter of this code's virtual environment, then the system's."""
     own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     return [(own, os.path.realpath(sys.base_prefix)), ("/usr/bin/python3", "/usr")]
 

@@ -1,11 +1,11 @@
 """The last step of a comparison: whether two formulas are equal, by their values and by math-verify.
 
 math-verify has parsing rules that lose information: it drops indices and primes, ignores the case of letters and reads `x^T`
-as x. To avoid them, our own parse tree is written out as LaTeX again, with one plain letter for each symbol, before
-math-verify gets it. Two checks come first, without math-verify: formulas whose values differ at some point are not equal, and
-numbers are compared by their values only, because math-verify accepts any two numbers that differ by less than 1e-15.
+as x. To avoid these rules, math-verify gets LaTeX that is written from our own parse tree, with one plain letter for each
+symbol. Two checks come first, without math-verify. Formulas whose values differ at some point are not equal. Numbers are
+compared by their values only, because math-verify accepts any two numbers that differ by less than 1e-15.
 
-This runs in grading processes only, because it can take long.
+These functions run in grading processes only, because they can take long.
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ class Words(NamedTuple):
 
 
 class ChoiceAnswer(NamedTuple):
-    """A letter of a multiple-choice question, `(C)`, and the text of the choice if that follows."""
+    """The letter of a choice, as in `(C)`, and the text of the choice if the answer contains it."""
 
     letter: str
     meaning: Answer | None
 
 
 class Based(NamedTuple):
-    """Digits in a base other than ten, `52_8`."""
+    """Digits in a base other than ten, e.g. `52_8`."""
 
     digits: str
     base: int
@@ -43,7 +43,7 @@ class Several(NamedTuple):
     """Several answers. `kind` is one of:
 
     - `list`, `set`, `union`: the order of the items does not matter;
-    - `intersection`: conditions that all hold, which no list, set or union equals;
+    - `intersection`: conditions that must all hold; it never equals a list, a set or a union;
     - `ordered`, or a pair of brackets such as `()`, `[)` or `<>`: the order matters.
 
     Intervals have no kind of their own, because `(1,2)` may be an interval or a point.
@@ -52,11 +52,12 @@ class Several(NamedTuple):
     kind: str
     items: tuple[Answer, ...]
     sure: bool = False
-    """Whether it cannot be a point: a `list` of solutions (`1 or 2`, `x = 1, x = 2`) or an open interval (`1 < x < 2`)."""
+    """Whether the answer cannot be a point: it is a `list` of solutions (`1 or 2`, `x = 1, x = 2`) or an open interval
+    (`1 < x < 2`)."""
 
 
 class Matrix(NamedTuple):
-    """Rows of entries, and the tokens of a factor before the matrix."""
+    """A matrix: its rows of entries, and the tokens of the factor before it."""
 
     rows: tuple[tuple[Answer, ...], ...]
     factor: tuple[Token, ...]
@@ -78,7 +79,7 @@ class Related(NamedTuple):
 
 
 class Either(NamedTuple):
-    r"""Two forms of one answer, `\sqrt{2} \approx 1.41`; it is enough if one of them is equal."""
+    r"""Two forms of one answer, e.g. `\sqrt{2} \approx 1.41`. Another answer needs to equal only one of the forms."""
 
     answers: tuple[Answer, ...]
 

@@ -1,4 +1,4 @@
-"""Brackets in a list of tokens: nesting depth, splitting outside brackets, and what a pair encloses."""
+"""Brackets in a list of tokens: nesting depth, splitting outside brackets, and the content of a pair of brackets."""
 
 from __future__ import annotations
 

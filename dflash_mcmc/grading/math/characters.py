@@ -38,11 +38,11 @@ _ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])")
 
 
 _BLANK_END = re.compile(r"(?:\s|(?<=\s)\\(?=(?:\\\\)*(?!\\)))*")
-r"""Trailing blanks, matched on the reversed text: white space, and a backslash before it that is not part of a `\\`."""
+r"""Trailing blanks: white space, and a backslash before it unless it is part of a `\\`. The pattern is for reversed texts."""
 
 
 def matched(pattern: re.Pattern[str], text: str, position: int = 0) -> re.Match[str]:
-    """The match of a pattern that matches every text it is used for. Raises ValueError for a text that it does not match."""
+    """The match of a pattern that is known to match at this position. Raises ValueError if it does not match."""
     found = pattern.match(text, position)
     if found is None:
         raise ValueError(f"no {pattern.pattern} at {position} in {text!r}")

@@ -95,7 +95,7 @@ class AnswerComparison:
     def _related(self, related: Related | None, other: Answer | None) -> bool:
         """Compares two equations or inequalities: they are equal if their differences `left - right` are proportional.
 
-        The factor of two inequalities must be positive.
+        For inequalities, the factor between the differences must be positive.
         """
         self._set_rule("relation")
         if not isinstance(related, Related) or not isinstance(other, Related) or related.sign != other.sign:
@@ -200,4 +200,4 @@ _RULES: tuple[tuple[type[Answer], Callable[[AnswerComparison, Any, Answer], bool
     (Words, AnswerComparison._words), (Based, AnswerComparison._based), (Related, AnswerComparison._related),
     (Matrix, AnswerComparison._matrix), (Several, AnswerComparison._several),
 )
-"""The first kind that one of the two answers has decides the rule."""
+"""Pairs (kind, rule). The first pair whose kind is the kind of one of the two answers decides the rule."""

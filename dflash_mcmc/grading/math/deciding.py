@@ -14,7 +14,7 @@ from dflash_mcmc.grading.verdicts import CORRECT, UNSUPPORTED, WRONG, Decision
 def decide(gold: str, answer: str) -> Decision:
     """Decides whether an answer equals the gold answer.
 
-    Call it in a grading process only: it may take long, and exceptions of the algebra library are not caught.
+    Call this function in a grading process only: it may take long, and exceptions of the algebra library are not caught.
     """
     if answer.strip() == gold.strip():
         return Decision(CORRECT, "same")
@@ -29,10 +29,10 @@ def decide(gold: str, answer: str) -> Decision:
 
 
 def _of_all(golds: Sequence[Answer], answers: Sequence[Answer]) -> Decision:
-    """The first decision that two readings are equal, else one that met a limit, else the first that they are not equal.
+    """The best decision over pairs of readings. `correct` is better than `unsupported`, which is better than `wrong`.
 
-    The second readings of both sides are not compared with each other. They read the comma of `1,234` as a separator, and
-    answers that are equal with both commas as separators are also equal with both as digit grouping.
+    The second readings of the two sides are not compared with each other. In them the comma of `1,234` is a separator. Answers
+    that are equal when all commas separate are also equal when all commas group digits.
     """
     decisions = [_of_two(gold, answer) for number, gold in enumerate(golds) for other, answer in enumerate(answers)
                  if not (number and other)]

@@ -32,7 +32,7 @@ processor; it only ends answers that wait without using processor time."""
 _MAX_LISTED = 3
 """Number of mistakes of the self-test that an error message lists."""
 _MAX_RECORDED = 1_000
-"""Recorded characters of an answer that exceeds MAX_LENGTH. The record's text is complete."""
+"""The number of characters that are recorded of an answer longer than MAX_LENGTH. The record's text is complete."""
 
 
 class _SubmittedText(NamedTuple):

@@ -1,4 +1,4 @@
-r"""Quantities: values with units, for checking equations: `\frac14 = 25\%`, `2 \text{ hours} = 120 \text{ minutes}`."""
+r"""Values with units, for checking equations such as `\frac14 = 25\%` and `2 \text{ hours} = 120 \text{ minutes}`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZES = (
     {"s": 1, "min": 60, "h": 3_600, "day": 86_400, "week": 604_800}, {"ml": 1, "l": 10**3},
     {"cup": 1, "pint": 2, "quart": 4, "gal": 16}, {"cent": 1, "dollar": 100},
 )
-"""Convertible units: each dictionary has one kind of units, as multiples of its smallest."""
+"""Convertible units. Each dictionary has one kind of units, with their sizes as multiples of the smallest unit."""
 _DECIMAL = re.compile(r"-?\d*\.(\d+)")
 
 
@@ -42,7 +42,7 @@ def quantity_of(tokens: Sequence[Token]) -> Quantity | None:
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool:
-    """Whether two quantities are equal. Units that cannot be converted are ignored: then the numbers decide."""
+    """Whether two quantities are equal. If their units cannot be converted into each other, only the numbers are compared."""
     for sizes in _SIZES:
         if a.unit.name in sizes and b.unit.name in sizes and a.unit.exponent == b.unit.exponent:
             return a.value * sizes[a.unit.name] ** a.unit.exponent == b.value * sizes[b.unit.name] ** b.unit.exponent

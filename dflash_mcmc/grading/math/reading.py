@@ -27,11 +27,11 @@ _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array")
 _PUNCTUATION = set(".,:;!?'\"()-&#")
 _STOPS = (".", ",", ";", ":", r"\\")
 _MAX_SIGNS = 2
-"""Independent plus-or-minus signs in one answer. Each doubles the number of answers."""
+"""The largest number of independent plus-or-minus signs in one answer. Each sign doubles the number of answers."""
 
 
 def readings(text: str) -> list[Answer]:
-    """The possible meanings of a string. There are two if `1,234` may be one number or two numbers in this order."""
+    """The possible meanings of a string. There are two if the string has a comma that may group digits, as in `1,234`."""
     tokens, ungrouped = (facing(prefixed(tokenise(text, grouping))) for grouping in (True, False))
     if tokens == ungrouped:
         return [read(tokens)]
@@ -56,9 +56,9 @@ def read(tokens: Sequence[Token]) -> Answer:
 
 
 def _list(items: Sequence[Answer], joining: set[str], signed: bool) -> Several:
-    """A list of items. `signed`: whether it has both signs of a plus-or-minus.
+    """A list of items. `signed` means that the list contains both signs of a plus-or-minus.
 
-    It is surely a list of solutions, not a point, if it is signed; or if items have names or are joined by words, unless each
+    A signed list is surely a list of solutions, not a point. So is a list that has named items or joining words, unless each
     item has a different name and no word is `or`.
     """
     each, some = views.names(items), any(isinstance(item, Named) for item in items)
@@ -120,7 +120,8 @@ def _unwrapped(tokens: Sequence[Token]) -> list[Token]:
 def _expand_signs(tokens: list[Token]) -> Iterable[list[Token]]:
     r"""Expands plus-or-minus into several answers: `\pm` takes both signs, and `\mp` the opposite sign.
 
-    Sets (whose items `_bracketed` expands), more than `_MAX_SIGNS` signs, and several `\pm` with a `\mp` are not expanded.
+    Three kinds of tokens are not expanded: sets, because `_bracketed` expands their items; more than `_MAX_SIGNS` signs; and
+    several `\pm` together with a `\mp`.
     """
     pair = enclosed(_unwrapped(tokens))
     if not any(token.value == r"\pm" for token in tokens):

@@ -81,7 +81,7 @@ def is_name(tokens: Sequence[Token]) -> bool:
 
 
 def _is_sum(side: Sequence[Token]) -> bool:
-    """Whether a side is a sum such as `m + n`, which problems ask for. A sum of x, y or z is not: `x + y = 3` is a line."""
+    """Whether a side is a sum that a problem may ask for, e.g. `m + n`. Sums of x, y or z do not count: they give a line."""
     letters = all(token.kind == "letter" and token.value not in (*_NOT_NAMES, "x", "y", "z") for token in side[::2])
     return letters and len(side) % 2 == 1 and all(token.value == "+" for token in side[1::2])
 
@@ -109,8 +109,8 @@ def _result(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer])
 def _approximate(sides: list[list[Token]], read: Callable[[Sequence[Token]], Answer]) -> Answer:
     """Parses `exact \\approx approximate`, possibly after a name.
 
-    If the sides differ by at most 1 %, either is accepted. Otherwise the exact side alone is, provided that it rounds to the
-    other.
+    If the sides differ by at most 1 %, either side is accepted. Otherwise only the exact side is accepted, and only if it
+    rounds to the other side.
     """
     name: tuple[Token, ...] = ()
     if is_name(sides[0]):
@@ -152,8 +152,8 @@ def _inequality(tokens: Sequence[Token], sides: list[list[Token]], signs: list[s
 def intersection(inequalities: Sequence[Answer]) -> Answer:
     """The meaning of inequalities joined by `and`.
 
-    That is one interval for `x > 1 and x < 2`, and a list if each inequality is for another name. All others are
-    `intersection`, which no list or union equals.
+    `x > 1 and x < 2` is one interval. Inequalities for different names are a list. All others are an `intersection`, which
+    never equals a list or a union.
     """
     intervals = [found for item in inequalities if (found := _bounds(item)) is not None]
     names = {tuple(token.value for token in interval.name) for interval in intervals}

@@ -13,7 +13,7 @@ from dflash_mcmc.grading.verdicts import CORRECT, WRONG, Decision
 
 
 def exact_string(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
-    """Accepts only the same characters."""
+    """Accepts an answer only if it is the same string as the gold answer."""
     return _decision(gold == answer, "exact"), same_string(gold, answer)
 
 

@@ -25,12 +25,12 @@ DIFFERENT = (
 
 
 def golds() -> list[str]:
-    """The 500 gold answers of MATH-500, in its order."""
+    """The 500 gold answers of MATH-500, in the order of the dataset."""
     return Path(__file__).with_name("golds.txt").read_text(encoding="utf-8").splitlines()
 
 
 def self_test() -> list[str]:
-    """The pairs that are decided wrongly; empty if there are none.
+    """The pairs that are decided wrongly. The list is empty if the test passes.
 
     Each gold answer is compared with itself in braces, so that the strings differ and the answers are parsed. The test also
     triggers all lazy imports of the libraries, before the time of an answer is measured.

@@ -1,11 +1,12 @@
 r"""The string rule that published results use: two answers are equal if their normalised strings are equal.
 
-The rule is that of the PRM800K grader (Lightman et al. 2023, arXiv 2305.20050), which evaluations of power sampling use. It
+The PRM800K grader (Lightman et al. 2023, arXiv 2305.20050) has this rule, and evaluations of power sampling use it. The rule
 accepts answers that are equal after the normalisation of Hendrycks et al. (2021, arXiv 2103.03874), or after a second one,
 which handles units and digit groups; tuples are compared element by element. PRM800K's last step, SymPy's `parse_expr`, is
 left out because it executes the answer. The rule here is therefore at most as lenient as PRM800K's.
 
-Records store its verdict next to the grade, for comparison with published results. It never changes a grade.
+Records store the verdict of this rule next to the grade, for comparison with published results. The rule never changes a
+grade.
 """
 
 from __future__ import annotations

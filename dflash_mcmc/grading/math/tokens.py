@@ -1,7 +1,7 @@
-r"""Tokens of LaTeX, without what changes only the appearance of an answer.
+r"""Tokens of LaTeX. Answers that differ only in appearance have the same tokens.
 
-`\dfrac`, `\left`, `\,`, `$`, `\mathrm`, Unicode signs, and words instead of commands (`sqrt`, `pi`) get one form.
-Answers that differ only in appearance then have the same tokens.
+`\left`, `\,` and the `$` around mathematics are dropped. `\dfrac`, `\mathrm`, Unicode signs, and words instead of commands
+(`sqrt`, `pi`) are replaced by one common form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dflash_mcmc.grading.math.words import BARE, FUNCTIONS, LINKS, NAMED, NUMBER
 class Token(NamedTuple):
     """A token. `kind` is number, repeating, letter, word (text), command, sign, begin or end (of an environment).
 
-    The value of a `number` is digits, possibly with a point and an exponent. That of a `repeating` decimal is
+    The value of a `number` is digits, possibly with a point and an exponent. The value of a `repeating` decimal has the form
     `whole.fixed(period)`.
     """
 
@@ -79,7 +79,7 @@ _FUNCTION_OF_ONE = re.compile(rf"({'|'.join(FUNCTIONS)}|pi|sqrt)([a-zA-Z])")
 
 
 def tokenise(text: str, grouping: bool = True) -> list[Token]:
-    """Tokens of an answer. With `grouping`, the comma of `1,234` groups digits of one number; otherwise it separates two."""
+    """Tokens of an answer. With `grouping`, the comma of `1,234` groups digits; otherwise it separates two numbers."""
     text = trimmed(to_latex(text).replace("...", r"\ldots "))
     text = _ANSWER_PREFIX.sub("", text)
     text = _ABBREVIATED.sub(r"\1", _ROW_GAP.sub(r"\\\\", text))
@@ -160,7 +160,7 @@ def _tokens_of(kind: str, value: str, before: Token | None, spaced: bool):
 
 
 def _words(content: str):
-    r"""Tokens of the content of `\text{...}`: those of mathematics if it is mathematics, otherwise one token of words."""
+    r"""Tokens of the content of `\text{...}`: mathematical tokens if the content is mathematics, else one token of words."""
     content = " ".join(re.sub(r"\\[,;:! ]|~|\$", " ", content).split())
     if not content:
         return

@@ -86,7 +86,7 @@ def _without_currency(core: list[Token]) -> tuple[list[Token], MeasureUnit]:
 
 
 def _phrase_start(core: list[Token]) -> int:
-    """Start of the trailing phrase: words, their exponents, and `/` or `\\cdot` between them. Its end is that of `core`."""
+    """Start of the phrase at the end of `core`: words, their exponents, and `/` or `\\cdot` between words."""
     end = len(core)
     while end:
         if core[end - 1].kind == "word":
@@ -103,7 +103,7 @@ def _phrase_start(core: list[Token]) -> int:
 
 
 def _meaningful(phrase: list[Token]) -> bool:
-    """Whether words change the number beside them: by their meaning, by containing a number, or by being variables."""
+    """Whether words are more than a unit: they are in MEANINGFUL, contain a number, or may be variables."""
     phrase_text = " ".join(token.value for token in phrase if token.kind == "word")
     words = re.findall(r"\w+", re.sub(r"\b(non)-(?=negative)", r"\1", phrase_text, flags=re.IGNORECASE))
     while words and singular(words[0].lower()) in MULTIPLIERS:

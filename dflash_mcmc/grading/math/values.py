@@ -1,4 +1,4 @@
-"""Values of formulas: exact if they are rational, otherwise to 400 digits at fixed points, the same for every answer."""
+"""Values of formulas: exact if they are rational, otherwise 400 digits, at points that are the same for every answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DIGITS = 400
 _AGREEING_DIGITS = 150
-"""Leading digits in which two values must agree to be equal. The remaining digits absorb rounding and cancellation."""
+"""The number of leading digits in which equal values must agree. The remaining digits absorb rounding and cancellation."""
 _ZERO_DIGITS = 300
 """A value below 10^-300 counts as rounding error if it is compared with 0."""
 _SCALES = (1, 9, 97, 1009)
@@ -230,7 +230,7 @@ _RATIONAL: dict[str, Callable[..., Any]] = {
     "floor": lambda a: Fraction(math.floor(a)), "ceil": lambda a: Fraction(math.ceil(a)), "absolute": abs,
     "factorial": _factorial, "binomial": _binomial,
 }
-"""Operations on rational numbers; the arithmetic ones are also applied to numbers of mpmath, which has no types."""
+"""Operations on rational numbers. The arithmetic operations are also applied to numbers of mpmath, which has no types."""
 
 
 def _limited_power(mpmath):

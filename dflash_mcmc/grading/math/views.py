@@ -18,9 +18,9 @@ _WORDS_AND_SIGNS = re.compile(r"[-+]?\s?\d+(?:[.,:/-]\d+)*|[^\W\d]+|(?<=\w)[-+](
 
 
 def token_values(tokens: Sequence[Token]) -> tuple[str, ...]:
-    r"""The values of tokens, without redundant braces: those around a single token other than a number of several digits.
+    r"""The values of tokens, without redundant braces. Braces around one token are redundant, except around several digits.
 
-    So `\frac{1}{2}` equals `\frac12`, but `\frac{1}{23}` does not equal `\frac{1}23`.
+    Therefore `\frac{1}{2}` equals `\frac12`, but `\frac{1}{23}` does not equal `\frac{1}23`.
     """
     found: list[str] = []
     for token in tokens:
@@ -56,7 +56,7 @@ def is_reals(answer: Answer) -> bool:
 
 
 def as_relation(named: Named) -> Related | None:
-    """A named value as a relation of two formulas, e.g. `x = 5` or `x < 5`; None if it is neither."""
+    """A named value as a relation of two formulas, e.g. `x = 5` or `x < 5`; None if it cannot be written as one relation."""
     name, value = Formula(named.name, MeasureUnit()), named.value
     if isinstance(value, Formula):
         return Related("=", name, value)
@@ -96,7 +96,7 @@ def by_name(items: Sequence[Answer]) -> Sequence[Answer]:
 
 
 def is_set(answer: Answer) -> bool:
-    """Whether an answer is a set. It matters inside a set, where `{1}` does not equal 1."""
+    """Whether an answer is a set. This matters only for the items of a set, because there `{1}` does not equal 1."""
     return isinstance(answer, Several) and answer.kind == "set"
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_DRAWN = 7
-"""The most curves that a reader can distinguish."""
+"""The largest number of curves that a reader can distinguish."""
 _PROPOSALS = """
 A moved proposal is accepted and differs from the suffix it replaces; an identical one is accepted and changes nothing. An
 abandoned proposal is one that stopped early because it could no longer be accepted. Tokens skipped is the share of drawn
@@ -68,7 +68,7 @@ def _diagnosed(run: Run) -> dict:
 
 
 def _mean_log_p(run: Run) -> float | None:
-    """Mean over the samples that could be drawn; a sample that was not drawn has log p 0."""
+    """Mean log p of the samples that could be drawn. Other samples are left out, because their log p is recorded as 0."""
     drawn = [record["log_p"] for record in run.records if record["verdict"] != NOT_DRAWN]
     return sum(drawn) / len(drawn) if drawn else None
 
@@ -82,7 +82,7 @@ def _columns() -> list[Column]:
 
 
 def _curve(run: Run) -> list[dict]:
-    """One row per k; without majority@k if the answers cannot be voted on."""
+    """One row per k. The rows lack majority@k if the answers cannot be voted on."""
     passed = pass_curve(run.records)
     voted = [IntervalEstimate(None, None, None, 0)] * len(passed)
     if votes(run):

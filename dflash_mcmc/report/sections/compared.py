@@ -1,4 +1,7 @@
-"""Accuracies and improvements next to published ones (section 5.3 of the document); the draft as a blend (section 6.3)."""
+"""Accuracies and improvements next to published values, and the draft as a blend.
+
+These are sections 5.3 and 6.3 of the guided-power-sampling document.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ def _candidates(study: Study) -> dict[str, list[Run]]:
 def _roles(study: Study) -> dict[str, Run]:
     """The run that represents each method. All power-sampling runs have the same settings except for the blend.
 
-    Of several such settings, the one that covers the most methods is used; in a tie, the first.
+    If several settings are possible, the one that covers the most methods is used. In a tie, the first one is used.
     """
     candidates = _candidates(study)
     power = {role: runs for role, runs in candidates.items() if role.endswith("ps")}
@@ -143,7 +146,7 @@ def _measured(study: Study, run: Run, base: Run) -> dict:
 
 
 def _blend_sources(study: Study, blends: list[Run]) -> Table:
-    """Table 6.3 of the document."""
+    """Table 6.3 of the guided-power-sampling document."""
     rows = []
     for run in blends:
         share, source = study.entry(run).accuracy, {"layer": f"layer {run.identity.get('blend.layer')}", "draft": "draft"}

@@ -51,7 +51,7 @@ def _row(entry: Entry) -> dict:
 
 
 def _on_front(row: dict, rows: Sequence[dict], cost: str) -> bool:
-    """Whether no other comparable run is better. Runs over few or easier problems look better, so they do not count."""
+    """Whether a row is comparable and no other comparable row is better. `section` sets `comparable` in each row."""
     return row["comparable"] and not any(
         other["comparable"] and other[cost] <= row[cost] and other["accuracy"] >= row["accuracy"]
         and (other[cost] < row[cost] or other["accuracy"] > row["accuracy"]) for other in rows)

@@ -1,4 +1,4 @@
-"""Whether a blend helps more with one sampler than with another: section 4.4 of the document, with an interval."""
+"""Whether a blend helps more with one sampler than with another (section 4.4 of the guided-power-sampling document)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ problems that draws all four runs of a problem together.
 
 class _Square(NamedTuple):
     runs: dict[str, Run]
-    """By blend off or on (first digit), then sampler off or on (second digit)."""
+    """The four runs. The first digit of a key is 1 if the blend is on, the second digit is 1 if the sampler is on."""
     found: Interaction
     problems: int
     left_out: int
@@ -64,7 +64,7 @@ def _counterpart(study: Study, run: Run, sampler: str, blend: str, *groups: str)
 
 
 def _measured(study: Study, runs: dict[str, Run]) -> _Square | None:
-    """None if the four runs have no problem in common."""
+    """The interaction of four runs on their common problems; None if they have no problem in common."""
     of = {name: study.entry(run).outcomes for name, run in runs.items()}
     sets = [set(outcomes.problems) for outcomes in of.values()]
     in_all, in_any = set.intersection(*sets), set.union(*sets)

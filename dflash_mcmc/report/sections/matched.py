@@ -28,7 +28,7 @@ adjusted for the rows of each table.
 
 
 def section(study: Study) -> Section | None:
-    """A table for each cost. None without independent draws (several per problem) and another run to compare them with."""
+    """A table for each cost. None unless one run has several independent draws per problem and another run can be compared."""
     drawn = [run for run in study.runs if run.component("sampler") == "temperature" and votes(run)]
     others = [run for run in study.runs if run.component("sampler") not in ("temperature", "greedy")]
     if not drawn or not others:
@@ -61,7 +61,7 @@ class _MatchedVotes:
 
 
 def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: Cost) -> dict | None:
-    """None if the two have no problem in common."""
+    """The comparison of a run with the votes of another one; None if the two runs have no problem in common."""
     spent = cost_of(run.records, cost)
     k = affordable(votes_of.records, spent, cost)
     vote = votes_of.of(k)

@@ -1,4 +1,4 @@
-"""The problems that both, one or neither of two runs solve: section 4.3 of the document."""
+"""Two runs' solved problems: by both, one or neither (section 4.3 of the guided-power-sampling document)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HATCHES = ("", "///", "...", "")
 
 
 def section(study: Study) -> Section | None:
-    """The four counts for the two runs of `study.pair`."""
+    """The number of problems that both, only one or neither of the two runs of `study.pair` solve."""
     if study.pair is None:
         return None
     first, second = (study.entry(run) for run in study.pair)
@@ -54,7 +54,10 @@ def _comparison_text(found: Paired, a: str, b: str) -> str:
 
 
 def _same_answers(first: list[Record], second: list[Record]) -> tuple[int, int]:
-    """The number of problems with equal answers, and of problems that both runs answer; (0, 0) with several chains."""
+    """(equal, answered): the number of problems with equal answers, and the number of problems that both runs answer.
+
+    Both are 0 if a problem has several chains.
+    """
     answers = [{record["problem"]: record["answer"] for record in records} for records in (first, second)]
     if any(len(found) < len(records) for found, records in zip(answers, (first, second), strict=True)):
         return 0, 0

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SOUGHT = 0.03
 """The difference of accuracies that the power analysis plans for."""
 _FEWEST = 10
-"""Fewest common problems of a comparison that the figure shows; wider intervals would hide all others."""
+"""The figure shows comparisons on at least this many common problems. With fewer, a wide interval would hide the others."""
 VERDICTS = {"a better": "better", "b better": "worse", "tie": "tie"}
 _NOTHING = dict.fromkeys(("both", "only_run", "only_baseline", "neither", "difference", "difference_low", "difference_high",
                           "p_value", "p_holm", "problems_for_3_points", "detectable_difference"))

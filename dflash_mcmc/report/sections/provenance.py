@@ -17,7 +17,7 @@ from the records. To complete an interrupted run, repeat its command.
 
 
 def section(study: Study) -> Section:
-    """A table of the runs, one of the settings in which they differ, one of those they share, and one of package versions."""
+    """Four tables: the runs, the settings in which they differ, the settings that they share, and the package versions."""
     identities = {run.label: run.identity for run in study.runs}
     keys = list(dict.fromkeys(key for identity in identities.values() for key in identity))
     varying = [key for key in keys if len({json.dumps(identity.get(key)) for identity in identities.values()}) > 1]

@@ -1,4 +1,4 @@
-"""A diagram of the sampler (section 2.4 of the document), with the settings of one of the runs."""
+"""A diagram of the sampler with the settings of one run (section 2.4 of the guided-power-sampling document)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ the Metropolis-Hastings rule accepts the proposal or keeps the sequence.
 
 
 def section(study: Study) -> Section | None:
-    """The diagram of the first `power_mh` run with a blend, else of the first `power_mh` run; None without one."""
+    """The diagram of the first `power_mh` run with a blend, else of the first `power_mh` run. None without such a run."""
     samplers = [run for run in study.runs if run.component("sampler") == "power_mh"]
     if not samplers:
         return None

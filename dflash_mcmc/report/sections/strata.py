@@ -1,4 +1,7 @@
-"""Accuracy where greedy decoding is right and where it is wrong (section 4.2 of the document), by level and by subject."""
+"""Accuracy on the problems that greedy decoding solves, on those that it does not solve, by level and by subject.
+
+This is section 4.2 of the guided-power-sampling document.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def _solved(entry: Entry) -> dict[str, bool]:
 
 
 def _rows(entries: Sequence[Entry], stratum_of: dict[str, str], strata: Sequence[str]) -> list[dict]:
-    """One row for each run and stratum in which the run has records."""
+    """One row for each run and each stratum that the run has records in."""
     rows = []
     for entry in entries:
         parts: dict[str, list[Outcome]] = {stratum: [] for stratum in strata}

@@ -35,7 +35,7 @@ class _Swept(NamedTuple):
 
     axes: tuple[str, ...]
     runs: dict[tuple[float, ...], list[Run]]
-    """By the values of the axes, ascending. Several runs of one point differ only in the seed."""
+    """The runs at each point, by the values of the axes in ascending order. Runs at the same point differ only in the seed."""
 
     @property
     def title(self) -> str:
@@ -57,7 +57,7 @@ class _Swept(NamedTuple):
 
 
 def section(study: Study) -> Section | None:
-    """Tables and figures. The runs of each are equal in all other settings but the seed; nothing is averaged over."""
+    """Tables and figures. The runs in one of them differ only in the settings that it shows and in the seed."""
     axes = _axes(study.runs)
     maps = [swept for pair in itertools.combinations(axes, 2) for swept in _parted(study.runs, pair) if _is_grid(swept)]
     curves = [swept for axis in axes for swept in _parted(study.runs, (axis,))
@@ -75,7 +75,7 @@ def section(study: Study) -> Section | None:
 
 
 def _axes(runs: Sequence[Run]) -> list[str]:
-    """Identity fields with several numeric values, those of the sampler first, then those of the blend."""
+    """Identity fields with several numeric values: fields of the sampler come first, then fields of the blend."""
     values: dict[str, set] = {}
     for run in runs:
         for key, value in run.identity.items():
@@ -86,7 +86,7 @@ def _axes(runs: Sequence[Run]) -> list[str]:
 
 
 def _parted(runs: Sequence[Run], axes: tuple[str, ...]) -> list[_Swept]:
-    """The runs that have these axes, grouped so that the runs of a group are equal in everything else but the seed."""
+    """The runs that have these axes, in groups. The runs of a group differ only in the axes and in the seed."""
     parts: dict[str, dict[tuple[float, ...], list[Run]]] = {}
     for run in runs:
         values = tuple(run.identity[axis] for axis in axes if isinstance(run.identity.get(axis), (int, float)))
@@ -109,7 +109,7 @@ def _covers(grid: _Swept, curve: _Swept) -> bool:
 
 
 def _named(found: Sequence[_Swept], prefix: str) -> list[tuple[str, _Swept]]:
-    """Names such as `heatmap_alpha_beta`, numbered from the second of the same name."""
+    """Names such as `heatmap_alpha_beta`. A name that is already taken gets a number."""
     names = ["_".join([prefix, *swept.over]) for swept in found]
     numbers = [names[:place].count(name) for place, name in enumerate(names)]
     return [(f"{name}_{number + 1}" if number else name, swept)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TABLE_COLUMNS = ("problem", "chain", "level", "subject", "verdict", "correct", "answer", "gold", "num_tokens", "log_p",
                  "proposals", "accepted", "acceptance", "moved", "seconds", "text")
 _UNWRITTEN_SECONDS = 3.0
-"""How long logged metrics may be unwritten: W&B's process writes and sends every one or two seconds."""
+"""The longest time for which logged metrics may be unwritten. W&B's process writes and sends every one or two seconds."""
 _IN_ARTIFACT = ("records*.jsonl", "config.yaml", "run.json", "summary.json", "*.csv")
 
 
@@ -41,7 +41,7 @@ class WandbTracker(Tracker):
     connect_seconds: float = runtime("longest wait for the server, in seconds, before the run continues offline", gt=0)
 
     def key(self) -> str:
-        """Key of the note about logged records. An agent of a W&B sweep has its own W&B run, and so its own key."""
+        """Key under which the run folder notes what was logged. An agent of a W&B sweep has its own run and its own key."""
         return f"wandb/{os.environ['WANDB_RUN_ID']}" if "WANDB_SWEEP_ID" in os.environ else "wandb"
 
     def start(self, info: RunInfo) -> WandbRun:
@@ -67,7 +67,7 @@ class WandbTracker(Tracker):
             return "offline" if os.environ["WANDB_MODE"] != "disabled" else "disabled", "WANDB_MODE is set"
         if self.mode == "offline":
             return "offline", "tracker.mode=offline"
-        # Looks for a key in the environment and in netrc. It asks neither the user nor the server.
+        # This looks for an API key in the environment and in netrc. It asks neither the user nor the server.
         return ("online", "") if wandb.login(prompt=False, verify=False) else ("offline", "not logged in")
 
     def _init(self, wandb, info: RunInfo, mode: str) -> wandb.Run:
@@ -88,8 +88,8 @@ class WandbTracker(Tracker):
 class WandbRun:
     """An open W&B run.
 
-    SLURM ends a job with a SIGTERM to each of its processes. The process of W&B, which writes and sends the data, dies of it,
-    while our process still has its grace time. Then another process of W&B is started, and recent metrics are logged again.
+    SLURM ends a job with a SIGTERM to each of its processes. W&B's own process, which writes and sends the data, dies at once.
+    Our process still has its grace time: it starts another process of W&B and logs the recent metrics again.
     """
 
     def __init__(self, open_run: Callable[[], wandb.Run], info: RunInfo, mode: str, why: str):
@@ -117,7 +117,7 @@ class WandbRun:
         self._run.summary.update({**metrics, "label": self._info.name or self._info.condition})
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
-        """Logs tables and figures. Records, configuration and tables of the folder become a version of an artifact."""
+        """Logs tables and figures, and uploads records, configuration and tables of the folder as a version of an artifact."""
         import wandb
 
         shown: dict[str, Any] = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
@@ -141,7 +141,7 @@ class WandbRun:
         self._outlive(lambda: self._run.finish(exit_code=exit_code))
 
     def _outlive(self, call: Callable[[], None]) -> None:
-        """Calls `call`. If that fails after a signal, W&B's process is dead, and another one is started for a second call."""
+        """Calls `call`. If that fails after a signal, W&B's process is dead: starts another one and calls `call` again."""
         try:
             call()
         except Exception:

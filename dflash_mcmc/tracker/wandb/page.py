@@ -84,7 +84,7 @@ def make(api: wandb.Api, place: Workspace, swept: Sequence[str], memory: Path) -
 
 
 def logged(api: wandb.Api, place: Workspace) -> tuple[set[str], set[str]]:
-    """The keys under which the runs logged tables, and those of figures and pages. Raises UserError if there is no run."""
+    """The keys of the logged tables, and the keys of the logged figures and pages. Raises UserError if no run exists."""
     with asking():
         filters = {"group": place.experiment} if place.experiment else None
         try:
@@ -100,7 +100,7 @@ def logged(api: wandb.Api, place: Workspace) -> tuple[set[str], set[str]]:
 
 
 def _workspace(place: Workspace, memory: Path) -> tuple[Page, dict[str, str]]:
-    """The page created before, else a new one; and all remembered addresses."""
+    """(page, addresses): the page that was created before, or a new page; and all remembered addresses."""
     from wandb_workspaces.workspaces import Workspace as Page
 
     known = json.loads(memory.read_text()) if memory.is_file() else {}
@@ -114,7 +114,7 @@ def _workspace(place: Workspace, memory: Path) -> tuple[Page, dict[str, str]]:
 
 
 def _preset(api: wandb.Api, entity: str) -> str | None:
-    """Id of the chart with intervals, created if it does not exist; None, with a note, if W&B refuses it."""
+    """Id of the chart with intervals, which is created if necessary. Prints a note and returns None if W&B refuses it."""
     name = panels.preset_name()
     try:
         return api.create_custom_chart(entity=entity, name=name, display_name="Shares with intervals", spec_type="vega2",

@@ -48,7 +48,7 @@ INTERVALS = {
 
 
 def preset_name() -> str:
-    """Name of the chart above in W&B. It contains a hash of the chart, because W&B never changes an existing chart."""
+    """Name of the chart `INTERVALS` in W&B. It contains a hash of the chart, because W&B never changes an existing chart."""
     return f"dflash-intervals-{hashlib.sha256(json.dumps(INTERVALS).encode()).hexdigest()[:8]}"
 
 

@@ -1,4 +1,4 @@
-"""Publishes the report of local runs as its own run in W&B: its tables, figures, page and the records it was computed from."""
+"""Publishes the report of local runs as a W&B run: its tables, figures and page, with links to the records it is made from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def publish(built: Built, place: Workspace, folder: Path) -> None:
-    """Logs a written report as a new version of the run and artifact for its experiment.
+    """Logs a written report to the report run of its experiment, and adds a new version of the report artifact.
 
     Args:
         folder: folder in which wandb/ is created.

@@ -40,7 +40,7 @@ _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache", "/etc
 _SECCOMP, _FILTER, _ERROR, _ALLOW = 22, 2, 0x50000, 0x7FFF0000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _X32 = 0x40000000
-"""First number of the x32 system calls, the second set of calls on x86_64."""
+"""The lowest number of an x32 system call. x32 is a second set of system calls on x86_64."""
 _CLONE3 = 435
 _CALLS = {"x86_64": (0xC000003E, 56, (29, 64, 68, 272, 308)), "aarch64": (0xC00000B7, 220, (194, 190, 186, 97, 268))}
 """Per processor: (audit architecture, number of clone, numbers of (shmget, semget, msgget, unshare, setns))."""
@@ -101,9 +101,9 @@ def _check(result, what):
 
 
 def _drop_rights():
-    """Switches to a user id that nothing else uses: the kernel counts processes per user, and so counts only this program's.
+    """Switches to a user id that nothing else uses, because the kernel limits the number of processes per user.
 
-    Falls back to the user `nobody` in a container that does not map so large a user id.
+    Falls back to the user `nobody` in a container that does not map such a large user id.
     """
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -114,9 +114,10 @@ def _drop_rights():
 
 
 def _refuse_calls():
-    """Forbids some system calls by seccomp: System V shared memory, which no limit counts, and new namespaces to be root in.
+    """Forbids some system calls by seccomp: System V objects, whose memory no limit counts, and new namespaces.
 
-    On another processor or a kernel without seccomp the calls stay allowed; `sandbox.working_walls` detects that.
+    In a new namespace the program could be root. On another processor or a kernel without seccomp the calls stay allowed,
+    which `sandbox.working_walls` detects.
     """
     if os.uname().machine not in _CALLS:
         return
@@ -153,7 +154,7 @@ def _own_namespaces():
 
 
 def _own_root(base, scratch_bytes):
-    """Switches to a new root with the system's libraries and the interpreter, read-only, and an empty /tmp; without /proc."""
+    """Switches to a new root. It has the system's libraries and the interpreter, read-only, an empty /tmp, and no /proc."""
     _check(_libc.mount(None, b"/", None, _REC | _PRIVATE, None), "mount /")
     root = next(place for place in ("/tmp", "/mnt", "/var/tmp") if os.path.isdir(place) and not base.startswith(place))
     _check(_libc.mount(b"tmpfs", root.encode(), b"tmpfs", _NOSUID, f"size={scratch_bytes},mode=755".encode()), "mount tmpfs")

@@ -1,7 +1,8 @@
 """Runs the program on stdin in the interpreter of the sandbox and reports to the grader how it ended.
 
-`python -I -S -B -c SOURCE DESCRIPTOR ENTRY_POINT`, where SOURCE is this file. The first line on stdin is a nonce. If the
-program runs to its end, the nonce is written to DESCRIPTOR; otherwise `!`, the kind of failure and the name of the exception.
+The command is `python -I -S -B -c SOURCE DESCRIPTOR ENTRY_POINT`, where SOURCE is this file. The first line on stdin is a
+nonce. If the program runs to its end, the nonce is written to DESCRIPTOR. Otherwise a `!`, the kind of failure and the name of
+the exception are written.
 """
 
 import os
