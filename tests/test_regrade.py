@@ -35,7 +35,7 @@ TEXTS = {  # problem, chain -> (text, gold, old verdict, old answer, new verdict
 @pytest.fixture(scope="module")
 def pool():
     started = MathPool(timeout_seconds=8, memory_gib=4, num_workers=1)
-    started.submit("first", "\\boxed{1}", "1")  # the pool starts its threads with its first text
+    started.submit("first", r"\boxed{2/4}", r"\frac12")  # starts its processes and threads now, not within a test
     list(started.finished(wait=True))
     yield started
     started.close()
