@@ -14,7 +14,7 @@ from dflash_mcmc.engine.speculative.speculation import Block, Chance, Verdict, a
 
 
 def match(block: Block, chance: Chance) -> Verdict:
-    """Draw a token for each slot from the target. Keep the tokens up to and including the first that differs from the draft."""
+    """Draw a token for each slot from the target. Keep all up to and including the first that differs from the draft."""
     tokens, interval = chance.walk(block)
     return Verdict(leading(tokens[:, :-1] == block.drafted), tokens, interval)
 
