@@ -23,7 +23,7 @@ ADDITIVE = ("grouped", "eager")
 
 
 def implementation(choice: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The name of a choice in `transformers`' registry. Raises ConfigError where it cannot run."""
+    """The name of a choice in `transformers`' registry. Raises ConfigError if the choice cannot run."""
     if choice == "auto":
         return "grouped" if device.type == "cpu" else "sdpa"
     if choice != "flash_attention_2":

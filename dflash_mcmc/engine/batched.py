@@ -104,7 +104,7 @@ class BatchedEngine:
 
     @property
     def counters(self) -> Counters:
-        """What the engine has done so far."""
+        """The engine's work so far."""
         return self._meter.counters
 
     def reset_counters(self) -> None:
@@ -112,7 +112,7 @@ class BatchedEngine:
         self._meter.counters = Counters()
 
     def run(self, chains: Iterable[tuple[Tag, Chain]]) -> Iterator[Finished[Tag]]:
-        """Yields chains as they end. `chains` are (tag, generator) pairs, taken a few ahead of the free slots."""
+        """Yields chains as they end. `chains` are (tag, generator) pairs. A few are taken before a slot is free."""
         return (done for done in self.steps(chains) if done is not None)
 
     @torch.inference_mode()

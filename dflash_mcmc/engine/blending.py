@@ -23,7 +23,7 @@ class TargetBlend(Protocol):
         """The decoder layers of the target, 0-based, whose outputs `mix` takes."""
 
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
-        """The blended state. The function is linear: it accepts hidden states that share one head, and also logits."""
+        """The blended state. The function is linear, so its arguments may be hidden states or the logits of one head."""
 
     def restarts_grid(self) -> bool:
         """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the generation."""

@@ -18,7 +18,7 @@ def uniforms_of(draw: Draw) -> np.ndarray:
 
 
 def until_abandoned(draw: Draw, along: Trajectory) -> int:
-    """Tokens of `along` after the draw's trajectory, up to the one at which the draw may be abandoned."""
+    """Number of tokens of `along` after the draw's trajectory, up to the first one at which the draw may be abandoned."""
     start, floor = draw.trajectory.length, draw.floor
     if floor is None or along.length == start:
         return along.length - start

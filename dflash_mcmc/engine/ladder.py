@@ -1,7 +1,7 @@
 """The shapes of forwards.
 
 On a CPU in float32 the numbers of a row must not depend on the rest of the batch. Multiples of 8 rows and 64 keys ensure it
-(LOG.md, "Bits"). On a GPU each shape is a captured graph, so there are few: powers of two.
+(LOG.md, "Bits"). On a GPU each shape is a captured graph. Shapes there grow by factors of two, which keeps them few.
 """
 
 from __future__ import annotations

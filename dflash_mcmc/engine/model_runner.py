@@ -1,4 +1,4 @@
-"""Forwards of the target over slot caches: it reads prompts and prefixes and computes hidden states and logits."""
+"""Runs the target over slot caches, to read prompts and prefixes and to compute hidden states and logits."""
 
 from __future__ import annotations
 

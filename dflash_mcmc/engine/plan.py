@@ -21,9 +21,9 @@ _MOST_SLOTS = 256
 """Largest number of slots that a plan chooses by itself: more rows hardly increase the rate (LOG.md)."""
 _GB = 1e9
 _ROW_STATE_BYTES = 8 + 8 + 4 * 8
-"""Bytes for a position of a row: token, uniform and four scores."""
+"""Bytes per position of a row: a token, a uniform and four scores."""
 _LOGIT_COPIES = 5
-"""Float32 arrays of the size of the logits that a step holds at once."""
+"""Number of float32 arrays, each as large as the logits, that a step holds at the same time."""
 _BLOCK_COPIES = 12
 """Like `_LOGIT_COPIES`, for a step that drafts a block; it includes the arrays of the draft and of the rule."""
 

@@ -19,7 +19,7 @@ from dflash_mcmc.engine import attention
 from dflash_mcmc.engine.language_model import LanguageModel
 
 _ROWS_AT_ONCE = 512
-"""Tokens of continuations in one forward, which bounds the size of their attention scores."""
+"""Maximal number of tokens in one forward. It bounds the size of their attention scores."""
 PREFIX = -1
 """The parent of a token that directly follows the prefix."""
 

@@ -18,7 +18,7 @@ from dflash_mcmc.engine.speculative.dflash.network import DFlash, block_pass
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 _CHUNK = 4096
-"""Positions of one forward, which bounds the memory of a layer."""
+"""Maximal number of positions in one forward. It bounds the memory of a layer."""
 _LOGITS_BYTES = 64 * 2**20
 
 
@@ -120,7 +120,7 @@ def drafted_along(drafter: DFlashDrafter, reading: Reading, tokens: torch.Tensor
 
 
 _BLOCK_ROWS = 512
-"""Rows of blocks in one forward, which bounds the size of their attention scores."""
+"""Maximal number of block tokens in one forward. It bounds the size of their attention scores."""
 
 
 def whole_blocks(prompt_length: int, num_tokens: int, block_size: int) -> list[int]:

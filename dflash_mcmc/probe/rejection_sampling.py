@@ -134,7 +134,7 @@ class RejectionSampling(Probe):
 
 
 class OneToken(NamedTuple):
-    """A stand-in for a drafter that predicts one token."""
+    """The attributes of a drafter that predicts one token, without a network."""
 
     num_drafted: int = 1
     has_density: bool = True

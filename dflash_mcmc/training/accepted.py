@@ -57,8 +57,8 @@ def walk(accepted: np.ndarray, first: int, length: int) -> int:
 def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Response], anchors_at_once: int) -> np.ndarray:
     """Number of accepted tokens of the block at each anchor position, int64 (responses, length of the longest).
 
-    It counts the leading drafted tokens that equal the response's. It is 0 at positions where no block can start: before the
-    last token of the prompt, and at the last token of the sequence.
+    The number counts the leading drafted tokens that equal the response's tokens. It is 0 at positions where no block can
+    start: before the last token of the prompt, and at the last token of the sequence.
     """
     anchors = [np.array(possible_anchors(response, prompt_end=True)) for response in responses]
     every = gather(responses, anchors).to(model.device)

@@ -41,7 +41,7 @@ class TrainingLoop(NamedTuple):
     track: Callable[[dict[str, float], int], None] = lambda metrics, step: None
     """Receives (metrics, step) after every step (loss and learning rate) and every evaluation."""
     first: bool = True
-    """Whether this process writes files and output. Only one process of a launch does; all have the same weights."""
+    """Whether this process writes files and output. One process of a launch does so, because all have the same weights."""
 
 
 def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

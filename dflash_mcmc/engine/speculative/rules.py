@@ -1,8 +1,8 @@
 """Rules that decide which drafted tokens are kept. With each of them the drawn tokens have exactly the target's law.
 
-Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318): rejection. Sun et al. 2024 (arXiv 2403.10444):
-block verification. Sample and match draws from the target; the draft decides only how many of the draws can be used.
-`tests/decoder` enumerates all rules on tabular targets, and the faults of `faults.py` as well.
+Rejection is from Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318). Block verification is from
+Sun et al. 2024 (arXiv 2403.10444). Sample and match draws from the target; the draft decides only how many of these draws can
+be used. `tests/decoder` enumerates all rules and the faults of `faults.py` on tabular targets.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dflash_mcmc.engine.speculative.speculation import Block, Chance, Verdict, a
 
 
 def match(block: Block, chance: Chance) -> Verdict:
-    """Draw a token of each slot from the target; keep them up to and including the first that differs from the draft."""
+    """Draw a token for each slot from the target. Keep all up to and including the first that differs from the draft."""
     tokens, interval = chance.walk(block)
     return Verdict(leading(tokens[:, :-1] == block.drafted), tokens, interval)
 
 
 def reject(block: Block, chance: Chance) -> Verdict:
-    """Keep x with probability min(1, p(x) / q(x)); replace the first rejected token by one from (p - q)+."""
+    """Keep x with probability min(1, p(x) / q(x)). Replace the first rejected token by a token drawn from (p - q)+."""
     ratio = torch.exp(target_log_p(block) - draft_log_q(block))
     accepted = leading(chance.accepts(ratio, each=False))
     return replaced(block, chance, accepted, residual(block, accepted, torch.ones_like(ratio[:, 0])))
@@ -51,7 +51,7 @@ def reject_block(block: Block, chance: Chance) -> Verdict:
 
 
 def leading(yes: torch.Tensor) -> torch.Tensor:
-    """Number of leading true values of (rows, n): int64 (rows,)."""
+    """Number of leading True values in each row of (rows, n), int64 (rows,)."""
     return yes.long().cumprod(dim=1).sum(dim=1)
 
 

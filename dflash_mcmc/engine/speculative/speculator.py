@@ -77,7 +77,7 @@ class Speculator:
         for values in list(logits.values())[1:]:
             finite &= torch.isfinite(values.amax(dim=-1))
         finite = finite.view(batch, -1)
-        if draft is not None:  # a rule that uses the draft's law cannot judge such a block
+        if draft is not None:  # the rule needs finite draft logits too
             finite &= torch.isfinite(draft.maximum).view(batch, -1).all(dim=1, keepdim=True)
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Look(NamedTuple):
-    """The style of a reader, distinct without colours too."""
+    """The style of a reader. Styles differ in more than their colour."""
 
     name: str
     colour: str
@@ -33,7 +33,7 @@ _SHOWN = {"full": "all features before a block", "block": "only the features sin
 
 
 def buckets(table: list[dict]) -> Figure:
-    """Mean ranks by the target's probability of the token, for the ranges that occur; from `confidence`."""
+    """Mean ranks by the target's probability of the token, for all ranges with tokens. `table` is `tables.confidence`."""
     figure = Figure(figsize=(8.5, 4.0), layout="constrained")
     axes, width, columns = figure.subplots(), 0.2, ("mean_rank_target", "mean_rank_draft")
     rows = {(row["p_target"], row["mode"]): row for row in table if row["n"]}
@@ -58,7 +58,7 @@ def buckets(table: list[dict]) -> Figure:
 
 
 def decomposition(table: list[dict]) -> Figure:
-    """The mean rank from noise down to the target's rank, one added signal at a time; from `decomposition`."""
+    """The mean rank with noise, with each added signal, and of the target. `table` is `tables.decomposition`."""
     panels = list(dict.fromkeys(row["tokens"] for row in table if row["n"]))
     figure = Figure(figsize=(5.0 * len(panels), 4.2), layout="constrained")
     for axes, tokens in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -70,7 +70,7 @@ def decomposition(table: list[dict]) -> Figure:
 
 
 def by_block(curves: list[dict], context: str) -> Figure:
-    """Ranks by block number; from `block_curves`."""
+    """Ranks by block number. `curves` is `tables.block_curves`."""
     groups = {(row["first_block"], row["last_block"]): row["n"] for row in curves}
     ticks = [f"{first if first == last else f'{first}-{last}'}\n{n:,}" for (first, last), n in groups.items()]
     return _two_panels(curves, ("mean_rank", "geometric_mean_rank"), list(range(len(groups))), ticks, xlabel="block",
@@ -78,7 +78,7 @@ def by_block(curves: list[dict], context: str) -> Figure:
 
 
 def by_position(curves: list[dict], context: str) -> Figure:
-    """Rank and probability by the number of positions before the block, on a logarithmic axis; from `position_curves`."""
+    """Rank and probability by the number of positions before the block. `curves` is `tables.position_curves`."""
     bins = {(row["from"], row["to_below"]): row["n"] for row in curves}
     ticks = [f"{low:,}-{high - 1:,}\n{n:,}" for (low, high), n in bins.items()]
     middles = [math.sqrt(low * high) for low, high in bins]

@@ -28,7 +28,7 @@ TARGET = ("target_entropy", "target_surprisal", "least_confidence")
 
 
 class Signals(NamedTuple):
-    """Signals of the tokens of an answer that the draft predicts."""
+    """Signals of those tokens of an answer that the draft predicts."""
 
     places: np.ndarray
     """int64 (n,): the tokens' places in the answer."""
@@ -41,11 +41,11 @@ class Signals(NamedTuple):
         return Signals(self.places[kept], {name: values[kept] for name, values in self.values.items()})
 
     def mean(self) -> dict[str, float]:
-        """The mean over the tokens of each signal, to six digits."""
+        """For each signal, its mean over the tokens, to six digits."""
         return {name: float(f"{values.mean():.6g}") for name, values in self.values.items()}
 
     def max(self) -> dict[str, float]:
-        """The maximum over the tokens of each signal, to six digits."""
+        """For each signal, its maximum over the tokens, to six digits."""
         return {name: float(f"{values.max():.6g}") for name, values in self.values.items()}
 
 

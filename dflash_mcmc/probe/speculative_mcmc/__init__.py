@@ -1,4 +1,6 @@
-"""Can a draft's block be the proposal of Metropolis-Hastings on p^alpha? Distances, importance weights, simulated chains.
+"""Tests whether a draft's block can be the proposal of Metropolis-Hastings on p^alpha.
+
+The probe measures distances and importance weights, and it simulates chains.
 
 The protocol is from the document "Speculative MCMC Probe: Can a Draft Model Serve as an MCMC Proposal?" (sections 2 to 5).
 """
@@ -166,7 +168,10 @@ class SpeculativeMCMC(Probe):
                         for name, values in columns.items()} for number, which in enumerate(weighed)}
 
     def _blocks(self, model, drafter, reading, tokens, anchors, key) -> tuple[dict, dict]:
-        """Distances for every predicted token, and the drawn blocks, by temperature; `p` is the unsharpened target."""
+        """(distances for every predicted token, drawn blocks), both by temperature.
+
+        The name `p` in the distances is for the unsharpened target.
+        """
         import torch
 
         from dflash_mcmc.forcing import sequences

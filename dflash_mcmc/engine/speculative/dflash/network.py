@@ -62,9 +62,9 @@ class DFlash(torch.nn.Module):
         Args:
             embeddings: (rows, n, hidden), the embeddings of [anchor, mask, ...] for each block.
             positions: int64 (rows, n).
-            attend: attend(layer, queries, keys, values) -> (rows, heads, n, head_dim): softmax attention of the queries
-                (rows, heads, n, head_dim) over the context, which the caller knows, and the block's own keys and
-                values, each (rows, key heads, n, head_dim).
+            attend: attend(layer, queries, keys, values) computes softmax attention over the context, which the caller
+                knows, and over the block's own keys and values. Queries and result have the shape
+                (rows, heads, n, head_dim), keys and values (rows, key heads, n, head_dim).
         """
         rotation, hidden = self.rotation(positions, embeddings.dtype), embeddings
         for number, layer in enumerate(self.layers):
@@ -76,10 +76,10 @@ def block_pass(
     draft: DFlash, context_keys: torch.Tensor, context_values: torch.Tensor, context_positions: torch.Tensor,
     anchors: torch.Tensor, embeddings: torch.Tensor, seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Drafts many blocks of each row in one forward. The result of a block is the same as alone. Differentiable.
+    """Drafts many blocks of each row in one differentiable forward. Each block has the result of a separate forward.
 
-    A block sees the context strictly before its anchor (the anchor's own features do not exist yet when it is drafted)
-    and itself.
+    A block sees itself and the context strictly before its anchor. The anchor's own features do not exist yet when the block
+    is drafted.
 
     Args:
         context_keys, context_values: (layers, rows, key heads, m, head_dim), from `keys_values`; finite at padding too.
@@ -105,7 +105,7 @@ def block_pass(
 
 
 def block_mask(key_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None) -> torch.Tensor:
-    """Which keys the tokens of blocks see.
+    """The mask of the keys that the tokens of blocks see.
 
     Keys before the anchor are context, keys from the anchor on belong to the block, and keys after the block are not seen. In
     a layer with a window a token sees the last `window` positions up to its own. Without a window the tokens of a block see
