@@ -119,7 +119,7 @@ def votes(run: Run) -> bool:
 
 
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
-    """The entries of a run: its samples, its chains combined in each possible way, and votes of the same cost as other runs."""
+    """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs."""
     entries = [_entry(run, "sample", run.shown, run.records)]
     records, alpha = full(run), _weighed_by(run)
     if votes(run):

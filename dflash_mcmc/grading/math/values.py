@@ -1,4 +1,4 @@
-"""Values of formulas: exact values if they are rational, otherwise 400 digits, at points that are the same for every answer."""
+"""Values of formulas: exact if they are rational, otherwise 400 digits at points that are the same for every answer."""
 
 from __future__ import annotations
 

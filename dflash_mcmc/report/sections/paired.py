@@ -88,7 +88,7 @@ def _row(entry: Entry, base: Entry) -> dict:
 
 
 def _planned(own: PairedOutcomes, other: PairedOutcomes) -> dict[str, float | None]:
-    """The two planning columns. They are None if the runs differ on too few problems for such a difference."""
+    """The two planning columns. A column is None if the runs differ on too few problems to compute it."""
     differences, problems = own.correct - other.correct, len(own.problems)
     if own.single and other.single:
         discordant = float(np.abs(differences).mean())
