@@ -19,7 +19,7 @@ _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def html(study: Study, sections: Sequence[Section], figures: Path) -> str:
-    """The page as HTML. Its figures are embedded as SVG; it loads nothing over a network.
+    """The page as HTML. Its figures are embedded as SVG. The page loads nothing over a network.
 
     Args:
         figures: folder of the figure files.

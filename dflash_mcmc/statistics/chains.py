@@ -31,9 +31,10 @@ _SUMMED: tuple[Summed, ...] = get_args(Summed)
 
 
 def pass_at_k(correct: int, chains: int, k: int) -> float:
-    """Probability that any of k chains is correct, unbiased from `correct` of `chains` (Chen et al. 2021, arXiv 2107.03374).
+    """Unbiased estimate of the probability that any of k chains is correct (Chen et al. 2021, arXiv 2107.03374).
 
-    1 - C(chains - correct, k) / C(chains, k), as a product, which cannot overflow. Raises ValueError.
+    `correct` of `chains` chains are correct. The estimate is 1 - C(chains - correct, k) / C(chains, k). It is computed as a
+    product, which cannot overflow. Raises ValueError.
     """
     if not (0 <= correct <= chains and 1 <= k <= chains):
         raise ValueError(f"pass_at_k({correct}, {chains}, {k}): need 0 <= correct <= chains and 1 <= k <= chains")
@@ -43,10 +44,10 @@ def pass_at_k(correct: int, chains: int, k: int) -> float:
 
 
 def pass_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -> list[dict]:
-    """Rows of k, `pass_at_k` with its interval, n (problems), and left_out (problems with fewer chains than the largest k).
+    """One row per k, with k, `pass_at_k`, its interval, n (problems) and left_out (problems with too few chains for max(ks)).
 
-    All rows use the same problems, so that the curve never decreases. `ks` None means 1, 2, 4, ... and the largest number of
-    chains of a problem.
+    All rows use the same problems, so that the curve never decreases. If `ks` is None, the values are 1, 2, 4, ... and the
+    largest number of chains of a problem.
     """
     problems, sizes, left_out = _with_enough(records, ks)
     counts = [(sum(record["verdict"] == "correct" for record in chains), len(chains)) for chains in problems]
@@ -57,8 +58,8 @@ def pass_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -> li
 def majority(records: Sequence[Record]) -> list[dict]:
     """The vote of each problem.
 
-    Rows of problem; answer (the winner's most frequent text, None without a single winner); votes (of a winner); answered
-    (chains that vote) and chains; tied (whether several answers win); winners (their texts); correct (in [0, 1]).
+    A row has problem, answer (the winner's most frequent text; None without a single winner), votes (of a winner), answered
+    (number of chains that vote), chains, tied (whether several answers win), winners (their texts) and correct (in [0, 1]).
     """
     rows = []
     for problem, chains in by_problem(records).items():
@@ -72,7 +73,7 @@ def majority(records: Sequence[Record]) -> list[dict]:
 
 
 def majority_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -> list[dict]:
-    """Rows of k, `accuracy` of a vote of k chains with its interval, n (problems), and left_out, as in `pass_curve`.
+    """One row per k, with k, `accuracy` of a vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
     The accuracy is the exact mean over all ways to choose k of a problem's chains; nothing is drawn at random.
     """
@@ -92,8 +93,9 @@ def best_of(records: Sequence[Record], key: str, alpha: float | None = None) -> 
         alpha: exponent for `power`.
 
     Returns:
-        Rows of problem; answer (of the chain with the largest weight); chains; tied (whether several chains have it);
-        effective (effective number of chains, 1 / sum of squared weights); correct (in [0, 1], expected over the draw).
+        One row per problem, with problem, answer (of the chain with the largest weight), chains, tied (whether several chains
+        have the largest weight), effective (effective number of chains, 1 / sum of squared weights) and correct (in [0, 1],
+        expected over the draw).
 
     Raises:
         UserError: for `power` without alpha or log_q. Also for `power` if the sampler chose among draws, as

@@ -14,9 +14,9 @@ class Interaction(NamedTuple):
     """A two-by-two table. The name of a cell has two digits: blend off or on, then sampler off or on."""
 
     cells: dict[str, IntervalEstimate]
-    """Accuracies of `00`, `01`, `10` and `11`. Each problem counts once, as in the effect."""
+    """Accuracies of `00`, `01`, `10` and `11`. Each problem counts once, here and in `effect`."""
     effect: IntervalEstimate
-    """(11 - 10) - (01 - 00): the gain from the sampler with the blend minus the gain without; 0 if the two effects add up."""
+    """(11 - 10) - (01 - 00): the sampler's gain with the blend minus its gain without the blend; 0 if both effects add up."""
 
 
 def two_by_two(o00: PairedOutcomes, o01: PairedOutcomes, o10: PairedOutcomes, o11: PairedOutcomes) -> Interaction:

@@ -1,4 +1,4 @@
-"""Intervals for observations in clusters: tokens of one problem are not independent, but problems are.
+"""Intervals for observations in clusters. For example, tokens of one problem are not independent, but problems are.
 
 The bootstrap resamples whole clusters (Field & Welsh 2007, "Bootstrapping clustered data"; for evaluations Miller 2024, arXiv
 2411.00640). A resample is a count for each cluster, so that a statistic can be computed for all resamples at once from

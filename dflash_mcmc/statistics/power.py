@@ -41,7 +41,7 @@ def power_of(problems: int, difference: float, discordant: float, level: float =
     low, high = binom.ppf([_TAIL, 1.0 - _TAIL], problems, discordant)
     sizes = np.arange(int(low), int(high) + 1)
     better = min(1.0, (1.0 + difference / discordant) / 2.0)
-    # The largest count of the rarer side for which the two-sided p-value, twice the smaller tail, is at most the level.
+    # The largest count of the rarer side with a two-sided p-value of at most `level`. The p-value is twice the smaller tail.
     largest = binom.ppf(level / 2.0, sizes, 0.5).astype(int)
     largest -= binom.cdf(largest, sizes, 0.5) > level / 2.0
     rejects = binom.cdf(largest, sizes, better) + binom.sf(sizes - largest - 1, sizes, better)

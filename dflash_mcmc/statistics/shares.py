@@ -55,7 +55,7 @@ def _over_problems(shares: np.ndarray, weights: np.ndarray) -> IntervalEstimate:
     value, samples = float((shares * weights).sum() / weights.sum()), int(weights.sum())
     if len(shares) == 1:
         return IntervalEstimate(value, 0.0, 1.0, samples)
-    if np.ptp(shares) < 1e-12:  # the bootstrap cannot vary equal shares: Wilson's interval over problems
+    if np.ptp(shares) < 1e-12:  # the bootstrap cannot vary equal shares, so Wilson's interval over problems is used
         from statsmodels.stats.proportion import proportion_confint
 
         low, high = proportion_confint(value * len(shares), len(shares), 1.0 - CONFIDENCE, "wilson")

@@ -69,7 +69,7 @@ def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
 
 
 def aggregate(condition: str, records: Sequence[Record], by: str, num_chains: int) -> dict[str, object]:
-    """The summary of one combined answer per problem, from `num_chains` of its chains: `majority/accuracy`, ...
+    """The summary of combined answers, one per problem, each from `num_chains` chains. Its keys are `majority/accuracy`, ...
 
     Problems with fewer chains are left out. If a problem has more chains, its values are means over all ways to choose the
     chains.

@@ -47,7 +47,7 @@ class TrackedRun(Protocol):
 
 
 class Tracker(Component):
-    """Base class of trackers. A leaf needs `start`."""
+    """Base class of trackers. A subclass must define `start`."""
 
     __slots__ = ()
 
@@ -63,7 +63,7 @@ class Tracker(Component):
 
 
 class Guarded:
-    """A started tracker whose first failure is printed and switches it off. It has the methods of `TrackedRun`."""
+    """A started tracker that prints its first failure and is then switched off. It has the methods of `TrackedRun`."""
 
     def __init__(self, tracker: Tracker, info: RunInfo):
         self._run: TrackedRun | None = None

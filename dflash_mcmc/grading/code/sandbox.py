@@ -105,7 +105,7 @@ class Sandbox(NamedTuple):
 
 
 def find_sandbox() -> tuple[Sandbox, tuple[str, ...]]:
-    """The strongest sandbox that this machine supports, and its working walls. Raises CannotRun if none can run a program."""
+    """The strongest sandbox that this machine supports, and its working walls. Raises CannotRun if no sandbox works."""
     reasons = []
     for attempted in _ATTEMPTS:
         for python, base in _interpreters():

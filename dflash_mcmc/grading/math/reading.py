@@ -58,8 +58,8 @@ def read(tokens: Sequence[Token]) -> Answer:
 def _list(items: Sequence[Answer], joining: set[str], signed: bool) -> Several:
     """A list of items. `signed` means that the list contains both signs of a plus-or-minus.
 
-    A signed list is surely a list of solutions, not a point. So is a list that has named items or joining words, unless each
-    item has a different name and no word is `or`.
+    A signed list is surely a list of solutions, not a point. A list with named items or joining words is also surely a list of
+    solutions, unless each item has a different name and no word is `or`.
     """
     each, some = views.names(items), any(isinstance(item, Named) for item in items)
     point = len(each or ()) == len(items) and "or" not in joining
@@ -153,7 +153,7 @@ def _words(tokens: Sequence[Token]) -> Words | None:
 
 
 def _choice(tokens: Sequence[Token]) -> ChoiceAnswer | None:
-    """`(C)`, `(C) 12` and `option C`."""
+    """Parses a choice such as `(C)`, `(C) 12` or `option C`; None for other tokens."""
     values = [token.value for token in tokens]
     if not tokens:
         return None
@@ -173,7 +173,7 @@ def _choice(tokens: Sequence[Token]) -> ChoiceAnswer | None:
 
 
 def _based(tokens: Sequence[Token]) -> Based | Formula | None:
-    """`52_8`, `52_{8}`, `(52)_8`, `52_{\\text{eight}}` and `52 \\text{ base } 8`; `52_{10}` is 52."""
+    """Parses `52_8`, `52_{8}`, `(52)_8`, `52_{\\text{eight}}` and `52 \\text{ base } 8`; `52_{10}` is 52."""
     text = " ".join(token.value for token in tokens if token.value not in ("{", "}"))
     found = _BASED.fullmatch(text)
     if found is None:

@@ -81,7 +81,7 @@ def is_name(tokens: Sequence[Token]) -> bool:
 
 
 def _is_sum(side: Sequence[Token]) -> bool:
-    """Whether a side is a sum that a problem may ask for, e.g. `m + n`. Sums of x, y or z do not count: they give a line."""
+    """Whether a side is a sum that a problem may ask for, e.g. `m + n`. Sums with x, y or z are lines and do not count."""
     letters = all(token.kind == "letter" and token.value not in (*_NOT_NAMES, "x", "y", "z") for token in side[::2])
     return letters and len(side) % 2 == 1 and all(token.value == "+" for token in side[1::2])
 

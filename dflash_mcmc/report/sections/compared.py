@@ -71,7 +71,7 @@ def _candidates(study: Study) -> dict[str, list[Run]]:
 
 
 def _roles(study: Study) -> dict[str, Run]:
-    """The run that represents each method. All power-sampling runs have the same settings except for the blend.
+    """The run that represents each method. The chosen power-sampling runs differ only in blend and draft.
 
     If several settings are possible, the one that covers the most methods is used. In a tie, the first one is used.
     """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SOUGHT = 0.03
 """The difference of accuracies that the power analysis plans for."""
 _FEWEST = 10
-"""The figure shows comparisons on at least this many common problems. With fewer, a wide interval would hide the others."""
+"""The smallest number of common problems of a comparison in the figure. Other intervals are too wide for the figure."""
 VERDICTS = {"a better": "better", "b better": "worse", "tie": "tie"}
 _NOTHING = dict.fromkeys(("both", "only_run", "only_baseline", "neither", "difference", "difference_low", "difference_high",
                           "p_value", "p_holm", "problems_for_3_points", "detectable_difference"))
@@ -88,7 +88,7 @@ def _row(entry: Entry, base: Entry) -> dict:
 
 
 def _planned(own: PairedOutcomes, other: PairedOutcomes) -> dict[str, float | None]:
-    """The two planning columns. They are None if the runs differ on too few problems for such a difference."""
+    """The two planning columns. A column is None if the runs differ on too few problems to compute it."""
     differences, problems = own.correct - other.correct, len(own.problems)
     if own.single and other.single:
         discordant = float(np.abs(differences).mean())

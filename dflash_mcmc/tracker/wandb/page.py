@@ -1,4 +1,4 @@
-"""The W&B workspace page: finds what the runs logged, and creates the page or updates the one created before."""
+"""The W&B workspace page: finds the data that the runs logged, and creates the page or updates an existing page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Workspace(NamedTuple):
 
 
 def connect(entity: str | None, project: str, experiment: str | None) -> tuple[wandb.Api, Workspace]:
-    """The server, and the place of the runs. Never prompts. Raises UserError without a login, a server or an entity."""
+    """Connects to the server and returns it with the place of the runs. Never prompts. Raises UserError if this fails."""
     import wandb
 
     if not wandb.login(prompt=False, verify=False):
