@@ -66,8 +66,8 @@ def _checked(arguments: list[str]) -> Command:
         return command
     except UserError:
         if ranks.rank():
-            # Every process of a launch finds the same mistake, and the first one reports it. A launcher ends all processes
-            # when one of them ends, so that a silent end could come before the report. This process reports it after a while.
+            # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
+            # that, because a launcher ends all processes when one of them ends. It waits, and then reports the mistake, too.
             sleep(_SECONDS_TO_REPORT)
         raise
 
@@ -147,8 +147,9 @@ def _run(job: Job, tables: Tables) -> RunResult:
     result = execute(job)
     if ranks.rank():
         return result
-    drawn = f"{result.num_new} new {result.unit}s" if result.num_new else "complete before, nothing drawn"
-    beyond = f"; {result.num_beyond} more than asked for are recorded, and counted" if result.num_beyond else ""
+    drawn = f"{result.num_new} new {result.unit}s" if result.num_new else "already complete, nothing drawn"
+    beyond = (f"; {result.num_beyond} recorded {result.unit}s that were not requested are counted as well"
+              if result.num_beyond else "")
     left = f"; {result.num_left} more are being drawn by other processes" if result.num_left else ""
     print(f"{result.folder}: {drawn}{beyond}{left}")
     if not result.num_left:

@@ -154,7 +154,7 @@ def _loaded(model: Any, tokenizer: Any, chat: bool, config: Config) -> Iterator[
     """The target, which also becomes part of the configuration. Inside the context a loaded model is in evaluation mode."""
     if isinstance(model, (str, Path)) or _is_component("model", model):
         if tokenizer is not None:
-            raise ConfigError("tokenizer", type(tokenizer).__name__, "None with a model that is not loaded yet")
+            raise ConfigError("tokenizer", type(tokenizer).__name__, "None with a folder, a hub name or a component")
         config.model = component("model", "hf", path=str(model), chat=chat) if isinstance(model, (str, Path)) else model
         config.model.check(config)
         yield config.model.load(config.hardware.resolve())

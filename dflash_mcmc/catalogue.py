@@ -21,7 +21,7 @@ def _meaning(file: Path) -> str:
 
 
 def print_options() -> None:
-    """All groups and options."""
+    """Prints all groups and their options."""
     for group, entries in options().items():
         _print_group(group, entries)
     print("\nfields of a group: python -m dflash_mcmc.catalogue GROUP")
@@ -35,7 +35,7 @@ def _print_group(group: str, entries: dict[str, tuple[str, Path]]) -> None:
 
 
 def print_fields(group: str) -> None:
-    """The fields of every component of a group."""
+    """Prints the fields of every component of a group."""
     from dflash_mcmc.config import usage
     from dflash_mcmc.registry import components
 

@@ -23,7 +23,7 @@ class Component(ABC):
     presets: ClassVar[tuple[str, ...]] = ()
     """Options of the group, besides the component's own name, that configure this component."""
     is_null: ClassVar[bool] = False
-    """Whether the option means doing without the group's component (`none`, `plain`). Labels and folders leave it out."""
+    """Whether this choice means that the group is not used (`none`, `plain`). Labels and folders leave it out."""
     needs_draft: ClassVar[bool] = False
     """Whether the component cannot work without a draft."""
     takes_draft: ClassVar[bool] = False
@@ -37,7 +37,7 @@ class Component(ABC):
         return self
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Values in the identity instead of the component's own: effective values, and None for a field without effect."""
+        """Values that replace the component's own in the identity: effective values, and None for a field without effect."""
         return {}
 
     def fingerprint(self) -> str | None:

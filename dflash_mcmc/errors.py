@@ -34,8 +34,8 @@ def of_the_disk(error: BaseException) -> UserError | None:
     """The user's error for a file that cannot be written; None for any other error."""
     if not isinstance(error, OSError) or error.errno not in _OF_THE_DISK:
         return None
-    return UserError(f"{error.filename or 'a file'}: cannot be written: {error.strerror}; nothing recorded is lost: mend "
-                     "that, and run the same command again")
+    return UserError(f"{error.filename or 'a file'}: cannot be written: {error.strerror}; recorded samples are "
+                     "safe; fix this and run the same command again")
 
 
 @contextmanager

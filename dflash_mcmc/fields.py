@@ -1,7 +1,7 @@
 """Declaration of configuration fields: role, meaning and allowed values. Values are in `conf/`.
 
-Every field of every component is either `identity` (it can change an output, so that it is part of the run's identity) or
-`runtime` (it changes how, where or how much is computed, and no output). A test fails on a field that is neither.
+Every field of every component is either `identity` (it can change an output and is part of the run's identity) or `runtime`
+(it changes how, where or how much is computed, but no output). A test fails on a field that is neither.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import math
 import typing
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 from omegaconf import MISSING
@@ -24,7 +25,7 @@ _NEVER = object()
 
 
 class Spec(NamedTuple):
-    """The metadata of a field. Bounds apply to numbers, `choices` to strings."""
+    """The metadata of a field. Bounds apply to numbers and to every number of a list, `choices` to strings."""
 
     role: str
     help: str
@@ -34,10 +35,10 @@ class Spec(NamedTuple):
     le: float | None = None
     choices: tuple[str, ...] | None = None
     off: object = _NEVER
-    """The value at which the field changes nothing. The identity leaves the field out there, so that a field can be added
-    without changing the identity of older runs."""
+    """The value at which the field changes nothing. The identity leaves out a field with this value, so a new field does not
+    change the identity of older runs."""
     no_effect: bool = False
-    """Whether the field changes nothing at all, so that the points of a sweep over it are one run."""
+    """Whether the field changes nothing at any value. The points of a sweep over it are one run."""
 
     def describe(self, field_type: object) -> str:
         """The allowed values in words: `a number > 0`, `one of 'A', 'B'`, `a whole number or null`."""
@@ -45,9 +46,10 @@ class Spec(NamedTuple):
         if self.choices:
             return "one of " + ", ".join(repr(choice) for choice in self.choices) + (" or null" if optional else "")
         words = _WORDS.get(inner, "a list")
+        each = ", each" if typing.get_origin(inner) is list else ""
         bounds = [f"{sign} {bound:g}" for sign, bound in
                   ((">", self.gt), (">=", self.ge), ("<", self.lt), ("<=", self.le)) if bound is not None]
-        return words + (" " + " and ".join(bounds) if bounds else "") + (" or null" if optional else "")
+        return words + (f"{each} " + " and ".join(bounds) if bounds else "") + (" or null" if optional else "")
 
     def is_off(self, value: object) -> bool:
         """Whether the field has the value at which it changes nothing."""
@@ -57,6 +59,8 @@ class Spec(NamedTuple):
         """Whether a value of the right type is within the bounds or among the choices."""
         if value is None:
             return True
+        if isinstance(value, (list, tuple)):
+            return all(self.admits(entry) for entry in value)
         if self.choices:
             return value in self.choices
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -84,19 +88,26 @@ def spec_of(field: dataclasses.Field) -> Spec:
 
 
 def has_spec(field: dataclasses.Field) -> bool:
-    """Whether a field was declared by `identity` or `runtime`. Fields that hold a component or a group of fields are not."""
+    """Whether a field was declared by `identity` or `runtime`. Fields that hold a component or a group have no Spec."""
     return "spec" in field.metadata
 
 
 def walk(node: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, object, object]]:
     """(dotted name, field, declared type, value) of every leaf field below a component or the whole Config."""
-    types = typing.get_type_hints(type(node))
+    kind: Any = type(node)  # mypy does not take a class for hashable
+    types = types_of(kind)
     for field in dataclasses.fields(node):
         value, name = getattr(node, field.name), f"{prefix}{field.name}"
         if dataclasses.is_dataclass(value):
             yield from walk(value, name + ".")
         else:
             yield name, field, types[field.name], value
+
+
+@cache
+def types_of(cls: type) -> dict[str, object]:
+    """The declared types of a class's fields. A command line asks for them thousands of times."""
+    return typing.get_type_hints(cls)
 
 
 def identity_values(node: Any) -> dict[str, object]:

@@ -1,5 +1,7 @@
 """The operations of an engine, `Draw` and `Score`. A sampler is a generator that yields operations and receives answers.
 
+Several operations of a chain that do not depend on each other are yielded as one `Together`.
+
     def chain(self, prompt, horizon, key):
         trajectory = yield Draw(Trajectory.start(prompt), horizon, SamplingParams(temperature=0.5), key)
         return ChainResult(trajectory)
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -46,6 +48,11 @@ class SamplingParams(NamedTuple):
     definition of the OpenAI API and of vLLM)."""
     presence_penalty: float = 0.0
     """Subtract this from the logits of tokens in the generation, however often they are in it. The prompt does not count."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens cannot be drawn. Penalties only change probabilities."""
+        return self.temperature == 0.0 or self.top_k != 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def counts_tokens(self) -> bool:
@@ -112,6 +119,10 @@ class Draw(NamedTuple):
     changes no answer: as long as the draw repeats its tokens, an engine does not need the target."""
     floor: Floor | None = None
     """A threshold for early rejection. It changes no answer that a sampler would accept."""
+    laws: tuple[SamplingParams, ...] = ()
+    """Further laws. The answer has log q and interval of each token under each of them (`Trajectory.laws`)."""
+    entropy: bool = False
+    """Whether the answer has the entropy of p before each token (`Trajectory.entropy`)."""
 
 
 class Score(NamedTuple):
@@ -124,6 +135,21 @@ class Score(NamedTuple):
     tokens: np.ndarray
     params: SamplingParams
     source: str = "blended"
+    laws: tuple[SamplingParams, ...] = ()
+    """As of `Draw`."""
+    entropy: bool = False
+    """As of `Draw`."""
+
+
+class Together(NamedTuple):
+    """Operations that do not depend on each other. The answer is the tuple of their answers, when the last is known.
+
+    Each takes a slot of its own while slots are free, and otherwise waits. Operations that begin with the same tokens share
+    their keys and values, and draws share forwards until they differ. Order and number of slots change no answer, since every
+    draw has its own key.
+    """
+
+    operations: tuple[Draw | Score, ...]
 
 
 def grid_slot(number: int, block_size: int) -> int:
@@ -146,15 +172,20 @@ def grid_origin(restarts: bool, trajectory: Trajectory) -> int:
 
 
 Operation: TypeAlias = Draw | Score
-Chain: TypeAlias = Generator[Operation, Trajectory, ChainResult]
+Request: TypeAlias = Draw | Score | Together
+"""What a chain yields. A `Draw` or `Score` is answered by a Trajectory, and a `Together` by a tuple of them."""
 Result = TypeVar("Result")
+# The type of an answer depends on the request, which the type of a generator cannot express.
+Steps: TypeAlias = Generator[Request, Any, Result]
+"""A part of a chain, or another generator of requests."""
+Chain: TypeAlias = Steps[ChainResult]
 
 
-def drive(chain: Generator[Operation, Trajectory, Result], answer: Callable[[Operation], Trajectory]) -> Result:
+def drive(chain: Steps[Result], answer: Callable[[Operation], Trajectory]) -> Result:
     """Runs one chain to its end and answers each operation immediately. Engines without a batch use it."""
     try:
-        operation = next(chain)
+        request = next(chain)
         while True:
-            operation = chain.send(answer(operation))
+            request = chain.send(tuple(map(answer, request.operations)) if isinstance(request, Together) else answer(request))
     except StopIteration as stop:
         return stop.value

@@ -13,6 +13,7 @@ import importlib.metadata
 import inspect
 import pkgutil
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from hydra.core.config_store import ConfigStore
@@ -43,7 +44,7 @@ class Registration(NamedTuple):
 
     @property
     def line(self) -> int:
-        """The line of the class in its file. It takes milliseconds, since Python parses the file."""
+        """The line of the class in its file. Finding it takes milliseconds, because Python parses the file."""
         return inspect.getsourcelines(self.cls)[1]
 
 
@@ -90,8 +91,9 @@ def options_with(group: str, attribute: str) -> str:
     return " or ".join([", ".join(options[:-1]), options[-1]] if len(options) > 1 else options)
 
 
+@cache
 def load_all() -> None:
-    """Imports and thereby registers every leaf and plugin. Raises UserError for a plugin that cannot be imported.
+    """Imports and thereby registers every leaf and plugin, once. Raises UserError for a plugin that cannot be imported.
 
     Leaves import heavy libraries inside the functions that use them.
     """

@@ -1,7 +1,7 @@
 """`python -m dflash_mcmc.regrade RUNS... grader=...`: grades recorded texts again. It samples no text and changes no record.
 
-The new grades are written as a new run next to the old one (`grading.again`). Reports and statistics can read both runs, and a
-run with the new grader resumes the new one. Each new record has the old grade in `before`. The command prints the changes.
+The new grades are written as a new run next to the old one (`grading.again`). Reports and statistics can read both. A run
+with the new grader continues the new run. Each new record has the old grade in `before`. The command prints the changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def report(regraded: Regraded) -> str:
              "", _verdicts(records)]
     strings = [record["same_string"] for record in records if record["same_string"] is not None]
     if strings:
-        lines += ["", "by the string rule of published numbers, for comparison: "
+        lines += ["", "for comparison, by the string rule of published numbers: "
                   f"{100 * sum(strings) / len(records):.1f} %"]
     if changed:
         lines += ["", _changes(changed[:_SHOWN])]

@@ -3,7 +3,7 @@
 A `Key` names one use of randomness: `Key(seed).fold_in(problem_id, chain, block, step, "token")`. Its uniforms are
 addressed by position and not consumed in order, so that batching, resuming, sharding, early rejection and
 speculation cannot change them. The generator is Philox-4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy
-as 1, 2, 3"). Only its raw 64-bit words are used: its specification fixes them, independent of a library's release.
+as 1, 2, 3"). Only its raw 64-bit words are used. Its specification fixes them, so they are the same in all numpy releases.
 """
 
 from __future__ import annotations
@@ -60,10 +60,34 @@ class Key:
             raise ValueError(f"integer({bound}): the bound must be at least 1")
         return int(self.uniform() * bound)
 
+    def contest(self, count: int) -> Contest:
+        """A choice among `count` contestants, from uniforms number 0 to `count` - 1 of this key."""
+        return Contest(-np.log(-np.log(self.uniforms(0, count))))
+
     def categorical(self, probabilities: np.ndarray) -> int:
         """An index drawn with these probabilities, float64 (n,), by inverse transform of uniform number 0 of this key."""
         upto = np.cumsum(probabilities)
         return int(np.searchsorted(upto, self.uniform() * upto[-1], side="right"))
+
+
+class Contest:
+    """A choice in proportion to weights that are known later: the largest log-weight plus Gumbel noise wins.
+
+    Gumbel 1954; Maddison, Tarlow & Minka 2014, "A* sampling". Contestant i wins with probability w_i / sum w.
+    """
+
+    __slots__ = ("_noise",)
+
+    def __init__(self, noise: np.ndarray):
+        self._noise = noise
+
+    def lead(self, first: int, other: int) -> float:
+        """The log-weight by which `other` must exceed `first` to beat it."""
+        return float(self._noise[first] - self._noise[other])
+
+    def winner(self, log_weights: np.ndarray) -> int:
+        """The winner's number. `log_weights` is float64 (n,), with minus infinity for a weight of zero."""
+        return int(np.argmax(self._noise + log_weights))
 
 
 class Stream:

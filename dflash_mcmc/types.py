@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
@@ -47,7 +48,9 @@ class Trajectory(NamedTuple):
     `log_p[t]` is log p_g(x_t | prompt, x_<t) of the (blended) target at temperature 1, and `log_q[t]` the log-probability
     under the law that the token was drawn from, both in nats. `interval` (float64, (length, 2)) gives the uniforms that this
     law maps to the token, from `interval[t, 0]` to `interval[t, 1]`; (0, 0) where they are not known. `ended` says whether
-    the last token is a stop id.
+    the last token is a stop id. `laws` and `entropy` are None unless an operation asks for them: `laws` (float64,
+    (length, K, 3)) has log q and the two ends of the interval under each of its K further laws, and `entropy` (float64,
+    (length,)) has the entropy of p_g( . | prompt, x_<t) in nats.
     """
 
     prompt: np.ndarray
@@ -56,6 +59,8 @@ class Trajectory(NamedTuple):
     log_q: np.ndarray
     interval: np.ndarray
     ended: bool = False
+    laws: np.ndarray | None = None
+    entropy: np.ndarray | None = None
 
     @property
     def length(self) -> int:
@@ -80,16 +85,31 @@ class Trajectory(NamedTuple):
         """The first `length` generated tokens."""
         ended = self.ended and length >= self.length
         return Trajectory(self.prompt, self.tokens[:length], self.log_p[:length], self.log_q[:length], self.interval[:length],
-                          ended)
+                          ended, None if self.laws is None else self.laws[:length],
+                          None if self.entropy is None else self.entropy[:length])
 
-    def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray,
-                 ended: bool) -> Trajectory:
-        """This trajectory with more tokens."""
+    def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray, ended: bool,
+                 laws: np.ndarray | None = None, entropy: np.ndarray | None = None) -> Trajectory:
+        """This trajectory with more tokens. Raises ValueError if earlier tokens lack `laws` or `entropy` that are given."""
         return Trajectory(
             self.prompt, np.concatenate([self.tokens, tokens]),
             np.concatenate([self.log_p, log_p]), np.concatenate([self.log_q, log_q]),
             np.concatenate([self.interval, interval]), ended,
+            self._joined(self.laws, laws), self._joined(self.entropy, entropy),
         )
+
+    def under(self, number: int) -> Trajectory:
+        """This trajectory with `log_q` and `interval` of law `number` of `laws`. Raises ValueError without laws."""
+        if self.laws is None:
+            raise ValueError("this trajectory has no log q under further laws")
+        return self._replace(log_q=self.laws[:, number, 0], interval=self.laws[:, number, 1:])
+
+    def _joined(self, column: np.ndarray | None, more: np.ndarray | None) -> np.ndarray | None:
+        if more is None or not self.length:
+            return more
+        if column is None:
+            raise ValueError("a draw that asks for further laws or entropy continues a trajectory that lacks them")
+        return np.concatenate([column, more])
 
     def drawn_again(self, start: int, uniforms: np.ndarray) -> int:
         """Number of tokens from `start` on that these uniforms, (length - start,), draw again before the first difference.
@@ -123,6 +143,8 @@ class ChainResult(NamedTuple):
     trace: tuple[dict[str, float | int | str], ...] = ()
     """Diagnostics: an entry for each proposal (block, step, cut, lengths, log ratio, decision, log p of the state), or for
     each candidate of best_of_n."""
+    measures: Mapping[str, float] = {}
+    """Diagnostics of the whole chain, by name."""
 
 
 class Cost(NamedTuple):
@@ -141,6 +163,8 @@ class Cost(NamedTuple):
     tokens_drafted: int = 0
     tokens_kept: int = 0
     """Drafted tokens that were kept."""
+    tokens_shared: int = 0
+    """Positions at which the target was not evaluated again, because draws asked for together had the same tokens."""
 
 
 class ExpectedCost(NamedTuple):

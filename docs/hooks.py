@@ -73,10 +73,8 @@ def options_page(group: str) -> str:
 def run_page() -> str:
     """The fields of a run that belong to no group."""
     lines = ["# Run", "", "Fields of a run that belong to no group. A field is set by `FIELD=VALUE`.", "", *_fields(Config)]
-    for field in dataclasses.fields(Config):
-        cls = typing.get_type_hints(Config)[field.name]
-        if dataclasses.is_dataclass(cls):
-            lines += [f"## {field.name}", "", *_docstring(cls), "", *_fields(cls)]
+    for name, cls in _nested(Config):
+        lines += [f"## {name}", "", *_docstring(cls), "", *([] if _nested(cls) else _fields(cls))]
     values = (ROOT / "conf/config.yaml").read_text().partition("\n# Hydra itself")[0].strip()
     lines += ["## Values", "", "```yaml", values, "```"]
     return "\n".join(lines) + "\n"
@@ -107,6 +105,14 @@ def package_page() -> str:
             del lines[-2:]
         lines.append("")
     return "\n".join(lines) + "\n"
+
+
+def _nested(cls: type, prefix: str = "") -> list[tuple[str, type]]:
+    """The groups of fields in a group, by dotted name, each followed by its own."""
+    types = typing.get_type_hints(cls)
+    own = {f"{prefix}{field.name}": types[field.name] for field in dataclasses.fields(cls)}
+    return [found for name, kind in own.items() if dataclasses.is_dataclass(kind)
+            for found in ((name, kind), *_nested(kind, f"{name}."))]
 
 
 def _option(group: str, name: str, meaning: str, file: Path) -> list[str]:

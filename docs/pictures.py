@@ -76,7 +76,7 @@ def screenshot(page: Path, folder: Path) -> Path:
 
 
 def small(source: Path, target: Path) -> None:
-    """The picture with 128 colours; this way of choosing them keeps the rare ones."""
+    """The picture with 128 colours, which are chosen so that rare colours are kept."""
     with Image.open(source) as image:
         image.convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE).save(target, optimize=True)
     print(f"{target.relative_to(ROOT)}: {target.stat().st_size // 1024} KiB")

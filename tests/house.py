@@ -39,7 +39,7 @@ sys.argv = ["dflash_mcmc", "sampler=greedy", "dataset.limit=1", "tracker=none"]
 
 def note(frame, event, argument):
     code = frame.f_code
-    if event != "call" or not code.co_flags & 1 or not code.co_filename.startswith(root + "/dflash_mcmc/"):
+    if not code.co_flags & 1 or not code.co_filename.startswith(root + "/dflash_mcmc/"):
         return
     if not code.co_name.startswith("<"):
         called.add(code.co_filename)
@@ -47,13 +47,13 @@ def note(frame, event, argument):
         path.add(frame.f_code.co_filename)
         frame = frame.f_back
 
-sys.setprofile(note)
+sys.settrace(note)
 try:
     runpy.run_module("dflash_mcmc", run_name="__main__")
 except SystemExit as end:
     assert not end.code, end.code
 finally:
-    sys.setprofile(None)
+    sys.settrace(None)
 print("FILES", *sorted(called), "PATH", *sorted(path), sep="\\n")
 """
 

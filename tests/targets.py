@@ -1,9 +1,10 @@
-"""Small random models of several families, for tests of the engines."""
+"""Small random models of several families, and a reference engine for them, for tests of the engines."""
 
 from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import torch
 from transformers import (
     GPT2Config,
@@ -15,6 +16,9 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from dflash_mcmc.engine.oracle.reference import ReferenceEngine
+from dflash_mcmc.types import Trajectory
 
 _IDS = dict(vocab_size=61, eos_token_id=3, bos_token_id=None, pad_token_id=None)
 _SHAPE = dict(**_IDS, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -46,6 +50,23 @@ def random_model(family: str = "qwen3", sharpness: float = 4.0, **changes) -> to
                     parameter.mul_(8.0)
             model.lm_head.weight.mul_(8.0 * sharpness)
     return model
+
+
+class RememberingReference(ReferenceEngine):
+    """A reference engine that computes the logits after a sequence once, for tests whose chains share sequences."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._known: dict[tuple, dict[str, np.ndarray]] = {}
+
+    def _sources(self, trajectory: Trajectory) -> dict[str, np.ndarray]:
+        after = (*trajectory.prompt.tolist(), *trajectory.tokens.tolist())
+        key = (after, self.drafter and self._slot(trajectory))  # the draft's logits depend on the token's slot, too
+        if key not in self._known:
+            self._known[key] = super()._sources(trajectory)
+            for logits in self._known[key].values():
+                logits.flags.writeable = False
+        return self._known[key]
 
 
 @cache

@@ -212,6 +212,15 @@ def test_every_component_is_in_the_reference(site, group):
             assert f"<code>{field.name}</code>" in text
 
 
+def test_every_field_of_a_run_is_in_the_reference(site):
+    text = html.unescape((site / "reference/options/run.html").read_text())
+    assert "No fields." not in text
+    for name in ("vote", "vote.power", "vote.softsat", "vote.answer_power", "assumed"):
+        assert re.search(rf"<h2[^>]*>{name}<", text)
+    for name in ("aggregate", "num_chains", "alpha", "saturation", "gamma", "prompt_length"):
+        assert f"<code>{name}</code>" in text
+
+
 def test_the_notebook_is_the_whole_log(site):
     text = html.unescape((site / "about/lab-notebook.html").read_text())
     for title in re.findall(r"^## (.+)$", (ROOT / "LOG.md").read_text(), flags=re.MULTILINE):

@@ -186,7 +186,7 @@ def test_an_unused_model_of_an_experiment_is_left_out_with_a_note(capsys):
     note.cache_clear()
     points("experiment=rejection_sampling", "model=tiny")
     assert capsys.readouterr().err == "model=tiny is left out where nothing uses it: probe=rejection_sampling\n"
-    with pytest.raises(UserError, match=r"dataset.limit: given '3'; allowed: nothing"):
+    with pytest.raises(UserError, match=r"dataset.limit: given '3'; allowed: no override"):
         points("experiment=rejection_sampling", "dataset.limit=3")
 
 

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 from transformers import DynamicCache, GenerationConfig
 
-from dflash_mcmc.bench import assisted, decoders, measure, probes, published, sharing
+from dflash_mcmc.bench import assisted, decoders, measure, probes, published, sharing, together
 from dflash_mcmc.bench.measure import Measurement, Sizes, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject, subject_of
 from dflash_mcmc.blend.layer import LayerBlend
@@ -33,7 +33,7 @@ def against_the_published_loop(subject: Subject, sizes: Sizes) -> list[dict]:
     for steps, chains in ((2, sizes.loop_chains), (10, max(1, sizes.loop_chains // 2))):
         sampler, full = (power_mh(num_blocks=sizes.blocks, num_steps=steps, early_reject=early) for early in ("exact", "off"))
         bar = tqdm(range(chains), desc=f"{subject.name} loop over generate, {steps} steps", unit="chain", leave=False)
-        # Both run the same problems. Levels have a period of five, so a step of 5 n + 1 visits all levels.
+        # The engine and the loop run the same problems. Levels have a period of five, so a step of 5 n + 1 visits all levels.
         step = len(subject.prompts) // chains // 5 * 5 + 1
         same = subject._replace(prompts=[subject.prompts[n * step % len(subject.prompts)] for n in range(chains)])
         loop = [published.chain(same, full, same.prompts[n], Key(0).fold_in("loop", n)) for n in bar]
@@ -165,7 +165,7 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
 PARTS: dict[str, Callable[[Subject, Sizes], list[dict]]] = {
     "a": against_the_published_loop, "b": switches, "c": overhead, "d": slots, "e": decoding, "f": memory, "g": growth,
     "h": decoders.drawing, "i": decoders.chains, "j": assisted.against_transformers,
-    "k": probes.blocks_per_second, "l": sharing.sharing}
+    "k": probes.blocks_per_second, "l": sharing.sharing, "m": together.together}
 
 
 def _rates(got: Measurement) -> dict:

@@ -29,8 +29,9 @@ _ALONE, _DEFAULTS = "drafts and weights", "drafts, weights, target's own blocks,
 def blocks_per_second(subject: Subject, sizes: Sizes) -> list[dict]:
     """(k) `probe=speculative_mcmc` compared with a loop over blocks, on the same problems.
 
-    Both compute greedy answers, drafts and weights. The last row measures the probe with its defaults, which also draw blocks
-    from the target and time both proposals. It has as many problems as the row before it, but no loop to compare with.
+    The probe and the loop both compute greedy answers, drafts and weights. The last row measures the probe with its defaults,
+    which also draw blocks from the target and time both proposals. It has as many problems as the row before it, but no loop
+    to compare with.
     """
     if subject.draft is None:
         return []
@@ -85,7 +86,7 @@ def _loop(subject: Subject, drafter: DFlashDrafter, weights: str, problems: int)
 
 
 def _answer(subject: Subject, drafter: DFlashDrafter, prompt: torch.Tensor, weights: str) -> int:
-    """Sections 2.1 and 2.2 of the document for one problem. Returns the number of blocks."""
+    """Sections 2.1 and 2.2 of the probe's source document, for one problem. Returns the number of blocks."""
     stops = list(subject.model.stop_ids)
     settings = GenerationConfig(max_new_tokens=subject.horizon, do_sample=False, eos_token_id=stops, pad_token_id=stops[0])
     tokens = subject.causal_lm.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)

@@ -1,7 +1,8 @@
 """Power sampling as in the published code: one chain, and one call of `transformers.generate` per proposal.
 
-It follows `power_samp_utils.py` of arXiv 2510.14901, but has this package's exact acceptance rule. Both loops therefore do
-the same work. Every proposal is completed, and it reads the prompt and the prefix again. Nothing is kept between calls.
+The loop follows `power_samp_utils.py` of arXiv 2510.14901, but has this package's exact acceptance rule. The loop and the
+engine therefore run the same algorithm. But the loop completes every proposal, and every call reads the prompt and the prefix
+again, because nothing is kept between calls.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _PublishedLoop:
 
     @torch.inference_mode()
     def answer(self, operation: Operation) -> Trajectory:
-        """Extends a path by one call of `generate`; its log-probabilities come from the outputs of the call."""
+        """Extends a trajectory by one call of `generate`, whose outputs give the log-probabilities of the tokens."""
         if not isinstance(operation, Draw):
             raise TypeError("the published loop has no operation but Draw: the sampler's `rescore` is to be off")
         path, horizon = operation.trajectory, operation.horizon

@@ -16,7 +16,7 @@ Hidden = TypeVar("Hidden", "torch.Tensor", "np.ndarray")
 
 
 class Blend(Component):
-    """Base class of blends. A leaf needs `mix`, and `tapped_layers` where it reads layers of the target."""
+    """Base class of blends. A subclass defines `mix`, and `tapped_layers` if it reads layers of the target."""
 
     __slots__ = ()
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.blend import Blend, Hidden
+from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import name_of, options_with, register
+from dflash_mcmc.registry import options_with, register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -22,8 +23,8 @@ class DraftBlend(Blend):
     """logits = (1 - beta) * target + beta * draft: the draft blend of the guided-power-sampling document, as a fixed target.
 
     Blocks of the draft start at generated tokens 0, B, 2B, .... The first token of each block has the target's logits alone.
-    In the document, blocks start where a proposal starts. One sequence then has as many probabilities as cuts, and no
-    Metropolis-Hastings ratio of them belongs to any target. `grid=cut` does this, for comparison.
+    In the document, blocks start where a proposal starts, at a cut. The probability of a sequence then depends on the cut, so
+    the Metropolis-Hastings ratios belong to no single target. `grid=cut` does this, for comparison.
     """
 
     beta: float = identity("share of the draft's logits", ge=0, le=1)
@@ -33,12 +34,12 @@ class DraftBlend(Blend):
     needs_draft = True
 
     def check(self, config: Config) -> None:
-        """Checks for a draft that gives logits, decoding token by token, and rescoring with grid=cut. Raises ConfigError."""
+        """Checks that the draft gives logits, that the decoder draws token by token, and that grid=cut comes with rescoring.
+
+        Raises ConfigError.
+        """
         check_features(config, "blend=draft")
-        if not config.decoder.is_null:
-            plain = options_with("decoder", "is_null")
-            raise ConfigError("decoder", name_of(config.decoder), f"{plain} with blend=draft: what the draft says of a block "
-                              "is not known before its anchor is")
+        check_plain(config, "blend=draft: what the draft says of a block is not known before its anchor is")
         if self.grid == "cut" and not config.sampler.rescores():
             able = options_with("sampler", "can_rescore")
             raise ConfigError("blend.grid", self.grid, f"absolute; or sampler={able} sampler.rescore=true, which scores the "

@@ -42,7 +42,7 @@ class LayerBlend(Blend):
             self.tapped_layers(num_layers)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The layers as numbers from 0, so that -3 and 33 of 36 layers have the same identity, in any order."""
+        """The layers as sorted numbers from 0. Layers -3 and 33 of 36 therefore have the same identity."""
         num_layers = config.model.num_layers()
         if num_layers is None:
             return {} if self.layers is None else {"layer": None}

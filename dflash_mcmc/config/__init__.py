@@ -1,1 +1,1 @@
-"""A command line becomes jobs: schema and checks, composition, sweeps, errors of one line."""
+"""Turns a command line into jobs: schema and checks, composition, sweeps, errors of one line."""

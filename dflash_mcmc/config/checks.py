@@ -6,6 +6,7 @@ import re
 
 from omegaconf import DictConfig
 
+from dflash_mcmc.config import aggregate
 from dflash_mcmc.config.schema import OF_THE_MACHINE, Config, component_of, groups_of, to_typed
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.registry import components, name_of
@@ -20,7 +21,7 @@ def checked(config: Config) -> Config:
     """The same configuration after the checks that span fields, with resolved components. Raises UserError."""
     _check_condition(config)
     _check_draft(config)
-    _check_aggregate(config)
+    aggregate.check(config)
     used = (*groups_of(config), *OF_THE_MACHINE)
     for group in used:
         component_of(config, group).check(config)
@@ -36,8 +37,8 @@ def _check_condition(config: Config) -> None:
     for group in ("sampler", "blend"):
         stands_for, chosen = getattr(config.condition, group), name_of(component_of(config, group))
         if stands_for is not None and stands_for != chosen:
-            raise ConfigError(group, chosen, f"{stands_for!r}, the one of condition={config.condition.name}; or leave "
-                              "the condition out")
+            raise ConfigError(group, chosen, f"{stands_for!r}, the value of condition={config.condition.name}; or no "
+                              "condition")
 
 
 def _check_draft(config: Config) -> None:
@@ -57,12 +58,3 @@ def _check_draft(config: Config) -> None:
                            for group in ("blend", "sampler", "decoder", "probe") if group in used)
         note(f"draft={draft} is left out where nothing uses it: {chosen}")
         config.draft = next(found for found in components("draft").values() if found.cls.is_null).cls()
-
-
-def _check_aggregate(config: Config) -> None:
-    """Raises ConfigError."""
-    if config.aggregate is not None and config.num_chains < 2:
-        raise ConfigError("aggregate", config.aggregate, f"null, or num_chains of 2 and more (given {config.num_chains})")
-    if config.aggregate == "majority" and config.grader.runs_answers:
-        grader = name_of(config.grader)
-        raise ConfigError("aggregate", config.aggregate, f"null or log_p with grader={grader}: programs are no votes")

@@ -191,7 +191,7 @@ def _fields_of(values: DictConfig, node: str) -> list[str]:
 def _delete(values: DictConfig, override: Override, present: object) -> None:
     key, value = override.key_or_group, override.value()
     if present is None or (value is not None and value != present):
-        raise UserError(f"{key}: given {text_of(override)}; allowed: a field that has a value, and that value or none")
+        raise UserError(f"{key}: given {text_of(override)}; allowed: ~FIELD or ~FIELD=VALUE with the field's present value")
     parent, _, last = key.rpartition(".")
     with open_dict(values):
         del (OmegaConf.select(values, parent) if parent else values)[last]

@@ -6,9 +6,10 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of, unused
-from dflash_mcmc.fields import identity_values, spec_of, walk
+from dflash_mcmc.fields import has_spec, identity_values, spec_of, walk
 from dflash_mcmc.registry import GROUPS, name_of
 
 IDENTITY_VERSION = 3
@@ -32,8 +33,13 @@ def settings_of(config: Config) -> dict[str, object]:
     values.update({group: name_of(component_of(config, group)) for group in used})
     values.update({name: value for name, value in identity_values(config).items() if name.partition(".")[0] not in idle})
     for group in used:
-        canonical = component_of(config, group).canonical(config)
-        values.update({f"{group}.{name}": value for name, value in canonical.items()})
+        component: Any = component_of(config, group)
+        specs = {field.name: spec_of(field) for field in dataclasses.fields(component) if has_spec(field)}
+        for name, value in component.canonical(config).items():
+            if name in specs and specs[name].is_off(value):
+                values.pop(f"{group}.{name}", None)
+            else:
+                values[f"{group}.{name}"] = value
     return values
 
 
@@ -49,12 +55,12 @@ def effects_of(config: Config) -> dict[str, object]:
 
 
 def identity_hash(config: Config) -> str:
-    """Twelve hexadecimal digits of the identity."""
+    """Twelve hexadecimal digits of a configuration's identity. Reads dataset and checkpoint."""
     return hash_of(identity_of(config))
 
 
 def hash_of(identity: dict[str, object]) -> str:
-    """Twelve hexadecimal digits of a given identity. Computing an identity reads dataset and checkpoint."""
+    """Twelve hexadecimal digits of an identity that is already computed. Reads no dataset and no checkpoint."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -1,4 +1,4 @@
-"""A job: one run that a command line requests. It is composed and checked once; everything after that reads this value."""
+"""A job: one run that a command line requests. It is composed and checked once, and all later code reads it."""
 
 from __future__ import annotations
 

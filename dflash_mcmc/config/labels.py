@@ -1,7 +1,7 @@
-"""Labels of runs: the condition, and the fields whose values are not the condition's own, such as `temp temperature=1.5`.
+"""Labels of runs, such as `temp temperature=1.5`: the condition, and the fields that differ from the condition's defaults.
 
-The condition's own values are those of the options in `conf/`, with what the run's experiment sets. They are compared in their
-canonical form, as in the identity. A configuration in memory and one on disk (`config.yaml`) have the same label.
+The defaults are the values that the options in `conf/` and the run's experiment set. Values are compared in their canonical
+form, as in the identity. A configuration in memory and the same configuration in `config.yaml` have the same label.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LONGEST = 24
 
 
 def label_of(config: Config) -> str:
-    """The condition or the components of a run, and the fields that differ from their own values."""
+    """The label of a run: its condition or its components, and the fields that differ from the defaults."""
     from dflash_mcmc.config.identity import plain
 
     return with_fields(config.label(), changes(plain(config)))
 
 
 def with_fields(name: str, fields: Mapping[str, object]) -> str:
-    """`ps alpha=2 num_steps=10`: a name, and fields by dotted name with the last part of each."""
+    """A name and fields as one text: `ps alpha=2 num_steps=10`. `fields` has dotted names; the text has their last parts."""
     return " ".join([name, *(f"{_short(key)}={_short_value(value)}" for key, value in fields.items())])
 
 
@@ -51,7 +51,8 @@ def changes(values: Mapping[str, Any]) -> dict[str, object]:
         if not isinstance(fields, Mapping) or fields.get("name") not in components(group):
             continue  # a probe does not use the group, or the option is from a folder of the user
         differing: list[dict[str, object]] = []
-        for option in _options(group, fields["name"], str(values.get("name")), _name(values, "dataset")):
+        for option in _options(group, fields["name"], str(values.get("name")), _name(values, "dataset"),
+                               _name(values, "condition")):
             here, own = (followed(_canonical(group, values, {**option, **more}))
                          for more in (fields, {"name": fields["name"]}))
             differing.append({key: value for key, value in here.items() if own.get(key) != value})
@@ -84,7 +85,7 @@ def _name(values: Mapping[str, Any], group: str) -> str:
 
 
 def _component(group: str, fields: Mapping[str, object] | None) -> Any:
-    """The component with these fields, null where one is missing; the option without effect where there are no fields."""
+    """The component with these fields. A missing field is null. Without `fields`, the group's option without effect."""
     known = components(group)
     if fields is None:
         return next((found.cls() for found in known.values() if found.cls.is_null), None)
@@ -100,19 +101,26 @@ def followed(identity: dict) -> dict:
 
 
 @functools.cache
-def _options(group: str, name: str, experiment: str, dataset: str) -> tuple[dict[str, object], ...]:
-    """The fields of every option of a component, with what the experiment of this name sets for it and for the dataset."""
+def _options(group: str, name: str, experiment: str, dataset: str, condition: str) -> tuple[dict[str, object], ...]:
+    """The fields of every option of a component, with the values that condition, experiment and its dataset set."""
     found = []
     for option, path in option_files().get(group, {}).items():
         fields = _read(path)
         if {f"/schema/{group}@_here_": name} not in (fields.pop("defaults", None) or []):
             continue
         of_experiment = config_folder() / "experiment"
-        for preset in (of_experiment / f"{experiment}.yaml", of_experiment / f"with_{group}" / f"{experiment}-{option}.yaml",
+        for preset in (config_folder() / "condition" / f"{condition}.yaml", of_experiment / f"{experiment}.yaml",
+                       of_experiment / f"with_{group}" / f"{experiment}-{option}.yaml",
                        of_experiment / "with_dataset" / f"{experiment}-{dataset}.yaml"):
             fields |= (_read(preset).get(group) or {}) if preset.is_file() else {}
         found.append(fields)
     return tuple(found)
+
+
+@functools.cache
+def root_values() -> dict[str, Any]:
+    """The values of `conf/config.yaml`, for fields that an older run lacks."""
+    return _read(config_folder() / "config.yaml")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def check_choices(overrides: Sequence[Override]) -> None:
                 raise left_out(name)
         elif not isinstance(value, str):
             given = "null" if value is None else given_value(override)
-            raise UserError(f"{name}: given {given} for a group; allowed: one of its options, or leave it out")
+            raise UserError(f"{name}: given {given} for a group; allowed: one of its options, or no override of the group")
 
 
 def left_out(group: str) -> UserError:
@@ -70,7 +70,7 @@ def _of_another_launcher(name: str) -> UserError:
 
 
 def unknown_group(override: Override) -> UserError:
-    """The line for an option of a group that the root configuration does not have."""
+    """The line for a choice in a group that the root configuration does not have."""
     return unknown_field(override.get_key_element().lstrip("+~"), sorted({*option_files(), *Config.__dataclass_fields__}))
 
 
@@ -94,7 +94,7 @@ def in_no_point(name: str, known: list[str]) -> UserError:
 
 
 def _elsewhere(name: str, composed: DictConfig) -> list[str]:
-    """Where a field of that name exists: in groups of this configuration, and in options of the group that are not chosen."""
+    """The places where a field of that name exists: groups of this configuration, or options of the name's own group."""
     group, _, last = name.rpartition(".")
     if not group:
         return [f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False)
@@ -110,7 +110,7 @@ def _options_with(name: str) -> list[str]:
 
 
 def wrong_value(override: Override, composed: DictConfig) -> UserError:
-    """The line for a value of another type than the field's."""
+    """The line for a value whose type is not the field's."""
     name = override.key_or_group
     found = field_of(name, composed)
     return ConfigError(name, given_value(override), spec_of(found[0]).describe(found[1]) if found else "another type")

@@ -1,4 +1,4 @@
-"""The text of an override, as it was typed, and texts that Hydra's grammar cannot read."""
+"""The text of an override as it was typed, and quotes for texts that Hydra's grammar cannot read."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def given_value(override: Override) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text in the quotes of Hydra's grammar, which keeps a backslash except before a quote."""
+    """A text in quotes, for Hydra's grammar. The grammar reads a backslash as itself, except before a quote."""
     return '"' + re.sub(r'(\\*)("|$)', lambda found: 2 * found[1] + ('\\"' if found[2] else ""), text) + '"'
 
 
 def readable(text: str) -> str:
-    """The override as Hydra's grammar reads it: a value with braces that it cannot read is one text, and is put in quotes.
+    """The override as Hydra's grammar can read it. An unreadable value with braces is put in quotes, as one text.
 
-    Any other text is returned unchanged. A note says so where a comma may have been meant to separate values of a sweep.
+    Any other override is returned unchanged. If the quoted value has a comma, a note explains that it is no sweep.
     """
     found = _FIELD.fullmatch(text)
     if found is None or _is_read(text):

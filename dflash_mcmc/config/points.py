@@ -1,7 +1,7 @@
-"""The jobs of a command line's points: what does not apply to a point is left out there, and equal points are one job.
+"""The jobs of a command line's points. A job leaves out what does not apply to its point. Points that do the same share a job.
 
 A field does not apply to a point whose options do not have it. A group does not apply to a point whose probe does not use it.
-Both are an error if they apply to no point.
+A field or a group that applies to no point is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dflash_mcmc.registry import components, name_of
 
 Texts = tuple[str, ...]
 _INPUTS = ("model", "draft", "dataset")
-"""Groups of which an option can be left out, because some experiments use none of them."""
+"""Groups whose options can be left out, because some experiments do not use these groups."""
 
 
 def job_of(composing: Composer, texts: Sequence[str], optional: frozenset[str] = frozenset()) -> Job:
@@ -46,13 +46,14 @@ def job_of(composing: Composer, texts: Sequence[str], optional: frozenset[str] =
         if name in may_be_idle:
             note(f"{name}={value} is left out where nothing uses it: probe={name_of(config.probe)}")
             continue
-        raise ConfigError(name, value, f"nothing, since probe={name_of(config.probe)} does not use {_group(override)}")
+        probe = name_of(config.probe)
+        raise ConfigError(name, value, f"no override of {_group(override)}, since probe={probe} does not use it")
     left_out = tuple(composing.parse(text).key_or_group for text in texts if text not in kept)
     return Job(config, tuple(text_of(one) for one in overrides if not one.is_hydra_override()), choices, left_out)
 
 
 def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Collection[str]) -> frozenset[str]:
-    """The names of the fields and groups that apply to some of the points and not to all, and those in `named`.
+    """The names of the fields and groups that apply to some of the points but not to all, and the names in `named`.
 
     Raises UserError for a field that no point has and that is not in `named`.
     """
@@ -68,9 +69,9 @@ def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Col
 
 
 def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: frozenset[str]) -> Iterator[Job]:
-    """The checked job of each point of a grid, in order. Points that do the same are one job, the first of them.
+    """The checked job of each point of a grid, in order. Points that do the same share the job of the first one.
 
-    The job leaves out what does not apply to it, and the swept values that change nothing in it. Raises UserError.
+    A job leaves out overrides that do not apply to it, and swept values that have no effect in it. Raises UserError.
     """
     kept = [_applying(composing, tuple(texts), optional) for texts in points]
     jobs = {texts: job_of(composing, texts) for texts in dict.fromkeys(kept)}
@@ -90,15 +91,16 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
 
 def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]], alike: Sequence[int], texts: Texts,
                          effects: str) -> Texts:
-    """The overrides of the first of some points that do the same, without the swept values that change nothing in it.
+    """The overrides of the first point in `alike`, without the swept values that have no effect in it.
 
-    Values change nothing if the points of all their combinations are among those that do the same, and the point without them
-    does the same too.
+    Swept values of some fields have no effect if every combination of these values, with the other fields as in the first
+    point, is in `alike`, and if the first point does the same without these values.
 
     Args:
         points: the text of each override, by name, for every point of the grid.
-        alike: the points that do the same.
-        texts: the overrides of the first of them.
+        alike: the numbers of points that do the same.
+        texts: the overrides of the first point in `alike`.
+        effects: the effects of all points in `alike`.
     """
     values = {name: {point[name] for point in points} for name in points[0]}
     swept = [name for name, found in values.items() if len(found) > 1]
@@ -118,7 +120,7 @@ def _does(composing: Composer, texts: Texts, effects: str) -> bool:
     """Whether overrides compose and have these effects."""
     try:
         return _effects(job_of(composing, texts)) == effects
-    except UserError:  # a value that is needed, such as that of a draft
+    except UserError:  # a needed value is missing, such as the draft
         return False
 
 
@@ -137,7 +139,7 @@ def _applying(composing: Composer, texts: Texts, optional: frozenset[str]) -> Te
 
 
 def _idle_names(composing: Composer, texts: Texts) -> set[str]:
-    """The names of the overrides that set what the probe does not use. Raises UserError."""
+    """The names of the overrides of groups that the probe does not use. Raises UserError."""
     known = components("probe").get(composing.choices(texts)["probe"])
     if known is not None and known.cls.is_null:
         return set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import UserError, did_you_mean
-from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, spec_of
+from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, spec_of, types_of
 from dflash_mcmc.registry import GROUPS, load_all, name_of
+from dflash_mcmc.statistics.rules import Vote
 
 if TYPE_CHECKING:
     from dflash_mcmc.blend import Blend
@@ -56,8 +56,8 @@ class Assumed:
     acceptance: float = runtime("share of the proposals' tokens that are in accepted proposals", ge=0, le=1)
     abandoned_at: float = runtime("share of a rejected proposal that is drawn before early rejection stops it", ge=0, le=1)
     identical: float = runtime("share of the tokens to draw that hardware.skip_identical skips", ge=0, le=1)
-    shared: float = runtime("share of the tokens of probe=speculative_mcmc's drawn blocks that are in a beginning which is "
-                            "read once for several blocks", ge=0, le=1)
+    shared: float = runtime("share of the tokens in probe=speculative_mcmc's drawn blocks that belong to a common prefix, "
+                            "evaluated once for several blocks", ge=0, le=1)
     tokens_per_second: float | None = runtime("token-forwards per second, where hardware.tokens_per_second is null; null = "
                                               "hours are not printed", gt=0)
 
@@ -79,9 +79,10 @@ class Config:
     condition: Condition = dataclasses.field(default_factory=Condition)
     seed: int = identity("seed of all randomness")
     num_chains: int = runtime("number of samples of each problem; may be raised later", ge=1)
-    aggregate: str | None = runtime("one answer per problem from all its chains, as a row in the table and as the value that "
-                                    "a search maximises: majority, or log_p = the likeliest; null = samples alone",
-                                    choices=("majority", "log_p"))
+    aggregate: Any = runtime("one answer per problem from all its chains, as a row in the table: majority, power, softsat, "  # noqa: RUF009
+                             "answer_power, or log_p = the likeliest; a list gives a row for each, and a search maximises the "
+                             "first; null = no aggregate")
+    vote: Vote = dataclasses.field(default_factory=Vote)
     objective: str = runtime("value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples "
                              "per million token-forwards", choices=("accuracy", "accuracy_per_cost"))
     dry_run: bool = runtime("print samples, token-forwards and hours; load and write nothing")
@@ -99,6 +100,12 @@ class Config:
     hardware: Hardware = MISSING
     tracker: Tracker = MISSING
     paths: Paths = dataclasses.field(default_factory=Paths)
+
+    def aggregates(self) -> list[str]:
+        """The names in `aggregate`, in their order."""
+        if self.aggregate is None:
+            return []
+        return list(self.aggregate) if isinstance(self.aggregate, list) else [self.aggregate]
 
     def label(self) -> str:
         """The run's name in tables: its condition, or the names of its components; a probe's name comes first."""
@@ -129,7 +136,7 @@ def groups_of(config: Config) -> tuple[str, ...]:
 
 
 def unused(config: Config) -> set[str]:
-    """Root fields that change nothing here, since the probe does not use them."""
+    """Root fields that have no effect in this configuration, because its probe does not use them."""
     idle = set(GROUPS) - {*groups_of(config), "probe", *OF_THE_MACHINE}
     return idle | ({"condition"} if idle & {"sampler", "blend"} else set()) | ({"num_chains"} if "sampler" in idle else set())
 
@@ -152,7 +159,7 @@ def field_of(name: str, composed: DictConfig) -> tuple[dataclasses.Field, object
     cls = OmegaConf.get_type(node) if node is not None else None
     if not dataclasses.is_dataclass(cls):
         return None
-    types = typing.get_type_hints(cls)
+    types = types_of(cls)
     return next(((field, types[last]) for field in dataclasses.fields(cls) if field.name == last), None)
 
 
@@ -161,15 +168,15 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
     for key in node:
         if key not in known:
             raise unknown_field(f"{prefix}{key!s}", known)
-    types = typing.get_type_hints(cls)
+    types = types_of(cls)
     for field in dataclasses.fields(cls):
         if field.name not in node or OmegaConf.is_missing(node, field.name):
             allowed = (spec_of(field).describe(types[field.name]) if has_spec(field)
                        else f"an option of the group, {field.name}=...")
             raise UserError(f"{prefix}{field.name}: not given; allowed: {allowed}")
         child = OmegaConf.select(node, field.name)
-        if isinstance(child, DictConfig):
-            kind: Any = OmegaConf.get_type(child)
+        kind: Any = OmegaConf.get_type(child) if isinstance(child, DictConfig) else None
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             _refuse_unknown_and_missing(child, kind, f"{prefix}{field.name}.")
 
 

@@ -21,7 +21,7 @@ from dflash_mcmc.registry import GROUPS
 
 
 def search(command: Command, run: Callable[[Sequence[str], Callable[[], Job]], float | None]) -> None:
-    """Lets the sweeper of a command choose its points and has each of them run.
+    """Lets Hydra's sweeper choose the points of a command, and calls `run` for each of them.
 
     Args:
         run: takes a point's overrides and the function that composes its job, and returns the objective. The sweeper
@@ -58,7 +58,7 @@ class _Trials:
 
 
 def _master(composing: Composer, command: Command) -> DictConfig:
-    """The configuration that the sweeper itself reads: Hydra's node, and the names and paths that its folder depends on."""
+    """The configuration that the sweeper itself reads: Hydra's node, and the root fields that name the sweep's folder."""
     single = [text for text in command.overrides if not composing.parse(text).is_sweep_override()]
     master = composing.with_hydra(single)
     for name, value in composing.compose([text for text in single if not _is_of_component(composing, text)]).values.items():

@@ -34,8 +34,9 @@ class Sweep(NamedTuple):
 
 
 def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
-    """The overrides of every job of a grid. A search has one point, and variants of it with another value or range end.
+    """The overrides of every job of a grid. For a search, those of one point and of its variants.
 
+    A variant has one other value of a list, or the other end of a range. The caller checks every value of a search with them.
     The later of two overrides of one field counts, as in Hydra. Raises UserError.
     """
     lists = list({override.get_key_element(): _values(override, sweep.searches) for override in overrides}.values())
@@ -55,7 +56,7 @@ def _values(override: Override, searches: bool) -> list[str]:
     if not override.is_sweep_override():
         return [text]
     if key == "sweep":
-        raise UserError(f"sweep: given several values, {given_value(override)}; allowed: one, the points of which are swept")
+        raise UserError(f"sweep: given several values, {given_value(override)}; allowed: one value, which defines the points")
     try:
         swept = override.value()
         if isinstance(swept, IntervalSweep):
@@ -146,9 +147,9 @@ class SweepOutcomes:
             label, *alike = [label for label, value in found.items() if value == best]
             tie = f", a tie with {len(alike)} more" if alike else ""
             print(f"best of {len(found)}: {objective} {best:.4g} with {label}{tie}")
-        same = f", {states.count('same')} the same run as another" if "same" in states else ""
+        same = f", {states.count('same')} equal to the run of an earlier job" if "same" in states else ""
         print(f"{len(states)} job{'s' * (len(states) != 1)}: {states.count('done')} done now, "
-              f"{states.count('before')} complete before{same}, {states.count('failed')} failed")
+              f"{states.count('before')} already complete{same}, {states.count('failed')} failed")
         return self._exit_code
 
 
@@ -159,13 +160,13 @@ def print_error(reason: str) -> None:
 
 
 def objective_of(name: str, summary: dict) -> float | None:
-    """What a search maximises: `accuracy`, or `accuracy_per_cost`, the correct samples per million token-forwards.
+    """The value that a search maximises: `accuracy`, or `accuracy_per_cost`, the correct samples per million token-forwards.
 
-    With `aggregate`, accuracy counts one answer for each problem.
+    With `aggregate`, accuracy counts one answer for each problem, combined in the first way that it names.
     """
     from dflash_mcmc.statistics import summaries
 
-    counted: dict[str, Any] = summaries.aggregate_of(summary) or summary
+    counted: dict[str, Any] = next(iter(summaries.aggregates_of(summary)), summary)
     accuracy = counted.get("accuracy")
     if name == "accuracy" or accuracy is None:
         return accuracy

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from dflash_mcmc.data import hub
 from dflash_mcmc.errors import ConfigError, UserError
@@ -47,12 +47,15 @@ class Checkpoint(NamedTuple):
             raise ConfigError(self.field, self.path, f"a folder whose config.json is JSON ({error})") from error
 
     def config_folder(self) -> Path | None:
-        """The folder that holds config.json, the cache's for a hub name; None for one that is not in the cache yet."""
+        """The folder that holds config.json. For a hub name it is in the cache; None if the cache does not have it yet."""
         file = self.folder / "config.json" if self.folder.is_dir() else self._cached("config.json")
         return None if file is None else file.parent
 
     def num_parameters(self) -> int | None:
-        """Numbers in the safetensors files, from their headers; None without such files here. Raises ConfigError."""
+        """Number of parameters, from the headers of the safetensors files; None if a file is not on this machine.
+
+        Raises ConfigError for a corrupt file.
+        """
         folder = self.config_folder()
         if folder is None:
             return None
@@ -61,7 +64,7 @@ class Checkpoint(NamedTuple):
         return sum(map(self._numbers_in, files)) if all(file.is_file() for file in files) else None
 
     def fingerprint(self) -> str:
-        """Hash of the checkpoint's files; of name and commit for a hub name.
+        """A hash of the checkpoint's files. For a hub name it is the name and the commit.
 
         The hash covers the header of a safetensors file and three samples of every tensor. Reading all of a large
         checkpoint would take minutes at every start, and a tensor that was trained further differs in any sample.
@@ -79,7 +82,10 @@ class Checkpoint(NamedTuple):
         return digest.hexdigest()[:32]
 
     def commit(self) -> str | None:
-        """Commit of a hub name: the cache's, else the hub's, else the given revision."""
+        """The commit of a hub name, from the cache or from the hub. Raises ConfigError if the hub refuses the name.
+
+        If the path is a folder or the hub cannot be reached, it is the given revision.
+        """
         if self.folder.is_dir():
             return self.revision
         cached = self._cached("config.json")
@@ -94,7 +100,8 @@ class Checkpoint(NamedTuple):
             return HfApi().model_info(self.path, revision=self.revision, timeout=30).sha
         except HfHubHTTPError as error:
             reason = " ".join(str(error).split())[:200]
-            raise ConfigError(self.field, self.path, f"a checkpoint that the hub has and lets you read ({reason})") from error
+            allowed = f"a checkpoint that exists on the hub and that you may read ({reason})"
+            raise ConfigError(self.field, self.path, allowed) from error
 
     def unreachable(self) -> UserError:
         """The error for a hub name that is not in the cache while the hub cannot be reached."""
@@ -131,31 +138,36 @@ class Checkpoint(NamedTuple):
         try:
             return [index.parent / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(self.field, str(index), "an index of safetensors files that is whole") from error
+            raise ConfigError(self.field, str(index), "a complete index of safetensors files") from error
 
     def _numbers_in(self, file: Path) -> int:
-        size = file.stat().st_size
+        """Numbers in a safetensors file. Raises ConfigError."""
         with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            try:
-                header = json.loads(opened.read(length) if length < size else b"")
-                return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ConfigError(self.field, str(file), "a safetensors file that is whole") from error
+            _, shapes = self._header(opened, file, "shape")
+        return sum(map(math.prod, shapes))
 
     def _sample(self, file: Path) -> bytes:
         """Header, and the beginning, middle and end of every tensor of a safetensors file. Raises ConfigError."""
-        size = file.stat().st_size
         with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = opened.read(length) if length < size else b""
-            try:
-                tensors = {name: entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"}
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(self.field, str(file), "a safetensors file that is whole") from error
-            digest = hashlib.sha256(header + str(size).encode())
-            for begin, end in tensors.values():
+            header, offsets = self._header(opened, file, "data_offsets")
+            digest = hashlib.sha256(header + str(file.stat().st_size).encode())
+            for begin, end in offsets:
                 for offset in (begin, (begin + end) // 2, max(begin, end - _SAMPLE_BYTES)):
-                    opened.seek(8 + length + offset)
+                    opened.seek(8 + len(header) + offset)
                     digest.update(opened.read(min(_SAMPLE_BYTES, end - offset)))
         return digest.digest()
+
+    def _header(self, opened: BinaryIO, file: Path, entry: str) -> tuple[bytes, list[list[int]]]:
+        """The header of an open safetensors file, and a list of integers that it has for each tensor. Raises ConfigError.
+
+        Args:
+            entry: the name of the list: `shape`, or `data_offsets` in bytes after the header.
+        """
+        length = int.from_bytes(opened.read(8), "little")
+        header = opened.read(length) if length < file.stat().st_size else b""
+        try:
+            values = [tensor[entry] for name, tensor in json.loads(header).items() if name != "__metadata__"]
+            sum(map(math.prod, values))  # raises TypeError unless they are lists of numbers
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(self.field, str(file), "a complete safetensors file") from error
+        return header, values

@@ -1,4 +1,4 @@
-"""Conversations: what a model is asked, and the text of it, with a chat template or without one."""
+"""Conversations that a model continues, and their texts, with a chat template or without one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GAP = "\n\n"
 
 
 class Conversation(NamedTuple):
-    """What a model is asked: perhaps a system prompt and worked examples, then the turns of a problem."""
+    """The input of a model: a system prompt and worked examples, if configured, and then the turns of a problem."""
 
     turns: tuple[Message, ...]
     """The turns of the problem. The last one is the turn that the model answers."""
@@ -22,7 +22,7 @@ class Conversation(NamedTuple):
     examples: tuple[tuple[str, str], ...] = ()
     """Few-shot examples: the prompt and the answer of each."""
     system: str | None = None
-    """The system prompt; None where there is none, or where the turns begin with one."""
+    """The system prompt; None if there is none, or if the turns begin with one."""
 
     @classmethod
     def of(cls, text: str) -> Conversation:
@@ -30,7 +30,7 @@ class Conversation(NamedTuple):
         return cls(({"role": "user", "content": text},))
 
     def messages(self) -> list[Message]:
-        """All turns in order: the system turn, a turn of user and assistant for each example, the problem's turns."""
+        """All turns in order: the system turn, a user turn and an assistant turn for each example, the problem's turns."""
         own = 1 if self.turns[0]["role"] == "system" else 0
         system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
         shown: list[Message] = [turn for prompt, answer in self.examples
@@ -38,7 +38,7 @@ class Conversation(NamedTuple):
         return [*system, *self.turns[:own], *shown, *self.turns[own:]]
 
     def as_text(self) -> str:
-        """The text for a model without a chat template. Raises UserError where tools are to be shown.
+        """The text for a model without a chat template. Raises UserError if the conversation has tools.
 
         The blocks are separated by an empty line, and an example's answer follows its prompt after a space, as in
         lm-evaluation-harness. The texts of a conversation of several turns begin with their roles.
@@ -55,7 +55,7 @@ class Conversation(NamedTuple):
         return _GAP.join(f"{turn['role']}: {turn['content']}" for turn in self.messages())
 
     def with_template(self, tokenizer: Any, enable_thinking: bool) -> str:
-        """The text that the tokenizer's chat template makes. Raises UserError where the template refuses the conversation."""
+        """The text that the tokenizer's chat template makes. Raises UserError if the template refuses the conversation."""
         messages, tools = self.messages(), list(self.tools) or None
         text = _templated(tokenizer, messages, tools, enable_thinking)
         if tools and text == _templated(tokenizer, messages, None, enable_thinking):

@@ -9,9 +9,9 @@ _SECONDS = 5.0
 
 @cache
 def reachable() -> bool:
-    """Sends one request to the hub. If it fails, the hub's libraries are set to use only their local cache.
+    """Whether the hub can be reached. If one request fails, the hub's libraries are set to use only their local cache.
 
-    By default they would try five times, with growing pauses, and print a line for each try.
+    By default the libraries would try five times, with growing pauses, and print a line for each try.
     """
     import huggingface_hub.constants as hub
 

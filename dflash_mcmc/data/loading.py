@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 def rows_of(place: Place, columns: Sequence[str], whole: bool) -> list[dict]:
-    """The rows of a split, with these columns alone or as a whole. Raises UserError.
+    """The rows of a split, with only these columns, or with all columns if `whole`. Raises UserError.
 
     Fields of nested values that are None are left out, because a table of `datasets` has every field in every row.
     """
@@ -71,7 +71,11 @@ def _source(place: Place) -> str:
 
 
 def _saved(place: Place, found: Any) -> Any:
-    """The split of what `load_from_disk` returns: a table of one split, or several by name. Raises ConfigError."""
+    """The table of the configured split. Raises ConfigError.
+
+    Args:
+        found: the result of `load_from_disk`, which is one table, or a table for each split.
+    """
     if place.name is not None:
         raise ConfigError("dataset.name", place.name, "null with a folder that save_to_disk has written")
     splits = found if isinstance(found, dict) else {str(found.split or place.split): found}

@@ -1,4 +1,4 @@
-"""Rows whose fields the user names: from a row to a problem, with templates in Jinja where one field is not enough."""
+"""Turns rows into problems. The user names the fields, or gives Jinja templates where one field is not enough."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class NamedFields(FromFile):
     level_field: str | None = runtime("field of the level, a whole number, also as '3' or 'Level 3'; null = no level")
     subject_field: str | None = runtime("field of the subject, a text; null = no subject")
     solution_field: str | None = runtime("field of a worked solution, a text; null = no solution")
-    messages_field: str | None = runtime("field of a conversation, a list of role and content, which is asked up to its last "
-                                         "turn of the user or a tool; null asks the question alone")
+    messages_field: str | None = runtime("field of a conversation, a list of role and content; the model answers its "
+                                         "last turn of the user or a tool; null uses the question alone")
     tools_field: str | None = runtime("field of the tools that the chat template shows, a list of JSON schemas or its JSON "
                                       "text; null = no tools")
 
@@ -62,7 +62,7 @@ class NamedFields(FromFile):
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     def reads_whole_rows(self) -> bool:
-        """Whether a template reads `row`, and so perhaps any field."""
+        """Whether a template reads `row`, which can give it any field."""
         return any(_ROW in _undeclared(source) for source in (self.question_template, self.answer_template))
 
     def problem(self, row: dict, number: int) -> Problem:
@@ -124,7 +124,7 @@ def _rendered(field: str, source: str, row: dict, where: str) -> str:
 
 
 def _written(value: Any) -> Any:
-    """The digits of a whole number. A decimal number stays a number and is refused later: its original digits are lost."""
+    """A whole number as text; any other value unchanged. Decimal numbers are refused later: their original digits are lost."""
     return str(value) if type(value) is int else value
 
 

@@ -1,4 +1,4 @@
-"""Texts out of pickles, without unpickling: a pickle is a program, and this module executes none."""
+"""Reads texts from pickles without unpickling. A pickle is a program, and this module executes none."""
 
 from __future__ import annotations
 

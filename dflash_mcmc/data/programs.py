@@ -1,4 +1,4 @@
-"""What datasets of programs have in common: their gold answers are tests, which only some graders can run."""
+"""A check that datasets of programs share. Their gold answers are tests, which only some graders can run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def check_is_run(config: Config, dataset: str) -> None:
-    """Checks that the grader, where there is one, runs programs. Raises ConfigError."""
+    """Checks that the grader runs programs, if the run is graded. Raises ConfigError."""
     from dflash_mcmc.config.schema import groups_of
 
     if "grader" in groups_of(config) and not config.grader.runs_answers:
         able = options_with("grader", "runs_answers")
-        raise ConfigError("grader", name_of(config.grader), f"{able}, with dataset={dataset}, whose answers are run")
+        raise ConfigError("grader", name_of(config.grader), f"{able}, with dataset={dataset}, whose answers are programs")

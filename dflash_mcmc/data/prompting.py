@@ -1,4 +1,4 @@
-"""From a problem to what a model is asked: template, system prompt and few-shot examples."""
+"""Turns a problem into the conversation that a model continues: template, system prompt and few-shot examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dflash_mcmc.types import Message, Problem
 
 
 class Prompting(NamedTuple):
-    """How the problems of a dataset are asked."""
+    """How the problems of a dataset are presented to a model."""
 
     template: str
     """Text in which `{question}` is replaced by the question, or by the last turn of the user."""
@@ -25,7 +25,7 @@ class Prompting(NamedTuple):
     num_examples: int = 0
 
     def conversation(self, problem: Problem) -> Conversation:
-        """What a model is asked for a problem. Raises UserError.
+        """The conversation that presents a problem to a model. Raises UserError.
 
         The examples are the first `num_examples` that are not the problem itself.
         """
@@ -64,7 +64,7 @@ def shown_answer(problem: Problem) -> str:
 
 
 def template_of(prompt: str, file: str | None) -> str:
-    """The template's text: that of a file without the newline at its end, or the resolved prompt. Raises ConfigError."""
+    """The template's text: the file's text without its last newline, or the resolved prompt. Raises ConfigError."""
     if file is None:
         return prompts.resolve(prompt)
     try:

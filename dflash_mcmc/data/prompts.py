@@ -56,5 +56,5 @@ def resolve(prompt: str) -> str:
         return TEMPLATES[prompt].text
     if QUESTION not in prompt:
         allowed = f"one of {', '.join(TEMPLATES)}{did_you_mean(prompt, TEMPLATES)}, or a text with {QUESTION} in it"
-        raise ConfigError("dataset.prompt", prompt, f"{allowed}, where other braces stand for themselves")
+        raise ConfigError("dataset.prompt", prompt, f"{allowed}, in which other braces are kept as they are")
     return prompt

@@ -24,10 +24,10 @@ class Hub(NamedTuple):
 
 
 def of_file(path: str | None, columns: Iterable[str], field: str = "dataset.path") -> list[dict]:
-    """Rows of a JSON Lines file, gzipped if its name ends in .gz, or of a .csv file; each has these columns. Raises UserError.
+    """Rows of a JSON Lines file (`.gz` if it is gzipped) or of a .csv file. Each row has these columns. Raises UserError.
 
-    The file is read line by line as JSON, without the `datasets` library, which infers one type for a column: a gold answer
-    that looks like a date would become another text.
+    The file is not read with the `datasets` library, because that infers one type for a column: a gold answer that looks like
+    a date would become another text.
     """
     file = Path(path).expanduser() if path is not None else None
     if file is None or not file.is_file():
@@ -42,7 +42,7 @@ def of_file(path: str | None, columns: Iterable[str], field: str = "dataset.path
 
 
 def of_hub(source: Hub, revision: str | None, columns: Iterable[str]) -> list[dict]:
-    """Rows of a commit on the hub, each with these columns. Raises UserError."""
+    """Rows of a dataset on the hub at a commit. Each row has these columns. Raises UserError."""
     rows = _downloaded(source, revision)
     for number, row in enumerate(rows):
         _check_columns(row, columns, f"{source.name}@{revision}: row {number}")

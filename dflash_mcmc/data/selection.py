@@ -17,8 +17,7 @@ T = TypeVar("T")
 class ProblemSelection:
     """The problems that a run requests: the first `limit` of all problems, of those with some ids, or of some shards."""
 
-    limit: int | None = runtime("number of problems, from the start of those that ids or shards select; null takes all",
-                                    ge=1)
+    limit: int | None = runtime("number of problems: the first of those that ids or shards select; null takes all", ge=1)
     ids: list[str] | None = runtime("problems with these ids; null takes all")  # noqa: RUF009
     shards: list[int] | None = runtime(  # noqa: RUF009
         "numbers of the shards to take, from 0; shard i of num_shards is problems i, i + num_shards, i + 2 num_shards, ...; "
@@ -31,7 +30,7 @@ class ProblemSelection:
             if values == []:
                 raise ConfigError(f"dataset.{name}", [], "at least one, or null")
         if self.ids is not None and self.shards is not None:
-            raise ConfigError("dataset.ids", self.ids, "null with dataset.shards: one of the two says which problems")
+            raise ConfigError("dataset.ids", self.ids, "null with dataset.shards; only one of the two can select problems")
         if (self.shards is None) != (self.num_shards is None):
             missing, given = ("num_shards", "shards") if self.num_shards is None else ("shards", "num_shards")
             raise ConfigError(f"dataset.{missing}", None, f"not null with dataset.{given}; shards count from 0 on")
@@ -62,8 +61,8 @@ def chosen(problems: Sequence[T], limit: int | None, shards: Sequence[int] | Non
     """The first `limit` problems of these shards, or of all problems without shards, in their order. Raises ConfigError.
 
     Shards are strided: shard i of n is problems i, i + n, i + 2n, ..., as in the code of the guided-power-sampling
-    document (maxwell-gao/flashSpeculation, `range(shard, len(dataset), n_shards)`), so shards 0 to 7 of 40 of MATH-500 are
-    the document's 104 problems.
+    document (maxwell-gao/flashSpeculation, `range(shard, len(dataset), n_shards)`). Shards 0 to 7 of 40 of MATH-500 are the
+    document's 104 problems.
     """
     if shards is None or num_shards is None:
         return list(problems[:limit])

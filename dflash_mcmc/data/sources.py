@@ -72,7 +72,7 @@ class Benchmark(FromFile):
     """Number of problems of the published dataset."""
 
     def num_known(self) -> int | None:
-        """The published number, unless a file is read."""
+        """The published number; None if a file is read."""
         return self.num_published if self.path is None else None
 
     def check(self, config: Config) -> None:
@@ -83,7 +83,7 @@ class Benchmark(FromFile):
                               "digits, so that a run can be repeated; or a file, dataset.path=/path/to/test.jsonl")
 
     def resolved(self, config: Config) -> Benchmark:
-        """The dataset with the text of its prompt, and with a revision only where one is read."""
+        """The dataset with its prompt as text. The revision is null if a file is read."""
         revision = None if self.path else self.revision
         return dataclasses.replace(cast(Benchmark, Dataset.resolved(self, config)), revision=revision)
 
@@ -98,7 +98,7 @@ class Benchmark(FromFile):
         return FromFile.rows(self)
 
     def all_problems(self) -> list[Problem]:
-        """The problem of each row, in the published number. Raises UserError."""
+        """The problem of each row. Raises UserError, with `check_rows` also if their number is not the published one."""
         found = FromFile.all_problems(self)
         if self.check_rows and len(found) != self.num_published:
             raise UserError(f"dataset.path: {self.path or self.hub.name} has {len(found)} rows; allowed: the benchmark's "

@@ -1,4 +1,4 @@
-"""Datasets: problems with stable ids and gold answers. Those that are read from rows inherit `data.sources`."""
+"""Datasets: problems with stable ids and gold answers. Datasets that are read from rows inherit from `data.sources`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Dataset(ProblemSelection, Component):
                                       "identity; null takes dataset.prompt")
     system: str | None = identity("text of a system turn before everything else; null adds none", off=None)
     fewshot: int = identity("number of worked examples before each problem, which are never the problem itself", ge=0, off=0)
-    fewshot_seed: int = identity("seed of the choice of the examples, which are the same for all problems", off=0)
+    fewshot_seed: int = identity("seed of the order in which examples are chosen, the same for all problems", off=0)
     fewshot_path: str | None = runtime("file of the examples, in the format of the dataset's own; its content is part of the "
                                        "identity; null takes the dataset's other problems")
 
@@ -43,7 +43,7 @@ class Dataset(ProblemSelection, Component):
         """Every problem of the dataset. Raises UserError if they cannot be read."""
 
     def num_known(self) -> int | None:
-        """Number of all problems, where it is known without reading them."""
+        """Number of all problems if it is known without reading them, else None."""
         return None
 
     def check(self, config: Config) -> None:
@@ -52,7 +52,7 @@ class Dataset(ProblemSelection, Component):
         prompting.template_of(self.prompt, self.prompt_file)
 
     def resolved(self, config: Config) -> Dataset:
-        """The dataset with the text of its prompt: a template's name and the same text written out give the same run."""
+        """The dataset with its prompt as text. The name of a template and the template's text therefore give the same run."""
         return dataclasses.replace(self, prompt=prompting.template_of(self.prompt, self.prompt_file),
                                    fewshot_seed=self.fewshot_seed if self.fewshot else 0)
 
@@ -63,7 +63,7 @@ class Dataset(ProblemSelection, Component):
         return self.all_problems()
 
     def prompting(self) -> prompting.Prompting:
-        """How a model is asked the problems. Raises UserError if there are no such examples."""
+        """How the problems are presented to a model. Raises UserError if the few-shot examples cannot be read."""
         template = prompting.template_of(self.prompt, self.prompt_file)
         if not self.fewshot:
             return prompting.Prompting(template, self.system)
@@ -89,13 +89,13 @@ class Dataset(ProblemSelection, Component):
         return len(self.problems())
 
     def fingerprint(self) -> str:
-        """Hash of all problems of the dataset, so that a run can be extended to more of them, and of the examples.
+        """Hash of all problems of the dataset and of the examples. Raises UserError for a problem whose prompt cannot be made.
 
-        Raises UserError for a problem that cannot be asked as configured.
+        It covers problems that are not requested, too. A run can therefore be extended to them.
         """
         problems = self.all_problems()
         asked = self.prompting()
         for problem in problems if asked.examples or self.system is not None else []:
-            asked.conversation(problem)  # every prompt can be made, which is known before a model is loaded
+            asked.conversation(problem)  # finds a prompt that cannot be made, before any model is loaded
         examples = self.examples() if self.fewshot else problems
         return content_hash(problems if examples == problems else [*problems, *examples])

@@ -29,8 +29,8 @@ NUM_TEST_PROBLEMS = 300
 _TEST_SEED = 2026
 _STORED = Path(__file__).resolve().parent.parent / "assets" / "arith.jsonl"
 _LARGEST = 9999
-# How often a solution takes each way. No way dominates. A greedy decoder prefers a product at once, but a product in full is
-# more reliable, so the accuracy depends on the sampler.
+# How often a solution takes each way. No way dominates. A greedy decoder prefers to compute a product at once. To work it in
+# full is more reliable, so the accuracy depends on the sampler.
 _WITHOUT_WORK = 0.30
 _MERGED_PRODUCT = 0.25
 _MERGED_SUM = 0.30
@@ -54,7 +54,7 @@ class Arith(Dataset):
 
 @cache
 def _test_problems() -> list[Problem]:
-    """The stored test problems. Generating them takes a third of a second in every start."""
+    """The stored test problems. Generating them would add a third of a second to every start."""
     return [Problem(**json.loads(line)) for line in _STORED.read_text().splitlines()]
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class ClBench(FromFile):
     """CL-bench's tasks from a JSON Lines file: long contexts, for probes and for grader=judge.
 
-    A problem keeps the turns of its conversation up to the last one of the user, and they go through the chat template. The
-    gold answer is empty and there is no solution; the subject is the category of the context.
+    A problem is a conversation up to the user's last turn. The chat template renders its turns. The gold answer is empty
+    without grader=judge, and there is no solution. The subject is the category of the context.
     """
 
     path: str | None = runtime("JSON Lines file with messages and metadata.task_id; needed, since its place on the hub is "
@@ -39,7 +39,7 @@ class ClBench(FromFile):
     required = ("messages", "metadata")
 
     def check(self, config: Config) -> None:
-        """Checks that a judge grades, or nothing. Raises ConfigError."""
+        """Checks that the grader is a judge, if the run is graded. Raises ConfigError."""
         from dflash_mcmc.config.schema import groups_of
 
         if "grader" in groups_of(config) and not config.grader.judges:
@@ -65,7 +65,7 @@ class ClBench(FromFile):
                        messages=messages)
 
     def _gold(self, row: dict, number: int) -> str:
-        """The rubrics as a JSON list, or nothing. Raises UserError for a row without rubrics where they are needed."""
+        """The rubrics as a JSON list; an empty text if the run is not graded. Raises UserError for a row that lacks them."""
         if not self.rubrics:
             return ""
         rubrics = row.get("rubrics")

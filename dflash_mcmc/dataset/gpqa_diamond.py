@@ -21,8 +21,8 @@ _LETTERS = "ABCD"
 class GpqaDiamond(Benchmark):
     """GPQA-diamond, from the hub (Idavidrein/gpqa, which asks for an account) or its CSV file; for grader=choice.
 
-    The question ends in the four options in a fixed random order, as `A) ...`. The gold answer is the letter of the right one,
-    which grader=choice with letters=ABCD reads.
+    The question ends with the four options in a fixed random order, as `A) ...`. The gold answer is the letter of the right
+    option, for grader=choice with letters=ABCD.
     """
 
     path: str | None = runtime("gpqa_diamond.csv, or a JSON Lines file with its columns; null takes the hub")

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class HumanEval(Benchmark):
     """HumanEval, from the hub (openai/openai_humaneval) or a JSON Lines file; for grader=code.
 
-    The question is the beginning of a file: imports, signature, docstring. A chat model writes all of it in a code block
-    (prompt=code); a base model continues it (prompt=plain with model.chat=false). The gold answer is JSON with the parts for
-    running a completion: `prompt`, `test` and `entry_point`. The solution is the published body.
+    The question is the beginning of a file: imports, signature, docstring. A chat model writes the whole file in a code
+    block (prompt=code); a base model continues it (prompt=plain with model.chat=false). The gold answer is JSON with the
+    parts for running a completion: `prompt`, `test` and `entry_point`. The solution is the published body.
     """
 
     path: str | None = runtime("JSON Lines file with task_id, prompt, entry_point, canonical_solution and test; null "

@@ -30,13 +30,14 @@ _TO_WRITE = "# YOUR CODE HERE"
 class LiveCodeBench(FromFile):
     """LiveCodeBench's code generation from a file of livecodebench/code_generation_lite; for grader=code.
 
-    The question is the problem and the format of the answer, as lcb_runner writes them. The gold answer is JSON with `inputs`
-    and `outputs`, lists of texts, and `fn_name`: null for a program that reads stdin, or the name of the method of `class
-    Solution`. The file's private tests are a pickled text, which is read without unpickling: nothing in a file is executed.
+    The question has the problem and the format of the answer, in the wording of lcb_runner. The gold answer is JSON. Its
+    `inputs` and `outputs` are lists of texts. Its `fn_name` is the name of the method of `class Solution`, or null for a
+    program that reads stdin. The file's private tests are a pickled text. It is read without unpickling, so nothing in a file
+    is executed.
     """
 
-    path: str | None = runtime("test.jsonl, test2.jsonl, ... of livecodebench/code_generation_lite; needed, since the hub has "
-                               "them behind code that is not run here")
+    path: str | None = runtime("test.jsonl, test2.jsonl, ... of livecodebench/code_generation_lite; needed, because the "
+                               "hub's loader is a program, which is not run here")
     private_tests: bool = runtime("whether the private tests are used as well, as for published scores; their content is part "
                                   "of the identity, and each record holds its tests, which can be megabytes")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
 _SETUP = ("test_setup_code", "test_imports")
-"""What is run before a program: a text in the full file, a list of texts in the sanitized file."""
+"""Fields with code that runs before a program: the text of the full file, and the list of texts of the sanitized file."""
 
 
 @register("dataset", "mbpp")
@@ -26,7 +26,7 @@ _SETUP = ("test_setup_code", "test_imports")
 class Mbpp(Benchmark):
     """MBPP's test split, from the hub (google-research-datasets/mbpp) or a JSON Lines file; for grader=code.
 
-    The question is the task, and then the tests, as in the paper. The gold answer is JSON with `test_list`, and
+    The question is the task, followed by the tests, as in the paper. The gold answer is JSON with `test_list`, and
     `test_setup_code` or `test_imports` where the row has them. The solution is the published program. The sanitized file
     (257 problems in its test split) has its task in `prompt`, and is read with check_rows=false.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import LARGEST, SMALLEST
-from dflash_mcmc.registry import options_with
+from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -20,7 +20,7 @@ _NEED_SAMPLED_DRAFTS = ("argmax_proposal", "residual_by_draft_noise", "unprocess
 
 
 class Decoder(Component):
-    """Base class of decoders. A leaf needs `speculation`; one with `is_null` decodes token by token."""
+    """Base class of decoders. A subclass defines `speculation`. A decoder with `is_null` decodes token by token."""
 
     __slots__ = ()
 
@@ -31,20 +31,31 @@ class Decoder(Component):
         """The rule by which an engine verifies drafted blocks; None for decoding token by token."""
 
 
+def check_plain(config: Config, user: str) -> None:
+    """Checks that the decoder decodes token by token. Raises ConfigError.
+
+    Args:
+        user: the option that needs it, and why, for the error.
+    """
+    if not config.decoder.is_null:
+        plain = options_with("decoder", "is_null")
+        raise ConfigError("decoder", name_of(config.decoder), f"{plain} with {user}")
+
+
 class SpeculativeDecoder(Decoder):
-    """Base class of decoders that verify the blocks of a draft. A leaf declares the fields below."""
+    """Base class of decoders that verify the blocks of a draft. A subclass declares the fields below."""
 
     __slots__ = ()
 
     needs_draft = True
 
-    if TYPE_CHECKING:  # the leaf's dataclass fields
+    if TYPE_CHECKING:  # dataclass fields of the subclass
         @property
         def draft_temperature(self) -> float | None: ...
         fault: str | None
 
     def check(self, config: Config) -> None:
-        """Checks the draft's temperature, and that a fault is run in experiment=faults and changes something.
+        """Checks the draft's temperature and the fault, which needs experiment=faults and a setting in which it has an effect.
 
         Raises ConfigError.
         """
@@ -65,6 +76,6 @@ class SpeculativeDecoder(Decoder):
                               "penalty)")
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The draft's temperature has no effect where no draft token is sampled."""
+        """No draft temperature if no draft token is sampled, because it then has no effect."""
         idle = not config.draft.has_density or config.sampler.is_deterministic
         return {"draft_temperature": None} if idle else {}

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class SpeculativeMatch(SpeculativeDecoder):
     """Draw the target's token at each drafted position; keep the tokens up to the first that differs from the draft's.
 
-    Each token is drawn by the uniform of its position, as in plain decoding. At one seed the tokens are therefore the
-    same as in plain decoding, for every draft (in float32; in half precision up to near-ties). Daliri et al. 2024
+    Each token is drawn by the uniform of its position, as in plain decoding. With the same seed, the tokens are therefore the
+    same as in plain decoding, for every draft (in float32; in half precision except at near-ties). Daliri et al. 2024
     (arXiv 2408.07978) call this drafter-invariant.
     """
 

@@ -23,7 +23,7 @@ class SpeculativeRejection(SpeculativeDecoder):
     """Keep a drafted token with probability min(1, p / q); replace the first rejected one from (p - q)+.
 
     Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). The tokens have the same
-    law as in plain decoding, but at one seed they are different tokens.
+    law as in plain decoding. With the same seed, plain decoding draws other tokens.
     """
 
     draft_temperature: float | None = identity("temperature of the draft; null takes the sampler's own, 0 proposes "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Draft(Component):
-    """Base class of drafts. A leaf needs `load`."""
+    """Base class of drafts. A subclass defines `load`."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class Draft(Component):
         """Checks, without loading weights, that the draft fits a target. Raises UserError."""
 
     def size(self) -> DraftSize | None:
-        """What an engine's memory depends on; None if there is no draft or if its files are not here yet. Raises UserError."""
+        """The sizes that an engine's memory plan needs; None without a draft, or before its download. Raises UserError."""
         return None
 
 

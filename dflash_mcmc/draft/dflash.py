@@ -47,7 +47,10 @@ class DFlashDraft(Draft):
             self._shape_for(self._checkpoint().folder)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The revision is part of the content; null and auto are replaced by their actual values."""
+        """The fields as the identity has them: null and auto are replaced by their actual values.
+
+        `revision` is null, because the identity has the hash of the content.
+        """
         values: dict[str, object] = {"revision": None}
         if self._checkpoint().folder.is_dir():
             from dflash_mcmc.engine.speculative.dflash.config import read_shape

@@ -21,5 +21,5 @@ class NoDraft(Draft):
     is_null = True
 
     def load(self, target: LanguageModel) -> None:
-        """Nothing."""
+        """Returns None, because there is no draft."""
         return None

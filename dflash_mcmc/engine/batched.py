@@ -1,20 +1,24 @@
 """The batched engine: many chains of many problems in one ragged batch over a cache of slots.
 
-Each chain has a slot. A draw continues a sequence. The keys and values of the longest prefix that the slot still holds are
-kept, and the rest of the sequence is read in pieces. Its last token is always fed by a decode step. Every token of every
-chain is therefore drawn by the same code.
+Each operation of a chain has a slot. A draw continues a sequence. The keys and values of the longest prefix that the slot
+still holds are kept, and the rest of the sequence is read in pieces. Its last token is always fed by a decode step. Every
+token of every chain is therefore drawn by the same code.
 
     scheduler.py      admits waiting chains to slots and gives chains their answers
+    live_chain.py     the request of a chain, its answers and its cost
     operations.py     carries out a draw or a score in a slot
     slot_memory.py    keys and values of the slots
+    contents.py       which tokens they belong to
     decode_loop.py    decode steps of all live rows
     model_runner.py   forwards of the target
 
-The engine is fast for four reasons. `Options` has a switch for most of them.
+The engine is fast for five reasons. `Options` has a switch for most of them.
 - Prompts are read ahead, many at once.
 - A draw along the current sequence starts at the first token that differs. The stored intervals give this token without a
   forward of the model.
 - A draw ends when it crosses its floor.
+- Operations that are asked for together take a slot each. Rows with the same first tokens copy keys and values, and draws
+  share forwards until their tokens differ.
 - A spare row keeps the current sequence's keys and values while a draw overwrites them.
 
 All shapes are from a ladder. On a CPU in float32 the numbers of a row therefore do not depend on the rest of the batch.
@@ -32,7 +36,7 @@ import torch
 from dflash_mcmc.engine import attention
 from dflash_mcmc.engine.blending import TargetBlend
 from dflash_mcmc.engine.cache import CacheShape, SlotCache
-from dflash_mcmc.engine.decode_loop import DecodeLoop, EndedDraw
+from dflash_mcmc.engine.decode_loop import DecodeLoop, Stop
 from dflash_mcmc.engine.graphs import GraphedSteps
 from dflash_mcmc.engine.interface import DEFAULTS, Counters, Finished, Options, Tag
 from dflash_mcmc.engine.ladder import Ladder, cache_size, ladder_of
@@ -99,7 +103,8 @@ class BatchedEngine:
             stepper = GraphedSteps(stepper)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, options.steps_between_checks or (4 if on_gpu else 1),
                                 tracer)
-        self._operations = Operations(self._memory, self._loop, speculation, options, model.stop_ids)
+        sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
+        self._operations = Operations(self._memory, self._loop, speculation, options, model.stop_ids, sharing)
         self._meter = Meter()
 
     @property
@@ -124,25 +129,24 @@ class BatchedEngine:
         scheduler = Scheduler(chains, self.num_slots, self._operations, self._memory, self._loop, self._meter)
         with self._memory.runner.ready():
             yield from scheduler.fill()
-            while scheduler.slots:
-                started, live = time.perf_counter(), len(scheduler.slots)
-                ended = self._step(scheduler)
+            while scheduler.live:
+                started, live = time.perf_counter(), len(scheduler.live)
+                stop = self._step(scheduler)
                 self._meter.share(started, live)
-                for draw in reversed(ended):
-                    yield from scheduler.end_draw(draw)
+                yield from scheduler.end_steps(stop)
                 yield None
 
-    def _step(self, scheduler: Scheduler) -> list[EndedDraw]:
-        """Reads the missing tokens of the rows, then steps the rows. Returns the draws that have ended."""
+    def _step(self, scheduler: Scheduler) -> Stop:
+        """Reads the missing tokens of the rows, then steps the rows. Returns what has ended."""
         started = time.perf_counter()
         read = self._memory.read()
         if read[0]:
             self._meter.count_reading(*read, started)
         self._loop.prepare()
         started = time.perf_counter()
-        ended, row_steps = self._loop.run(scheduler.slots)
-        self._meter.count_steps(self._loop.steps_a_look, row_steps, scheduler.busy_slots, started)
-        return ended
+        stop = self._loop.run(scheduler.live)
+        self._meter.count_steps(self._loop.steps_a_look, stop.row_steps, scheduler.busy_slots, started)
+        return stop
 
 
 def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, ladder: Ladder, device: torch.device) -> BlockGrid:

@@ -82,6 +82,7 @@ class SlotCache(Cache):
 
     def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
                  companion: CacheShape | None = None):
+        self._shape = shape
         self.keys, self.values = (
             # Uninitialised memory may hold NaN. A masked position has weight zero, but zero times NaN is NaN.
             torch.zeros(shape.num_layers, num_rows, shape.num_heads, length, dim, dtype=shape.dtype, device=device)
@@ -91,6 +92,10 @@ class SlotCache(Cache):
         super().__init__(layers=[*self.slot_layers])
         self._row_ids = torch.arange(num_rows, device=device)[:, None]
         self.companion = None if companion is None else SlotCache(companion, num_rows, length, device)
+
+    def of_one_row(self, length: int) -> SlotCache:
+        """A cache of the same shape on the host, with one row of `length` positions."""
+        return SlotCache(self._shape, 1, length, "cpu", self.companion._shape if self.companion else None)
 
     @property
     def length(self) -> int:
@@ -150,6 +155,20 @@ class SlotCache(Cache):
         self.values[:, row, :, start:stop] = source.values[:, source_row, :, start:stop]
         if self.companion is not None:
             self.companion.copy(source.drafts, source_row, row, start, stop)
+
+    def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
+        """Exchanges two rows, of which the first `length_a` and `length_b` positions matter."""
+        if not length_a or not length_b:
+            source, row = (a, b) if length_a else (b, a)
+            self.copy(self, source, row, 0, max(length_a, length_b))
+            return
+        length = max(length_a, length_b)
+        for memory in (self.keys, self.values):
+            kept = memory[:, a, :, :length].clone()
+            memory[:, a, :, :length] = memory[:, b, :, :length]
+            memory[:, b, :, :length] = kept
+        if self.companion is not None:
+            self.companion.swap(a, b, length_a, length_b)
 
     def clear(self, row: int | slice = slice(None)) -> None:
         """Sets a row, or all rows, to zero. This removes NaN: a masked position has weight zero, but zero times NaN is NaN."""

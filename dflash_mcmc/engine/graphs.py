@@ -1,7 +1,7 @@
 """Decode steps captured as CUDA graphs and replayed: on a GPU a small step takes as long as the launches of its kernels.
 
 A graph has fixed shapes. So on a GPU the engine uses a short ladder of batches and key lengths, and captures each shape when
-it is first needed. Steps in which rows draw with different sampling parameters run without a graph.
+it is first needed. Steps run without a graph if rows draw with different sampling parameters, or share forwards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.rows import Rows, Status
-from dflash_mcmc.engine.stepper import Group, Stepper
+from dflash_mcmc.engine.stepper import Group, Riders, Stepper
 
 _WARM_UPS = 2
 
@@ -27,12 +27,12 @@ class GraphedSteps:
         self._pool: Any = None
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool) -> None:
+             floors: bool, riders: Riders | None = None) -> None:
         """See `Stepper.step`."""
-        if len(groups) > 1:
-            self._stepper.step(cache, state, batch, key_length, groups, floors)
+        if len(groups) > 1 or riders is not None:
+            self._stepper.step(cache, state, batch, key_length, groups, floors, riders)
             return
-        name = (batch, key_length, groups[0].params, groups[0].source, floors, len(state.seen), len(state.counts))
+        name = (batch, key_length, groups[0], floors, len(state.seen), len(state.counts), state.columns.shape[2])
         if name not in self._graphs:
             self._graphs[name] = self._capture(cache, state, batch, key_length, groups, floors)
         self._graphs[name].replay()

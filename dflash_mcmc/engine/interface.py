@@ -42,6 +42,8 @@ class Options(NamedTuple):
     """Keep the current sequence's keys and values in a spare row while a draw overwrites them."""
     skip_identical: bool = True
     """Take the tokens that a draw shares with `Draw.along` without a forward of the model."""
+    share_forwards: bool = True
+    """Let draws that were asked for together share forwards until their tokens differ."""
     whole_blocks: bool = True
     """Draw all tokens of a draft's block at once, and read them in one forward of the target."""
     attention: str = "auto"

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.cache import CacheShape
+from dflash_mcmc.engine.prompt_encoder import GROWING_ROPES, encode, max_positions, rope_of
 from dflash_mcmc.errors import UserError
 
 _LAYER_NAMES = ("layers", "h")
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f")
 _FULL_ATTENTION = {"full_attention", "attention", "sliding_attention"}
-_GROWING_ROPES = ("dynamic", "longrope")
-"""Rotations that change for all positions when the longest sequence of the batch exceeds the original length."""
 
 
 class LanguageModel:
@@ -45,7 +44,7 @@ class LanguageModel:
         self.final_norm = _find(self.decoder, _NORM_NAMES)
         self.vocab_size = self.head.weight.shape[0]
         self.max_positions = max_positions(self.config)
-        self.capturable = _rope(self.config).get("rope_type") not in _GROWING_ROPES
+        self.capturable = rope_of(self.config).get("rope_type") not in GROWING_ROPES
         # The head works in float32. Logits in bfloat16 would have errors of up to 0.1 nat per token, multiplied by alpha.
         self._head_weight = self.head.weight.detach().float()
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
@@ -125,11 +124,6 @@ class LanguageModel:
                             "scale); allowed: a plain linear head")
 
 
-def encode(tokenizer: Any, text: str, add_special_tokens: bool) -> np.ndarray:
-    """Token ids of a text, int64."""
-    return np.array(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int64)
-
-
 def _parts(model: Any) -> tuple[Any, Any, Any]:
     """Decoder, head and config of a model of `transformers`."""
     return model.base_model, model.get_output_embeddings(), model.config
@@ -151,22 +145,6 @@ def _find(decoder: Any, names: tuple[str, ...]) -> Any:
             return getattr(decoder, name)
     raise UserError(f"model.path: {type(decoder).__name__} has none of {', '.join(names)}; allowed: a decoder-only model "
                     "laid out as Qwen, Llama or GPT-2")
-
-
-def max_positions(config: Any) -> int | None:
-    """Longest sequence on which a model of this configuration has plain full attention; None without a limit."""
-    limits = [getattr(config, "max_position_embeddings", None)]
-    if getattr(config, "use_sliding_window", True):
-        limits.append(getattr(config, "sliding_window", None))
-    rope = _rope(config)
-    if rope.get("rope_type") in _GROWING_ROPES:
-        limits.append(rope.get("original_max_position_embeddings")
-                      or getattr(config, "original_max_position_embeddings", None))
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _rope(config: Any) -> dict:
-    return getattr(config, "rope_parameters", None) or {}
 
 
 def _stop_ids(model: Any, tokenizer: object | None) -> set[int]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import torch
 
+from dflash_mcmc.engine import columns
 from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.model_runner import ModelRunner
 from dflash_mcmc.engine.rows import RowCounts, Rows, Status
 from dflash_mcmc.engine.speculative.block_grid import Said
 from dflash_mcmc.engine.speculative.commit import below_floor
-from dflash_mcmc.engine.stepper import Group
+from dflash_mcmc.engine.stepper import Group, Riders
 
 Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(tokens, log q, intervals): int64 (rows,), float64 (rows,), float64 (rows, 2)."""
@@ -36,22 +37,30 @@ class PlainSteps:
                 "blocks_drafted": counts.blocks}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool) -> None:
-        """One token for every live row among the first `batch`; see `Stepper.step`."""
+             floors: bool, riders: Riders | None = None) -> None:
+        """One token for every live row among the first `batch`, and for the riders; see `Stepper.step`."""
         rows, position = state.ids[:batch], state.position[:batch]
         fed = state.tokens[rows, position][:, None]
         said = self._said(cache, state, batch, key_length, groups)
         hidden = self.runner.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
         sources = {group.source for group in groups}
         logits = self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], sources, said)
+        if riders is not None:
+            batch = riders.batch
+            rows, position = state.ids[:batch], state.position[:batch]
+            logits = _ridden(logits, riders)
         target = laws.weigh(logits["blended"])
         failed = ~torch.isfinite(target.maximum[:, 0])
         for values in list(logits.values())[1:]:
             failed |= ~torch.isfinite(values.amax(dim=-1))
-        tokens, log_q, interval = _draw(logits, target, state.uniforms[rows, position + 1], groups, state.history(batch))
+        history = state.history(batch)
+        tokens, log_q, interval = _draw(logits, target, state.uniforms[rows, position + 1], groups, history)
         log_p = target.log_probability(tokens)
         scores = torch.cat([log_p[:, None], log_q[:, None], interval], dim=1)
-        self._write(state, batch, failed, tokens, scores, floors)
+        further = columns.of_groups(groups, tokens, logits, target, history, 1, state.columns.shape[2])
+        self._write(state, batch, failed, tokens, scores, further, floors)
+        if riders is not None:
+            _part(state, riders, tokens)
 
     def _said(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Said | None:
         """The draft's hidden states for the next tokens; None if no row needs them."""
@@ -61,13 +70,15 @@ class PlainSteps:
         return grid.at_step(cache, state, batch, key_length)
 
     def _write(self, state: Rows, batch: int, failed: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor,
-               floors: bool) -> None:
+               further: torch.Tensor | None, floors: bool) -> None:
         """Writes the drawn tokens and advances the live rows. Other rows do not change."""
         rows, at, status = state.ids[:batch], state.position[:batch] + 1, state.status[:batch]
         live = status == Status.LIVE
         drawn = live & ~failed
         where = torch.where(drawn, at, state.nowhere)
         state.tokens[rows, where], state.scores[rows, where] = tokens, scores
+        if further is not None:
+            state.columns[rows, where] = further
         if len(state.seen):
             state.seen[rows, tokens] = state.seen[rows, tokens] | drawn
         if len(state.counts):
@@ -81,6 +92,19 @@ class PlainSteps:
             found = torch.where(ended, found, Status.ABANDONED * below)
         found = torch.where(failed, Status.FAILED, found)
         state.status[:batch] = torch.where(live, found, status)
+
+
+def _ridden(logits: dict[str, torch.Tensor], riders: Riders) -> dict[str, torch.Tensor]:
+    """The logits of all rows that draw, those of riders from their leaders. Equal tensors stay one tensor."""
+    found = {id(values): values[riders.leader] for values in logits.values()}
+    return {name: found[id(values)] for name, values in logits.items()}
+
+
+def _part(state: Rows, riders: Riders, tokens: torch.Tensor) -> None:
+    """Parts live riders from leaders that have drawn another token or have ended."""
+    status = state.status[: riders.batch]
+    apart = (tokens != tokens[riders.leader]) | (status[riders.leader] != Status.LIVE)
+    state.status[: riders.batch] = torch.where((status == Status.LIVE) & apart, Status.PARTED, status)
 
 
 def _below_floor(state: Rows, batch: int, drawn: torch.Tensor, at: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

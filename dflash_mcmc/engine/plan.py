@@ -75,7 +75,7 @@ def predict(model: LanguageModel | TargetShape, num_slots: int, max_length: int,
     return MemoryPlan(num_slots, max_length, caches, step, reading, growing)
 
 
-def plan(model: LanguageModel | TargetShape, num_slots: int | None, num_chains: int, max_length: int, prompt_length: int,
+def plan(model: LanguageModel | TargetShape, num_slots: int | None, num_draws: int, max_length: int, prompt_length: int,
          options: Options, memory_gb: float | None, drafter: Drafter | DraftSize | None = None,
          still_to_load: int = 0) -> MemoryPlan:
     """The plan for `num_slots` slots, or for as many as fit if it is None. Raises ConfigError if they do not fit.
@@ -84,7 +84,7 @@ def plan(model: LanguageModel | TargetShape, num_slots: int | None, num_chains: 
         still_to_load: bytes of weights that are not loaded yet, and that the free memory has to hold too.
     """
     limit = memory_gb * _GB if memory_gb is not None else _SHARE * max(0, free_bytes(model.device) - still_to_load)
-    wanted = min(num_slots or _MOST_SLOTS, num_chains)
+    wanted = min(num_slots or _MOST_SLOTS, num_draws)
 
     def plan_of(slots: int) -> MemoryPlan:
         return predict(model, slots, max_length, prompt_length, options, drafter)

@@ -22,6 +22,8 @@ class Status(enum.IntEnum):
     """The draw crossed its floor."""
     FAILED = 3
     """The model gave logits that are not numbers."""
+    PARTED = 4
+    """The draw shared the forwards of another row, and cannot any longer. It goes on once it has keys and values."""
 
 
 class Start(NamedTuple):
@@ -72,12 +74,16 @@ class RowCounts(NamedTuple):
 
 
 class DrawnTokens(NamedTuple):
-    """The tokens of a draw, int64 (n,), with their log p and log q, float64 (n,), and their intervals, float64 (n, 2)."""
+    """The tokens of a draw, int64 (n,), with their log p and log q, float64 (n,), and their intervals, float64 (n, 2).
+
+    `columns`, float64 (n, k), has what `columns.py` measures.
+    """
 
     tokens: np.ndarray
     log_p: np.ndarray
     log_q: np.ndarray
     interval: np.ndarray
+    columns: np.ndarray
 
 
 class Rows:
@@ -88,6 +94,7 @@ class Rows:
         tokens: int64 (rows, length), the tokens of the draw; only `set_tokens` writes earlier tokens.
         uniforms: float64 (rows, length), each at the position of the token that it draws.
         scores: float64 (rows, length, 4): log p, log q and the two ends of the interval of the token at a position.
+        columns: float64 (rows, length, k), entropy and log q and intervals under further laws (`columns.py`); k may be 0.
         position: int64 (rows,), position of the token that is fed next.
         last: int64 (rows,), position of the last token that may be drawn.
         origin: int64 (rows,), position of the first generated token.
@@ -111,6 +118,7 @@ class Rows:
         self.tokens = torch.zeros(num_rows, length, dtype=torch.int64, device=device)
         self.uniforms = torch.zeros(num_rows, length, dtype=torch.float64, device=device)
         self.scores = torch.zeros(num_rows, length, 4, dtype=torch.float64, device=device)
+        self.columns = torch.zeros(num_rows, length, 0, dtype=torch.float64, device=device)
         self.noise = torch.zeros(num_rows, length, num_noise, dtype=torch.float64, device=device)
         self._whole = torch.zeros(9, num_rows, dtype=torch.int64, device=device)
         self._real = torch.zeros(4, num_rows, dtype=torch.float64, device=device)
@@ -164,16 +172,29 @@ class Rows:
         """The tokens that penalties read, of the first rows."""
         return History(*(values[:batch] if len(values) else None for values in (self.seen, self.counts)))
 
-    def move(self, source: int, destination: int) -> None:
-        """Copies a row over another. The caller then marks the source as idle."""
-        for state in (self.tokens, self.uniforms, self.scores, self.seen, self.counts, self.noise):
-            if len(state):
-                state[destination] = state[source]
-        self._whole[:, destination], self._real[:, destination] = self._whole[:, source], self._real[:, source]
+    def reserve_columns(self, width: int) -> None:
+        """Makes room for `width` columns."""
+        if width > self.columns.shape[2]:
+            self.columns = torch.nn.functional.pad(self.columns, (0, width - self.columns.shape[2]))
 
-    def idle(self, row: int | slice) -> None:
-        """Marks a row, or all rows, as free."""
-        self.position[row], self.status[row] = 0, Status.DONE
+    def swap(self, a: int, b: int) -> None:
+        """Exchanges two rows."""
+        for state in (self.tokens, self.uniforms, self.scores, self.columns, self.seen, self.counts, self.noise):
+            if state.numel():
+                state[[a, b]] = state[[b, a]]
+        self._whole[:, [a, b]], self._real[:, [a, b]] = self._whole[:, [b, a]], self._real[:, [b, a]]
+
+    def go_on(self, rows: Sequence[int]) -> None:
+        """Lets rows that have parted from others go on."""
+        self.status[list(rows)] = Status.LIVE
+
+    def tokens_at(self, rows: Sequence[int], positions: np.ndarray) -> list[int]:
+        """The token of each of these rows at its position."""
+        return self.tokens[list(rows), torch.from_numpy(positions).to(self.device)].cpu().tolist()
+
+    def idle(self, row: int | slice, position: int = 0) -> None:
+        """Marks a row, or all rows, as free. A step that feeds it writes keys and values from `position` on."""
+        self.position[row], self.status[row] = position, Status.DONE
 
     def progress(self, num_rows: int) -> RowProgress:
         """Progress of the first rows. Waits for the device."""
@@ -187,6 +208,7 @@ class Rows:
         index = torch.from_numpy(np.stack([rows, positions])).to(self.device)
         tokens = self.tokens[index[0], index[1]].cpu().numpy()
         scores = self.scores[index[0], index[1]].cpu().numpy()
+        columns = self.columns[index[0], index[1]].cpu().numpy()
         ends = np.cumsum([stop - start for _, start, stop in spans])[:-1]
-        return [DrawnTokens(t, s[:, 0].copy(), s[:, 1].copy(), s[:, 2:].copy())
-                for t, s in zip(np.split(tokens, ends), np.split(scores, ends), strict=True)]
+        return [DrawnTokens(t, s[:, 0].copy(), s[:, 1].copy(), s[:, 2:].copy(), c)
+                for t, s, c in zip(*(np.split(values, ends) for values in (tokens, scores, columns)), strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dflash_mcmc.engine import columns
 from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.model_runner import ModelRunner
@@ -13,8 +14,8 @@ from dflash_mcmc.ops import Score, grid_origin
 
 
 def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
-           sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """(log p, log q, intervals) of the tokens of `score`, read piece by piece; None if the logits are not numbers.
+           sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """(log p, log q, intervals, columns) of the tokens of `score`, read piece by piece; None if the logits are not numbers.
 
     Args:
         cache, row: the row's cache holds the sequence before the scored tokens, except the last token before them.
@@ -28,28 +29,32 @@ def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
         if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
             return None
         parts.append(_piece(logits, score, sequence, first))
-    log_p, log_q, interval = (np.concatenate(values) for values in zip(*parts, strict=True))
-    return log_p, log_q, interval
+    log_p, log_q, interval, further = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return log_p, log_q, interval, further
 
 
 def _piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray,
                 first: int) -> tuple[np.ndarray, ...]:
-    """(log p, log q, intervals) of the tokens after the positions from `first` on. Each token has its own history."""
+    """(log p, log q, intervals, columns) of the tokens after the positions from `first` on. Each token has its own history."""
     values = logits[score.source]
     targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
-    weights = laws.weigh(laws.process(values, score.params, _history(values, score, sequence, first)))
-    log_p = laws.weigh(logits["blended"]).log_probability(targets)
-    return tuple(x.cpu().numpy() for x in (log_p, weights.log_probability(targets), laws.intervals(weights, targets)))
+    history = _history(values, score, sequence, first)
+    weights, target = laws.weigh(laws.process(values, score.params, history)), laws.weigh(logits["blended"])
+    further = values[:, :0].double()
+    if columns.width(score):
+        further = columns.of_tokens(targets, values, target, score.laws, history)
+    return tuple(x.cpu().numpy() for x in (target.log_probability(targets), weights.log_probability(targets),
+                                           laws.intervals(weights, targets), further))
 
 
 def _history(values: torch.Tensor, score: Score, sequence: np.ndarray, first: int) -> laws.History:
     """The tokens that penalties read, for the logits `values` at the positions from `first` on."""
     seen = counts = None
-    if score.params.repetition_penalty != 1.0:
+    if any(params.repetition_penalty != 1.0 for params in (score.params, *score.laws)):
         seen = torch.zeros_like(values, dtype=torch.bool)
         for offset in range(len(values)):
             seen[offset, sequence[: first + offset + 1]] = True
-    if score.params.counts_tokens:
+    if any(params.counts_tokens for params in (score.params, *score.laws)):
         counts = torch.zeros_like(values)
         counts[0] = laws.counts_of(sequence[len(score.trajectory.prompt) : first + 1], counts[0])
         later = torch.from_numpy(sequence[first + 1 : first + len(values)]).to(values.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dflash_mcmc.engine.cache import SlotCache
@@ -9,8 +11,9 @@ from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.ladder import Ladder
 from dflash_mcmc.engine.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.prompts import PromptReader
-from dflash_mcmc.engine.slots import Slot, reading_cost
-from dflash_mcmc.types import Trajectory, common_prefix
+from dflash_mcmc.engine.slots import Slot
+from dflash_mcmc.engine.stash import Home, Stash
+from dflash_mcmc.types import Trajectory
 
 
 class SlotMemory:
@@ -30,11 +33,11 @@ class SlotMemory:
                  options: Options, ladder: Ladder, padding: int, longest: int):
         self.runner, self.cache, self.spare, self.prompts = runner, cache, spare, prompts
         self._options, self._ladder, self._padding, self._longest = options, ladder, padding, longest
-        self._unread: list[Span] = []
+        self.reset()
 
     def reset(self) -> None:
         """Forgets the pending reads of an earlier run."""
-        self._unread = []
+        self._unread: list[Slot] = []
 
     def reserve(self, length: int) -> None:
         """Makes the rows long enough for a sequence of `length` tokens and its padding."""
@@ -46,56 +49,100 @@ class SlotMemory:
         self.cache.reserve(keys)
         return keys
 
-    def admit(self, slot: Slot, row: int) -> None:
-        """Copies the prompt of a new chain into its row, if the prompt has been read ahead.
+    def admit(self, slot: Slot, prompt: np.ndarray) -> None:
+        """Copies a prompt that has been read ahead into a slot's row.
 
-        Each chain is charged for the reading of its prompt, shared or not, because its cost must not depend on other chains.
+        Each chain is charged for its prompt, shared with other chains or not, because its cost must not depend on them.
         """
         if self.prompts is None:
             return
-        prompt = slot.operation.trajectory.prompt
         self.reserve(len(prompt))
-        length = self.prompts.copy(prompt, self.cache, row)
-        slot.held = prompt[:length]
-        slot.charge(**reading_cost(0, length, self._options.prefill_chunk))
+        length = self.prompts.copy(prompt, self.cache, slot.place)
+        slot.contents.hold(prompt[:length])
+        slot.chain.charge_reading(0, 0, length, self._options.prefill_chunk)
 
-    def place(self, slot: Slot, row: int, sequence: np.ndarray, along: Trajectory | None) -> None:
-        """Prepares the row to hold a sequence without its last token. The next `read` reads the missing tokens."""
-        end = len(sequence) - 1
-        held = min(common_prefix(slot.held, sequence), end) if self._options.reuse_prefix else 0
-        start = held if self.spare is None else self._restore(self.spare, slot, row, sequence, held, along)
-        if start < end:
-            self._unread.append(Span(row, sequence, start, end))
-            slot.charge(**reading_cost(start, end, self._options.prefill_chunk))
-        slot.held = sequence[:-1]
+    def place(self, slot: Slot, sequence: np.ndarray, along: Trajectory | None, like: Slot | None = None) -> int:
+        """Copies what the chain holds of a sequence into a slot, which will hold all of it but the last token.
 
-    def _restore(self, spare: SlotCache, slot: Slot, row: int, sequence: np.ndarray, held: int,
-                 along: Trajectory | None) -> int:
-        """Copies the part of `sequence` that the spare row holds, and saves the current sequence to the spare row.
+        Args:
+            along: the current sequence, which the spare row then keeps.
+            like: a slot of the chain that has been placed for the same sequence.
 
-        Returns the number of tokens of `sequence` that the row then holds.
+        Returns:
+            The position from which on tokens are missing. `fill` has them read.
         """
-        end = len(sequence) - 1
-        start = min(slot.restorable(sequence, held), end)
-        self._copy(self.cache, spare, row, held, start)
-        slot.held = np.concatenate([slot.held[:held], sequence[held:start]]) if start > held else slot.held
-        if along is not None:
-            self._copy(spare, self.cache, row, *slot.save(np.concatenate([along.prompt, along.tokens])[:-1], end))
-        return start
+        others = [other for other in slot.chain.slots if other is not slot]
+        done = slot.contents.place(sequence, along, [other.contents for other in others], self._options,
+                                   None if like is None else others.index(like))
+        if not done.forked and done.saved[0] >= done.saved[1]:
+            return 0
+        home = self._home(slot, len(sequence) if along is None else max(len(sequence), along.sequence_length))
+        if home.spare is not None and done.kept < done.restored:
+            home.cache.copy(home.spare, home.row, home.row, done.kept, done.restored)
+        if done.source is not None:
+            source = self._home(others[done.source])
+            home.cache.copy(source.cache, source.row, home.row, done.restored, done.forked)
+        if home.spare is not None and done.saved[0] < done.saved[1]:
+            home.spare.reserve(home.cache.length)  # spare rows grow only when one is written: plain draws never need them
+            home.spare.copy(home.cache, home.row, home.row, *done.saved)
+        return done.forked
+
+    def fill(self, slot: Slot) -> None:
+        """Lets the next `read` read what a slot lacks."""
+        contents = slot.contents
+        if contents.filled < len(contents.held):
+            self._unread.append(slot)
+
+    def follow(self, leader: Slot, slot: Slot, length: int) -> None:
+        """Copies the positions up to `length` that a slot lacks from its leader's row."""
+        start = slot.contents.filled
+        if start < length:
+            self.cache.copy(self.cache, leader.place, slot.place, start, length)
+
+    def stash(self, slot: Slot) -> None:
+        """Copies a slot's keys and values out of its row."""
+        held = slot.contents
+        if not held.filled and held.saved_from >= len(held.saved):
+            return
+        row, slot.stash = slot.place, self._new_stash(max(held.filled, len(held.saved)))
+        slot.stash.cache.copy(self.cache, row, 0, 0, held.filled)
+        if self.spare is not None and slot.stash.spare is not None and held.saved_from < len(held.saved):
+            slot.stash.spare.copy(self.spare, row, 0, held.saved_from, len(held.saved))
+
+    def unstash(self, slot: Slot) -> None:
+        """Copies a slot's keys and values into its row."""
+        held, stash, slot.stash = slot.contents, slot.stash, None
+        if stash is None:
+            return
+        self.reserve(max(len(held.held), len(held.saved)))
+        self.cache.copy(stash.cache, 0, slot.place, 0, held.filled)
+        if self.spare is not None and stash.spare is not None and held.saved_from < len(held.saved):
+            self.spare.reserve(self.cache.length)
+            self.spare.copy(stash.spare, 0, slot.place, held.saved_from, len(held.saved))
 
     def read(self) -> tuple[int, int]:
         """Reads the missing tokens of all rows. Returns the number of tokens and of forwards."""
-        spans, self._unread = self._unread, []
+        slots, self._unread = self._unread, []
+        spans = [Span(slot.row, slot.in_progress.sequence, slot.contents.filled, len(slot.contents.held))
+                 for slot in slots if slot.row is not None and slot.operation is not None]
+        for slot in slots:
+            slot.contents.read()
         return sum(span.stop - span.start for span in spans), self.runner.read(self.cache, spans) if spans else 0
 
-    def move(self, slot: Slot, source: int, destination: int, length: int) -> None:
-        """Moves a chain of `length` tokens to another row, where it continues."""
-        self.cache.copy(self.cache, source, destination, 0, length)
-        if self.spare is not None:
-            self.spare.copy(self.spare, source, destination, slot.saved_from, len(slot.saved))
+    def swap(self, a: int, b: int, slots: Sequence[Slot | None], lengths: Sequence[int]) -> None:
+        """Exchanges two rows.
+
+        Args:
+            slots: the slots of these rows.
+            lengths: positions of each that hold keys and values.
+        """
+        self.cache.swap(a, b, *lengths)
+        saved = [0 if slot is None else len(slot.contents.saved) for slot in slots]
+        if self.spare is not None and any(saved):
+            self.spare.reserve(self.cache.length)
+            self.spare.swap(a, b, *saved)
         if self.runner.grid:
-            self.runner.grid.move(source, destination)
-        self._unread = [span._replace(row=destination) if span.row == source else span for span in self._unread]
+            self.runner.grid.swap(a, b)
 
     def clear(self, row: int) -> None:
         """Removes numbers that are not finite from a row and from the prompts that are read ahead."""
@@ -108,7 +155,14 @@ class SlotMemory:
     def _key_length(self, length: int) -> int:
         return min(self._ladder.keys(length), self._longest)
 
-    def _copy(self, cache: SlotCache, source: SlotCache, row: int, start: int, stop: int) -> None:
-        if start < stop:
-            cache.reserve(self.cache.length)  # spare rows grow only when one is written: plain draws never need them
-            cache.copy(source, row, row, start, stop)
+    def _home(self, slot: Slot, length: int = 0) -> Home:
+        """Where a slot's keys and values are. A slot with neither row nor stash gets a stash for `length` positions."""
+        if slot.row is not None:
+            return Home(self.cache, self.spare, slot.row)
+        if slot.stash is None:
+            slot.stash = self._new_stash(length)
+        slot.stash.cache.reserve(length)
+        return Home(*slot.stash, 0)
+
+    def _new_stash(self, length: int) -> Stash:
+        return Stash(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))

@@ -1,65 +1,75 @@
-"""The host's state of a live chain, and the sizes of the pieces in which prompts are read."""
+"""The host's state of an operation's place in the engine, and the sizes of the pieces in which prompts are read."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from dflash_mcmc.engine.contents import Contents
 from dflash_mcmc.engine.rows import RowCounts
-from dflash_mcmc.ops import Chain, Operation
-from dflash_mcmc.types import Cost, Trajectory, common_prefix
+from dflash_mcmc.ops import Operation
+from dflash_mcmc.types import Trajectory
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.live_chain import LiveChain
+    from dflash_mcmc.engine.stash import Stash
 
 _SMALLEST_CHUNK = 8
 
 
 class Slot:
-    """A live chain: its generator, its current operation, and the tokens whose keys and values its rows hold.
+    """Keys and values of a chain, and the operation that uses them.
+
+    A slot that works has a row of the batch. Another one may have a row or a stash, from which it gets a row later.
 
     Attributes:
-        base: the trajectory that the draw in progress extends.
-        held: tokens whose keys and values the row holds, from position 0 on.
-        saved: tokens of the current sequence; the spare row holds their positions from `saved_from` on.
-        clock: the engine's clock at the chain's start.
+        chain: the chain that the slot belongs to.
+        row: the number of its row; None without one.
+        stash: its keys and values while it has no row; None if it has a row or holds nothing.
+        contents: the tokens whose keys and values it holds.
+        number: the number of its operation in the chain's request.
+        operation: the operation that it works or waits for; None if there is none.
+        base: the trajectory that the operation extends.
+        leader: the slot that makes this draw's forwards, since both have had the same tokens; None for a draw with its own.
+        clock: the engine's clock at the start of the operation.
         counts: counts of the latest draw that has ended.
-        walk: a trace entry for each drafted block, if a trace is kept.
+        walk: a trace entry for each block drafted for the operation, if a trace is kept.
     """
 
-    __slots__ = ("base", "chain", "clock", "cost", "counts", "held", "operation", "saved", "saved_from", "started", "tag",
-                 "walk")
+    __slots__ = ("base", "chain", "clock", "contents", "counts", "leader", "number", "operation", "row", "stash", "walk")
 
-    def __init__(self, tag: Hashable, chain: Chain, operation: Operation, clock: float):
-        self.tag, self.chain, self.operation, self.clock = tag, chain, operation, clock
-        self.started, self.cost = time.perf_counter(), Cost()
-        self.base: Trajectory = operation.trajectory
-        self.held = self.saved = np.empty(0, np.int64)
-        self.saved_from, self.counts = 0, RowCounts()
+    def __init__(self, chain: LiveChain):
+        self.chain, self.contents, self.counts = chain, Contents(), RowCounts()
+        self.row: int | None = None
+        self.stash: Stash | None = None
+        self.operation: Operation | None = None
+        self.base: Trajectory | None = None
+        self.leader: Slot | None = None
+        self.number, self.clock = 0, 0.0
         self.walk: list[dict[str, object]] = []
 
-    def charge(self, **amounts: int) -> None:
-        """Adds to the chain's cost, by the names of `Cost`."""
-        self.cost = self.cost._replace(**{name: getattr(self.cost, name) + amount for name, amount in amounts.items()})
+    @property
+    def place(self) -> int:
+        """The number of its row. Raises ValueError without one."""
+        if self.row is None:
+            raise ValueError("this slot has no row")
+        return self.row
 
-    def restorable(self, sequence: np.ndarray, start: int) -> int:
-        """The position up to which the spare row holds `sequence` from `start` on; `start` if it holds nothing of it."""
-        if not self.saved_from <= start < len(self.saved):
-            return start
-        return max(start, common_prefix(self.saved, sequence))
+    @property
+    def in_progress(self) -> Trajectory:
+        """The trajectory that the operation extends. Raises ValueError without an operation."""
+        if self.base is None:
+            raise ValueError("this slot has no operation")
+        return self.base
 
-    def save(self, current: np.ndarray, start: int) -> tuple[int, int]:
-        """The span to copy to the spare row, which then holds `current` from position `start` on.
+    def work_for(self, number: int, base: Trajectory) -> None:
+        """Takes operation `number` of the chain's request, which extends `base`."""
+        self.number, self.base, self.leader, self.walk = number, base, None, []
+        self.operation = self.chain.operations[number]
 
-        `current` is the sequence that the chain returns to after a rejection; the draw overwrites the row from `start` on.
-        """
-        in_row = common_prefix(self.held, current)
-        if self.saved_from <= in_row < common_prefix(self.saved, current):
-            span = (start, self.saved_from)
-            self.saved_from = min(start, self.saved_from)
-        else:
-            span = (start, in_row)
-            self.saved, self.saved_from = current[:in_row], start
-        return span
+    def rest(self) -> None:
+        """Ends the operation. The keys and values stay."""
+        self.operation = self.leader = self.base = None
 
 
 def chunks(start: int, stop: int, largest: int) -> Iterator[tuple[int, int]]:
@@ -77,11 +87,6 @@ def chunks(start: int, stop: int, largest: int) -> Iterator[tuple[int, int]]:
             size = between
         yield start, size
         start += size
-
-
-def reading_cost(start: int, stop: int, largest: int) -> dict[str, int]:
-    """The cost of reading positions `start` to `stop - 1` in chunks, by the names of `Cost`."""
-    return {"target_forwards": len(list(chunks(start, stop, largest))), "token_forwards": stop - start}
 
 
 def round_up(value: int, step: int) -> int:

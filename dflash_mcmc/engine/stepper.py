@@ -18,6 +18,20 @@ class Group(NamedTuple):
     source: str
     rows: torch.Tensor | None
     """int64 indices; None for all rows of the batch."""
+    laws: tuple[SamplingParams, ...] = ()
+    """Further laws under which the tokens get log q and interval."""
+    entropy: bool = False
+    """Whether the tokens get the entropy of p."""
+
+    @property
+    def columns(self) -> bool:
+        """Whether the tokens get further columns."""
+        return bool(self.laws) or self.entropy
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether a law of the group depends on earlier tokens otherwise than by the logits."""
+        return any(params.has_penalty for params in (self.params, *self.laws))
 
     def slots(self, count: int) -> torch.Tensor:
         """Indices of `count` consecutive slots for each of the rows, int64 (rows * count,)."""
@@ -29,6 +43,15 @@ class Group(NamedTuple):
         if self.rows is None:
             raise ValueError("a single group has all rows of the batch, and names none")
         return self.rows
+
+
+class Riders(NamedTuple):
+    """Rows that share the forwards of other rows, since they have had the same tokens."""
+
+    batch: int
+    """Rows that draw: a shape of the ladder, at least the rows that are fed."""
+    leader: torch.Tensor
+    """int64 (batch,), the row that makes the forward for each row; a row's own number if it makes it itself."""
 
 
 class Stepper(Protocol):
@@ -46,7 +69,7 @@ class Stepper(Protocol):
         """The cost of a draw of `tokens` tokens, by the names of `Cost`."""
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool) -> None:
+             floors: bool, riders: Riders | None = None) -> None:
         """One step for every live row among the first `batch`. The results are in `state`.
 
         Args:
@@ -54,4 +77,5 @@ class Stepper(Protocol):
             batch, key_length: a shape of the ladder.
             groups: the sampling parameters of the rows.
             floors: whether any row has a floor. If not, floors are not checked.
+            riders: rows after these that draw from the logits of other rows. Only plain steps can have them.
         """

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from dflash_mcmc.engine.cache import CacheShape
-from dflash_mcmc.engine.language_model import encode, max_positions
+from dflash_mcmc.engine.prompt_encoder import max_positions
 
 
 class TargetShape(NamedTuple):
@@ -20,8 +19,6 @@ class TargetShape(NamedTuple):
     dtype: torch.dtype
     num_parameters: int | None
     """Parameters in the files of the checkpoint; None if it has no safetensors files here."""
-    tokenizer: Any = None
-    """The tokenizer of `transformers`, for `encode`."""
 
     @property
     def vocab_size(self) -> int:
@@ -48,10 +45,6 @@ class TargetShape(NamedTuple):
             return None
         copy = 0 if self.dtype == torch.float32 else 4 * self.vocab_size * self.config.hidden_size
         return self.num_parameters * self.dtype.itemsize + copy
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
-        """Token ids of a prompt, int64, as `LanguageModel.encode` gives them."""
-        return encode(self.tokenizer, text, add_special_tokens)
 
 
 class DraftSize(NamedTuple):

@@ -7,17 +7,19 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from dflash_mcmc.engine.prompts import PromptReader
-from dflash_mcmc.ops import Chain, Operation
+from dflash_mcmc.ops import Chain, Request, Together
 from dflash_mcmc.types import ChainResult
 
 
 class Next(NamedTuple):
-    """A waiting chain with its first operation, or a chain that has ended without any operation, with its result."""
+    """A waiting chain with its first request, or a chain that has ended without any request, with its result."""
 
     tag: Hashable
     chain: Chain
-    operation: Operation | None
+    request: Request | None
     result: ChainResult | None
 
 
@@ -51,7 +53,7 @@ class Waiting:
         """Reads the prompts of the waiting chains, except those already read."""
         if self._prompts:
             started = time.perf_counter()
-            prompts = [entry.operation.trajectory.prompt for entry in self._ahead if entry.operation is not None]
+            prompts = [prompt for entry in self._ahead if (prompt := prompt_of(entry.request)) is not None]
             self._was_read(*self._prompts.read(prompts), started)
 
     def _look_ahead(self) -> None:
@@ -66,3 +68,9 @@ class Waiting:
         else:
             self._drained = True
         self.read()
+
+
+def prompt_of(request: Request | None) -> np.ndarray | None:
+    """The prompt of a request's first operation; None without an operation."""
+    operations = request.operations if isinstance(request, Together) else (request,)
+    return operations[0].trajectory.prompt if operations and operations[0] is not None else None

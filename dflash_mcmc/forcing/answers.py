@@ -18,6 +18,7 @@ from dflash_mcmc.types import ChainResult, Problem, Trajectory
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.prompt_encoder import PromptEncoder
 
 SOURCES = ("gold", "greedy")
 
@@ -72,7 +73,8 @@ def _gold(config: Config, model: LanguageModel, work: Work, pending: list[Proble
     return ((unit, Answer(prompts[unit.problem], tokens[unit.problem])) for unit in work)
 
 
-def solutions(config: Config, model: LanguageModel, pending: list[Problem]) -> tuple[dict[str, np.ndarray], ...]:
+def solutions(config: Config, model: LanguageModel | PromptEncoder,
+              pending: list[Problem]) -> tuple[dict[str, np.ndarray], ...]:
     """The token ids of each problem's prompt and of its solution, by problem id.
 
     Raises UserError for a solution that does not fit into the model's positions.

@@ -31,7 +31,7 @@ class GradingPool(Protocol):
 
 
 class Grader(Component):
-    """Base class of graders. A leaf needs `start`."""
+    """Base class of graders. A subclass defines `start`."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class Grader(Component):
         """The running pool. Raises UserError if nothing can be graded as configured."""
 
     def preflight(self) -> None:
-        """Checks what the grader needs from outside, before weights are loaded. Raises UserError."""
+        """Checks the services that the grader calls, before weights are loaded. Raises UserError."""
 
     def check_gold(self, gold: str) -> None:
         """Raises UserError for a gold answer that no text can be compared with."""
@@ -60,12 +60,15 @@ class Grader(Component):
 
 @dataclass(slots=True, kw_only=True)
 class AnswerGrader(Grader):
-    """Base class of graders that find a final answer in the text. A leaf has the field `extract` and `sources`."""
+    """Base class of graders that find a final answer in the text.
+
+    A subclass declares the field `extract`, and sets `sources` and `auto`.
+    """
 
     sources: ClassVar[tuple[str, ...]] = ()
-    """The extraction rules that the leaf knows."""
+    """The extraction rules that the grader knows."""
     auto: ClassVar[tuple[str, ...]] = ()
-    """Those of them that `auto` applies, in order."""
+    """The extraction rules that `auto` applies, in order."""
 
     extract: Any = identity("how the answer is found in the text")  # noqa: RUF009
     until: list[str] = identity(  # noqa: RUF009

@@ -1,7 +1,7 @@
 """Rubrics: a language model at an OpenAI-compatible endpoint judges the text. It is off by default: texts leave the machine.
 
 The gold answer is a JSON list of rubrics, as dataset=clbench has, or a plain reference answer. A text is correct only if the
-judge finds every rubric satisfied. The decision is in the record, so that a resumed run never asks again.
+judge finds every rubric satisfied. The decision is in the record. A resumed run therefore does not ask again.
 """
 
 from __future__ import annotations
@@ -53,12 +53,10 @@ class JudgeGrader(Grader):
                               "without user and password, such as http://localhost:8000/v1")
         if not self.model:
             raise ConfigError("grader.model", self.model, "the name of a model at grader.url")
-        if config.aggregate == "majority":
-            raise ConfigError("aggregate", config.aggregate, "null or log_p with grader=judge: judged texts are no votes")
         template_of(self._text())
 
     def resolved(self, config: Config) -> JudgeGrader:
-        """The grader with the text of its prompt: a file and the same text written out give the same run."""
+        """The grader with the text of its prompt instead of a path. A file and its text therefore give the same run."""
         return dataclasses.replace(self, prompt=self._text())
 
     def check_gold(self, gold: str) -> None:

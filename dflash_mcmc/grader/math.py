@@ -1,4 +1,4 @@
-"""Mathematical answers: compares the last box of the text, or what `extract` finds, with the gold answer, in processes.
+"""Mathematical answers: processes compare the last box of the text, or the answer that `extract` finds, with the gold answer.
 
 The rules are in `dflash_mcmc.grading.math.comparing`. Words, choices, bases, numbers, units, lists, tuples, intervals,
 matrices and equations have one rule each; math-verify decides the rest. No answer is accepted because a rule failed.

@@ -1,8 +1,8 @@
-r"""Extraction of a text's final answer: the last box, or what another rule finds after the thinking.
+r"""Extraction of a text's final answer, which is in the part after the thinking. The default rule takes the last box.
 
 The rules have the names that evaluation harnesses use. `hashes` is the format of GSM8K (Cobbe et al. 2021, arXiv 2110.14168);
 `last_number` is the `flexible-extract` filter of lm-evaluation-harness. A text can be hostile and is read in the run's own
-process, so that each rule takes time linear in its length.
+process. Each rule therefore takes time linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Extraction(NamedTuple):
         return Extracted(None, "no_box" if self.rules == ("boxed",) else "nothing_extracted")
 
     def named(self, found: Extracted, rule: str) -> str:
-        """The rule of a grade: `rule` itself for boxes alone, otherwise with the extraction before it, `hashes/integer`."""
+        """The rule of a grade: `rule` if answers are only in boxes, else `extraction/rule`, such as `hashes/integer`."""
         return rule if self.rules == ("boxed",) else f"{found.rule}/{rule}"
 
 
@@ -105,7 +105,7 @@ def after_hashes(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> str | None:
-    """What the last `answer is ...` or `Answer: ...` states: a formula in dollars, a number without its unit, or words."""
+    """The answer after the last `answer is` or `Answer:`: a formula in dollars, a number without its unit, or words."""
     for marker in reversed(list(_STATED.finditer(text))):
         said = _cleaned(text[marker.end():marker.end() + 2 * MAX_LENGTH].lstrip(_MARKS))
         if said:
@@ -131,7 +131,7 @@ def normal(given: object) -> object:
 
 
 def rules_of(given: object, known: Sequence[str], auto: tuple[str, ...]) -> tuple[str, ...]:
-    """The rules of a value of `grader.extract`: a name, a list of names, or `auto`, which means the rules `auto`.
+    """The rules of a value of `grader.extract`: a name, a list of names, or `auto`, for the rules in the argument `auto`.
 
     Raises ConfigError.
     """

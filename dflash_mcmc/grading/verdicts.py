@@ -8,8 +8,8 @@ CORRECT, WRONG, NO_ANSWER = "correct", "wrong", "no_answer"
 UNSUPPORTED, TIMEOUT, ERROR = "unsupported", "timeout", "error"
 NOT_DRAWN = "not_drawn"
 GIVEN = (CORRECT, WRONG, NO_ANSWER, UNSUPPORTED, TIMEOUT, ERROR)
-"""The verdicts of a grader. With the last three the comparison was not completed: the answer exceeded a limit, the time ran
-out, or the grading failed."""
+"""The verdicts of a grader. The last three mean that the comparison was not completed: the answer exceeded a limit, the time
+ran out, or the grading failed."""
 VERDICTS = (*GIVEN, NOT_DRAWN)
 """All verdicts of records. NOT_DRAWN means that there is no text to grade."""
 

@@ -54,7 +54,7 @@ def _cancel(grids: list, given: argparse.Namespace) -> None:
     for grid in grids:
         live = cluster.live([job.id for job in grid.jobs])
         cluster.cancel(live)
-        print(f"{grid.folder}: {len(live)} jobs cancelled; what is recorded stays")
+        print(f"{grid.folder}: {len(live)} jobs cancelled; recorded samples are kept")
 
 
 def _resume(grids: list, given: argparse.Namespace) -> None:

@@ -107,7 +107,7 @@ def state(id: str) -> str:
 
 def requeue(id: str) -> None:
     """Puts a running job back into the queue, which ends the job. Raises UserError."""
-    # This command runs in the job, so that a signal to all processes of the job reaches it as well.
+    # This command runs in the job. A signal to all processes of the job therefore reaches it, too.
     ask("scontrol", "requeue", id, ignored=[signal.SIGTERM])
 
 
@@ -119,5 +119,5 @@ def cancel(ids: Iterable[str]) -> None:
 
 
 def _whole(ids: Iterable[str]) -> Sequence[str]:
-    """The ids without the numbers within arrays: SLURM answers for all jobs of an array."""
+    """The ids without their array indices. For such an id SLURM reports all jobs of the array."""
     return sorted({id.partition("_")[0] for id in ids})

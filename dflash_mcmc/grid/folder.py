@@ -161,7 +161,10 @@ def node() -> str:
 
 
 def find(names: Sequence[str], outputs: Path) -> list[Grid]:
-    """The grids of these names: folders, or experiments for their newest grid. Without names, the newest. Raises UserError."""
+    """The grids that the names refer to; the newest grid of all without names. Raises UserError.
+
+    A name is a grid's folder, or an experiment, which refers to its newest grid.
+    """
     if not names:
         return [Grid.read(_newest(outputs.glob(f"*/{GRIDS}/*/{_FILE}"), f"{outputs}/: no grid was submitted from here"))]
     return [Grid.read(_folder(name, outputs)) for name in names]
@@ -179,7 +182,7 @@ def _folder(name: str, outputs: Path) -> Path:
 
 
 def _newest(files: Iterator[Path], otherwise: str) -> Path:
-    """The newest grid: names of folders begin with the time. Raises UserError with `otherwise` if there is none."""
+    """The folder of the newest grid. Raises UserError with `otherwise` if there is none. Folder names begin with the time."""
     folders = sorted((file.parent for file in files), key=lambda folder: folder.name)
     if not folders:
         raise UserError(otherwise)

@@ -28,7 +28,7 @@ class Slurm:
     gpus: int = runtime("GPUs of a job", ge=0, le=64)
     cpus: int = runtime("CPU cores of a job", ge=1, le=1024)
     memory_gb: float | None = runtime("memory of a job, in GB; null = the cluster's default", gt=0)
-    minutes: int = runtime("time limit of a job; at the limit the job is requeued and continues", ge=1)
+    minutes: int = runtime("time limit of a job; shortly before it, the job is requeued and continues later", ge=1)
     array_parallelism: int = runtime("largest number of the grid's jobs that run at once", ge=1)
     shards: int = runtime("jobs that share each point, at most one for each pending sample", ge=1)
     processes: int | None = runtime("processes of a job, started by accelerate if there are several; null = one for each "

@@ -40,7 +40,7 @@ class Recorded(NamedTuple):
     verdicts: dict[SampleKey, str | None]
     """Verdict of each recorded sample; None for a unit of a probe."""
     share_seconds: float | None
-    """Mean seconds that a process spent for a sample."""
+    """Mean seconds that a process spent on a sample."""
 
 
 def plan(jobs: Sequence[Job]) -> list[Planned]:

@@ -1,7 +1,8 @@
 """The snapshot that the jobs of a grid run: the code as of the submission, and the resolved configuration of each point.
 
-A queued job reads neither the checkout nor `conf/`: an edit after the submission has no effect on it. Installed packages,
-including plugins, data and checkpoints are not copied. A job checks when it starts that data and checkpoint are the same.
+A queued job reads neither the checkout nor `conf/`: an edit after the submission has no effect on it. Data,
+checkpoints, and installed packages with their plugins are not copied. When a job starts, it checks that data and checkpoints
+have not changed.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def read_point(path: Path) -> Config:
 
 
 def check_identity(config: Config, digest: str) -> None:
-    """Raises UserError if model, draft or dataset have changed since the submission: the records would be of another run."""
+    """Raises UserError if model, draft or dataset have changed since the submission: the run would be another one."""
     found = identity_hash(config)
     if found != digest:
         raise UserError(f"the content of model, draft or dataset has changed since the grid was submitted (run {digest}, now "

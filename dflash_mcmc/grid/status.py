@@ -84,7 +84,7 @@ def table(grid: Grid) -> str:
     if missed and cluster.is_here():
         lines.append(f"{missed:,} samples have no job: python -m dflash_mcmc.grid resume {grid.folder}")
     if not cluster.is_here():
-        lines.append("SLURM is not on this machine: jobs are shown as they have noted themselves")
+        lines.append("SLURM is not on this machine: the table shows the last event that each job has noted")
     return "\n".join([f"{grid.folder} of {grid.created}", "", shown, *([""] if lines else []), *lines])
 
 
@@ -107,7 +107,7 @@ def _why(grid: Grid, job: SlurmJob, state: State) -> str:
     at = f" on {state.node}" if state.node and state.node != "None assigned" else ""
     line = f"job {job.id} ({grid.points[job.point].label}{shard}): {' '.join([state.word, state.code]).strip()}{at}"
     if not events and state.word not in ("cancelled", "unknown"):
-        return f"{line}: it left no word: does that node see {grid.folder}?"
+        return f"{line}: it has noted no event; check that its node can read {grid.folder}"
     if events and events[-1]["reason"]:
         return f"{line}: {events[-1]['event']}: {events[-1]['reason']}"
     return line

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def submit(command: Command, launcher: Slurm) -> Grid | None:
-    """Submits a grid and prints its folder. Returns None if nothing is pending. Raises UserError and then leaves no files."""
+    """Submits a grid and prints its folder. Returns None if nothing is pending. Leaves no files if it raises UserError."""
     _refuse(command, launcher)
     cluster.check(launcher.partition)
     _submitit()
@@ -84,14 +84,14 @@ def resume(grid: Grid, launcher: Slurm) -> None:
 
 def _refuse(command: Command, launcher: Slurm) -> None:
     if command.sweep is not None and command.sweep.num_trials is not None:
-        raise UserError("hydra/launcher: given 'slurm' with a search, which chooses each point by the results of those "
-                        "before it; allowed: a grid, such as -m or sweep=alpha_beta, or a search in one job: the same command "
+        raise UserError("hydra/launcher: given 'slurm' with a search, which chooses each point from the results of earlier "
+                        "points; allowed: a grid, such as -m or sweep=alpha_beta, or a search in one job: the same command "
                         "with hydra/launcher=basic in a file for sbatch")
     for job in command.jobs:
         _refuse_grace(job.config, launcher)
     if ranks.world_size() > 1:
-        raise UserError("hydra/launcher: given 'slurm' in a launch of several processes; allowed: one process, whose jobs "
-                        "start hydra.launcher.processes each")
+        raise UserError("hydra/launcher: given 'slurm' in a launch of several processes; allowed: one process; each job "
+                        "then starts hydra.launcher.processes processes")
 
 
 def _refuse_grace(config: Config, launcher: Slurm) -> None:
@@ -185,7 +185,7 @@ def _say_complete(points: Sequence[planning.Planned]) -> None:
         samples = sum(point.num_asked for point in complete)
         which = f"{len(complete)} of {len(points)} points" if len(complete) < len(points) else (
             "all points; nothing is submitted" if len(points) > 1 else "the run; nothing is submitted")
-        print(f"complete before, with {samples:,} samples: {which}")
+        print(f"already complete, with {samples:,} samples: {which}")
 
 
 def _say(grid: Grid, jobs: list[SlurmJob], pending: int) -> None:

@@ -1,8 +1,10 @@
 """The supervisor in a job: starts the worker, restarts it when it dies, and requeues the job when SLURM ends it early.
 
 A worker ends with 0 when nothing is left to claim, with 2 for a mistake of the user, which no retry repairs, and with 143 when
-it was asked to stop. Every other exit code and every signal is a death. Worker and supervisor are separate processes: a worker
-can be killed for its memory, and it has ended before SLURM's requeue sends SIGTERM to all processes of the job.
+it was asked to stop. Every other exit code and every signal is a death.
+
+Worker and supervisor are separate processes, because a worker can be killed for its memory use. Also, a worker must have
+ended before the job is requeued: the requeue sends SIGTERM to all processes of the job.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class Supervisor:
                 signalled = now
                 self._look_whether_over(grid, job)  # here, since SLURM may not wait for the worker's end
                 _signal(grid, job, self._noted[0] if now < deadline else signal.SIGKILL)
-                if now > deadline + _REPEAT_SECONDS:  # the launcher is left without processes
+                if now > deadline + _REPEAT_SECONDS:  # the workers are dead, and their launcher hangs
                     worker.kill()
             time.sleep(_POLL_SECONDS)
 
@@ -175,9 +177,9 @@ def _deaths_since(events: list[dict], recorded: int) -> int:
 
 
 def die_with_parent() -> None:
-    """Has this process killed when its parent dies: a worker without a supervisor would keep its claims.
+    """Makes the kernel kill this process when its parent dies. A worker without a supervisor would keep its claims.
 
-    SLURM does the same only where it tracks processes by cgroups.
+    SLURM kills such a worker itself only where it tracks processes by cgroups.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -207,7 +209,7 @@ def _command(grid: Grid, job: SlurmJob, launcher: Slurm) -> list[str]:
 
 
 def _launch(launcher: Slurm) -> dict[str, str]:
-    """Environment of the launcher: accelerate starts several CPU processes only as GPU processes of a machine without GPUs."""
+    """Environment of the launcher. Accelerate starts several CPU processes only with `--multi_gpu` and this variable."""
     return {"ACCELERATE_USE_CPU": "true"} if launcher.num_processes > 1 and not launcher.gpus else {}
 
 
@@ -227,7 +229,7 @@ def _signal(grid: Grid, job: SlurmJob, number: signal.Signals) -> None:
 
 
 def _joined(code: int, endings: Path) -> int:
-    """The exit code of a launch. If all its processes ended by themselves, the most important of their codes."""
+    """The exit code of a launch: the launcher's code if it is not 0, else the most important code that a process has noted."""
     if code or not endings.is_file():
         return code
     codes = {int(line) for line in endings.read_text().split()}
@@ -244,7 +246,7 @@ def _last_lines(log: Path, count: int) -> str:
     content = log.read_bytes()[-_LAST_BYTES:].decode(errors="replace") if log.is_file() else ""
     lines = [" ".join(line.split()) for line in content.replace("\r", "\n").split("\n")]
     shown = [line for line in lines if line and not _BAR.search(line)]
-    return " | ".join(shown[-count:]).removeprefix("error: ") or "no word"
+    return " | ".join(shown[-count:]).removeprefix("error: ") or "no output"
 
 
 def _job_id() -> str:

@@ -1,4 +1,4 @@
-"""A worker of a grid's job: one point, or this job's share of it. Jobs run `python -m dflash_mcmc.grid.work GRID POINT`.
+"""A worker in a grid's job draws one point, or the job's share of it: `python -m dflash_mcmc.grid.work GRID POINT`.
 
 The exit codes are the same as for `python -m dflash_mcmc`. 0 also means that other workers draw the samples that are left.
 """

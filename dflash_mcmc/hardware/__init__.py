@@ -1,4 +1,4 @@
-"""Hardware: where a run computes and how many chains at once. It never changes the outputs in float32 on a CPU."""
+"""Hardware: the device of a run and the use of its memory. It never changes the outputs in float32 on a CPU."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 
 
 class Hardware(Component):
-    """Base class of hardware. A leaf needs `resolve`, and declares these fields and the fields of the engine's `Options`."""
+    """Base class of hardware.
+
+    A subclass defines `resolve`, and declares these fields and the fields of the engine's `Options`.
+    """
 
     __slots__ = ()
 
     group = "hardware"
 
-    if TYPE_CHECKING:  # the leaf's dataclass fields
+    if TYPE_CHECKING:  # dataclass fields of the subclass
         device: str
         num_slots: int | None
         memory_gb: float | None

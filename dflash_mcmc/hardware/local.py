@@ -22,7 +22,7 @@ class Local(Hardware):
     """One device of this machine for each process of the run."""
 
     device: str = runtime("auto takes the first GPU, or the CPU without a GPU; cpu, cuda, cuda:1")
-    num_slots: int | None = runtime("chains in the batch at once; null takes as many as the memory holds, at most 256", ge=1)
+    num_slots: int | None = runtime("draws in the batch at once; null takes as many as the memory holds, at most 256", ge=1)
     memory_gb: float | None = runtime("memory besides the model's weights (KV cache, activations), in GB; null takes 90 % "
                                       "of the free memory", gt=0)
     prefill_chunk: int = runtime("longest chunk of a prompt in a prefill step, a power of two", ge=8, le=8192)
@@ -30,6 +30,7 @@ class Local(Hardware):
     reuse_prefix: bool = runtime("keep keys and values of a proposal's and the state's common prefix; false reads it again")
     keep_current: bool = runtime("keep the state's keys and values in a second cache while a proposal overwrites them; false "
                                  "reads the state again after a rejection")
+    share_forwards: bool = runtime("let draws that a chain asks for together share forwards until their tokens differ")
     whole_blocks: bool = runtime("draw the tokens of a draft's block together and read them in one forward of the target")
     skip_identical: bool = runtime("take the tokens that a proposal shares with the state without a forward of the model")
     attention: str = runtime("implementation of attention; auto = grouped on a CPU, sdpa on a GPU",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.types import ChainResult, Trajectory
 
@@ -38,6 +40,14 @@ class MetropolisStep(NamedTuple):
     @property
     def moved(self) -> bool:
         return self.decision == "accept"
+
+
+def decide(path: Trajectory, proposal: Trajectory, cut: int, log_ratio: float, log_uniform: float) -> MetropolisStep:
+    """The step that accepts a complete proposal if `log_uniform` is below `log_ratio`, and otherwise stays at `path`."""
+    if not log_uniform < log_ratio:  # a ratio that is not a number rejects
+        return MetropolisStep(path, cut, proposal.length, log_ratio, "reject")
+    decision = "identical" if np.array_equal(proposal.tokens, path.tokens) else "accept"
+    return MetropolisStep(proposal, cut, proposal.length, log_ratio, decision)
 
 
 def trace_entry(step: MetropolisStep, block: int, number: int, length: int) -> dict[str, float | int | str]:

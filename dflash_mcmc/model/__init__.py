@@ -11,17 +11,18 @@ from dflash_mcmc.data.sizes import CheckpointSize
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.prompt_encoder import PromptEncoder
     from dflash_mcmc.engine.target_shape import TargetShape
 
 
 class Model(Component):
-    """Base class of targets. A leaf needs all of these methods, and declares the field below."""
+    """Base class of targets. A subclass defines the abstract methods and declares the field below."""
 
     __slots__ = ()
 
     group = "model"
 
-    if TYPE_CHECKING:  # the leaf's dataclass field
+    if TYPE_CHECKING:  # a dataclass field of the subclass
         chat: bool
 
     @abstractmethod
@@ -29,7 +30,11 @@ class Model(Component):
         """Number of decoder layers; None if it is not known before the model is loaded. Raises ConfigError."""
 
     def shape(self, device: str) -> TargetShape | None:
-        """What is known of the model before it is loaded; None if that is nothing. Raises UserError."""
+        """The attributes that are known without loading the model; None if there are none. Raises UserError."""
+        return None
+
+    def prompt_encoder(self) -> PromptEncoder | None:
+        """The encoder of prompts before the model is loaded; None if its configuration is not here. Raises UserError."""
         return None
 
     def checkpoint_size(self) -> CheckpointSize:

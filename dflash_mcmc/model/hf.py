@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,11 @@ from dflash_mcmc.registry import register
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.prompt_encoder import PromptEncoder
     from dflash_mcmc.engine.target_shape import TargetShape
+
+_TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
+"""Classes of tokenizers, by `model_type`, that `transformers.AutoTokenizer` takes where tokenizer_config.json names them."""
 
 
 @register("model", "hf")
@@ -36,7 +41,7 @@ class HFModel(Model):
     enable_thinking: bool = identity("passed to the chat template; false closes the think block of Qwen3")
 
     def check(self, config: Config) -> None:
-        """Checks that a path that looks like a folder is one. Raises ConfigError."""
+        """Checks that the folder exists if the path looks like a folder. Raises ConfigError."""
         self._checkpoint().check()
 
     def num_layers(self) -> int | None:
@@ -53,7 +58,7 @@ class HFModel(Model):
         return self._checkpoint().fingerprint()
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Fields that have no effect here are not part of the identity."""
+        """The fields that have no effect here, as null. They are not part of the identity."""
         return {"revision": None, **({} if self.chat else {"enable_thinking": None})}
 
     def _checkpoint(self) -> Checkpoint:
@@ -62,29 +67,51 @@ class HFModel(Model):
     def shape(self, device: str) -> TargetShape | None:
         """The content of config.json; None for a hub name that is not in the cache yet. Raises UserError."""
         checkpoint = self._checkpoint()
-        if checkpoint.config() is None:
-            note(f"model.path: config.json of {self.path} is not in the cache, so that draft, prompts and memory are not "
-                 "checked before it is loaded")
+        if self._values() is None:
             return None
         import torch
-        import transformers
 
         from dflash_mcmc.engine.target_shape import TargetShape
 
-        config = _pretrained(transformers.AutoConfig, self.path, checkpoint.commit()).get_text_config()
+        config = self._config()
         dtype = (config.dtype or torch.float32) if self.dtype == "auto" else getattr(torch, self.dtype)
         return TargetShape(config, torch.device(device), dtype, checkpoint.num_parameters())
+
+    def prompt_encoder(self) -> PromptEncoder | None:
+        """The tokenizer, and the positions in config.json; None for a hub name that is not in the cache yet.
+
+        PyTorch is not imported for the usual checkpoints of Qwen3. Raises UserError.
+        """
+        from dflash_mcmc.engine.prompt_encoder import PromptEncoder, max_positions, stated_positions
+
+        values = self._values()
+        if values is None:
+            return None
+        positions = stated_positions(values)
+        return PromptEncoder(self.tokenizer(), max_positions(self._config()) if positions is None else positions)
+
+    def _values(self) -> dict | None:
+        """The values of config.json; None, with a note, for a hub name that is not in the cache yet. Raises ConfigError."""
+        values = self._checkpoint().config()
+        if values is None:
+            note(f"model.path: config.json of {self.path} is not in the cache, so that draft, prompts and memory are not "
+                 "checked before it is loaded")
+        return values
+
+    def _config(self) -> Any:
+        """The configuration of transformers. Raises UserError."""
+        import transformers
+
+        return _pretrained(transformers.AutoConfig, self.path, self._checkpoint().commit()).get_text_config()
 
     def load(self, device: str) -> LanguageModel:
         """The model on a device, in eval mode. It stays loaded, so the jobs of a sweep share it. Raises UserError."""
         return _load(self.path, self._checkpoint().commit(), self.dtype, device)
 
     def tokenizer(self) -> Any:
-        """The tokenizer alone, without the model's weights. Raises UserError."""
-        import transformers
-
+        """The tokenizer alone, without the model's weights. It stays loaded, so the model shares it. Raises UserError."""
         self._checkpoint().check()
-        return _pretrained(transformers.AutoTokenizer, self.path, self._checkpoint().commit())
+        return _tokenizer(self.path, self._checkpoint().commit())
 
     def render(self, tokenizer: Any, conversation: Conversation) -> str:
         """The text that the model receives for a conversation. Raises UserError."""
@@ -103,10 +130,33 @@ def _load(path: str, revision: str | None, dtype: str, device: str) -> LanguageM
     from dflash_mcmc.engine.language_model import LanguageModel
 
     transformers.utils.logging.disable_progress_bar()
-    tokenizer = _pretrained(transformers.AutoTokenizer, path, revision)
+    tokenizer = _tokenizer(path, revision)
     model = _pretrained(transformers.AutoModelForCausalLM, path, revision, attn_implementation="sdpa",
                         dtype=dtype if dtype == "auto" else getattr(torch, dtype))
     return LanguageModel(model.to(device).eval(), tokenizer)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(path: str, revision: str | None) -> Any:
+    """The tokenizer, which the checks before a start and the model share. Raises UserError."""
+    import transformers
+
+    return _pretrained(getattr(transformers, _tokenizer_class(Path(path).expanduser())), path, revision)
+
+
+def _tokenizer_class(folder: Path) -> str:
+    """The name of a class of transformers that loads the tokenizer of a folder.
+
+    AutoTokenizer works for every checkpoint, but imports PyTorch, which takes seconds. A start that loads no model is spared
+    them where the files of a folder say which class AutoTokenizer would take.
+    """
+    try:
+        kind = json.loads((folder / "config.json").read_text())["model_type"]
+        values = json.loads((folder / "tokenizer_config.json").read_text())
+        named = "" if "auto_map" in values else values["tokenizer_class"]
+        return named if named in _TOKENIZERS.get(kind, ()) else "AutoTokenizer"
+    except (OSError, ValueError, KeyError, TypeError):  # AutoTokenizer reports what is wrong with the files
+        return "AutoTokenizer"
 
 
 def _pretrained(kind: Any, path: str, revision: str | None, **settings):

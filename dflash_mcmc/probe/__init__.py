@@ -84,11 +84,14 @@ class Probe(Component):
         """All requested units, in the order of the reports. This method loads no model."""
 
     def draws_answers(self) -> bool:
-        """Whether the target draws answers of up to `dataset.max_new_tokens` tokens; otherwise solutions are read."""
+        """Whether the target draws the answers, each of up to `dataset.max_new_tokens` tokens.
+
+        If not, the probe reads the solutions of the dataset.
+        """
         return True
 
     def expected_cost(self, config: Config) -> UnitCost | None:
-        """Mean cost of a unit for the lengths in `assumed`; None without an estimate. Loads no weights."""
+        """Mean cost of a unit, for the lengths in `config.assumed`; None without an estimate. Loads no weights."""
         return None
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Speculative sampling on synthetic distributions. Correct samplers draw from the target, samplers with known faults do not.
+"""Speculative sampling on synthetic distributions, by samplers that draw from the target and by samplers with known faults.
 
 The probe repeats the table of a pull request that fixed such a fault: "max_dev_correct=0.0018 max_dev_biased=0.1426
 (N=50000)". The fault was to verify the most likely token of a draft as if it had been drawn (DSpark, "Sample the DSpark draft
@@ -43,8 +43,8 @@ class RejectionSampling(Probe):
     """Deviation of speculative samplers from the target's distribution, at one position with synthetic logits.
 
     The logits of target and draft are normally distributed. Each sampler uses the engine's own rules: it drafts one token,
-    applies the rule and returns the resulting token. The faults that need a history, and `greedy_walk`, which
-    `probe=sampled_verify` measures, are left out.
+    applies the rule and returns the resulting token. The faults that need a history and the fault `greedy_walk`
+    are left out. `probe=sampled_verify` measures them.
     """
 
     vocab_size: int = identity("number of tokens in the vocabulary", ge=2)
@@ -69,11 +69,11 @@ class RejectionSampling(Probe):
         return [Unit("draws", number) for number in range(self.num_draws // self.chunk_size)]
 
     def expected_cost(self, config: Config) -> UnitCost:
-        """Nothing: the laws are synthetic, and no model is evaluated."""
+        """No cost, because the laws are synthetic and no model is evaluated."""
         return UnitCost(0.0)
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Counts the tokens that each sampler draws in a chunk, by token, and the accepted drafts."""
+        """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""
         import torch
 
         target, draft = (torch.from_numpy(values).to(work.device, torch.float32) for values in self.logits())

@@ -16,7 +16,7 @@ def cpu_model(cpuinfo: Path = CPUINFO) -> str | None:
 
 
 def cpu_name() -> str:
-    """Architecture and model, so that a report can say that seconds were measured on different machines."""
+    """The architecture and, if known, the model. Reports use it to see that seconds come from different machines."""
     return " ".join(filter(None, [f"{platform.machine()} CPU", cpu_model()]))
 
 

@@ -43,7 +43,7 @@ def local_world_size() -> int:
 
 
 def in_shard() -> bool:
-    """Whether this is a grid's job, so that other jobs may draw the same run."""
+    """Whether this is a grid's job. Other jobs may then draw the same run."""
     return SHARD in os.environ
 
 
@@ -61,5 +61,8 @@ def own_part_first(items: Sequence[T]) -> Sequence[T]:
 
 
 def waits() -> bool:
-    """Whether this process waits until the run is complete. The first of a launch does; a grid's single process does not."""
+    """Whether this process waits until the run is complete.
+
+    The first process of a launch waits. The single process of a grid's job does not.
+    """
     return not rank() and (not in_shard() or world_size() > 1)

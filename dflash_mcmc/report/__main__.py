@@ -19,7 +19,7 @@ def _main(arguments: list[str]) -> None:
     from dflash_mcmc.report.build import build  # after parsing, so that --help stays fast
 
     built = build(given.runs, given.out, baseline=given.baseline, pair=given.pair, lenient=given.lenient,
-                  outputs=given.outputs)
+                  outputs=given.outputs, alphas=given.alpha)
     print(built.overall)
     for warning in built.heading.warnings:
         print(f"note: {warning}", file=sys.stderr)
@@ -40,6 +40,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="folder to write to; default: `report` in the experiment folder")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER",
                         help="folder that W&B run ids are looked up in; default: outputs")
+    parser.add_argument("--alpha", nargs="+", type=float, default=(), metavar="ALPHA",
+                        help="exponents of the power votes in the table of vote rules; default: vote.power.alpha of each run")
     parser.add_argument("--lenient", action="store_true",
                         help="skip corrupt files and lines, and list what was left out")
     return parser

@@ -14,16 +14,19 @@ from dflash_mcmc.report.parts import Section
 from dflash_mcmc.report.probed import csv_of
 from dflash_mcmc.report.runs import read
 from dflash_mcmc.report.sections import (
+    agreement,
     chains,
     compared,
     configuration,
     cost,
     interaction,
     matched,
+    measures,
     overall,
     overlap,
     paired,
     provenance,
+    rules,
     setting,
     strata,
     swept,
@@ -31,8 +34,8 @@ from dflash_mcmc.report.sections import (
 from dflash_mcmc.report.study import Study, study_of
 from dflash_mcmc.store.files import write_atomically
 
-_SECTIONS = (overall, paired, matched, strata, overlap, interaction, cost, swept, chains, compared, configuration, setting,
-             provenance)
+_SECTIONS = (overall, paired, matched, rules, strata, overlap, interaction, cost, measures, agreement, swept, chains,
+             compared, configuration, setting, provenance)
 
 
 class Built(NamedTuple):
@@ -42,7 +45,7 @@ class Built(NamedTuple):
     heading: page.Heading
     sections: list[Section]
     study: Study | None = None
-    """What the sections are computed from; None for a report of probes."""
+    """The runs from which the sections are computed; None for a report of probes."""
 
     @property
     def page(self) -> Path:
@@ -56,7 +59,8 @@ class Built(NamedTuple):
 
 
 def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str | None = None,
-          pair: Sequence[str] | None = None, lenient: bool = False, outputs: Path = Path("outputs")) -> Built:
+          pair: Sequence[str] | None = None, lenient: bool = False, outputs: Path = Path("outputs"),
+          alphas: Sequence[float] = ()) -> Built:
     """Reads the runs and writes their report from their records. Removes an earlier report's files from the folder.
 
     If all runs are of probes, the report has the tables of the probes, from their summaries.
@@ -67,6 +71,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         baseline: see `study_of`.
         pair: see `study_of`.
         lenient: skips corrupt files, corrupt lines and runs over a second dataset, and lists them, instead of raising.
+        alphas: see `study_of`.
 
     Raises a one-line UserError.
     """
@@ -75,7 +80,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         heading, sections = probes.report_of(folders)
     else:
         found, left_out = read(folders, lenient)
-        study = study_of(found, baseline, pair, left_out, lenient)
+        study = study_of(found, baseline, pair, left_out, lenient, alphas)
         folders = [Found(run.folder, True) for run in study.runs]
         heading = page.heading_of(study)
         sections = [section for module in _SECTIONS if (section := module.section(study)) is not None]

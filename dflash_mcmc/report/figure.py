@@ -96,7 +96,7 @@ def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[Interv
 
 
 def error_bars(estimates: Sequence[IntervalEstimate]) -> list[list[float]]:
-    """The distances from each value to the ends of its interval, in per cent, for `Axes.errorbar`. They are 0 without one."""
+    """The distances from each value to the ends of its interval, in per cent, for `Axes.errorbar`; 0 without an interval."""
     found = [(estimate.known, *(estimate.interval or (estimate.known, estimate.known))) for estimate in estimates]
     return [[max(0.0, 100.0 * (value - low)) for value, low, _ in found],
             [max(0.0, 100.0 * (high - value)) for value, _, high in found]]

@@ -34,7 +34,7 @@ class ProbeRun(NamedTuple):
 
 
 def are_probes(found: Sequence[Found]) -> bool:
-    """Whether all of the run folders are runs of probes. A folder whose run.json cannot be read is not."""
+    """Whether all of the run folders are runs of probes. A folder whose run.json cannot be read does not count as one."""
     return all("probe" in _json(entry.folder / RUN_FILE).get("identity", {}) for entry in found)
 
 

@@ -1,4 +1,4 @@
-"""Published accuracies from papers, read from a data file in the package that names the sources."""
+"""Published accuracies and their sources, read from a data file of the package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Published(NamedTuple):
 
 
 def published_settings() -> dict[str, dict[str, object]]:
-    """The settings of each source by its name, with the keys of a run's identity."""
+    """The settings of each source, by the source's name. The settings have the keys of a run's identity."""
     return {source["name"]: dict(source["fields"]) for source in _content()["sources"].values()}
 
 

@@ -1,4 +1,4 @@
-"""Published numbers beside the rows of a probe's tables, from a data file in the package that names sections."""
+"""Published numbers beside the rows of a probe's tables. A data file of the package has the numbers and their sections."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class Run(NamedTuple):
         """Whether every sample that the last start asked for is recorded.
 
         The run folder has the number of problems and chains that were asked for, but not the ids of the problems. Samples of
-        other problems, drawn by an earlier start, must not hide missing samples. Only the problems with the most chains are
-        counted.
+        other problems, drawn by an earlier start, must not hide missing samples. Therefore only the problems with the most
+        chains are counted.
         """
         if self.expected is None or len(self.records) < self.expected:
             return False
@@ -83,6 +83,15 @@ class Run(NamedTuple):
         if self.complete:
             return self.label
         return f"{self.label} (not complete: {len(self.records):,} of {self.expected or 'an unknown number of'} samples)"
+
+    @property
+    def power(self) -> float | None:
+        """The alpha of a run whose sampler has the law p^alpha; None for other laws, and for a run of an older sampler."""
+        leaf, fields = components("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
+        fields.pop("name", None)
+        if leaf is None or fields.keys() != {field.name for field in dataclasses.fields(leaf.cls)}:
+            return None
+        return leaf.cls(**fields).power()
 
     def component(self, group: str) -> str:
         """Name of the component in the group; `none` if there is none."""
@@ -202,7 +211,7 @@ def _expected(folder: Path, config: dict, sessions: list[dict], records: list[Re
 
 
 def _asked_for(dataset: dict) -> int | None:
-    """Number of problems of the configured dataset. If the dataset reads a file or is not installed here, its limit."""
+    """Number of problems of the configured dataset, or its limit if the dataset reads a file or is not installed here."""
     component = components("dataset").get(str(dataset.get("name")))
     if component is None or dataset.get("path") is not None or dataset.get("ids"):
         return len(dataset["ids"]) if dataset.get("ids") else dataset.get("limit")

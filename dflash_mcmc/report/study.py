@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from dflash_mcmc.config.labels import root_values
 from dflash_mcmc.errors import UserError, did_you_mean
+from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.registry import components
 from dflash_mcmc.report.runs import Run
 from dflash_mcmc.statistics.chains import affordable, aggregated
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, outcomes
+from dflash_mcmc.statistics.rules import PowerVote, Vote
 from dflash_mcmc.statistics.shares import accuracy_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Combined, Cost, Outcome
+    from dflash_mcmc.statistics.rules import VoteRule
     from dflash_mcmc.store.records import Record
 
 SWITCHES = ("blend", "draft", "sampler")
@@ -28,8 +34,8 @@ class Entry(NamedTuple):
 
     run: Run
     by: str
-    """`sample`; or how chains are combined: `majority`, `log_p` (highest log p), `power` (drawn by importance weights for
-    p^alpha)."""
+    """`sample`; or how chains are combined: `majority`, the name of a weighted vote's rule, `log_p` (highest log p), `drawn`
+    (one chain, drawn by importance weights for p^alpha)."""
     shown: str
     records: Sequence[Record] | Sequence[Combined]
     """One record per sample. For a vote, one record per problem, with the cost of all chains that the vote uses."""
@@ -51,6 +57,8 @@ class Study(NamedTuple):
     pair: tuple[Run, Run] | None
     """The two runs that are compared answer by answer."""
     warnings: list[str]
+    alphas: Sequence[float] = ()
+    """Exponents of the power votes in the table of vote rules; empty for that of each run."""
 
     @property
     def dataset(self) -> str:
@@ -72,7 +80,7 @@ class Study(NamedTuple):
 
 
 def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[str] | None = None,
-             left_out: Sequence[str] = (), lenient: bool = False) -> Study:
+             left_out: Sequence[str] = (), lenient: bool = False, alphas: Sequence[float] = ()) -> Study:
     """Checks that the runs can be compared, and chooses the baseline and the pair.
 
     Args:
@@ -82,10 +90,13 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
         left_out: sentences about runs, files and lines that could not be read.
         lenient: if the runs are over several datasets, keeps the runs over the most frequent one and lists the others as left
             out, instead of raising.
+        alphas: exponents of the power votes in the table of vote rules. Empty means `vote.power.alpha` of each run.
 
     Raises a one-line UserError.
     """
     runs, left_out = list(runs), list(left_out)
+    if not all(0.0 < alpha < math.inf for alpha in alphas):
+        raise UserError(f"--alpha: given {' '.join(f'{alpha:g}' for alpha in alphas)}; allowed: numbers > 0")
     if lenient:
         runs, others = _over_one_dataset(runs)
         left_out += [f"left out: {run.folder}: its dataset is {run.component('dataset')}; most runs have another"
@@ -93,7 +104,7 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
     _check_dataset(runs)
     base = _pick(runs, baseline, "--baseline") if baseline else _greedy(runs) or runs[0]
     return Study(runs, [entry for run in runs for entry in _entries(run, runs)], base, _pair(runs, base, pair),
-                 [*left_out, *_warnings(runs)])
+                 [*left_out, *_warnings(runs)], list(dict.fromkeys(alphas)))
 
 
 def same_but(run: Run, other: Run, *groups: str) -> bool:
@@ -118,6 +129,26 @@ def votes(run: Run) -> bool:
     return run.num_chains > 1 and run.component("grader") != "code"
 
 
+def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:
+    """The rules of weighted votes that the chains of a run have weights for, with the run's parameters.
+
+    A run that is older than the rules has the parameters of `conf/config.yaml`.
+
+    Args:
+        alphas: exponents of the power vote instead of the run's.
+    """
+    vote = Vote.of(run.config.get("vote") or root_values()["vote"])
+    powers = [PowerVote(alpha=alpha) for alpha in alphas] or [vote.power]
+    rules = [*powers, *(rule for rule in vote.rules.values() if rule is not vote.power)]
+    return [rule for rule in rules if votes(run) and (_has_weights(run) or not rule.needs_log_q)]
+
+
+def rules_asked_for(run: Run) -> list[VoteRule]:
+    """The weighted votes that the run's `aggregate` names: those with rows in the tables of all runs."""
+    names = run.config.get("aggregate") or []
+    return [rule for rule in weighted_rules(run) if rule.name in ([names] if isinstance(names, str) else names)]
+
+
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
     """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs."""
     entries = [_entry(run, "sample", run.shown, run.records)]
@@ -126,10 +157,12 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
         numbers = [number for number in matched(run, records, runs) if 1 < number < run.num_chains]
         entries += [_entry(run, "majority", f"{run.shown}, majority of {number}", aggregated(records, chains=number))
                     for number in (*numbers, run.num_chains)]
+    entries += [_entry(run, rule.name, f"{run.shown}, {rule.shown} of {run.num_chains}", aggregated(records, rule))
+                for rule in rules_asked_for(run)]
     if run.num_chains > 1:
         entries.append(_entry(run, "log_p", f"{run.shown}, best by log p of {run.num_chains}", aggregated(records, "log_p")))
     if run.num_chains > 1 and alpha:
-        entries.append(_entry(run, "power", f"{run.shown}, weighed by p^{alpha:g} of {run.num_chains}",
+        entries.append(_entry(run, "drawn", f"{run.shown}, weighed by p^{alpha:g} of {run.num_chains}",
                               aggregated(records, "power", alpha)))
     return entries
 
@@ -156,10 +189,16 @@ def _entry(run: Run, by: str, shown: str, records: Sequence[Record] | Sequence[C
 
 
 def _weighed_by(run: Run) -> float | None:
-    """The alpha of a run if its chains are independent draws, else None. Only these have importance weights for p^alpha."""
-    if run.component("sampler") != "temperature" or not all("log_q" in record for record in run.records):
-        return None
-    return (run.config.get("sampler") or {}).get("alpha")
+    """The alpha of a run whose chains have importance weights for p^alpha, else None."""
+    return (run.config.get("sampler") or {}).get("alpha") if _has_weights(run) else None
+
+
+def _has_weights(run: Run) -> bool:
+    """Whether the chains are independent draws with a known log q, from a law that can draw every sequence."""
+    sampler, fields = components("sampler").get(run.component("sampler")), run.config.get("sampler") or {}
+    cuts = {name: fields[name] for name in ("top_k", "top_p", "min_p") if fields.get(name) is not None}
+    return (sampler is not None and sampler.cls.draws_once and not SamplingParams(**cuts).truncates
+            and all("log_q" in record for record in run.records))
 
 
 def _greedy(runs: Sequence[Run]) -> Run | None:

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from dflash_mcmc.config.labels import changes, followed, with_fields
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.parts import count
-from dflash_mcmc.statistics.summaries import aggregate_of
+from dflash_mcmc.statistics.summaries import aggregates_of
 
 HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
            "moved", "no answer", "token-forwards")
@@ -31,7 +31,7 @@ def overall(folders: Sequence[Path]) -> str:
     labels = labels_of([s["condition"] for s in summaries], [_read(folder / "run.json")["identity"] for folder in folders],
                        [configuration_of(folder) for folder in folders])
     pairs = [pair for label, summary in zip(labels, summaries, strict=True) if summary["num_samples"]
-             for pair in _with_aggregate(label, summary)]
+             for pair in _with_aggregates(label, summary)]
     rows, headers = [row_of(label, summary) for label, summary in pairs], list(HEADERS)
     if any(summary["accepted_length"] is not None for _, summary in pairs):
         headers.append(_DRAFTED)
@@ -39,15 +39,28 @@ def overall(folders: Sequence[Path]) -> str:
     align = ("left", *["right"] * (len(headers) - 1))
     table = tabulate(rows, headers=headers, tablefmt="github", colalign=align, disable_numparse=True)
     alike = len({summary["num_samples"] for summary in summaries if summary["num_samples"]}) <= 1
-    return table if alike else f"{table}\n\n{_UNLIKE}"
+    weights = "\n".join(_weights(*pair) for pair in pairs if "effective_chains" in pair[1])
+    measured = "\n".join(filter(None, map(_measures, labels, summaries)))
+    return "\n\n".join(filter(None, [table, weights, measured, "" if alike else _UNLIKE]))
 
 
-def _with_aggregate(label: str, summary: dict) -> list[tuple[str, dict]]:
-    """The row of a run's samples. If the summary has combined answers, one per problem, the row of these answers follows."""
-    found = aggregate_of(summary)
-    if not found or not found["num_samples"]:
-        return [(label, summary)]
-    return [(label, summary), (str(found["condition"]).replace(summary["condition"], label, 1), found)]
+def _with_aggregates(label: str, summary: dict) -> list[tuple[str, dict]]:
+    """The row of a run's samples, and a row for each way in which the summary has them combined to one answer per problem."""
+    return [(label, summary), *((str(found["condition"]).replace(summary["condition"], label, 1), found)
+                                for found in aggregates_of(summary) if found["num_samples"])]
+
+
+def _weights(label: str, summary: dict) -> str:
+    """A line on the weights of a vote: few effective chains mean that the vote is that of one chain."""
+    return (f"{label}: {summary['effective_chains']:.1f} effective chains (mean); one chain has most of the weight on "
+            f"{100 * summary['dominated']:.0f} % of the problems.")
+
+
+def _measures(label: str, summary: dict) -> str:
+    """A line with the means of the sampler's own numbers. It is empty if the sampler has none."""
+    start = "measures/"
+    means = [f"{name.removeprefix(start)} {value:.3g}" for name, value in summary.items() if name.startswith(start)]
+    return f"{label}: {', '.join(means)} (means)" if means else ""
 
 
 def row_of(label: str, summary: dict) -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.interface import Options
     from dflash_mcmc.engine.language_model import LanguageModel
     from dflash_mcmc.engine.plan import MemoryPlan
+    from dflash_mcmc.engine.prompt_encoder import PromptEncoder
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
     from dflash_mcmc.engine.target_shape import DraftSize, TargetShape
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler
 
 
-def prompts(config: Config, model: LanguageModel, problems: Sequence[Problem],
+def prompts(config: Config, model: LanguageModel | PromptEncoder, problems: Sequence[Problem],
             room: int | None = None) -> dict[str, np.ndarray]:
     """The token ids of each problem's prompt, by problem id. Raises UserError for a prompt that leaves too little room.
 
@@ -57,8 +58,7 @@ def first_prompt(config: Config) -> str:
     from dflash_mcmc.config.schema import groups_of
 
     if not {"model", "dataset"} <= set(groups_of(config)):
-        raise ConfigError("probe", name_of(config.probe), "none, or a probe that asks the model a dataset's problems, where a "
-                          "prompt is to be shown")
+        raise ConfigError("probe", name_of(config.probe), "with show=prompt: none, or a probe that uses a model and a dataset")
     problem = config.dataset.problems()[0]
     tokenizer = config.model.tokenizer()
     text = config.model.render(tokenizer, config.dataset.prompting().conversation(problem))
@@ -76,34 +76,37 @@ def engine(config: Config, model: LanguageModel, prompt_length: int, num_chains:
     drafter = config.draft.load(model)
     asked = config.blend.needs_draft or config.sampler.needs_draft
     speculation = config.decoder.speculation(drafter)
-    return engine_of(config, model, prompt_length, num_chains, config.blend, speculation, drafter, asked)
+    num_draws = num_chains * config.sampler.width()
+    return engine_of(config, model, prompt_length, num_draws, config.blend, speculation, drafter, asked)
 
 
-def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_chains: int, blend: Blend | None,
+def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draws: int, blend: Blend | None,
               speculation: Speculation | None = None, drafter: Drafter | None = None, asked: bool = False) -> BatchedEngine:
     """An engine with the configuration's hardware. Raises UserError.
 
     Args:
+        num_draws: number of draws that all processes together can have in progress.
         asked: whether blend or sampler use the draft.
     """
     from dflash_mcmc.engine.batched import BatchedEngine
 
-    options, planned = memory_plan(config, model, prompt_length, num_chains, drafter)
+    options, planned = memory_plan(config, model, prompt_length, num_draws, drafter)
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
                          drafter if asked else None)
 
 
-def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_chains: int,
+def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,
                 drafter: Drafter | DraftSize | None, still_to_load: int = 0) -> tuple[Options, MemoryPlan]:
     """The options and the memory of an engine with the configuration's hardware. Raises ConfigError if it does not fit.
 
     Args:
+        num_draws: number of draws that all processes together can have in progress.
         still_to_load: bytes of weights that are not loaded yet.
     """
     from dflash_mcmc.engine.plan import plan
 
     processes = ranks.place().total
-    share = -(-num_chains // processes)
+    share = -(-num_draws // processes)
     options = config.hardware.options()
     if processes > 1:  # a process that reads many prompts ahead claims them before the others can
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))

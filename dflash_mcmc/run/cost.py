@@ -1,7 +1,7 @@
 """The expected cost of a run: token-forwards of the target, blocks of the draft, and hours.
 
-A sampler gives the expected cost of a chain in closed form, for answers of one length, and a probe that of a unit
-(`expected_cost`). Values that depend on the model are assumed and can be configured: `assumed.*`.
+`expected_cost` of a sampler is the cost of a chain in closed form, for answers of one length. `expected_cost` of a probe is
+the cost of a unit. Values that depend on the model are assumed and can be configured: `assumed.*`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def estimate(config: Config) -> CostEstimate:
 
 
 def of_tasks(config: Config, count: int, cost: UnitCost | None) -> CostEstimate:
-    """The cost of `count` tasks that cost the same; None without an estimate for one."""
+    """The cost of `count` tasks that each cost `cost`. Without `cost` the costs are None."""
     if cost is None:
         return CostEstimate(count, None, None, None)
     total, rate = count * cost.token_forwards, config.hardware.tokens_per_second or config.assumed.tokens_per_second
@@ -59,11 +59,11 @@ def of_tasks(config: Config, count: int, cost: UnitCost | None) -> CostEstimate:
 
 
 def token_forwards(config: Config) -> float | None:
-    """Token-forwards of one sample: its prompt except the last token, and one for each drawn token, as the engine counts.
+    """Token-forwards of one sample, as the engine counts them: the prompt except its last token, and each drawn token.
 
     None if the sampler has no `expected_cost`. Forwards that speculative decoding spends on tokens that are not kept are not
-    included. The estimate assumes that `hardware.keep_current` is on; without it the engine also reads again what a rejected
-    proposal has overwritten.
+    included. The estimate assumes that `hardware.keep_current` is on; without it the engine also evaluates again the
+    tokens that a rejected proposal has overwritten.
     """
     cost = _expected(config, _answer_length(config))
     if cost is None:
@@ -75,10 +75,10 @@ def token_forwards(config: Config) -> float | None:
 
 
 def draft_blocks(config: Config) -> float:
-    """Blocks that the draft proposes for one sample, for a sampler or a blend that uses the draft; 0 without one.
+    """Blocks that the draft proposes for one sample, for a sampler or a blend that uses the draft; 0 if neither does.
 
-    A draw of n tokens at any place of the blocks' grid touches (n - 1) / B + 1 blocks of B tokens on average. One in B draws
-    takes only the first token of its last block, which the draft does not propose.
+    A draw of n tokens at any place of the blocks' grid touches (n - 1) / B + 1 blocks of B tokens on average. In one of B
+    draws only the first token of the last block is drawn. The draft does not propose first tokens, so it skips that block.
     """
     cost, size = _expected(config, _answer_length(config)), block_size(config)
     if cost is None or not (cost.drafts or config.blend.needs_draft):
@@ -109,7 +109,7 @@ def forced(config: Config) -> Forced:
 
 
 def read_along(config: Config) -> UnitCost:
-    """The cost of an answer, of reading it, and with a draft of reading it once more and drafting each block."""
+    """The cost of drawing an answer and reading it. With a draft, it is read once more and each of its blocks is drafted."""
     answer = forced(config)
     read = answer.prompt + answer.length
     if config.draft.is_null:
@@ -118,7 +118,7 @@ def read_along(config: Config) -> UnitCost:
 
 
 def block_size(config: Config) -> int:
-    """Tokens of a block of the draft, its first one included; that of the published drafts where it is not known here."""
+    """Tokens of a block of the draft, including the first; the published drafts' block size if the draft's is not known."""
     size = config.draft.size()
     return _PUBLISHED_BLOCK if size is None else size.num_drafted + 1
 
@@ -130,10 +130,10 @@ def assumptions(config: Config) -> list[str]:
         return [f"no estimate: sampler={name_of(config.sampler)} does not give one"]
     notes = [lengths(config)]
     if cost.proposed:
-        notes.append(f"assumed of proposals: acceptance={assumed.acceptance:g}, identical={assumed.identical:g} of the tokens "
-                     f"skipped, abandoned_at={assumed.abandoned_at:g} of a proposal that is rejected early")
+        notes.append(f"assumed for proposals: acceptance={assumed.acceptance:g}, identical={assumed.identical:g} of the "
+                     f"tokens skipped, abandoned_at={assumed.abandoned_at:g} of a proposal that is rejected early")
     if not config.decoder.is_null:
-        notes.append(f"decoder={name_of(config.decoder)}: counted as plain; drafted tokens that are not kept come on top")
+        notes.append(f"decoder={name_of(config.decoder)}: counted as decoder=plain; rejected drafted tokens add to this")
     return [*notes, rate(config)]
 
 
@@ -175,4 +175,4 @@ def rate(config: Config) -> str:
     if guessed := config.assumed.tokens_per_second:
         return (f"hours: at assumed.tokens_per_second={guessed:g}, a guess; hardware.tokens_per_second of a run on the "
                 "machine replaces it")
-    return "hours: not known without hardware.tokens_per_second, the token-forwards a second of the machine"
+    return "hours: unknown; set hardware.tokens_per_second to the machine's token-forwards per second"

@@ -1,6 +1,6 @@
-"""The plan of a sweep, which is printed before its start, and the table of `dry_run=true`: the expected cost of each run.
+"""The table of the expected cost of each run. A sweep prints it before its start, and `dry_run=true` prints it alone.
 
-No model is loaded and nothing written. The estimate covers all requested tasks, including those that are already recorded.
+No model is loaded and nothing is written. The estimate covers all requested tasks, including those that are already recorded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNKNOWN = "no estimate"
 
 
 class _PlannedRun(NamedTuple):
-    """A run of the table. Of several jobs that are the same run, it is the one with the most samples."""
+    """A run of the table. If several jobs are the same run, `job` is the job with the most samples."""
 
     label: str
     job: Job
@@ -50,8 +50,9 @@ def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | 
     """A row for each different run of the jobs, their total, and the assumptions, as text.
 
     Args:
-        num_trials: number of trials of a search, whose points are not known yet: each is estimated as the most expensive job.
-        num_points: number of points of a sweep, of which those that do the same are one job; None means the number of jobs.
+        num_trials: number of trials of a search. Their points are not known yet, so each trial is estimated as the most
+            expensive job.
+        num_points: number of points of a sweep. Points that do the same share a job. None means the number of jobs.
     """
     runs: dict[str, _PlannedRun] = {}
     for job, label in zip(jobs, differing([job.overrides for job in jobs]), strict=True):
@@ -64,19 +65,19 @@ def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | 
     rows = [_row(run.label, run.estimate, run.job.left_out) for run in runs.values()]
     if num_trials is not None:
         most = max(estimates, key=lambda estimate: estimate.token_forwards or 0.0)
-        rows.append(_row(f"{num_trials} trials like the most expensive", most.times(num_trials)))
+        rows.append(_row(f"{num_trials} trials, each at the cost of the most expensive job", most.times(num_trials)))
     elif len(estimates) > 1:
         rows.append(_row("total", CostEstimate.total(estimates)))
     same = (len(jobs) if num_points is None else num_points) - len(runs)
-    notes = [f"points left out, since they are the run of another: {same}" if same else "",
+    notes = [f"points left out because they are the same run as another point: {same}" if same else "",
              *dict.fromkeys(_problems(job.config) for job in jobs),
              *dict.fromkeys(line for run in runs.values() for line in run.tasks.assumptions()),
-             "what is recorded already is not taken off"]
+             "samples that are already recorded are included"]
     return "\n".join([_text(rows), "", *filter(None, notes)])
 
 
 def _settings(config: Config) -> str:
-    """What tells runs apart before any content is read: the identity without it, and the places where it is."""
+    """A key that distinguishes runs before any content is read: the identity without content, and the paths of the content."""
     from dflash_mcmc.config.identity import settings_of
 
     places = [value for name, _, _, value in walk(config) if name in ("model.path", "draft.path", "dataset.path")]
@@ -94,7 +95,7 @@ def _problems(config: Config) -> str:
 
 
 def _text(rows: Sequence[Sequence[str]]) -> str:
-    """The rows as a table. The columns of what does not apply and of the draft are left out if they are empty."""
+    """The rows as a table. The columns `does not apply` and `forwards of the draft` are left out if they are empty."""
     shown = [place for place, header in enumerate(_HEADERS)
              if header not in (_LEFT_OUT, _DRAFT) or any(row[place] not in ("", "0") for row in rows)]
     return tabulate([[row[place] for place in shown] for row in rows], headers=[_HEADERS[place] for place in shown],

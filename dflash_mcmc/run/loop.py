@@ -1,4 +1,4 @@
-"""The loop of a run: find the pending tasks, claim them, do them, record each, track it, and summarise the complete run."""
+"""The loop of a run. It finds, claims and does the pending tasks, records and tracks each, and summarises the complete run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dflash_mcmc.store.records import SampleKey, key_of
 
 _POLL_SECONDS = 0.5
 _MOST_TRIED = 64
-"""Number of other processes' tasks that are tried at a time. On a network file system a lock costs a message."""
+"""Largest number of other processes' tasks to try to lock in one turn. On a network file system each try costs a message."""
 
 
 def _no_table(folders: Sequence[Path]) -> str:
@@ -47,14 +47,14 @@ class RunResult(NamedTuple):
     unit: str = "sample"
     """The word for one task."""
     table: Callable[[list[Path]], str] = _no_table
-    """Renders the table of all folders that have this same function."""
+    """Renders one table for all folders whose results have this same function."""
 
 
 def execute(job: Job) -> RunResult:
-    """Does what the run lacks and summarises it. A complete run loads no model. Raises UserError and Stopped.
+    """Does the tasks that the run lacks and summarises the run. A complete run loads no model. Raises UserError and Stopped.
 
-    Any number of processes can share a run. Each does the tasks that no other has claimed. One process at
-    a time logs to the tracker.
+    Any number of processes can share a run. Each does the tasks that no other has claimed. One process at a time logs to the
+    tracker.
     """
     config, tasks = job.config, tasks_of(job.config)
     identity, keys = identity_of(config), tasks.keys()
@@ -66,7 +66,7 @@ def execute(job: Job) -> RunResult:
             pending = [key for key in keys if key not in recorded]
             if pending:
                 _Loop(store, config, identity, tasks, pending, tracking).run()
-            store.look_again()  # after the last own record: the last process that looks sees the complete run
+            store.look_again()  # after its last record: the last process to look sees the complete run
             left = set(keys) - store.recorded()
             summary = {} if left else _summarise(store, tasks, keys, tracking)
             result = RunResult(store.folder, summary, len(set(pending) - left), 0 if left else len(store.records) - len(keys),
@@ -130,9 +130,9 @@ class _Loop:
             self._store.sync()
 
     def _rounds(self) -> Iterator[tuple[Sequence[SampleKey], Iterable[SampleKey], bool]]:
-        """Yields (tasks, an iterator that claims them when it is consumed, whether it is one task to be done alone).
+        """Yields rounds: (tasks, an iterator that claims them when it is consumed, whether the round is one task to do alone).
 
-        The last rounds are tasks that other processes have left.
+        The last rounds are for tasks that other processes have claimed and not finished.
         """
         suspects = dict.fromkeys(self._attempts.suspects(self._pending))
         together = [key for key in ranks.own_part_first(self._pending) if key not in suspects]
@@ -157,7 +157,7 @@ class _Loop:
     def _left_by_others(self, tried: list[SampleKey]) -> tuple[Sequence[SampleKey], Iterable[SampleKey], bool] | None:
         """A round of tasks that an ended process had begun; None if other processes are doing all of `tried`.
 
-        These tasks form one round, except suspects, which are done alone.
+        A suspect is a round of its own.
         """
         fresh = self._store.take(key for key in tried if not self._attempts.is_suspect(key))
         first = next(fresh, None)
@@ -165,7 +165,7 @@ class _Loop:
             first = next(self._store.take(tried), None)
         if first is None:
             return None
-        self._attempts.reread()  # the end of that process may be a death
+        self._attempts.reread()  # that process may have died
         if self._attempts.is_suspect(first):
             return [first], [first], True
         return tried, itertools.chain([first], fresh), False
@@ -183,7 +183,7 @@ class _Loop:
             yield key
 
     def _describe(self) -> None:
-        """Writes what the run is and starts the tracker, once, when the configuration cannot be refused any more."""
+        """Describes the run in its folder and starts the tracker, once. The configuration cannot be refused after this."""
         if self._described:
             return
         self._described = True
@@ -202,7 +202,7 @@ class _Loop:
         try:
             for record in self._worker.ready():
                 self._keep(record)
-        finally:  # however this ends, it is not the death of a process
+        finally:  # a stop is not a death of the process, even if a record cannot be kept
             for key in self._in_progress:
                 self._attempts.give_up(key)
 

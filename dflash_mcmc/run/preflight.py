@@ -1,12 +1,14 @@
 """Checks every job of a command line before the first weight is loaded and before anything is written.
 
-Each check is the one that the start of the run makes later, on what is known without weights: the problems, both config.json,
-the tokenizer and the headers of the checkpoints.
+The start of a run repeats each check. Here a check uses only what is known without weights: the problems, the tokenizer, and
+the config.json and the headers of both checkpoints. A complete run draws nothing, so that only its problems are read. A dry
+run compares prompts with the positions that config.json states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
@@ -15,11 +17,13 @@ from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.run.tasks import tasks_of
+from dflash_mcmc.store.records import recorded_keys
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.engine.prompt_encoder import PromptEncoder
     from dflash_mcmc.engine.target_shape import TargetShape
     from dflash_mcmc.types import Problem
 
@@ -43,7 +47,7 @@ def check(jobs: Sequence[Job], here: bool = True) -> None:
 
 
 class _Checks:
-    """The checks of the jobs of one command. Points that share a model and a dataset share what is read of them."""
+    """The checks of the jobs of one command. Points that share a model or a dataset have it read only once."""
 
     def __init__(self, here: bool):
         self._here, self._read = here, dict[tuple[str, ...], object]()
@@ -54,50 +58,74 @@ class _Checks:
         if config.show is not None or "dataset" not in used:
             return
         problems = self._problems(config)
-        target = self._once(("shape", repr(config.model)), lambda: config.model.shape("cpu"))
-        if target is None:
+        if not config.dry_run and self._is_complete(config):
             return
-        if "draft" in used:
-            self._once(("draft", repr(config.draft), repr(config.model)), lambda: config.draft.check_target(target))
-        if problems:
-            longest = self._longest_prompt(config, target, problems)
+        drafts = "draft" in used and not config.draft.is_null
+        if (drafts or not config.dry_run) and not self._fits(config, drafts):
+            return
+        encoder = self._once(("encoder", repr(config.model)), config.model.prompt_encoder) if problems else None
+        if encoder is not None:
+            longest = self._longest_prompt(config, encoder, problems)
             if "sampler" in used:
-                self._memory(config, target, longest, len(problems) * config.num_chains)
+                self._memory(config, longest, len(problems) * config.num_chains * config.sampler.width())
+
+    def _is_complete(self, config: Config) -> bool:
+        """Whether every task is recorded. A file of records that cannot be read is an error of the run that opens it."""
+        folder = run_folder(config, "*")
+        if not any(folder.parent.glob(folder.name)):
+            return False
+        try:
+            return set(tasks_of(config).keys()) <= recorded_keys(_folder(config))
+        except UserError:
+            return False
+
+    def _shape(self, config: Config) -> TargetShape | None:
+        return self._once(("shape", repr(config.model)), lambda: config.model.shape("cpu"))
+
+    def _fits(self, config: Config, drafts: bool) -> bool:
+        """Checks config.json, and that a draft fits the target. False if config.json is not here. Raises UserError."""
+        target = self._shape(config)
+        if target is not None and drafts:
+            self._once(("draft", repr(config.draft), repr(config.model)), lambda: config.draft.check_target(target))
+        return target is not None
 
     def _problems(self, config: Config) -> list[Problem]:
-        """The requested problems; none for a dry run of problems that only the hub has."""
+        """The requested problems; an empty list in a dry run of a published dataset on the hub."""
         dataset = config.dataset
         if config.dry_run and dataset.num_known() is not None:
             note(f"dataset={name_of(dataset)}: a dry run reads nothing from the hub: problems and prompts are not checked")
             return []
         return self._once(("problems", repr(dataset)), dataset.problems)
 
-    def _longest_prompt(self, config: Config, target: TargetShape, problems: list[Problem]) -> int:
-        """Tokens of the longest prompt. Raises UserError for one that leaves too little room in the model's positions."""
+    def _longest_prompt(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> int:
+        """Tokens of the longest prompt. Raises UserError if a prompt leaves too few positions for an answer."""
         from dflash_mcmc.forcing.answers import solutions
         from dflash_mcmc.run.build import prompts
 
         drawn = config.probe.draws_answers()
 
         def longest() -> int:
-            tokenizer = self._once(("tokenizer", repr(config.model)), config.model.tokenizer)
-            reader = cast("LanguageModel", target._replace(tokenizer=tokenizer))
-            found = prompts(config, reader, problems) if drawn else solutions(config, reader, problems)[0]
+            found = prompts(config, encoder, problems) if drawn else solutions(config, encoder, problems)[0]
             return max(map(len, found.values()))
 
         return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn)), longest)
 
-    def _memory(self, config: Config, target: TargetShape, longest: int, num_chains: int) -> None:
-        """Checks the engine of a run that has not begun: what is left of another may need fewer slots. Raises ConfigError."""
+    def _memory(self, config: Config, longest: int, num_draws: int) -> None:
+        """Checks that the engine fits into memory, for a run that has not begun. Raises ConfigError.
+
+        A run with a folder is not refused here, because its remaining samples may need fewer slots.
+        """
+        given = config.hardware.memory_gb is not None
         device = _device_here(config) if self._here and not config.dry_run else None
-        weights = target.weight_bytes()
-        if config.hardware.memory_gb is None and (device is None or weights is None):
+        target = self._shape(config) if given or device is not None else None
+        weights = None if target is None else target.weight_bytes()
+        if target is None or (weights is None and not given):
             return
         assumed = "cpu" if config.hardware.device == "cpu" else "cuda"
         try:
-            _plan(config, target, device or assumed, longest, num_chains, weights or 0)
+            _plan(config, target, device or assumed, longest, num_draws, weights or 0)
         except UserError:
-            if not run_folder(config, hash_of(identity_of(config))).exists():
+            if not _folder(config).exists():
                 raise
 
     def _once(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
@@ -105,6 +133,10 @@ class _Checks:
         if key not in self._read:
             self._read[key] = read()
         return cast("T", self._read[key])
+
+
+def _folder(config: Config) -> Path:
+    return run_folder(config, hash_of(identity_of(config)))
 
 
 def _device_here(config: Config) -> str | None:
@@ -118,10 +150,10 @@ def _device_here(config: Config) -> str | None:
     return f"cuda:{number}" if number < count else None
 
 
-def _plan(config: Config, target: TargetShape, device: str, longest: int, num_chains: int, weights: int) -> None:
+def _plan(config: Config, target: TargetShape, device: str, longest: int, num_draws: int, weights: int) -> None:
     """Raises ConfigError."""
     import torch
 
     from dflash_mcmc.run.build import memory_plan
 
-    memory_plan(config, target._replace(device=torch.device(device)), longest, num_chains, config.draft.size(), weights)
+    memory_plan(config, target._replace(device=torch.device(device)), longest, num_draws, config.draft.size(), weights)

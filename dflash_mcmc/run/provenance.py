@@ -6,7 +6,6 @@ import datetime
 import importlib.metadata
 import json
 import platform
-import re
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import plain
 from dflash_mcmc.config.schema import PACKAGE, Config
+from dflash_mcmc.process import machine
 from dflash_mcmc.store.folder import RunStore
 
 COMMIT_NOTE = "commit.json"
@@ -73,14 +73,4 @@ def _device_name(device: str) -> str:
 
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {torch.get_num_threads()} threads"
-
-
-def _processor() -> str:
-    """The architecture and, if known, the model name. Reports use it to see that seconds come from different machines."""
-    try:
-        described = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        described = ""
-    model = re.search(r"^model name\s*:\s*(.+)$", described, flags=re.MULTILINE)
-    return f"{platform.machine()} CPU" + (f" {' '.join(model[1].split())}" if model else "")
+    return f"{machine.cpu_name()}, {torch.get_num_threads()} threads"

@@ -60,9 +60,10 @@ class Samples(Tasks[Record]):
 
     def summarise(self, records: Sequence[Record]) -> Results:
         config, records = self._config, list(records)
-        summary = {**summaries.summarise(config.label(), records), **summaries.rates(records)}
-        if config.aggregate:
-            summary |= summaries.aggregate(config.label(), records, config.aggregate, config.num_chains)
+        summary = {**summaries.summarise(config.label(), records), **summaries.rates(records),
+                   **summaries.measures(records)}
+        for name in config.aggregates():
+            summary |= summaries.aggregate(config.label(), records, config.vote.rules.get(name, name), config.num_chains)
         return Results(summary, summary, {})
 
     @staticmethod
@@ -166,6 +167,7 @@ def metrics_of(record: Record) -> dict[str, float | None]:
         metrics["sample/acceptance"] = record["accepted"] / record["proposals"]
         metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
         metrics["sample/abandoned_rate"] = record["abandoned"] / record["proposals"]
+    metrics |= {f"sample/{name}": value for name, value in record.get("measures", {}).items()}
     if record["tokens_drafted"]:
         metrics["sample/accepted_length"] = record["tokens_drawn"] / record["blocks_drafted"]
     return metrics

@@ -46,8 +46,8 @@ class Worker(ABC, Generic[R]):
 
         Args:
             keys: all keys that `claimed` can give.
-            claimed: an iterator that claims a task and marks it as begun when it is consumed. The worker consumes it only
-                when it has room for another task.
+            claimed: an iterator. Each step claims a task and marks it as begun. The worker takes a step only when it has
+                room for another task.
         """
 
     @abstractmethod

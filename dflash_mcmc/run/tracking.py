@@ -1,7 +1,7 @@
 """Logs a run to its tracker, and decides what a later start of the run still has to log.
 
 A run that is killed after its last record has not logged its summary, and a run without a tracker has logged nothing.
-`tracked.json` holds what each tracker has received, so that the next start logs the rest, even if it has nothing to do.
+`tracked.json` holds what each tracker has received, so the next start logs the rest, even if no task is left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONGEST_VALUE = 40
 _TRACKED = "tracked.json"
 _TRY_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
-"""Time for another process to finish its tracker, such as W&B's upload."""
+"""Longest wait for another process to finish its tracker, for example W&B's upload."""
 
 
 class Tracking:
@@ -114,10 +114,10 @@ class Tracking:
         return self._read().get(self._key, {}).get("summary") == len(self._store.records)
 
     def _leads(self) -> bool:
-        """Whether this process logs to the tracker. If another process does, this one waits a little for its end."""
+        """Whether this process logs to the tracker. If another process does, this one waits a little until it leaves."""
         if self._store.lead(_LEAVE_SECONDS):
             return True
-        note(f"{self._store.folder}: another process does more of this run and logs it to the tracker")
+        note(f"{self._store.folder}: another process is still working on this run and logs it to the tracker")
         return False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -129,7 +129,7 @@ class Tracking:
                 self._write(len(self._store.records))
 
     def _read(self) -> dict[str, dict]:
-        """For each tracker: the number of lines of each file of records, and of records in the summary, that it has."""
+        """For each tracker: the lines that it has of each file of records, and the number of records in its summary."""
         path = self._store.folder / _TRACKED
         try:
             return json.loads(path.read_text())
@@ -138,7 +138,7 @@ class Tracking:
 
     def _write(self, summary: int | None) -> None:
         logged = {"lines": {str(number): lines for number, lines in self._logged.items()}, "summary": summary}
-        with self._store.mutex():  # not durable: the records keep the values that a chart loses if the machine fails
+        with self._store.mutex():  # not durable: a chart can lose values if the machine fails; the records keep them
             write_atomically(self._store.folder / _TRACKED, json.dumps({**self._read(), self._key: logged}), durable=False)
 
 
@@ -185,7 +185,7 @@ def tags(job: Job) -> tuple[str, ...]:
 
 
 def _distinguishing(config: Config, overrides: Sequence[str]) -> list[str]:
-    """The overrides that the identity depends on and that the label does not contain, each with the last part of its name."""
+    """The overrides that the identity depends on and that the label does not contain. Names are cut to their last part."""
     groups = groups_of(config)
     fields = {name for name, field, _, _ in walk(config) if spec_of(field).role == "identity"}
     fields |= {f"{group}.path" for group in groups}  # the content of the path is part of the identity

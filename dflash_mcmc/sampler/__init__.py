@@ -24,6 +24,8 @@ class Sampler(Component):
     group = "sampler"
     is_deterministic: ClassVar[bool] = False
     """Whether every draw takes the most likely token, so that no randomness is used."""
+    draws_once: ClassVar[bool] = False
+    """Whether a chain is one draw from `law()`. Its log q is then its log probability, and it has an importance weight."""
     can_rescore: ClassVar[bool] = False
     """Whether the sampler has a field `rescore`: score the current suffix again before each proposal."""
 
@@ -41,9 +43,20 @@ class Sampler(Component):
         """Sampling parameters of the draws, or of the proposals of a Metropolis-Hastings sampler."""
         return SamplingParams()
 
+    def power(self) -> float | None:
+        """The alpha of samplers whose law tends to p^alpha, over all sequences, as their steps grow; None for other laws.
+
+        A report compares the samples of runs with the same power.
+        """
+        return None
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost | None:
         """Mean cost of a chain whose answers have `length` tokens; None if it is not known before the run."""
         return None
+
+    def width(self) -> int:
+        """The largest number of operations that a chain asks for together."""
+        return 1
 
     def rejects_early(self) -> bool:
         """Whether a proposal may be abandoned before it is complete."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dflash_mcmc.fields import identity
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
@@ -52,23 +53,26 @@ class BestOfN(Sampler):
         """The law q of each token of a candidate."""
         return SamplingParams(1.0 / self.alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
 
+    def width(self) -> int:
+        """All candidates are drawn at once."""
+        return self.num_candidates
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose candidates have `length` tokens."""
         return ExpectedCost(self.num_candidates * length, num_draws=self.num_candidates)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """Draws the candidates, each of at most `horizon` tokens, and keeps one. The trace has one entry per candidate."""
-        candidates = []
-        for number in range(self.num_candidates):
-            path = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", number, "token"))
-            candidates.append(path)
+        candidates = yield Together(tuple(
+            Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", number, "token"))
+            for number in range(self.num_candidates)))
         kept = self.choose(candidates, key.fold_in("select"))
         trace = [{"candidate": number, "length": path.length, "log_p": float(path.log_p.sum()),
                   "log_q": float(path.log_q.sum()), "decision": "keep" if number == kept else "leave"}
                  for number, path in enumerate(candidates)]
         return ChainResult(candidates[kept], trace=tuple(trace))
 
-    def choose(self, candidates: list[Trajectory], key: Key) -> int:
+    def choose(self, candidates: Sequence[Trajectory], key: Key) -> int:
         """Index of the candidate that is kept."""
         weights = [self.log_weight(path) for path in candidates]
         if self.select != "power":

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel.cost import mh_cost
-from dflash_mcmc.kernel.metropolis import MetropolisStep, check_blocks, result, trace_entry
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, Operation, SamplingParams, Score
-from dflash_mcmc.registry import name_of, options_with, register
+from dflash_mcmc.kernel.metropolis import MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
+from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
@@ -57,10 +57,7 @@ class DraftMH(Sampler):
         """Checks conditions that span fields. Raises ConfigError."""
         check_blocks(self.num_blocks, config.dataset.max_new_tokens)
         check_features(config, "sampler=draft_mh")
-        if not config.decoder.is_null:
-            plain = options_with("decoder", "is_null")
-            raise ConfigError("decoder", name_of(config.decoder), f"{plain} with sampler=draft_mh, whose draws are the "
-                              "draft's")
+        check_plain(config, "sampler=draft_mh, whose draws are the draft's")
         if self.early_reject == "eps" and (self.proposal == "mixture" or self.alpha < 1.0):
             raise ConfigError("sampler.early_reject", self.early_reject, "off with sampler.proposal=mixture or sampler.alpha "
                               "below 1")
@@ -89,6 +86,10 @@ class DraftMH(Sampler):
     def other_law(self) -> SamplingParams:
         """The law of the mixture's other part, the target."""
         return SamplingParams(1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature)
+
+    def power(self) -> float | None:
+        """The power whose law the chain leaves invariant."""
+        return self.alpha
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens, each proposal drawn from its cut to its end.
@@ -121,14 +122,14 @@ class DraftMH(Sampler):
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
         return result(path, steps, bound, trace)
 
-    def step(self, path: Trajectory, horizon: int, key: Key) -> Generator[Operation, Trajectory, MetropolisStep]:
+    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`, if only the path of the state is known."""
         other = yield from self._other(path, 0)
         step, _ = yield from self.transition(path, other, horizon, key)
         return step
 
     def transition(self, path: Trajectory, other: np.ndarray, horizon: int,
-                   key: Key) -> Generator[Operation, Trajectory, tuple[MetropolisStep, np.ndarray]]:
+                   key: Key) -> Steps[tuple[MetropolisStep, np.ndarray]]:
         """One step. `other`, float64 (length,): log-probabilities of the path under the mixture's other part."""
         cut = key.fold_in("cut").integer(path.length) if self.cut == "current" else 0
         log_uniform = key.fold_in("accept").log_uniform()
@@ -137,14 +138,11 @@ class DraftMH(Sampler):
             return MetropolisStep(path, cut, proposal.length, self._floor(path, cut, log_uniform).bound(
                 self.log_weight(proposal, proposed, cut), proposal.length), "abandon"), other
         proposed = np.concatenate([other[:cut], proposed])
-        log_ratio = self.log_ratio(path, other, proposal, proposed, cut)
-        if not log_uniform < log_ratio:
-            return MetropolisStep(path, cut, proposal.length, log_ratio, "reject"), other
-        decision = "identical" if np.array_equal(proposal.tokens, path.tokens) else "accept"
-        return MetropolisStep(proposal, cut, proposal.length, log_ratio, decision), proposed
+        step = decide(path, proposal, cut, self.log_ratio(path, other, proposal, proposed, cut), log_uniform)
+        return step, proposed if step.accepted else other
 
     def _propose(self, path: Trajectory, horizon: int, cut: int, log_uniform: float,
-                 key: Key) -> Generator[Operation, Trajectory, tuple[Trajectory, np.ndarray]]:
+                 key: Key) -> Steps[tuple[Trajectory, np.ndarray]]:
         """A proposal with a new suffix from `cut` on, and the suffix's log-probabilities under the other part."""
         start, token_key = path.prefix(cut), key.fold_in("token")
         if self.proposal == "draft":
@@ -158,7 +156,7 @@ class DraftMH(Sampler):
         proposal = yield Score(start, drawn.tokens[cut:], self.law(), "draft")
         return proposal, drawn.log_q[cut:]
 
-    def _other(self, path: Trajectory, start: int) -> Generator[Operation, Trajectory, np.ndarray]:
+    def _other(self, path: Trajectory, start: int) -> Steps[np.ndarray]:
         """Log-probabilities of tokens from `start` on under the mixture's other part; zeros if it has none."""
         if self.proposal == "draft" or path.length == start:
             return np.zeros(path.length - start)

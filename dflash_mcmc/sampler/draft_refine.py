@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel.cost import mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, result, trace_entry
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, Operation, SamplingParams, Score
-from dflash_mcmc.registry import name_of, options_with, register
+from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
+from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
@@ -65,10 +65,7 @@ class DraftRefine(Sampler):
         """Checks conditions that span fields. Raises ConfigError."""
         check_blocks(self.num_blocks, config.dataset.max_new_tokens)
         check_features(config, "sampler=draft_refine")
-        if not config.decoder.is_null:
-            plain = options_with("decoder", "is_null")
-            raise ConfigError("decoder", name_of(config.decoder), f"{plain} with sampler=draft_refine, whose blocks are the "
-                              "draft's")
+        check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
         if self.early_reject == "exact" and not self._weights_fall():
             raise ConfigError("sampler.early_reject", "exact", "auto, off, since the proposal's temperature "
                               f"{self.law().temperature:g} is not between 1/alpha={1 / self.alpha:g} and 1")
@@ -103,6 +100,10 @@ class DraftRefine(Sampler):
         """
         return 1.0 / self.alpha <= self.law().temperature <= 1.0
 
+    def power(self) -> float:
+        """The power whose law the chain leaves invariant."""
+        return self.alpha
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost | None:
         """Mean cost of a chain whose answers have `length` tokens; None for cuts that depend on the target's confidence."""
         if self.cut == "confidence":
@@ -126,12 +127,12 @@ class DraftRefine(Sampler):
                 trace.append(trace_entry(step, block, number, length))
         return result(path, steps, 0.0, trace)
 
-    def extend(self, path: Trajectory, horizon: int, key: Key) -> Generator[Operation, Trajectory, Trajectory]:
+    def extend(self, path: Trajectory, horizon: int, key: Key) -> Steps[Trajectory]:
         """Continues the path by blocks of the draft, with log q of the steps' proposals and not of the draft."""
         drafted = yield Draw(path, horizon, SamplingParams(self.start_temperature), key, "draft")
         return (yield Score(path, drafted.tokens[path.length:], self.law(), self.source()))
 
-    def step(self, path: Trajectory, horizon: int, key: Key) -> Generator[Operation, Trajectory, MetropolisStep]:
+    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
         places = self.places(path)
         cut = key.fold_in("cut").categorical(places / places.sum())
@@ -141,11 +142,7 @@ class DraftRefine(Sampler):
         if floor is not None and not proposal.complete(horizon):
             bound = floor.bound(self.log_weight(proposal, cut), proposal.length)
             return MetropolisStep(path, cut, proposal.length, bound, "abandon")
-        log_ratio = self.log_ratio(path, proposal, cut)
-        if not log_uniform < log_ratio:
-            return MetropolisStep(path, cut, proposal.length, log_ratio, "reject")
-        decision = "identical" if np.array_equal(proposal.tokens, path.tokens) else "accept"
-        return MetropolisStep(proposal, cut, proposal.length, log_ratio, decision)
+        return decide(path, proposal, cut, self.log_ratio(path, proposal, cut), log_uniform)
 
     def places(self, path: Trajectory) -> np.ndarray:
         """Weights of the places of a path as cuts, float64 (length,)."""

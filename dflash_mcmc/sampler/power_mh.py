@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,10 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
+from dflash_mcmc.kernel import cuts
 from dflash_mcmc.kernel.cost import mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, result, trace_entry
-from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, Floor, Operation, SamplingParams, Score
+from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
@@ -39,7 +39,8 @@ class PowerMH(Sampler):
     top-p and min-p keep, where those are set; p is not renormalised on them). Each stage extends the state to L_k by
     the proposal law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws the suffix
     again from q up to L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over
-    the whole suffix. g is log |x| - log |y| if the cut was chosen among |x| places, else 0.
+    the whole suffix. g is log |x| - log |y| if the cut was chosen among |x| places, 0 if it was chosen among all places up
+    to the horizon, and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/cuts.py`).
     """
 
     alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
@@ -48,8 +49,10 @@ class PowerMH(Sampler):
     num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
     num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
     cut: str = identity("where a suffix may start: current = any place of the current sequence, with the length term "
-                        "(law B); horizon = any place up to the horizon, places past the end change nothing (law A)",
-                        choices=("current", "horizon"))
+                        "(law B); horizon = any place up to the horizon, places past the end change nothing (law A); "
+                        "entropy = more often where the entropy of p rises", choices=("current", "horizon", "entropy"))
+    entropy_power: float = identity("with cut=entropy: a place has a weight of its rise of the entropy to this power; 0 takes "
+                                    "all rises equally", ge=0, off=4.0)
     proposal: str = identity("logits that proposals are drawn from under a blend: base = without it, as published; "
                              "matched = with it", choices=("base", "matched"))
     rule: str = identity("exact = the kernel above; published = the kernel of arXiv 2510.14901's code, for comparison: capped "
@@ -82,6 +85,9 @@ class PowerMH(Sampler):
         check_blocks(self.num_blocks, config.dataset.max_new_tokens)
         if self.rule == "published" and self.cut != "current":
             raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
+        if self.cut == "entropy" and config.blend.restarts_grid():
+            raise ConfigError("sampler.cut", self.cut, "'current' or 'horizon' with blend.grid=cut, under which the entropy "
+                              "depends on the cut")
         if self.rescore and not config.blend.restarts_grid():
             raise ConfigError("sampler.rescore", self.rescore, "false without blend.grid=cut: everywhere else a suffix has "
                               "one probability, and it is known")
@@ -126,6 +132,8 @@ class PowerMH(Sampler):
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values: what has no effect here is not part of the identity."""
         values: dict[str, object] = {"proposal_temperature": self.law().temperature}
+        if self.cut != "entropy":
+            values["entropy_power"] = 4.0
         if config.blend.is_null:
             values["proposal"] = None
         if self.rule == "published":
@@ -152,6 +160,11 @@ class PowerMH(Sampler):
         """The logits that q is made from."""
         return "base" if self.proposal == "base" else "blended"
 
+    def power(self) -> float | None:
+        """The power whose law the chain leaves invariant."""
+        exact = self.rule == "exact" and self.after_eos == "continue" and not self.rescore
+        return self.alpha if exact and not self.law().truncates else None
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens, each proposal drawn from its cut to its end."""
         # In law A a cut can be after the end of the state. Such a step costs nothing.
@@ -168,7 +181,8 @@ class PowerMH(Sampler):
             block_key = key.fold_in("block", block)
             stage = path.length + block_length if self.rule == "published" else block * block_length
             if not path.ended:
-                path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"), self.source())
+                path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"), self.source(),
+                                  entropy=self.cut == "entropy")
             for number in range(1, self.num_steps + 1):
                 length = path.length
                 step = yield from self.step(path, stage, block_key.fold_in("step", number))
@@ -180,11 +194,14 @@ class PowerMH(Sampler):
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
         return result(path, steps, bound, trace)
 
-    def step(self, path: Trajectory, horizon: int, key: Key) -> Generator[Operation, Trajectory, MetropolisStep]:
+    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
         if self.rule == "published":
             horizon = path.length
-        cut = key.fold_in("cut").integer(horizon if self.cut == "horizon" else path.length)
+        if self.cut == "entropy":
+            cut = key.fold_in("cut").categorical(cuts.probabilities(path, self.entropy_power))
+        else:
+            cut = key.fold_in("cut").integer(horizon if self.cut == "horizon" else path.length)
         if cut >= path.length:
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
@@ -192,15 +209,12 @@ class PowerMH(Sampler):
         floor = self.floor(path, horizon, cut, log_uniform)
         if self.rescore:
             path, along = (yield Score(path.prefix(cut), path.tokens[cut:], self.law(), self.source())), None
-        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), along, floor)
+        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), along, floor,
+                              entropy=self.cut == "entropy")
         if floor is not None and not proposal.complete(horizon):
             bound = floor.bound(self.log_weight(proposal, cut, None), proposal.length)
             return MetropolisStep(path, cut, proposal.length, bound, "abandon")
-        log_ratio = self.log_ratio(path, proposal, cut)
-        if not log_uniform < log_ratio:
-            return MetropolisStep(path, cut, proposal.length, log_ratio, "reject")
-        decision = "identical" if np.array_equal(proposal.tokens, path.tokens) else "accept"
-        return MetropolisStep(proposal, cut, proposal.length, log_ratio, decision)
+        return decide(path, proposal, cut, self.log_ratio(path, proposal, cut), log_uniform)
 
     def floor(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor | None:
         """The threshold for abandoning a proposal from `cut` on; None if it is never abandoned.
@@ -211,8 +225,10 @@ class PowerMH(Sampler):
         if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
             return None
         margin = -math.log(self.epsilon) if self.early_reject == "eps" else ROUNDING * self.alpha * (horizon - cut)
-        length = path.length if self.cut == "current" else None
-        return Floor(log_uniform, self.alpha, self.log_weight(path, cut, None), length, margin)
+        most, length = 0.0, path.length if self.cut == "current" else None
+        if self.cut == "entropy":
+            most, length = cuts.bound(path, cut, self.entropy_power)
+        return Floor(log_uniform, self.alpha, self.log_weight(path, cut, None) - most, length, margin)
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
@@ -221,8 +237,13 @@ class PowerMH(Sampler):
         if self.rule == "published":
             overlap = min(path.length, proposal.length)
             return self.log_weight(proposal, start, overlap) - self.log_weight(path, start, overlap)
-        length_term = math.log(path.length / proposal.length) if self.cut == "current" else 0.0
-        return self.log_weight(proposal, start, None) - self.log_weight(path, start, None) + length_term
+        return self.log_weight(proposal, start, None) - self.log_weight(path, start, None) + self.log_cut(path, proposal, cut)
+
+    def log_cut(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
+        """g: log of the probability of this cut in the proposal, minus that in the state."""
+        if self.cut == "entropy":
+            return cuts.log_ratio(path, proposal, cut, self.entropy_power)
+        return math.log(path.length / proposal.length) if self.cut == "current" else 0.0
 
     def log_weight(self, path: Trajectory, start: int, stop: int | None) -> float:
         """W: sum of alpha * log p - log q over tokens `start` to `stop`, in float64."""

@@ -29,6 +29,8 @@ class Temperature(Sampler):
     answer alone, as defined by the OpenAI API and vLLM: logits - frequency * count - presence * (count > 0).
     """
 
+    draws_once = True
+
     alpha: float = identity("temperature is 1/alpha unless given: the token-level counterpart of p^alpha", ge=SMALLEST,
                             le=LARGEST)
     temperature: float | None = identity("temperature; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
@@ -50,6 +52,10 @@ class Temperature(Sampler):
         temperature = 1.0 / self.alpha if self.temperature is None else self.temperature
         return SamplingParams(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
                               self.frequency_penalty, self.presence_penalty)
+
+    def power(self) -> float | None:
+        """1 if tokens are drawn from the target itself."""
+        return 1.0 if self.law() == SamplingParams() else None
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answer has `length` tokens."""

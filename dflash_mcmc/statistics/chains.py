@@ -22,9 +22,11 @@ from dflash_mcmc.statistics.outcomes import Summed, by_problem
 from dflash_mcmc.statistics.selection import check_key, expected_likeliest, weights
 from dflash_mcmc.statistics.shares import mean_share
 from dflash_mcmc.statistics.votes import Votes, expected_majority
+from dflash_mcmc.statistics.weighted import check_weights, expected_weighted, weighted
 
 if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Combined, Cost, Outcome
+    from dflash_mcmc.statistics.rules import VoteRule
     from dflash_mcmc.store.records import Record
 
 _SUMMED: tuple[Summed, ...] = get_args(Summed)
@@ -83,6 +85,18 @@ def majority_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -
              "left_out": left_out} for place, k in enumerate(sizes)]
 
 
+def weighted_curve(records: Sequence[Record], rule: VoteRule, ks: Sequence[int] | None = None) -> list[dict]:
+    """One row per k, with k, `accuracy` of a weighted vote of k chains, its interval, n and left_out, as in `pass_curve`.
+
+    The accuracy is a mean over ways to choose k of a problem's chains (`weighted.expected_weighted`).
+    """
+    check_weights(records, rule)
+    problems, sizes, left_out = _with_enough(records, ks)
+    expected = [expected_weighted(chains, rule, sizes) for chains in problems]
+    return [{"k": k, **mean_share([found[place].correct for found in expected]).columns("accuracy"), "n": len(expected),
+             "left_out": left_out} for place, k in enumerate(sizes)]
+
+
 def best_of(records: Sequence[Record], key: str, alpha: float | None = None) -> list[dict]:
     """One chain of each problem, chosen by weight. Chains that could not be drawn are never chosen.
 
@@ -113,7 +127,7 @@ def best_of(records: Sequence[Record], key: str, alpha: float | None = None) -> 
     return rows
 
 
-def aggregated(records: Sequence[Record], by: str = "majority", alpha: float | None = None,
+def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha: float | None = None,
                chains: int | None = None) -> list[Combined]:
     """One record per problem, combined from several chains, for tables that also have single samples.
 
@@ -121,22 +135,23 @@ def aggregated(records: Sequence[Record], by: str = "majority", alpha: float | N
     (no chain has an answer), `not_drawn` (no chain could be drawn), `tied` (a tied vote with a correct answer among the
     winners) or `expected` (any other share between 0 and 1). Tokens, forwards and `share_seconds` are sums over the chains.
     `seconds` is the time of the slowest chain, as if all chains had started together. `num_chains` is the number of chains.
-    `log_p` is None, because a vote has no log probability.
+    `log_p` is None, because a vote has no log probability. A weighted vote also has `effective` and `dominated`.
 
     Args:
-        by: `majority`, or a key of `best_of`.
+        by: `majority`, the rule of a weighted vote, or a key of `best_of`.
         alpha: exponent for `power`.
         chains: number of chains to combine; None means all. If a problem has more chains, `correct` and costs are means over
-            all ways to choose them. If it has fewer chains, it is left out. Not allowed for `power`.
+            all ways to choose them; for a weighted vote see `weighted.expected_weighted`. If it has fewer chains, it is left
+            out. Not allowed for `power`.
 
     Raises:
-        UserError: in the cases of `best_of`; also if `chains` is less than 1 or is given together with `power`.
+        UserError: in the cases of `best_of` and `weighted`; also if `chains` is less than 1 or is given together with `power`.
     """
     if chains is not None and (by == "power" or chains < 1):
         raise UserError(f"chains: given {chains}; allowed: a whole number >= 1, and null for best of several chains by power")
     kept = [found for found in by_problem(records).values() if chains is None or len(found) >= chains]
     flat = [record for found in kept for record in found]
-    rows = majority(flat) if by == "majority" else best_of(flat, by, alpha)
+    rows = weighted(flat, by) if not isinstance(by, str) else majority(flat) if by == "majority" else best_of(flat, by, alpha)
     return [_aggregate(_of_fewer(row, found, by, chains), found, chains or len(found))
             for row, found in zip(rows, kept, strict=True)]
 
@@ -154,10 +169,12 @@ def affordable(records: Sequence[Outcome], budget: float, cost: Cost = "token_fo
     return most if total <= 0 else max(1, min(most, int(budget * len(records) / total + 1e-9)))
 
 
-def _of_fewer(row: dict, chains: list[Record], by: str, number: int | None) -> dict:
+def _of_fewer(row: dict, chains: list[Record], by: str | VoteRule, number: int | None) -> dict:
     """The row of a problem for a vote over `number` of its chains."""
     if number is None or number == len(chains):
         return row
+    if not isinstance(by, str):
+        return {**row, "answer": None, "tied": False, **expected_weighted(chains, by, [number])[0]._asdict()}
     correct = (expected_majority(Votes.of(chains).counts(), (number,))[0] if by == "majority"
                else expected_likeliest(chains, number))
     return {**row, "answer": None, "tied": False, "correct": correct}
@@ -173,6 +190,8 @@ def _aggregate(row: dict, chains: list[Record], number: int) -> Combined:
         "problem": row["problem"], "chain": 0, "level": first.get("level"), "subject": first.get("subject"),
         "verdict": verdict, "correct": row["correct"], "answer": row["answer"], "gold": first.get("gold"), "log_p": None,
         "num_chains": number, "law_error": max(record.get("law_error", 0.0) for record in chains)}
+    if "effective" in row and "dominated" in row:
+        combined |= {"effective": row["effective"], "dominated": row["dominated"]}
     for name in _SUMMED:
         if name in first:
             total = sum(record[name] for record in chains)

@@ -38,6 +38,10 @@ class Combined(TypedDict):
     num_chains: int
     law_error: float
     """The largest value over the chains."""
+    effective: NotRequired[float]
+    """Effective number of chains of a weighted vote."""
+    dominated: NotRequired[float]
+    """1 if one chain has more than half of the weight of a weighted vote, else 0; a mean for a vote over fewer chains."""
     token_forwards: NotRequired[float]
     """The sum over the chains. The same holds for each field in `Summed`. A field that the chains lack is missing."""
     target_forwards: NotRequired[float]

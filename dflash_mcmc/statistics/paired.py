@@ -106,8 +106,8 @@ def mean_difference(differences: np.ndarray, widest: float = 1.0) -> IntervalEst
         return IntervalEstimate(value, -widest, widest, 1)
     if np.ptp(differences) > 1e-12:
         return Clusters(range(number)).mean(differences)
-    # The bootstrap cannot vary equal values. The share of problems with another value has an exact upper limit (Clopper &
-    # Pearson 1934), and their mean is at most `widest` from zero.
+    # All values are equal, so a bootstrap would give an interval of width 0. But the share of all problems that have another
+    # value has an exact upper limit (Clopper & Pearson 1934), and such a value is at most `widest` from zero.
     other = 1.0 - ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / number)
     return IntervalEstimate(value, value - other * (widest + value), value + other * (widest - value), number)
 

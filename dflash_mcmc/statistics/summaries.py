@@ -9,14 +9,17 @@ from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN, VERDICTS
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.statistics.outcomes import score
+from dflash_mcmc.statistics.rules import WEIGHTED
 from dflash_mcmc.statistics.shares import accuracy
 
 if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Outcome, Summed
+    from dflash_mcmc.statistics.rules import VoteRule
     from dflash_mcmc.store.records import Record
 
-NAMES = {"majority": "majority", "log_p": "best by log p"}
-"""How several chains of a problem are combined, in words."""
+NAMES = ("majority", *WEIGHTED, "log_p")
+"""The ways to combine several chains of a problem."""
+_IN_WORDS = {"majority": "majority", "log_p": "best by log p"}
 
 
 def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
@@ -68,22 +71,39 @@ def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
     }
 
 
-def aggregate(condition: str, records: Sequence[Record], by: str, num_chains: int) -> dict[str, object]:
+def aggregate(condition: str, records: Sequence[Record], by: str | VoteRule, num_chains: int) -> dict[str, object]:
     """The summary of combined answers, one per problem, each from `num_chains` chains. Its keys are `majority/accuracy`, ...
 
-    Problems with fewer chains are left out. If a problem has more chains, its values are means over all ways to choose the
-    chains.
+    A weighted vote also has `effective_chains`, the mean effective number of chains, and `dominated`, the share of problems
+    on which one chain has more than half of the weight. Problems with fewer chains are left out. If a problem has more chains,
+    its values are means over the ways to choose the chains.
+
+    Args:
+        by: `majority`, `log_p`, or the rule of a weighted vote.
     """
+    name, words = (by, _IN_WORDS[by]) if isinstance(by, str) else (by.name, by.shown)
     found = aggregated(records, by, chains=num_chains)
-    return {f"{by}/{name}": value for name, value in summarise(f"{condition}, {NAMES[by]} of {num_chains}", found).items()}
+    summary = summarise(f"{condition}, {words} of {num_chains}", found)
+    if found and not isinstance(by, str):
+        summary |= {"effective_chains": sum(row["effective"] for row in found) / len(found),
+                    "dominated": sum(row["dominated"] for row in found) / len(found)}
+    return {f"{name}/{key}": value for key, value in summary.items()}
 
 
-def aggregate_of(summary: dict) -> dict[str, object] | None:
-    """The part that `aggregate` added to a run's summary; None if it has none."""
-    by = next((by for by in NAMES if f"{by}/num_samples" in summary), None)
-    if by is None:
-        return None
-    return {name.removeprefix(f"{by}/"): value for name, value in summary.items() if name.startswith(f"{by}/")}
+def aggregates_of(summary: dict) -> list[dict[str, object]]:
+    """The parts that `aggregate` added to a run's summary, in their order."""
+    names = [key.partition("/")[0] for key in summary if key.endswith("/num_samples")]
+    return [{key.removeprefix(f"{by}/"): value for key, value in summary.items() if key.startswith(f"{by}/")} for by in names]
+
+
+def measures(records: Sequence[Record]) -> dict[str, float]:
+    """The means of the numbers that samplers add to their records: `measures/log_z`, ... Empty for most samplers.
+
+    A mean is over the records that have the number.
+    """
+    names = dict.fromkeys(name for record in records for name in record.get("measures", {}))
+    values = {name: [record["measures"][name] for record in records if name in record.get("measures", {})] for name in names}
+    return {f"measures/{name}": sum(found) / len(found) for name, found in values.items()}
 
 
 def rates(records: Sequence[Record]) -> dict[str, float | None]:

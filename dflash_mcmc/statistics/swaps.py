@@ -25,7 +25,7 @@ class SwapTest(NamedTuple):
     noise: float
     """Mean distance under the null hypothesis."""
     p: float
-    """Share of 2,001 assignments, the observed one included, that are at least as far apart."""
+    """Share of the 2,001 assignments, including the observed one, whose statistic is at least the observed one's."""
 
 
 def histograms(one: np.ndarray, other: np.ndarray) -> SwapTest:
@@ -59,5 +59,8 @@ def _signs(pairs: int) -> np.ndarray:
 
 
 def _p(statistic: np.ndarray) -> float:
-    """The first value is the observed one. A tolerance counts values that differ by rounding as equal."""
+    """The p-value of a statistic (1 + swaps,), whose first value is the observed one.
+
+    A tolerance counts values that differ by rounding as equal.
+    """
     return float(np.mean(statistic >= statistic[0] * (1.0 - 1e-9) - 1e-12))

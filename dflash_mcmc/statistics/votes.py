@@ -1,4 +1,7 @@
-"""The votes of a problem's chains, and the expected result of a vote over fewer chains. `chains` defines a vote."""
+"""The votes of a problem's chains, and the expected result of a vote over fewer chains.
+
+The docstring of `chains.py` defines a vote.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,8 @@ class Votes(NamedTuple):
 
     candidates: tuple[Candidate, ...]
     silent: int
+    of_chain: tuple[int, ...]
+    """The place of each chain's candidate; -1 for a chain that does not vote."""
 
     @classmethod
     def of(cls, chains: Sequence[Record]) -> Votes:
@@ -50,7 +55,8 @@ class Votes(NamedTuple):
         for text in filter(None, texts):
             found.setdefault(normal_form(text), Counter())[text] += 1
         candidates = [Candidate(votes.most_common(1)[0][0], votes.total(), vote in correct) for vote, votes in found.items()]
-        return cls(tuple(candidates), texts.count(""))
+        places = {vote: place for place, vote in enumerate(found)}
+        return cls(tuple(candidates), texts.count(""), tuple(places[normal_form(text)] if text else -1 for text in texts))
 
     @property
     def answered(self) -> int:

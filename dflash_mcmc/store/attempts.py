@@ -2,9 +2,10 @@
 
 A process that is killed, for example because memory runs out, takes all of its tasks in progress with it, and one of them may
 be the cause. A task that was in progress at two deaths is a suspect and is done alone. After `hardware.max_attempts` deaths
-alone it is recorded as failed. A task that is given up gracefully, at Ctrl-C or a time limit, counts no death.
-Deaths for other reasons cannot be distinguished. They seldom hit one task repeatedly. If they do, the only
-cost is that the task is done alone.
+while it was done alone, it is recorded as failed. The graceful end of a task, at Ctrl-C or a time limit, is not a death.
+
+A death with another cause looks the same. Such deaths seldom hit one task repeatedly. If they do, the only cost is that the
+task is done alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import SampleKey
 
 _DEATHS_OF_A_SUSPECT = 2
-"""Number of deaths from which a task is done alone."""
+"""Number of deaths that make a task a suspect."""
 
 
 class Attempts:
@@ -72,7 +73,7 @@ class Attempts:
         if self._alone[key] < self._most:
             return None
         return (f"the process died {self._deaths[key]} times while {self._in_progress}, {self._alone[key]} times with no "
-                "other under way")
+                "other task in progress")
 
     def begin(self, key: SampleKey, alone: bool) -> None:
         """Writes that a claimed task is begun."""
@@ -93,7 +94,7 @@ class Attempts:
         append_line(path, self._file, json.dumps(line).encode() + b"\n")
 
     def close(self, complete: bool) -> None:
-        """Removes the files if the run is complete, or if all attempts were given up and none can be a death.
+        """Removes the files if the run is complete, or if every attempt in them was given up gracefully.
 
         The files stay while another process has the run open: it may have more to do than this one.
         """

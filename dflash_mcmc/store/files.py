@@ -1,4 +1,4 @@
-"""Writing files so that neither the end of the process nor a full disk leaves a partial file."""
+"""Writes files. Neither the end of the process nor a full disk leaves a partial file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_atomically(path: Path, text: str, durable: bool = True) -> None:
     """Replaces the file: readers see the old or the new content, never a part. Raises UserError.
 
     Args:
-        durable: whether this also holds if the machine fails at that moment.
+        durable: whether this holds even if the machine fails at that moment.
     """
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     with writing(path):

@@ -7,8 +7,9 @@
     summary.json    a function of the records only
     lock            the file in which the processes of the run lock byte ranges
 
-A record is one line, and a line counts only if it ends with a line feed. What a killed process has written after the last
-line feed is not read, and is removed before the file is written to again. The task is repeated with the same randomness.
+A record is one line, and a line counts only if it ends with a line feed. A part of a line that a killed process has
+left at the end of a file is not read, and is removed before the file is written to again. Its task is repeated with the same
+randomness.
 
 Any number of processes, on any number of machines, can share a run. Each process locks a task before it begins the
 task, and writes to its own file of records. It releases the lock after the record is on the disk, so the next process that
@@ -94,10 +95,11 @@ class RunStore:
             self._locks.close()
 
     def lead(self, seconds: float = 0.0) -> bool:
-        """Whether this process logs to the tracker. It takes that role if no other process has it.
+        """Whether this process logs to the tracker. It takes the role if no other process has it.
 
         Args:
-            seconds: longest time to wait for the leading process to leave. It may have much more work left than this one.
+            seconds: longest time to wait for the leading process to leave. That process may have much more work left than
+                this one.
         """
         return self._locks.lead(seconds)
 

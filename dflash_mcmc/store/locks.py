@@ -5,8 +5,8 @@ there are no clocks, no leases and no stale lock files. They work on local file 
 daemon), Lustre mounted with `flock`, CephFS, GPFS, and BeeGFS with `tuneUseGlobalFileLocks`. On Lustre mounted with
 `localflock` each node has its own locks, and two nodes would draw the same sample.
 
-A lock belongs to the process, not to the object. Within a process nothing is locked against itself, and closing the file
-anywhere in the process releases all locks. `Locks` therefore opens a file only once in a process.
+A lock belongs to the process, not to the object. Two parts of one process do not exclude each other, and closing the file
+anywhere in the process releases all its locks. `Locks` therefore opens a file only once in a process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _open: set[Path] = set()
 
 
 class Locks:
-    """The locks of a file, by byte offsets, which may lie after its end. Raises RunBusy if this process has it open."""
+    """The locks of a file. Their byte offsets may lie after its end. Raises RunBusy if this process has the file open."""
 
     def __init__(self, path: Path):
         self._path = path.resolve()
@@ -61,11 +61,11 @@ class Locks:
 
     def free(self, first: int, length: int = 1) -> None:
         """Releases bytes, whether or not they are locked."""
-        if length:  # for fcntl 0 means all bytes that follow
+        if length:  # for fcntl a length of 0 means all bytes that follow
             fcntl.lockf(self._file, fcntl.LOCK_UN, length, first)
 
     def number(self) -> int:
-        """The number in the file; 0 in a new file. Right after a lock was taken it comes from the server, not from a cache.
+        """The number in the file; 0 in a new file. After a lock is taken, it comes from the file server and not from a cache.
 
         Raises UserError if the content is no number.
         """
@@ -75,7 +75,7 @@ class Locks:
         return int(content or 0)
 
     def set_number(self, number: int) -> None:
-        """Replaces the number in one call, so that nobody reads a part. All writers must hold the same lock.
+        """Replaces the number in one write, so no reader sees a part of it. All writers must hold the same lock.
 
         Raises UserError.
         """

@@ -81,13 +81,15 @@ class Record(TypedDict):
     token_forwards: int
     """Positions at which the target was evaluated."""
     tokens_skipped: int
-    """Tokens of proposals that were taken from the current sequence without the target."""
+    """Tokens of proposals that were copied from the current sequence without evaluating the target."""
     blocks_drafted: int
     """Blocks that a draft proposed."""
     tokens_drafted: int
     """Tokens of these blocks."""
     tokens_kept: int
     """Drafted tokens that were kept."""
+    tokens_shared: NotRequired[int]
+    """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
     seconds: float
     """Seconds from the chain's start in a slot to its end."""
     share_seconds: float
@@ -96,6 +98,8 @@ class Record(TypedDict):
     """Token ids of the answer. This field, `trace` and `walk` are in the files only; a run does not keep them in memory."""
     trace: NotRequired[list[dict[str, float | int | str]]]
     """One entry per proposal, or per candidate."""
+    measures: NotRequired[dict[str, float]]
+    """Diagnostics of the whole chain, by name; only of samplers that have some."""
     walk: NotRequired[list[dict[str, object]]]
     """One entry per drafted block, if the decoder keeps a trace."""
     grader: NotRequired[str]
@@ -123,6 +127,10 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         "seconds": round(done.seconds, 6), "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(),
         "trace": list(result.trace),
     }
+    if result.measures:
+        record["measures"] = dict(result.measures)
+    if cost.tokens_shared:
+        record["tokens_shared"] = cost.tokens_shared
     if done.walk:
         record["walk"] = list(done.walk)
     record["grader"] = grader
@@ -130,7 +138,7 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
 
 
 def key_of(record: Mapping[str, Any]) -> SampleKey:
-    """The key of a record, of a sample or a unit."""
+    """The key of a sample's or a unit's record."""
     return record["problem"], record["chain"]
 
 
@@ -160,8 +168,13 @@ def read_records(folder: Path) -> list[Record]:
     return records
 
 
+def recorded_keys(folder: Path) -> set[SampleKey]:
+    """The keys of a run's records, without its locks. Raises UserError for a corrupt file."""
+    return {key_of(record) for path in record_files(folder).values() for record in parse(path, path.read_bytes())[0]}
+
+
 def parse(path: Path, content: bytes, before: int = 0) -> tuple[list[dict], int]:
-    """(records, number of bytes up to the last line feed) of a part of a file.
+    """(records, number of bytes up to the last line feed) of a part of a file. Raises UserError for a corrupt line.
 
     Args:
         before: number of lines of the file before this part.
@@ -183,4 +196,4 @@ def note_repeated(key: SampleKey, place: str, first: str) -> None:
 
     If a file server takes a live process for dead, another process can draw the same sample, with the same randomness.
     """
-    note(f"{place} repeats problem {key[0]}, chain {key[1]} of {first}, which counts")
+    note(f"{place} repeats problem {key[0]}, chain {key[1]}; the record in {first} is used")

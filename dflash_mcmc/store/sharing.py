@@ -1,4 +1,4 @@
-"""How processes share a run folder: one lock file, with a byte for each thing that only one process may do at a time."""
+"""The locks of a run folder that processes share. Each byte of a lock file guards what only one process may do at a time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dflash_mcmc.store.records import SampleKey
 _MOST_TRIES = 100
 """Number of tries to make a folder. Some file systems report "does not exist" for a folder that can never be made."""
 _MUTEX, _LEAD, _SUMMARY, _WRITERS, _TASKS = 0, 1, 2, 3, 4096
-"""First bytes of the locked ranges: changes of the folder, the tracker, files that are written from all records, record files
-by number, tasks by hash."""
+"""First bytes of the locked ranges. They are for changes of the folder, for the tracker, for files that are written from all
+records, for record files by number, and for tasks by hash."""
 _LOOK_SECONDS = 0.1
 
 
 class FolderLocks:
-    """The locks of a run folder. The constructor takes the mutex. The caller enters and then releases it.
+    """The locks of a run folder. The constructor takes the mutex. The caller then calls `enter` and `free_mutex`.
 
     Raises UserError if the folder cannot be made or its file system has no locks, RunBusy if this process has it open.
     """
@@ -64,7 +64,7 @@ class FolderLocks:
         return alone
 
     def lead(self, seconds: float) -> bool:
-        """Whether this process logs to the tracker. It takes that role if no other process has it within `seconds`."""
+        """Whether this process logs to the tracker. It takes the role if it is or becomes free within `seconds`."""
         until = time.monotonic() + seconds
         while not self._leads:
             self._leads = self._locks.take(_LEAD)
@@ -91,13 +91,13 @@ class FolderLocks:
         self._locks.free(_byte(key))
 
     def num_files(self) -> int:
-        """The number of files of records, as the last process that entered has written it."""
+        """The number of files of records, as `raise_num_files` has written it."""
         return self._locks.number()
 
     def raise_num_files(self, count: int) -> None:
         """Raises the number of files to `count`. The mutex must be held. The number never decreases.
 
-        With the number, other processes find the files without a listing. Network file systems update listings late.
+        The number shows other processes which files exist. A network file system may list a new file late.
         """
         if count > self._locks.number():
             self._locks.set_number(count)
@@ -138,6 +138,6 @@ def _open(folder: Path) -> Locks:
 
 
 def _byte(key: SampleKey) -> int:
-    """The byte that locks a task: 62 bits of a hash, so that processes need not agree on numbers."""
+    """The byte that locks a task. It is a hash of 62 bits, so processes need no common numbering of the tasks."""
     digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest()
     return _TASKS + (int.from_bytes(digest) >> 2)

@@ -1,7 +1,7 @@
 """Measures the quality of a draft as tokens per forward of the target, as if recorded responses were drawn speculatively.
 
 The target's token is known at every position of a response. Speculation would accept the drafted tokens before the first one
-that differs from the response. The response's token replaces that one. For greedy responses this is exactly greedy
+that differs from the response. The response's token replaces the differing token. For greedy responses this is exactly greedy
 speculation. For sampled responses it is exactly sample-and-match with a draft that proposes its most likely tokens.
 (Sample-and-match compares the draft's tokens with a sample of the target.)
 """

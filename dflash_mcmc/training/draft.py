@@ -109,10 +109,10 @@ def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
 def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
     """A freshly initialised draft in float32.
 
-    The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the size of inputs. At a width of 2,560
-    this is 0.02, the value of Qwen3. With 0.02 at every width, the layers of a small draft would hardly change an embedding.
-    The draft would first predict the mask token itself and unlearn this only in hundreds of steps. The final norm is a copy
-    of the target's.
+    The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the same scale as the inputs. At a width
+    of 2,560 this is 0.02, the value of Qwen3. With 0.02 at every width, the layers of a small draft would hardly change an
+    embedding. The draft would first predict the mask token itself and unlearn this only in hundreds of steps. The final norm
+    is a copy of the target's.
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(Key(seed).fold_in("draft", "weights").integer(2**31))

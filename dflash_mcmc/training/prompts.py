@@ -20,7 +20,7 @@ class Questions(NamedTuple):
 
 
 def questions(plan: DraftPlan) -> Questions:
-    """The questions of a plan. Raises ConfigError if a file is invalid or has too few, or if a batch needs more."""
+    """The questions of a plan. Raises ConfigError if a file is invalid, or if there are fewer questions than requested."""
     path = plan.prompts.path
     found = _generated(plan) if path is None else _from_file(plan.prompts, Path(path).expanduser())
     if plan.batch_size > len(found.training):

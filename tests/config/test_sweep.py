@@ -79,7 +79,7 @@ def test_the_command_line_narrows_and_widens_a_named_sweep():
     (["-m", "condition=greedy,ps", "blend.beta=0.1"], ("blend.beta: unknown field (a field of blend=draft, blend=layer)",)),
     (["-m", "condition=ps,temp", "sampler.temprature=1"], ("sampler.temprature", "did you mean 'temperature'", "num_steps")),
     (["-m", "condition=ps,blend_ps", "blend.beta=0.1,2"], ("blend.beta: given 2.0; allowed: a number >= -10 and <= 1",)),
-    (["-m", "probe=layer_rank,logit_blend", "sampler.alpha=2"], ("sampler.alpha: given '2'; allowed: nothing",)),
+    (["-m", "probe=layer_rank,logit_blend", "sampler.alpha=2"], ("sampler.alpha: given '2'; allowed: no override of",)),
     (["sweep=optuna", "condition=ps,blend_ps"], ("blend.beta: given several values in a search", "not every point")),
     (["condition=ps", "blend.bta=1", "--if-present=blend.bta"], ("--if-present: given 'blend.bta'", "did you mean 'beta'")),
     (["condition=ps", "blend.bta=1", "--if-present=blend.beta"], ("blend.bta: unknown field",)),
@@ -159,8 +159,8 @@ def test_the_plan_is_printed_before_the_first_point(executed, capsys):
     assert [row[:3] for row in cells[2:]] == [
         ["condition=greedy", "sampler.alpha", "6"], ["condition=ps sampler.alpha=2", "", "6"],
         ["condition=ps sampler.alpha=4", "", "6"], ["total", "", "18"]]
-    assert "points left out, since they are the run of another: 1" in lines
-    assert lines[-1] == "3 jobs: 3 done now, 0 complete before, 0 failed"
+    assert "points left out because they are the same run as another point: 1" in lines
+    assert lines[-1] == "3 jobs: 3 done now, 0 already complete, 0 failed"
     assert len(executed.configs) == 3
 
 
@@ -213,16 +213,16 @@ def test_problems_that_cannot_be_had_are_told_before_the_first_point(command, tm
 
 def test_jobs_are_counted_and_finished_ones_are_told(executed, capsys):
     assert ended(*SWEEP) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 2 done now, 0 complete before, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 2 done now, 0 already complete, 0 failed"
     assert ended(*SWEEP, "sampler.alpha=4,8") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 1 done now, 1 complete before, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 1 done now, 1 already complete, 0 failed"
 
 
 def test_points_of_one_run_are_told_apart_from_finished_ones(executed, capsys):
     """They differ in their names: the run is recorded under one of them."""
     assert ended("-m", "condition=greedy", "condition.name=one,two", "tracker=none") == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "2 jobs: 1 done now, 0 complete before, 1 the same run as another, 0 failed")
+        "2 jobs: 1 done now, 0 already complete, 1 equal to the run of an earlier job, 0 failed")
 
 
 def test_a_job_that_fails_stops_no_other_and_is_run_again(executed, capsys):
@@ -230,13 +230,13 @@ def test_a_job_that_fails_stops_no_other_and_is_run_again(executed, capsys):
     assert ended(*SWEEP) == 2
     output = capsys.readouterr()
     assert [config.sampler.alpha for config in executed.configs] == [2.0, 4.0]
-    assert output.out.splitlines()[-1] == "2 jobs: 1 done now, 0 complete before, 1 failed"
+    assert output.out.splitlines()[-1] == "2 jobs: 1 done now, 0 already complete, 1 failed"
     reason = "hardware.num_slots: given 9; allowed: at most 3"
     assert [line for line in output.err.splitlines() if reason in line] == [
         f"error: {reason}", f"failed: sampler.alpha=2: {reason}"]
     executed.fails = {}
     assert ended(*SWEEP) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 1 done now, 1 complete before, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 1 done now, 1 already complete, 0 failed"
 
 
 def test_a_bug_in_one_job_shows_its_traceback_and_the_others_run(executed, capsys):
@@ -247,7 +247,7 @@ def test_a_bug_in_one_job_shows_its_traceback_and_the_others_run(executed, capsy
     assert "failed: sampler.alpha=2: RuntimeError: CUDA out of memory" in output.err.splitlines()
     assert "failed: sampler.alpha=8: known" in output.err.splitlines()
     assert len(executed.configs) == 3
-    assert output.out.splitlines()[-1] == "3 jobs: 1 done now, 0 complete before, 2 failed"
+    assert output.out.splitlines()[-1] == "3 jobs: 1 done now, 0 already complete, 2 failed"
 
 
 def test_ctrl_c_stops_all(executed, capsys):
@@ -292,12 +292,12 @@ def test_real_sweep_leaves_the_results_of_the_other_jobs(capsys, tmp_path, monke
     assert ended(*arguments) == 2
     output = capsys.readouterr()
     assert "failed: dataset.max_new_tokens=9999: dataset.max_new_tokens: given 9999; allowed: at most" in output.err
-    assert output.out.splitlines()[-1] == "2 jobs: 1 done now, 0 complete before, 1 failed"
+    assert output.out.splitlines()[-1] == "2 jobs: 1 done now, 0 already complete, 1 failed"
     assert "| greedy" in output.out
     (records,) = tmp_path.glob("outputs/demo/greedy-*/records.jsonl")
     assert [json.loads(line)["problem"] for line in records.read_text().splitlines()] == ["arith-001"]
     assert ended(*arguments) == 2
-    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 0 done now, 1 complete before, 1 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 0 done now, 1 already complete, 1 failed"
 
 
 SEARCH = ("sweep=optuna", "tracker=none", "hydra.sweeper.n_trials=3")
@@ -311,14 +311,14 @@ def test_search_leaves_a_single_value_out_of_trials_that_lack_its_field(executed
 
 def test_search_asks_for_the_same_points_again_and_goes_on(executed, capsys):
     assert ended(*SEARCH, "hydra.sweeper.n_trials=2") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 2 done now, 0 complete before, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 2 done now, 0 already complete, 0 failed"
     first = [(c.sampler.alpha, c.blend.beta) for c in executed.configs]
     assert all(1 <= alpha <= 8 and 0.01 <= beta <= 0.2 for alpha, beta in first)
     assert {c.condition.name for c in executed.configs} == {"blend_ps"}
     executed.configs.clear()
     assert ended(*SEARCH) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "3 jobs: 1 done now, 2 complete before, 0 failed"
+    assert lines[-1] == "3 jobs: 1 done now, 2 already complete, 0 failed"
     points = [(c.sampler.alpha, c.blend.beta) for c in executed.configs]
     assert points[:2] == first
     nearest = min(points, key=lambda point: abs(point[0] - 3))
@@ -340,7 +340,7 @@ def test_search_goes_on_after_a_failed_trial_and_calls_a_tie_a_tie(executed, cap
     failed = sum(config.sampler.alpha == 2.0 for config in executed.configs)
     assert 0 < failed < 4
     assert output.err.count("failed: sampler.alpha=2") == failed
-    assert output.out.splitlines()[-1] == f"5 jobs: {5 - failed} done now, 0 complete before, {failed} failed"
+    assert output.out.splitlines()[-1] == f"5 jobs: {5 - failed} done now, 0 already complete, {failed} failed"
     assert output.out.splitlines()[-2].endswith(f", a tie with {4 - failed} more")
 
 
@@ -349,7 +349,7 @@ def test_search_of_which_nothing_comes_ends_like_a_sweep(executed, capsys):
     assert ended(*SEARCH, "sampler.alpha=2", "hydra.sweeper.n_trials=2") == 2
     output = capsys.readouterr()
     assert "best_trial" not in output.err
-    assert output.out.splitlines()[-1] == "2 jobs: 0 done now, 0 complete before, 2 failed"
+    assert output.out.splitlines()[-1] == "2 jobs: 0 done now, 0 already complete, 2 failed"
 
 
 def test_search_is_checked_at_the_ends_of_its_ranges():

@@ -20,10 +20,14 @@ from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.best_of_n import BestOfN
 from dflash_mcmc.sampler.greedy import Greedy
+from dflash_mcmc.sampler.lookahead import Lookahead
+from dflash_mcmc.sampler.multiple_try import MultipleTry
 from dflash_mcmc.sampler.power_mh import PowerMH
+from dflash_mcmc.sampler.power_smc import PowerSMC
+from dflash_mcmc.sampler.replica_exchange import ReplicaExchange
 from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.types import ChainResult, Trajectory
-from tests.targets import FAMILIES, random_model, rows_do_not_depend_on_the_batch
+from tests.targets import FAMILIES, RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
 STOPS = (3, 7, 20, 33, 44, 50)
 HORIZON = 12
@@ -43,14 +47,35 @@ def temperature(**changes) -> Temperature:
     return Temperature(**{**values, **changes})
 
 
+def power_smc(**changes) -> PowerSMC:
+    values = dict(alpha=2.0, num_particles=3, block_size=3, ess_threshold=1.0, resampling="multinomial", temperature=None,
+                  top_k=0, top_p=1.0, ramp=0, proposal="target", wrapper="none", num_steps=0, cut="start", fault="none")
+    return PowerSMC(**{**values, **changes})
+
+
+def multiple_try(form: str) -> MultipleTry:
+    return MultipleTry(alpha=2.0, form=form, num_tries=3, proposal_temperature=None, num_blocks=3, num_steps=2, cut="current",
+                       early_reject="auto", top_k=0, top_p=1.0)
+
+
 SAMPLERS = {
     "greedy": Greedy(alpha=1.0),
     "temperature": temperature(),
     "truncated": temperature(top_k=9, top_p=0.9, min_p=0.02, repetition_penalty=1.3, frequency_penalty=0.4,
                              presence_penalty=0.3),
     "best_of_n": BestOfN(num_candidates=3, select="power", alpha=2.0, temperature=None, top_k=9, top_p=0.9),
+    "power_smc": power_smc(),
+    "pimh": power_smc(wrapper="pimh", num_steps=2),
+    "csmc": power_smc(wrapper="csmc", num_steps=2, cut="current"),
+    "replica_exchange": ReplicaExchange(alphas=[1.0, 3.0], temperatures=[1.0, 0.5], output=-1, num_blocks=3, num_steps=2,
+                                        local_steps=1, cut="current", early_reject="auto", fault="none"),
+    "multiple_try": multiple_try(form="multiple_try"),
+    "isir": multiple_try(form="isir"),
+    "lookahead": Lookahead(alpha=2.0, num_candidates=3, num_rollouts=2, rollout_length=3, block_size=4, temperature=None,
+                           top_k=0, top_p=1.0),
     "power_mh": power_mh(),
     "power_mh_horizon": power_mh(cut="horizon", proposal_temperature=0.8),
+    "power_mh_entropy": power_mh(cut="entropy", entropy_power=2.0),
     "power_mh_matched": power_mh(proposal="matched", frequency_penalty=0.6, presence_penalty=-0.4),
     "power_mh_published": power_mh(rule="published"),
     "power_mh_early": power_mh(proposal="matched", early_reject="exact", num_steps=3),
@@ -72,6 +97,13 @@ def qwen3():
 def plain(qwen3):
     """Results of a sampler under a blend with default options, drawn once: plain("power_mh", "layer")."""
     return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
+
+
+@pytest.fixture(scope="module")
+def reference(qwen3):
+    """The reference engine with a blend: reference("layer")."""
+    parts = LanguageModel(qwen3, stop_ids=STOPS)
+    return functools.cache(lambda blend: RememberingReference(qwen3, parts, BLENDS[blend]))
 
 
 def chains(sampler):
@@ -108,9 +140,8 @@ def with_one_of_them(name: str, blend: str) -> list:
 
 @pytest.mark.parametrize(("name", "blend"), [pytest.param(name, blend, marks=with_one_of_them(name, blend))
                                              for blend in BLENDS for name in SAMPLERS])
-def test_batched_is_reference(qwen3, name, blend):
-    reference = ReferenceEngine(qwen3, LanguageModel(qwen3, stop_ids=STOPS), BLENDS[blend])
-    same_as_reference(run_batched(qwen3, SAMPLERS[name], BLENDS[blend]), SAMPLERS[name], reference)
+def test_batched_is_reference(plain, reference, name, blend):
+    same_as_reference(plain(name, blend), SAMPLERS[name], reference(blend))
 
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("qwen2", "llama")))
@@ -121,8 +152,8 @@ def test_every_family(family):
     same_as_reference(run_batched(model, sampler, blend), sampler, reference)
 
 
-def test_results_are_varied_enough_to_tell_errors_apart(qwen3):
-    results = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend())
+def test_results_are_varied_enough_to_tell_errors_apart(plain):
+    results = plain("power_mh", "none")
     tokens = {tuple(done.result.trajectory.tokens.tolist()) for done in results.values()}
     assert len(tokens) >= 6
     assert any(done.result.trajectory.ended for done in results.values())
@@ -142,14 +173,15 @@ def test_number_of_slots_and_order_change_nothing(qwen3, plain, slots, name):
         assert other[tag].cost == done.cost
 
 
-@pytest.mark.parametrize("chunk", [8, 16, 64])
-def test_prefix_reuse_and_chunks_change_nothing_but_the_cost(qwen3, chunk):
-    kept = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), prefill_chunk=chunk)
+def test_prefix_reuse_and_chunks_change_nothing_but_the_cost(qwen3):
     fresh = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), reuse_prefix=False)
-    for tag, done in kept.items():
-        same(fresh[tag].result, done.result)
-        assert done.cost.token_forwards < fresh[tag].cost.token_forwards
-        assert done.cost.tokens_drawn == fresh[tag].cost.tokens_drawn
+    for chunk in (8, 16, 64):
+        kept = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), prefill_chunk=chunk)
+        assert kept.keys() == fresh.keys()
+        for tag, done in kept.items():
+            same(fresh[tag].result, done.result)
+            assert done.cost.token_forwards < fresh[tag].cost.token_forwards
+            assert done.cost.tokens_drawn == fresh[tag].cost.tokens_drawn
 
 
 SWITCHED = {
@@ -227,14 +259,14 @@ def test_a_draw_along_a_longer_path_ends_at_its_horizon(qwen3):
         same(one, other)
 
 
-def test_an_engine_can_be_used_again_after_a_run_was_given_up(qwen3):
+def test_an_engine_can_be_used_again_after_a_run_was_given_up(qwen3, plain):
     engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 8, 170)
     running = engine.steps(chains(SAMPLERS["power_mh"]))
     for _ in range(7):
         next(running)
     running.close()
     again = {done.tag: done for done in engine.run(chains(SAMPLERS["power_mh"]))}
-    for tag, done in run_batched(qwen3, SAMPLERS["power_mh"], NoBlend()).items():
+    for tag, done in plain("power_mh", "none").items():
         same(again[tag].result, done.result)
 
 
@@ -248,8 +280,8 @@ def test_identical_proposals_cost_nothing(qwen3):
         assert done.cost.tokens_drawn + done.cost.tokens_skipped == off[tag].cost.tokens_drawn
 
 
-def test_a_rejected_proposal_costs_no_reading(qwen3):
-    kept = run_batched(qwen3, SAMPLERS["power_mh_early"], NoBlend())
+def test_a_rejected_proposal_costs_no_reading(qwen3, plain):
+    kept = plain("power_mh_early", "none")
     for tag, done in kept.items():
         prompt = len(PROMPTS[tag % len(PROMPTS)]) - 1
         assert done.cost.token_forwards == done.cost.tokens_drawn + prompt
@@ -321,7 +353,7 @@ def scored(prompt, key):
     return ChainResult(path)
 
 
-def test_chains_of_different_samplers_share_a_batch(qwen3):
+def test_chains_of_different_samplers_share_a_batch(qwen3, reference):
     """One step has different laws, sources and histories. Scores run while other chains are in progress."""
     parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
 
@@ -331,11 +363,11 @@ def test_chains_of_different_samplers_share_a_batch(qwen3):
                 yield (number, name), sampler.chain(prompt, HORIZON, Key(3).fold_in(number, name))
             yield (number, "score"), scored(prompt, Key(3).fold_in(number, "score"))
 
-    engine, reference = BatchedEngine(parts, blend, 3, 180), ReferenceEngine(qwen3, parts, blend)
+    engine = BatchedEngine(parts, blend, 3, 180)
     together = {done.tag: done.result for done in engine.run(mixed())}
     for tag, chain in mixed():
         with np.errstate(invalid="ignore"):
-            same(together[tag], reference.run(chain))
+            same(together[tag], reference("layer").run(chain))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -356,7 +388,7 @@ LAWS = [SamplingParams(), SamplingParams(0.7, top_k=5), SamplingParams(0.9, repe
 @pytest.mark.parametrize(("source", "law"), [
     *(("blended", law) for law in LAWS), ("base", LAWS[0]),
     *(pytest.param("base", law, marks=pytest.mark.slow) for law in LAWS[1:])])
-def test_score_is_reference_and_is_what_draw_says(qwen3, law, source):
+def test_score_is_reference_and_is_what_draw_says(qwen3, reference, law, source):
     parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
     given = np.arange(10, 40)
 
@@ -375,7 +407,7 @@ def test_score_is_reference_and_is_what_draw_says(qwen3, law, source):
         engine = BatchedEngine(parts, blend, 2, 190)
         with np.errstate(invalid="ignore"):
             fast = next(iter(engine.run([(0, given_scored(prompt))]))).result
-            slow = ReferenceEngine(qwen3, parts, blend).run(given_scored(prompt))
+            slow = reference("layer").run(given_scored(prompt))
             same(fast, slow)
         next(iter(engine.run([(0, drawn(prompt))])))
 

@@ -25,7 +25,7 @@ def test_caches_are_as_large_as_predicted(model, changes):
     memory, rows = engine._memory, engine._loop.rows
     memory.reserve(150)
     if memory.spare:
-        memory._copy(memory.spare, memory.cache, 0, 0, 1)
+        memory.spare.reserve(memory.cache.length)
     caches = [memory.cache, memory.spare, memory.prompts and memory.prompts._cache]
     held = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches if cache)
     held += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes

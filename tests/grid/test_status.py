@@ -59,8 +59,8 @@ def test_failed_jobs_are_told_with_their_reason(grid, slurm_commands):
     assert [row[4] for row in rows(shown)] == ["1 failed, 1 out_of_memory", "1 cancelled, 1 completed"]
     first, second, missing = lines(shown)
     assert first == "job 7_0 (seed=0, shard 1 of 2): failed 2:0 on n1: failed: dataset.path: given nothing"
-    assert second == (f"job 7_1 (seed=0, shard 2 of 2): out_of_memory 0:125 on n2: it left no word: does that node see "
-                      f"{grid.folder}?")
+    assert second == (f"job 7_1 (seed=0, shard 2 of 2): out_of_memory 0:125 on n2: it has noted no event; check that its "
+                      f"node can read {grid.folder}")
     assert missing.startswith("1 samples have no job: python -m dflash_mcmc.grid resume")
 
 

@@ -81,7 +81,7 @@ def test_local_prints_one_table_and_fails_if_a_point_fails(tmp_path):
         output, errors = program.communicate(timeout=200)
     assert program.returncode == 2, errors
     assert output.count("| condition ") == 1
-    assert "2 jobs: 1 done now, 0 complete before, 1 failed" in output
+    assert "2 jobs: 1 done now, 0 already complete, 1 failed" in output
     assert errors.count("failed: dataset.max_new_tokens=100000: ") == 1
     (folder,) = (tmp_path / "outputs/demo").glob("greedy-*")
     assert len(samples(folder)) == len({record["problem"] for record in records(folder)}) == 4

@@ -208,7 +208,7 @@ def test_a_cancelled_grid_is_resumed_with_the_missing_samples(submitter, referen
     assert "nothing is missing" in submitter.run("resume").stdout
     submitter.wait()
     check_complete(submitter, reference)
-    assert "complete before" in submitter.run("submit", *LONG).stdout
+    assert "already complete" in submitter.run("submit", *LONG).stdout
     assert grid.folder == submitter.grid().folder
 
 
@@ -247,7 +247,7 @@ def test_a_folder_that_a_node_cannot_read_is_reported(submitter):
     submitter.cluster.wait_until(lambda: submitter.cluster.state(grid.jobs[0].id) == "FAILED", 90, "the job to fail")
     away.rename(grid.folder)
     _states(submitter)
-    assert f"it left no word: does that node see {grid.folder}?" in submitter.run("status").stdout
+    assert f"it has noted no event; check that its node can read {grid.folder}" in submitter.run("status").stdout
 
 
 def test_a_submission_that_slurm_refuses_is_an_error_of_one_line_and_leaves_nothing(submitter):

@@ -105,7 +105,7 @@ def test_every_tensor_is_part_of_the_identity(make_config, checkpoint):
 
 @pytest.mark.parametrize(("damage", "message"), [
     (lambda folder: (folder / "model.safetensors").unlink(), "cannot load"),
-    (lambda folder: os.truncate(folder / "model.safetensors", 1000), "a safetensors file that is whole"),
+    (lambda folder: os.truncate(folder / "model.safetensors", 1000), "a complete safetensors file"),
     (lambda folder: (folder / "config.json").write_text("{"), "cannot load"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "cannot load"),
     (lambda folder: (folder / "config.json").unlink(), "a folder with config.json"),
@@ -122,6 +122,17 @@ def test_damaged_checkpoints_are_errors_of_one_line_and_leave_no_files(make_conf
 def test_a_hub_name_without_network_and_cache_is_an_error(make_config):
     with pytest.raises(UserError, match="hub cannot be reached; allowed: the folder of a downloaded checkpoint"):
         make_config("model=qwen3_4b", "model.path=nobody/nothing-of-this-name").model.load("cpu")
+
+
+@pytest.mark.parametrize("named", [{}, {"tokenizer_class": "Qwen2Tokenizer"}, {"tokenizer_class": "Qwen2TokenizerFast"},
+                                   {"tokenizer_class": "LlamaTokenizer"}, {"tokenizer_class": None}])
+def test_the_tokenizer_is_the_one_that_transformers_chooses(make_config, checkpoint, named):
+    file = checkpoint / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **named}))
+    ours, theirs = make_config(f"model.path={checkpoint}").model.tokenizer(), AutoTokenizer.from_pretrained(checkpoint)
+    assert type(ours) is type(theirs)
+    assert ours("3 + 4 <|im_end|>").input_ids == theirs("3 + 4 <|im_end|>").input_ids
+    assert ours.get_vocab() == theirs.get_vocab()
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(make_config, checkpoint):

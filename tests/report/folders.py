@@ -40,7 +40,8 @@ def identity(condition: str, **changed) -> dict:
 
 
 def write(folder: Path, condition: str, records: list[dict], made: dict | None = None, *, limit: int | None = None,
-          num_chains: int = 1, finished: bool = True, session: dict | None = None, name: str | None = None) -> Path:
+          num_chains: int = 1, finished: bool = True, session: dict | None = None, name: str | None = None,
+          config: dict | None = None) -> Path:
     """Writes a run folder below `folder`, the experiment's folder, and returns it."""
     made = made or identity(condition)
     run = folder / f"{condition}-{hash_of(made)}"
@@ -48,7 +49,7 @@ def write(folder: Path, condition: str, records: list[dict], made: dict | None =
     limit = limit or len({line["problem"] for line in records})
     config = {"name": name or folder.name, "condition": {"name": condition}, "num_chains": num_chains,
               "sampler": {"name": made["sampler"], "alpha": 4.0},
-              "dataset": {"name": made["dataset"], "path": "problems.jsonl", "limit": limit}}
+              "dataset": {"name": made["dataset"], "path": "problems.jsonl", "limit": limit}, **(config or {})}
     (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     session = {**SESSION, **(session or {}), **({"engine": {}} if finished else {})}
     (run / "run.json").write_text(json.dumps({"identity": made, "sessions": [session]}))

@@ -37,7 +37,8 @@ def test_real_runs_from_start_to_page(make_config, command, tmp_path):
     assert done.stderr == ""  # the runs do not differ in anything a note reports, and none is incomplete
     table, _, path = done.stdout.rstrip().rpartition("\n\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    assert [row[0] for row in rows] == ["greedy", "blend_ps", "blend_ps, majority of 2", "blend_ps, best by log p of 2"]
+    blended = "blend_ps num_blocks=2"  # a label names the fields that differ from the condition's
+    assert [row[0] for row in rows] == ["greedy", blended, f"{blended}, majority of 2", f"{blended}, best by log p of 2"]
     assert rows[1][1:4] == [str(result.summary["correct"]), "4", f"{100 * result.summary['accuracy']:.1f} %"]
     assert path.endswith("outputs/demo/report/report.html")
     assert (tmp_path / "outputs/demo/report/report.html").is_file()

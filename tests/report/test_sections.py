@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-import pytest
+import math
 
+import pytest
+from omegaconf import OmegaConf
+
+from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.locate import run_folders
 from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
 from dflash_mcmc.report.runs import read
-from dflash_mcmc.report.sections import chains, compared, cost, interaction, matched, overall, paired, setting, strata, swept
+from dflash_mcmc.report.sections import (
+    agreement,
+    chains,
+    compared,
+    cost,
+    interaction,
+    matched,
+    measures,
+    overall,
+    paired,
+    rules,
+    setting,
+    strata,
+    swept,
+)
 from dflash_mcmc.report.study import Study, study_of
 from dflash_mcmc.statistics.shares import wilson
+from tests.refusals import refused
 from tests.report.folders import identity, record, write
 
 
@@ -122,6 +141,72 @@ class TestSeveralChains:
         assert tables["matched_share_seconds"][0]["k"] == 1  # a draw takes 8 device seconds
         assert matched.section(study) is None  # no run to compare the votes with
 
+    def test_every_rule_is_compared_with_the_majority_vote(self, study):
+        """Chain 0 of each problem is right and the likeliest; log q is equal, so it has most of the weight for p^4."""
+        section = rules.section(study)
+        found = {row["rule"]: row for row in rows(section, "vote_rules")}
+        assert list(found) == ["majority vote", "power vote (alpha 4)", "softsat vote (beta 1)",
+                               "answer power draw (alpha 2, gamma 2)"]
+        assert found["majority vote"]["accuracy"] == pytest.approx((2 + 1 / 3) / 3)
+        power = found["power vote (alpha 4)"]
+        assert (power["accuracy"], power["k"], power["problems"], power["dominated"]) == (1.0, 3, 3, 1.0)
+        assert power["difference"] == pytest.approx(2 / 9)
+        assert power["effective"] == pytest.approx(sum(weights := [1.0, math.exp(-4), math.exp(-8)]) ** 2
+                                                   / sum(weight**2 for weight in weights))
+        assert {row["verdict"] for row in found.values()} == {"-", "tie"}
+        marginal = [1.0, (1 + math.exp(-4)) / (1 + math.exp(-2) + math.exp(-4)), 1 / (1 + math.exp(-2) + math.exp(-4))]
+        drawn = [share**2 / (share**2 + sum(rest**2 for rest in others)) for share, others in zip(
+            marginal, ([0.0], [1 - marginal[1]], [math.exp(-2) * marginal[2], math.exp(-4) * marginal[2]]), strict=True)]
+        assert found["answer power draw (alpha 2, gamma 2)"]["accuracy"] == pytest.approx(sum(drawn) / 3)
+        curves = {(row["rule"], row["k"]): row["accuracy"] for row in rows(section, "vote_curves")}
+        one = (1 + 2 / 3 + 1 / 3) / 3
+        assert [curves[rule, 1] for rule in found] == pytest.approx([one] * 4)
+        assert curves["power vote (alpha 4)", 2] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)  # the likelier chain
+        (axes,) = section.drawings[0].make().axes
+        assert [line.get_label() for line in axes.containers] == list(found)
+        assert "These runs have none" not in " ".join(section.text)
+
+    def test_exponents_and_parameters_come_from_the_command_or_the_run(self, study, tmp_path):
+        several = study_of(study.runs, alphas=[1.0, 2.0, 2.0])
+        names = [row["rule"] for row in rows(rules.section(several), "vote_rules")]
+        assert names[:3] == ["majority vote", "power vote (alpha 1)", "power vote (alpha 2)"]
+        with refused("given 2 0; allowed: numbers > 0", start="--alpha"):
+            study_of(study.runs, alphas=[2.0, 0.0])
+        vote = {"power": {"alpha": 3.0}, "softsat": {"beta": 2.0, "saturation": 0.5, "low": 0.1, "high": 9.0},
+                "answer_power": {"alpha": 1.0, "gamma": 3.0}}
+        write(tmp_path / "other", "temp", [record("a", chain=chain) for chain in range(2)], num_chains=2,
+              config={"vote": vote, "aggregate": ["softsat", "power"]})
+        own = study_over(tmp_path / "other")
+        assert [row["rule"] for row in rows(rules.section(own), "vote_rules")][1:] == [
+            "power vote (alpha 3)", "softsat vote (beta 2)", "answer power draw (alpha 1, gamma 3)"]
+        assert [entry.shown for entry in own.entries] == [
+            "temp", "temp, majority of 2", "temp, power vote (alpha 3) of 2", "temp, softsat vote (beta 2) of 2",
+            "temp, best by log p of 2", "temp, weighed by p^4 of 2"]
+
+    def test_runs_without_importance_weights_are_named(self, tmp_path):
+        write(tmp_path / "demo", "ps", [record("a", chain=chain, proposals=4) for chain in range(2)], num_chains=2)
+        write(tmp_path / "demo", "temp", [record("a", chain=chain) for chain in range(2)], num_chains=2,
+              config={"sampler": {"name": "temperature", "alpha": 4.0, "top_p": 0.9}, "aggregate": "majority"})
+        found = study_over(tmp_path)
+        section = rules.section(found)
+        assert [(row["run"], row["rule"]) for row in rows(section, "vote_rules")] == [
+            (run, rule) for run in ("ps", "temp top_p=0.9") for rule in ("majority vote", "softsat vote (beta 1)")]
+        assert "no power vote and no answer power draw: ps; temp top_p=0.9." in section.text[-1]
+        assert not [entry for entry in found.entries if entry.by == "drawn"]
+        write(tmp_path / "single", "greedy", [record("a")])
+        assert rules.section(study_over(tmp_path / "single")) is None
+
+    def test_weighted_votes_that_a_run_asks_for_are_compared_at_equal_cost(self, tmp_path):
+        write(tmp_path / "demo", "temp", [
+            record("a", "wrong" if chain else "correct", chain, answer=str(chain), token_forwards=100, log_p=-float(chain))
+            for chain in range(3)], num_chains=3, config={"aggregate": "power"})
+        write(tmp_path / "demo", "ps", [record("a", "wrong", token_forwards=250)])
+        tables = {table.name: table.rows for table in matched.section(study_over(tmp_path)).tables}
+        found = {row["vote"]: row for row in tables["matched_token_forwards"]}
+        assert list(found) == ["majority vote", "power vote (alpha 4)"]
+        assert [row["k"] for row in found.values()] == [2, 2]
+        assert [row["vote_accuracy"] for row in found.values()] == pytest.approx([1 / 3, 2 / 3])
+
     def test_votes_omit_problems_with_fewer_chains(self, tmp_path):
         write(tmp_path / "demo", "temp", [record("a", "correct", chain) for chain in range(3)] + [record("b", "wrong")],
               num_chains=3)
@@ -135,7 +220,7 @@ class TestSeveralChains:
         write(tmp_path / "demo", "temp", [record("a", "correct", chain) for chain in range(3)],
               identity("temp", grader="code"), num_chains=3)
         found = study_over(tmp_path)
-        assert [entry.by for entry in found.entries] == ["sample", "log_p", "power"]
+        assert [entry.by for entry in found.entries] == ["sample", "log_p", "drawn"]
         section = chains.section(found)
         assert [(row["pass_at_k"], row["majority_at_k"]) for row in rows(section, "votes")] == [(1.0, None)] * 3
         assert len(section.drawings[0].make().axes) == 2
@@ -276,3 +361,45 @@ def test_published_rows_equal_the_papers():
     assert "arXiv 2510.14901, Table 1" in found["Qwen2.5-7B"].text
     assert found["Qwen3-4B"].accuracy["blend_ps"] == wilson(81, 104)
     assert all(0.0 < estimate.value < 1.0 for paper in found.values() for estimate in paper.accuracy.values())
+
+
+class TestMeasures:
+    def test_each_number_of_a_sampler_has_a_row(self, tmp_path):
+        values = [-1.0, -2.0, -6.0]
+        write(tmp_path / "smc", "ps", [record(f"p{place}", measures={"log_z": value}) for place, value in enumerate(values)])
+        write(tmp_path / "greedy", "greedy", solved(3, 3))
+        row, = rows(measures.section(study_over(tmp_path)), "sampler_measures")
+        assert (row["number"], row["samples"], row["mean"]) == ("log_z", 3, -3.0)
+        assert (row["least"], row["greatest"]) == (-6.0, -1.0)
+        assert -6.0 <= row["mean_low"] < -3.0 < row["mean_high"] <= -1.0
+
+    def test_runs_without_numbers_have_no_section(self, tmp_path):
+        write(tmp_path / "greedy", "greedy", solved(3, 3))
+        assert measures.section(study_over(tmp_path)) is None
+
+
+def option_fields(group: str, name: str) -> dict:
+    """The fields of an option file."""
+    fields = OmegaConf.load(config_folder() / group / f"{name}.yaml")
+    return {key: value for key, value in fields.items() if key != "defaults"}
+
+
+class TestAgreement:
+    def test_runs_of_one_power_are_compared_and_others_are_not(self, tmp_path):
+        values = [-1.0, -1.2, -0.9, -1.1]
+        fields = option_fields("sampler", "power_mh")
+        for name, changed, less in (("ps", {}, 0.0), ("far", {"num_steps": 1}, 9.0), ("other", {"alpha": 2.0}, 9.0)):
+            made = identity("ps", **{f"sampler__{key}": value for key, value in changed.items()})
+            records = [record(f"p{place}", chain=chain, log_p=value - less) for place in range(5)
+                       for chain, value in enumerate(values)]
+            write(tmp_path / name, "ps", records, made, config={"sampler": {"name": "power_mh", **fields, **changed}})
+        write(tmp_path / "greedy", "greedy", solved(5, 5))
+        study = study_over(tmp_path)
+        found = rows(agreement.section(study), "agreement")
+        assert [(row["number"], row["problems"], row["samples_a"], row["verdict"]) for row in found] == [
+            ("log p", 5, 20, "differ"), ("tokens", 5, 20, "agree")]
+        assert abs(found[0]["difference"]) == pytest.approx(9.0)
+
+    def test_a_single_power_has_no_section(self, tmp_path):
+        write(tmp_path / "ps", "ps", solved(3, 3), identity("ps"))
+        assert agreement.section(study_over(tmp_path)) is None

@@ -8,7 +8,8 @@ import pytest
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.table import overall
-from dflash_mcmc.statistics.summaries import summarise
+from dflash_mcmc.statistics.rules import PowerVote
+from dflash_mcmc.statistics.summaries import aggregate, summarise
 from tests.statistics.test_summaries import record
 
 
@@ -53,6 +54,22 @@ def test_rows_over_different_samples_have_a_note(tmp_path):
     assert note.startswith("The rows cover different samples: each row uses all recorded samples of its run.")
 
 
+def test_every_vote_has_a_row_and_weights_have_a_note(tmp_path):
+    run = folder(tmp_path / "a", "temp", {})
+    records = [record("a", verdict, chain, answer=answer, log_p=log_p, log_q=log_p, proposals=0, accepted=0, moved=0)
+               for chain, (verdict, answer, log_p) in enumerate([("correct", "1", -1.0), *[("wrong", "2", -9.0)] * 2])]
+    summary = summarise("temp", records)
+    for by in ("majority", PowerVote(alpha=4.0)):
+        summary |= aggregate("temp", records, by, 3)
+    (run / "summary.json").write_text(json.dumps(summary))
+    _, _, *rows, gap, note = overall([run]).splitlines()
+    assert [cells(row)[:4] for row in rows] == [
+        ["temp", "1", "3", "33.3 %"], ["temp, majority of 3", "0", "1", "0.0 %"],
+        ["temp, power vote (alpha 4) of 3", "1", "1", "100.0 %"]]
+    assert (gap, note) == ("", "temp, power vote (alpha 4) of 3: 1.0 effective chains (mean); one chain has most of the "
+                           "weight on 100 % of the problems.")
+
+
 def test_accepted_length_is_shown_if_a_run_drafted(tmp_path):
     drafted = {"tokens_drawn": 14, "blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 10}
     runs = [folder(tmp_path / "a", "greedy", {"decoder": "plain"}),
@@ -77,3 +94,10 @@ def test_a_folder_without_a_run_is_a_one_line_error(tmp_path):
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(UserError, match="is not JSON"):
         overall([tmp_path])
+
+
+def test_the_numbers_of_a_sampler_follow_the_table(tmp_path):
+    run = folder(tmp_path / "a", "smc", {"seed": 0})
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"measures/log_z": -3.25, "measures/resamplings": 4.0}))
+    assert overall([run]).splitlines()[-1] == "smc: log_z -3.25, resamplings 4 (means)"

@@ -14,7 +14,7 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.slots import Slot
+from dflash_mcmc.engine.live_chain import LiveChain
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.branches import Tree
 from dflash_mcmc.probe import Probe
@@ -142,7 +142,7 @@ class Metered(NamedTuple):
 def metered(monkeypatch) -> Metered:
     """Counts the tokens that every part of a probe reads: the engine's meter, whole sequences, and branches."""
     found = Metered([], [])
-    read, drafted, branches, of_chain = sequences.read, sequences.drafted, Tree.read, Slot.charge
+    read, drafted, branches, of_chain = sequences.read, sequences.drafted, Tree.read, LiveChain.charge
 
     def reading(model, tokens, *others, **settings):
         found.token_forwards.append(tokens.numel())
@@ -156,15 +156,15 @@ def metered(monkeypatch) -> Metered:
         found.token_forwards.append(len(tokens))
         return branches(tree, parents, tokens)
 
-    def charging(slot, **amounts):
+    def charging(chain, number, **amounts):
         found.token_forwards.append(amounts.get("token_forwards", 0))
         found.draft_blocks.append(amounts.get("blocks_drafted", 0))
-        return of_chain(slot, **amounts)
+        return of_chain(chain, number, **amounts)
 
     monkeypatch.setattr(sequences, "read", reading)
     monkeypatch.setattr(sequences, "drafted", drafting)
     monkeypatch.setattr(Tree, "read", branching)
-    monkeypatch.setattr(Slot, "charge", charging)
+    monkeypatch.setattr(LiveChain, "charge", charging)
     return found
 
 
@@ -258,7 +258,7 @@ def test_total_is_the_sum_and_one_run_counts_once(capsys):
         "sampler=greedy": ("sampler.alpha", "10"), "sampler=temperature sampler.alpha=2": ("", "10"),
         "sampler=temperature sampler.alpha=4": ("", "10"), "total": ("", "30")}
     assert int(rows["total"][3]) == pytest.approx(sum(int(row[3]) for row in itertools.islice(rows.values(), 3)), abs=2)
-    assert "the run of another: 1" in text
+    assert "the same run as another point: 1" in text
     assert "hardware.tokens_per_second" in text
 
 

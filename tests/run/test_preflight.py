@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dflash_mcmc.__main__ import main
+from dflash_mcmc.config.identity import identity_hash, run_folder
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.engine import plan
 from dflash_mcmc.run import build, preflight
 
+ROOT = Path(__file__).parents[2]
 SMALL = ("dataset.limit=2", "tracker=none")
 
 
@@ -80,7 +84,7 @@ def test_weights_that_are_not_loaded_yet_take_their_part_of_the_free_memory(make
     config = make_config("condition=ps", "num_chains=99", "dataset.limit=2", "hardware.device=cpu")
     shape = config.model.shape("cpu")
     assert shape.weight_bytes() == pytest.approx(1.65e6 * 4, rel=0.01)
-    prompts = build.prompts(config, shape._replace(tokenizer=config.model.tokenizer()), config.dataset.problems())
+    prompts = build.prompts(config, config.model.prompt_encoder(), config.dataset.problems())
     longest = max(map(len, prompts.values()))
     _, planned = build.memory_plan(config, shape, longest, 198, None)
     monkeypatch.setattr(plan, "free_bytes", lambda _: planned.total / 0.9 + 1e6)
@@ -130,3 +134,37 @@ def test_plan_without_weights_is_the_plan_of_the_loaded_pair(make_config, monkey
     config.draft.check_target(shape)
     assert build.memory_plan(config, shape, 100, 50, config.draft.size()) == build.memory_plan(
         config, model, 100, 50, config.draft.load(model))
+
+
+def test_a_complete_run_reads_nothing_of_the_model(make_config, monkeypatch):
+    config = make_config("condition=greedy", "dataset.limit=2", "num_chains=2")
+    folder = run_folder(config, identity_hash(config))
+    folder.mkdir(parents=True)
+    lines = [json.dumps({"problem": problem.id, "chain": chain}) + "\n"
+             for problem in config.dataset.problems() for chain in range(2)]
+    read = []
+    shape = type(config.model).shape
+    monkeypatch.setattr(type(config.model), "shape", lambda self, device: (read.append(device), shape(self, device))[1])
+    for content, expected in (("".join(lines), []), ("".join(lines[1:]), ["cpu"]), ("{}\n", ["cpu"])):
+        (folder / "records.jsonl").write_text(content)
+        read.clear()
+        preflight.check([Job(config)])
+        assert read == expected
+
+
+def test_neither_a_complete_run_nor_a_dry_run_imports_pytorch(make_config, tmp_path):
+    given = ("condition=greedy", "dataset.limit=1", "tracker=none", f"paths.outputs={tmp_path}/made")
+    config = make_config(*given)
+    folder = run_folder(config, identity_hash(config))
+    folder.mkdir(parents=True)
+    (folder / "records.jsonl").write_text(json.dumps({"problem": config.dataset.problems()[0].id, "chain": 0}) + "\n")
+    code = f"""
+import sys
+from dflash_mcmc.config.command import check_command
+from dflash_mcmc.run import preflight
+for more in ([], ["dry_run=true"], ["num_chains=2"]):
+    preflight.check(check_command([*{given!r}, *more]).jobs)
+    print("transformers" in sys.modules, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False False", "True False", "True True"]

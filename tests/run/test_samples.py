@@ -114,7 +114,7 @@ def test_fewer_problems_than_recorded_is_told(make_config, command, tmp_path):
     execute(make_config("sampler=greedy", "dataset.limit=4"))
     assert execute(make_config("sampler=greedy", "dataset.limit=3")).num_beyond == 1
     done = command("dflash_mcmc", "sampler=greedy", "dataset.limit=2", "tracker=none", f"paths.outputs={tmp_path}")
-    assert "2 more than asked for are recorded, and counted" in done.stdout
+    assert "2 recorded samples that were not requested are counted as well" in done.stdout
 
 
 def test_problems_with_one_id_are_refused(make_config, tmp_path):
@@ -183,7 +183,7 @@ def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninter
     _finish(tmp_path)  # what one process adds, and
     same(records_of(folder), uninterrupted)
     again = [rank.communicate(300)[0] for rank in processes.start_ranks(2, [*command, "dataset.limit=8"], tmp_path)]
-    assert ["complete before, nothing drawn" in told for told in again] == [True, False]
+    assert ["already complete, nothing drawn" in told for told in again] == [True, False]
     same(records_of(folder), uninterrupted)
 
 

@@ -137,7 +137,7 @@ def test_the_end_of_another_process_that_leads_is_not_waited_for(make_config, mo
         other.stdin.close()
     assert json.loads((folder / "summary.json").read_text()) == result.summary
     assert not (folder / "metrics.jsonl").exists()
-    assert "another process does more of this run and logs it to the tracker" in capsys.readouterr().err
+    assert "another process is still working on this run and logs it to the tracker" in capsys.readouterr().err
     execute(make_config(*GREEDY, "tracker=jsonl"))
     assert summaries(folder) == [result.summary]
 

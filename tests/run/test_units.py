@@ -169,7 +169,7 @@ def test_a_unit_that_kills_its_process_alone_is_recorded_as_failed_and_not_retri
     for alone in (False, False, True, True, True):
         died(config, deadly, alone=alone)
     result = execute(config)
-    reason = "the process died 5 times while this question was being measured, 3 times with no other under way"
+    reason = "the process died 5 times while this question was being measured, 3 times with no other task in progress"
     assert lines(result.folder)[-1] == {"problem": deadly.problem, "chain": 0, "failure": reason}
     assert (result.num_new, result.summary["num_units"], result.summary["num_units_failed"]) == (5, 5, 1)
     expected = [len(problem.question) for problem in config.dataset.problems() if problem.id != deadly.problem]
@@ -255,7 +255,8 @@ def test_what_a_probe_does_not_use_is_refused(given):
     with pytest.raises(UserError) as caught:
         command.check_command(["probe=rejection_sampling", given])
     name, _, value = given.removeprefix("++").partition("=")
-    assert f"{name}: given {value!r}; allowed: nothing, since probe=rejection_sampling does not use" in str(caught.value)
+    assert f"{name}: given {value!r}; allowed: no override of {name.partition('.')[0]}, since probe=rejection_sampling " in (
+        str(caught.value))
 
 
 def test_what_a_probe_uses_is_taken():

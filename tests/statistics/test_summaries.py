@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.statistics.summaries import aggregate, aggregate_of, rates, summarise
+from dflash_mcmc.statistics.summaries import aggregate, aggregates_of, measures, rates, summarise
 
 
 def record(problem: str, verdict: str, chain: int = 0, **rest) -> dict:
@@ -36,10 +36,10 @@ def test_combined_answers_have_their_own_keys():
                for problem, verdicts in (("a", "ccw"), ("b", "cww"), ("c", "c")) for chain, verdict in
                enumerate({"c": "correct", "w": "wrong"}[letter] for letter in verdicts)]
     summary = {**summarise("ps", records), **aggregate("ps", records, "majority", 3)}
-    found = aggregate_of(summary)
+    found, = aggregates_of(summary)
     assert (found["condition"], found["correct"], found["num_samples"]) == ("ps, majority of 3", 1, 2)  # c has only one chain
     assert (found["token_forwards"], found["mean_token_forwards"]) == (300, 150)
-    assert aggregate_of(summarise("ps", records)) is None
+    assert aggregates_of(summarise("ps", records)) == []
     assert aggregate("ps", records, "log_p", 3)["log_p/correct"] == 1.0  # equal log p: 2 of 3 right, and 1 of 3
 
 
@@ -51,6 +51,13 @@ def test_rates_have_intervals_over_problems():
     assert found["mean_token_forwards_low"] < mean < found["mean_token_forwards_high"]
     greedy = [record("a", "correct", proposals=0, accepted=0, moved=0, abandoned=0)]
     assert rates(greedy)["acceptance_low"] is None
+
+
+def test_the_numbers_of_samplers_have_means_over_the_records_that_have_them():
+    records = [record("a", "correct", measures={"log_z": -2.0}), record("b", "wrong", measures={"log_z": -4.0, "trips": 1.0}),
+               record("c", "not_drawn")]
+    assert measures(records) == {"measures/log_z": -3.0, "measures/trips": 1.0}
+    assert measures([record("a", "correct")]) == {}
 
 
 def test_no_proposals_give_no_rate_and_no_records_no_accuracy():

@@ -49,8 +49,8 @@ def test_a_deadly_sample_is_passed_over_after_its_third_death_alone(tmp_path):
     records = records_of(folder)
     failed = records.pop(key)
     assert failed["verdict"] == "not_drawn"
-    assert failed["reason"] == ("the process died 5 times while this sample was being drawn, 3 times with no other under "
-                                "way")
+    assert failed["reason"] == ("the process died 5 times while this sample was being drawn, 3 times with no other task "
+                                "in progress")
     assert failed["tokens"] == []
     del whole[key]
     assert records == whole
@@ -93,7 +93,7 @@ def test_it_takes_three_deaths_alone(tmp_path, die):
     suspect, failure = looked_at(tmp_path, KEY)
     assert suspect
     assert "died 6 times" in failure
-    assert "3 times with no other under way" in failure
+    assert "3 times with no other task in progress" in failure
 
 
 def test_of_the_suspects_the_one_that_was_killed_alone_comes_first(tmp_path, die):

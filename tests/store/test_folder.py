@@ -75,8 +75,8 @@ def test_a_repeated_record_counts_once_and_is_told(tmp_path, capsys):
         assert store.places == [(0, 0), (0, 1), (1, 1)]
     assert read_records(tmp_path) == store.records
     told = capsys.readouterr().err
-    assert "records.1.jsonl: line 1 repeats problem b, chain 0 of" in told
-    assert "records.jsonl: line 2, which counts" in told
+    assert "records.1.jsonl: line 1 repeats problem b, chain 0; the record in" in told
+    assert "records.jsonl: line 2 is used" in told
 
 
 def test_fields_that_nothing_needs_are_in_the_file_alone(tmp_path):

@@ -102,6 +102,17 @@ def test_the_offline_file_has_config_metrics_summary_and_samples(tracked, capsys
     check_artifact(folder, result.folder, f"records-demo-{identity}")
 
 
+def test_the_summary_has_every_way_to_combine_chains(tracked):
+    result, folder = tracked("condition=temp", "num_chains=2", "dataset.limit=2", "dataset.max_new_tokens=32",
+                             "aggregate=[majority,power,softsat,answer_power]")
+    kept = json.loads(inspect(folder, "--summary"))["summary"]
+    keys = ("accuracy", "effective_chains", "dominated")
+    names = [f"{by}/{key}" for by in ("power", "softsat", "answer_power") for key in keys]
+    for name in ("majority/accuracy", *names):
+        assert kept[name] == pytest.approx(result.summary[name])
+    assert 1.0 <= kept["power/effective_chains"] <= 2.0
+
+
 def check_artifact(folder: Path, run: Path, name: str) -> None:
     """Checks that the last artifact of an offline run is that of the records, and that its files are kept for a sync."""
     artifact = entries(folder, "artifact")[-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dflash_mcmc.ops import SamplingParams
@@ -43,6 +45,17 @@ def process(logits: np.ndarray, params: SamplingParams, prompt: np.ndarray, gene
         p = np.exp(log_softmax(logits))
         logits[p < params.min_p * p.max()] = -np.inf
     return log_softmax(logits)
+
+
+def entropy(log_p: np.ndarray) -> float:
+    """The entropy in nats of log-probabilities (vocabulary,)."""
+    possible = log_p[np.isfinite(log_p)]
+    return -float(np.sum(np.exp(possible) * possible))
+
+
+def under(laws: Sequence[np.ndarray], token: int) -> np.ndarray:
+    """log q and the interval of a token under several laws, each log-probabilities (vocabulary,): float64 (laws, 3)."""
+    return np.array([[law[token], *interval(law, token)] for law in laws]).reshape(-1, 3)
 
 
 def draw(log_q: np.ndarray, uniform: float) -> int:

@@ -16,8 +16,8 @@ from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.dflash.network import block_pass
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-from dflash_mcmc.ops import Chain, Operation, SamplingParams, Score, drive, grid_origin, grid_slot
-from dflash_mcmc.types import ChainResult, Trajectory
+from dflash_mcmc.ops import Operation, Result, SamplingParams, Score, Steps, drive, grid_origin, grid_slot
+from dflash_mcmc.types import Trajectory
 
 
 class ReferenceEngine:
@@ -36,7 +36,7 @@ class ReferenceEngine:
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self._origin = 0
 
-    def run(self, chain: Chain) -> ChainResult:
+    def run(self, chain: Steps[Result]) -> Result:
         """The result of a chain."""
         return drive(chain, self.answer)
 
@@ -46,51 +46,63 @@ class ReferenceEngine:
         self._origin = grid_origin(self.blend.restarts_grid(), trajectory)
         if isinstance(operation, Score):
             for token in operation.tokens:
-                blended, source = self._logits(trajectory, operation.source)
-                trajectory = self._append(trajectory, int(token), blended, self._law(trajectory, operation.params, source))
+                trajectory = self._append(trajectory, int(token), operation, *self._logits(trajectory, operation.source))
             return trajectory
         while not trajectory.complete(operation.horizon):
             blended, source = self._logits(trajectory, operation.source)
             log_q = self._law(trajectory, operation.params, source)
             uniform = operation.key.uniforms(trajectory.length, trajectory.length + 1)[0]
-            trajectory = self._append(trajectory, exact_law.draw(log_q, float(uniform)), blended, log_q)
+            trajectory = self._append(trajectory, exact_law.draw(log_q, float(uniform)), operation, blended, source)
         return trajectory
 
-    def _append(self, trajectory: Trajectory, token: int, blended: np.ndarray, log_q: np.ndarray) -> Trajectory:
-        log_p = exact_law.log_softmax(blended)[token]
-        return trajectory.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1],
-                             exact_law.interval(log_q, token)[None], token in self.parts.stop_ids)
+    def _append(self, trajectory: Trajectory, token: int, operation: Operation, blended: np.ndarray,
+                source: np.ndarray) -> Trajectory:
+        log_p, log_q = exact_law.log_softmax(blended), self._law(trajectory, operation.params, source)
+        under = [self._law(trajectory, params, source) for params in operation.laws]
+        return trajectory.extended(
+            np.array([token]), log_p[token : token + 1], log_q[token : token + 1], exact_law.interval(log_q, token)[None],
+            token in self.parts.stop_ids, exact_law.under(under, token)[None] if under else None,
+            np.array([exact_law.entropy(log_p)]) if operation.entropy else None)
 
     def _law(self, trajectory: Trajectory, params: SamplingParams, logits: np.ndarray) -> np.ndarray:
         return exact_law.process(logits, params, trajectory.prompt, trajectory.tokens)
 
-    @torch.inference_mode()
     def _logits(self, trajectory: Trajectory, source: str) -> tuple[np.ndarray, np.ndarray]:
         """(blended logits, logits of the source) after `trajectory`, float64 (vocabulary,)."""
+        sources = self._sources(trajectory)
+        return sources["blended"], sources[source]
+
+    @torch.inference_mode()
+    def _sources(self, trajectory: Trajectory) -> dict[str, np.ndarray]:
+        """The logits after `trajectory` of every source, float64 (vocabulary,). `draft` is present only with a drafter."""
         tokens = torch.from_numpy(np.concatenate([trajectory.prompt, trajectory.tokens]))[None].to(self.parts.device)
-        head, norm, layers = self.model.get_output_embeddings(), self.parts.final_norm, self.parts.layers
-        output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
-        # `hidden_states` has the last layer's output only after the final norm. Hooks give the outputs of all layers.
-        states = [self._output(tokens, layer)[0, -1] for layer in self.blend.tapped_layers(len(layers))]
+        head, norm = self.model.get_output_embeddings(), self.parts.final_norm
+        output, tapped = self._forward(tokens)
+        states = [layer[0, -1] for layer in tapped]
         # Each term has its own head product: this engine mixes logits, and the batched engine mixes hidden states.
         base = output.logits[0, -1].double()
         drafted = self._drafted(trajectory, tokens, output.hidden_states, base) if self.drafter else None
         parts = [drafted] if self.blend.needs_draft else [head(state).double() for state in states]
         normed = {id(part): state for part, state in zip(parts, states, strict=False)}
         blended = self.blend.mix(base, parts, lambda part: head(norm(normed[id(part)])).double())
-        if source == "draft" and not self._slot(trajectory):
-            drafted = blended
-        values = ({"blended": blended, "base": base, "draft": drafted}[source], blended)
-        source_logits, blended = (v.masked_fill(self.parts.forbidden, -torch.inf).cpu().numpy() for v in values)
-        return blended, source_logits
+        sources = {"blended": blended, "base": base}
+        if drafted is not None:
+            sources["draft"] = drafted if self._slot(trajectory) else blended
+        return {name: values.masked_fill(self.parts.forbidden, -torch.inf).cpu().numpy() for name, values in sources.items()}
 
-    def _output(self, tokens: torch.Tensor, layer: int) -> torch.Tensor:
-        """Output of a decoder layer, (1, tokens, width)."""
-        states: list[torch.Tensor] = []
-        hook = self.parts.layers[layer].register_forward_hook(lambda module, arguments, output: states.append(output))
-        self.model(input_ids=tokens, use_cache=False)
-        hook.remove()
-        return states[0][0] if isinstance(states[0], tuple) else states[0]
+    def _forward(self, tokens: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
+        """The model's output, and the outputs of the layers that the blend taps, (1, tokens, width) each.
+
+        `hidden_states` has the last layer's output only after the final norm. Hooks give the outputs of all layers.
+        """
+        layers = self.parts.layers
+        tapped: list[list[torch.Tensor]] = [[] for _ in self.blend.tapped_layers(len(layers))]
+        hooks = [layers[layer].register_forward_hook(lambda module, arguments, output, states=states: states.append(output))
+                 for layer, states in zip(self.blend.tapped_layers(len(layers)), tapped, strict=True)]
+        output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+        for hook in hooks:
+            hook.remove()
+        return output, [states[0][0] if isinstance(states[0], tuple) else states[0] for states in tapped]
 
     @property
     def _draft(self) -> DFlashDrafter:

@@ -6,8 +6,6 @@ engines.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import numpy as np
 import torch
 
@@ -15,7 +13,7 @@ from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.blending import TargetBlend, Unblended
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.speculation import Block, Chance, Noise, Speculation, Uniforms
-from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, drive, grid_origin, grid_slot
+from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, Steps, drive, grid_origin, grid_slot
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
 
@@ -84,7 +82,7 @@ class TabularEngine:
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self._laws: dict[tuple, np.ndarray] = {}
 
-    def run(self, chain: Generator[Operation, Trajectory, Result]) -> Result:
+    def run(self, chain: Steps[Result]) -> Result:
         """The result of a chain or of another generator of operations."""
         return drive(chain, self.answer)
 
@@ -94,12 +92,12 @@ class TabularEngine:
         if isinstance(operation, Score):
             trajectory = operation.trajectory
             for token in operation.tokens:
-                trajectory = self._append(trajectory, int(token), operation.params, operation.source)
+                trajectory = self._append(trajectory, int(token), operation)
             return trajectory
         trajectory, floor, weight = operation.trajectory, operation.floor, 0.0
         while not trajectory.complete(operation.horizon):
             for token, interval in self._next(operation, trajectory):
-                trajectory = self._append(trajectory, token, operation.params, operation.source, interval)
+                trajectory = self._append(trajectory, token, operation, interval)
                 if floor is not None:
                     weight += floor.alpha * trajectory.log_p[-1] - trajectory.log_q[-1]
                     if floor.crossed(weight, trajectory.length):
@@ -172,13 +170,16 @@ class TabularEngine:
             return exact_law.draw(log_q, float(operation.key.uniforms(trajectory.length, trajectory.length + 1)[0]))
         return operation.key.fold_in("position", trajectory.length).categorical(np.exp(log_q))
 
-    def _append(self, trajectory: Trajectory, token: int, params: SamplingParams, source: str,
+    def _append(self, trajectory: Trajectory, token: int, operation: Operation,
                 interval: np.ndarray | None = None) -> Trajectory:
-        log_p, log_q = self.log_p(trajectory)[token], self.log_q(trajectory, params, source)
+        log_p, log_q = self.log_p(trajectory), self.log_q(trajectory, operation.params, operation.source)
         if interval is None:
             interval = exact_law.interval(log_q, token)
-        return trajectory.extended(np.array([token]), np.array([log_p]), log_q[token : token + 1], interval[None],
-                             token in self.model.stop_ids)
+        under = [self.log_q(trajectory, params, operation.source) for params in operation.laws]
+        return trajectory.extended(
+            np.array([token]), log_p[token : token + 1], log_q[token : token + 1], interval[None],
+            token in self.model.stop_ids, exact_law.under(under, token)[None] if under else None,
+            np.array([exact_law.entropy(log_p)]) if operation.entropy else None)
 
     def _law(self, prefix: tuple[int, ...], length: int, params: SamplingParams | None, source: str) -> np.ndarray:
         name = (prefix, length, self._origin, params, source)

@@ -46,9 +46,9 @@ class BlockGrid:
         """Forgets the row's block, because the row has a new sequence."""
         self._anchor[row] = _NONE
 
-    def move(self, source: int, destination: int) -> None:
-        """Moves a row's block to another row."""
-        self._hidden[destination], self._anchor[destination] = self._hidden[source], self._anchor[source]
+    def swap(self, a: int, b: int) -> None:
+        """Exchanges the blocks of two rows."""
+        self._hidden[[a, b]], self._anchor[[a, b]] = self._hidden[[b, a]], self._anchor[[b, a]]
 
     def at_step(self, cache: SlotCache, state: Rows, batch: int, key_length: int) -> Said:
         """States for the next tokens of the first `batch` rows, before the rows are fed. Waits for the device."""

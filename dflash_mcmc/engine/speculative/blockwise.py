@@ -18,7 +18,7 @@ from dflash_mcmc.engine.rows import RowCounts, Rows, Status
 from dflash_mcmc.engine.speculative.block_grid import BlockGrid, Said
 from dflash_mcmc.engine.speculative.commit import Offer, commit
 from dflash_mcmc.engine.speculative.drafter import Anchors
-from dflash_mcmc.engine.stepper import Group
+from dflash_mcmc.engine.stepper import Group, Riders
 
 
 class BlockSteps:
@@ -34,10 +34,11 @@ class BlockSteps:
         return self._plain.cost(tokens, counts)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool) -> None:
+             floors: bool, riders: Riders | None = None) -> None:
         """See `Stepper.step`. A live row that draws from the draft gains up to a block."""
-        # A penalty needs the history of every slot. Rows with a penalty are therefore drawn token by token.
-        whole = [group.source == "draft" and not group.params.has_penalty for group in groups]
+        # A penalty needs the history of every slot, and further columns need the logits of every slot. Rows with one of them
+        # are therefore drawn token by token.
+        whole = [group.source == "draft" and not (group.has_penalty or group.columns) for group in groups]
         from_draft = tuple(group for group, mine in zip(groups, whole, strict=True) if mine)
         others = tuple(group for group, mine in zip(groups, whole, strict=True) if not mine)
         if not others:

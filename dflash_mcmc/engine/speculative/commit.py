@@ -26,6 +26,8 @@ class Offer(NamedTuple):
     tokens: torch.Tensor
     scores: torch.Tensor
     bad: torch.Tensor
+    columns: torch.Tensor | None = None
+    """float64 (rows, slots, k), further columns of the tokens (`engine/columns.py`)."""
 
 
 def commit(state: Rows, offer: Offer, stops: torch.Tensor, floors: bool) -> torch.Tensor:
@@ -69,6 +71,8 @@ def _keep(state: Rows, offer: Offer, gained: torch.Tensor) -> None:
     batch = len(gained)
     rows, where = state.ids[:batch, None], torch.where(gained, offer.at, state.nowhere)
     state.tokens[rows, where], state.scores[rows, where] = offer.tokens, offer.scores
+    if offer.columns is not None:
+        state.columns[rows, where] = offer.columns
     if len(state.seen):
         counts = torch.zeros(batch, state.seen.shape[1], dtype=torch.int32, device=gained.device)
         state.seen[:batch] |= counts.scatter_add_(1, offer.tokens, gained.int()) > 0

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from dflash_mcmc.engine import columns
 from dflash_mcmc.engine import logits_processor as laws
 from dflash_mcmc.engine.cache import SlotCache
 from dflash_mcmc.engine.model_runner import ModelRunner
@@ -19,7 +20,7 @@ from dflash_mcmc.engine.rows import RowCounts, Rows, Status
 from dflash_mcmc.engine.speculative.commit import Offer, commit
 from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
 from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict
-from dflash_mcmc.engine.stepper import Group
+from dflash_mcmc.engine.stepper import Group, Riders
 from dflash_mcmc.ops import SamplingParams
 
 
@@ -58,7 +59,7 @@ class Speculator:
                 "tokens_drafted": counts.blocks * self.drafter.num_drafted, "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool) -> None:
+             floors: bool, riders: Riders | None = None) -> None:
         """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
@@ -69,7 +70,8 @@ class Speculator:
         sources = {group.source for group in groups}
         logits = self.runner.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.runner.tapped], sources)
         target = laws.weigh(logits["blended"])
-        weights = self._target(logits, target, groups, state, batch, drafted)
+        history = self._history(state, batch, drafted) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
+        weights = self._target(logits, target, groups, history)
         block = Block(drafted, weights, draft, position + 1 == state.origin[:batch])
         verdict = self.speculation.rule(block, uniforms)
         tokens = verdict.tokens.reshape(-1)
@@ -82,8 +84,9 @@ class Speculator:
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
         live = state.status[:batch] == Status.LIVE
-        offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores,
-                      ~finite)
+        further = columns.of_groups(groups, tokens, logits, target, history, self.tokens_a_step, state.columns.shape[2])
+        offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
+                      None if further is None else further.view(batch, self.tokens_a_step, -1))
         gained = commit(state, offer, self.runner.stops, floors)
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
@@ -121,12 +124,9 @@ class Speculator:
         drafted = self.drafter.propose(Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward), draw)
         return drafted, _joined(parts, batch) if parts else None
 
-    def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...], state: Rows,
-                batch: int, drafted: torch.Tensor) -> laws.Weights:
+    def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
+                history: laws.History) -> laws.Weights:
         """Weights of the processed logits, (rows * slots)."""
-        history = laws.NO_HISTORY
-        if any(group.params.has_penalty for group in groups):
-            history = self._history(state, batch, drafted)
         processed = self._processed(logits, groups, lambda group: (group.params, group.source), self.tokens_a_step, history)
         return target if processed is target.logits else laws.weigh(processed)
 

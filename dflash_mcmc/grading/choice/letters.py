@@ -138,4 +138,4 @@ def _only(found: set[str], rule: str) -> _Chosen:
 
 PLACES: dict[str, Callable[[str, str], _Chosen | None]] = {
     "boxed": _box, "hashes": _hashes, "answer_is": _statement, "last_line": _last_line, "last_letter": _last_letter}
-"""The places by the name of their extraction rule. Each takes an answer and the letters, and gives None if it is not there."""
+"""The places by extraction rule. Each takes an answer and the letters, and returns None if the answer lacks the place."""

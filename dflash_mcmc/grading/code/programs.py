@@ -1,7 +1,7 @@
 """Code problems: the tests in a gold answer (`tests_of` reads them), and the program in a model's text.
 
-For `grader=code`, `Problem.answer` is a JSON object of one of these kinds. The keys decide which; other keys are ignored, so
-that a dataset can pass on the raw columns of an official row (`json.dumps({column: row[column], ...})`). Values that the
+For `grader=code`, `Problem.answer` is a JSON object of one of these kinds. The keys decide the kind. Other keys are ignored.
+A dataset can therefore pass on the raw columns of an official row (`json.dumps({column: row[column], ...})`). Values that the
 official files store as JSON texts (`public_test_cases`, `metadata`) may be texts or already parsed.
 
 **HumanEval** (Chen et al. 2021, arXiv 2107.03374): `{"prompt": "...", "test": "...", "entry_point": "..."}`. `prompt` is the
@@ -12,13 +12,14 @@ name of the function that is passed to `check`.
 `test_setup_code` (a text, as in the full file) and `test_imports` (a list of texts, as in the sanitized file), which are
 executed before the program. The name of the function is read from the first assertion.
 
-**LiveCodeBench** (Jain et al. 2024, arXiv 2403.07974), either raw:
-`{"public_test_cases": [{"input": "...", "output": "..."}, ...], "metadata": {"func_name": "..."}}`, both as the official JSON
-texts or parsed (without `func_name` the program uses stdin), or as
-`{"inputs": ["...", ...], "outputs": ["...", ...], "fn_name": null or "name"}`. Without a function name the program reads an
-input from stdin and writes the output. With one, an input has one JSON value a line, which are the arguments, and the output
-is the JSON value that the function (or the method of `class Solution`) returns. `private_test_cases` are pickled in the
-official files. They are never read, because to unpickle a file is to run it.
+**LiveCodeBench** (Jain et al. 2024, arXiv 2403.07974) has two forms. The first form has the raw columns:
+`{"public_test_cases": [{"input": "...", "output": "..."}, ...], "metadata": {"func_name": "..."}}`. Their values are the
+official JSON texts, or already parsed. The second form is
+`{"inputs": ["...", ...], "outputs": ["...", ...], "fn_name": null or "name"}`. Without a function name, the program reads an
+input from stdin and writes the output. With a function name, each line of an input is a JSON value, an argument of the
+function. The output is the JSON value that the function (or the method of `class Solution`) returns. `private_test_cases` are
+not read here. `dataset=livecodebench` with `dataset.private_tests=true` reads them without unpickling, because to unpickle a
+file is to run it. It passes them on in the second form.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def program_of(text: str, task: CodeTask) -> str | None:
     block. A text without fences counts as one block. Any other text is a completion of the prompt, which is cut at the first
     stop sequence.
 
-    Without a prompt (MBPP, LiveCodeBench) there is nothing to complete: the program is the last fenced block, or the last that
-    defines the entry point, or the whole text between the marks of MBPP's few-shot prompt.
+    Without a prompt (MBPP, LiveCodeBench) there is nothing to complete. The program is the last fenced block that defines the
+    entry point, or else the last fenced block. Without fences, it is the text between the marks of MBPP's few-shot prompt.
     """
     answer = after_thinking(text)
     if answer is None or not answer.strip():
@@ -65,7 +66,7 @@ def program_of(text: str, task: CodeTask) -> str | None:
 
 
 def with_tests(program: str, task: CodeTask) -> str:
-    """The program followed by its tests and their call, as HumanEval runs them; or the script that runs it on examples."""
+    """The script that runs a program on its examples, or else the program followed by its tests, as HumanEval runs them."""
     if task.examples is not None:
         pairs = list(zip(task.examples.inputs, task.examples.outputs, strict=True))
         call = f"error = examine({program!r}, {pairs!r}, {task.examples.fn_name!r})\nif error is not None:\n    raise error\n"

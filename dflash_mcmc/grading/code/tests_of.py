@@ -18,7 +18,8 @@ _ALLOWED = ("JSON with the texts prompt, test, entry_point as dataset=humaneval 
 
 
 class Examples(NamedTuple):
-    """Inputs and expected outputs. With a function name, an input has a JSON value a line: the arguments of the function."""
+    """Inputs and expected outputs. With a function name, each line of an input is a JSON value, an argument of the
+    function."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -98,7 +99,7 @@ def _with_examples(inputs: Any, outputs: Any, fn_name: Any) -> CodeTask:
 
 
 def _parsed(value: Any) -> Any:
-    """A value that official files store as JSON text; None for none. Nothing is unpickled."""
+    """A value that official files store as JSON text, parsed. Other values are unchanged. Nothing is unpickled."""
     return json.loads(value) if isinstance(value, str) and value else value
 
 

@@ -23,10 +23,11 @@ class Failed(Exception):
 
 
 class Endpoint(NamedTuple):
-    """Where a judge is asked, and how often.
+    """The address of a judge, and the limits of its requests.
 
-    `timeout_seconds` is the limit of one request and `retries` the number of further ones, after `backoff_seconds`, twice as
-    long each time. The key is read from the environment variable `api_key_env` for each request and stored nowhere.
+    `timeout_seconds` is the limit of one request. `retries` is the number of further requests after a failed one. The wait
+    before the first retry is `backoff_seconds`, and it doubles with each further retry. The key is read from the environment
+    variable `api_key_env` for each request and stored nowhere.
     """
 
     url: str

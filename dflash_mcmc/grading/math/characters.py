@@ -38,7 +38,7 @@ _ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])")
 
 
 _BLANK_END = re.compile(r"(?:\s|(?<=\s)\\(?=(?:\\\\)*(?!\\)))*")
-r"""Trailing blanks: white space, and a backslash before it unless it is part of a `\\`. The pattern is for reversed texts."""
+r"""Trailing blanks: white space, and the backslash of a `\ ` (not of a `\\`). The pattern is for reversed texts."""
 
 
 def matched(pattern: re.Pattern[str], text: str, position: int = 0) -> re.Match[str]:

@@ -31,8 +31,9 @@ def decide(gold: str, answer: str) -> Decision:
 def _of_all(golds: Sequence[Answer], answers: Sequence[Answer]) -> Decision:
     """The best decision over pairs of readings. `correct` is better than `unsupported`, which is better than `wrong`.
 
-    The second readings of the two sides are not compared with each other. In them the comma of `1,234` is a separator. Answers
-    that are equal when all commas separate are also equal when all commas group digits.
+    An answer with a comma such as `1,234` has two readings: the comma groups digits in the first reading and separates items
+    in the second one. The second readings of the two sides are not compared with each other. If they are equal, the first
+    readings are equal too.
     """
     decisions = [_of_two(gold, answer) for number, gold in enumerate(golds) for other, answer in enumerate(answers)
                  if not (number and other)]

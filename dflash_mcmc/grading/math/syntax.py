@@ -191,7 +191,7 @@ class _FormulaParser(Cursor):
         raise NotParsed(name)
 
     def _root(self) -> Node:
-        """A root. An odd root of a negative number is the real root, which answers mean, not the complex principal root."""
+        """A root. An odd root of a negative number is the real root, as answers mean it; not the complex principal root."""
         index = Fraction(2)
         if self.skip("["):
             node = self._bracketed("]")

@@ -18,7 +18,7 @@ OUT_OF_MEMORY = 86
 
 
 def start(memory_gib: float, parent: int) -> None:
-    """Restricts this process, and imports the library in advance, so that the time of an answer does not include it."""
+    """Restricts this process. Imports the library in advance, so that the time of an answer does not include the import."""
     import math_verify  # noqa: F401
 
     limit_memory(memory_gib)

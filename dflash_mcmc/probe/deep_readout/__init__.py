@@ -1,8 +1,8 @@
 """Measures what a draft extracts from the target's features along an answer, as in the document `deep_readout_diagnostic`.
 
-The document assumed that every block after the first sees only the features of one block, which is too little context. But a
-draft's cache keeps the features of all positions (`dflash.md`, section 4.1), so the draft has no such limit. The option
-`context` can impose the limit.
+The document assumed that every block after the first sees only the features of one block, which is too little context. But the
+cache of a DFlash draft keeps the features of all positions, so the draft has no such limit. The option `context` can impose
+the limit.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 class DeepReadout(Probe):
     """Probability and rank of an answer's tokens in target and draft.
 
-    The draft reads masks, or the answer's own tokens, or these tokens with noise instead of features, or masks with the
-    prompt's features re-injected. An answer is teacher-forced in whole blocks. Answers shorter than a block are skipped and
-    counted.
+    The draft is measured in several modes. It reads masks; the answer's own tokens; the answer's own tokens, with noise
+    instead of the target's features; or masks, with the prompt's features re-injected. An answer is teacher-forced in whole
+    blocks. Answers shorter than a block are skipped and counted.
     """
 
     answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
@@ -67,7 +67,7 @@ class DeepReadout(Probe):
         return self.answers == "greedy"
 
     def expected_cost(self, config: Config) -> UnitCost:
-        """The answer, one reading of prompt and whole blocks, and each block drafted in every mode."""
+        """The cost of drawing the answer, reading prompt and whole blocks once, and drafting each block in every mode."""
         from dflash_mcmc.probe.deep_readout.tables import MODES
 
         answer = cost.forced(config)
@@ -108,7 +108,7 @@ class DeepReadout(Probe):
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """The document's tables: overall, by the target's confidence, decomposed, by block, re-injection, and parameters.
 
-        Intervals are clustered by problem. `factor` is the factor between mean ranks.
+        Intervals are clustered by problem. `factor` is the factor by which a signal lowers the mean rank.
         """
         from dflash_mcmc.probe.deep_readout import parameters, tables
 

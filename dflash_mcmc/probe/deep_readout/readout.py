@@ -1,8 +1,8 @@
 """Measures what a draft extracts from the target's features: probability and rank of an answer's tokens in both models.
 
 The answer is teacher-forced in whole blocks that do not overlap. Slot 0 of a block is known. The draft's prediction for each
-later slot is compared with the target's distribution for the same token. A block is drafted in three modes, all in one masked
-pass:
+later slot is compared with the target's distribution for the same token. A block is drafted in several modes, all in one
+masked pass:
 
 - `mask`: as in training. The context is the target's features, and the block is the known token and then masks.
 - `gold`: the block holds the tokens to predict. A draft is never trained this way.
@@ -10,8 +10,7 @@ pass:
 - `reinject`, an option: like `mask`, and every k-th block after the first sees the prompt's features once more, at the
   prompt's positions, in addition to the context of the other modes.
 
-Source: the document `deep_readout_diagnostic`, sections 2.2, 2.3 and 6 ("periodic re-injection of prompt features");
-`dflash.md`, section 5.4.
+Source: the document `deep_readout_diagnostic`, sections 2.2, 2.3 and 6 ("periodic re-injection of prompt features").
 """
 
 from __future__ import annotations
@@ -55,7 +54,9 @@ class AnswerBlocks(NamedTuple):
         return list(zip([0, *self.anchors], self.anchors, strict=False))
 
     def seen(self, context: str) -> torch.Tensor | None:
-        """The context positions that each block may see, bool (blocks, last anchor); None for all before its anchor.
+        """The context positions that each block may see, bool (blocks, last anchor).
+
+        None means that each block may see all positions before its anchor.
 
         Args:
             context: one of `tables.CONTEXTS`.

@@ -38,7 +38,8 @@ class Tokens:
         context: number of those positions that the draft sees.
         p, rank: probabilities and ranks by reader.
         words: number of tokens in the vocabulary; None without records.
-        modes, readers: the measured modes, and target and modes.
+        modes: the measured modes of the draft.
+        readers: the target and the modes.
         reinjected: whether the token's block sees the prompt's features once more in the mode `reinject`.
     """
 
@@ -118,7 +119,7 @@ def blocks(tokens: Tokens) -> list[dict]:
 
 
 def reinjection(tokens: Tokens) -> list[dict]:
-    """Section 6: what the prompt's features add in the blocks that see them once more. No rows without that mode.
+    """Section 6: what the prompt's features add in the blocks that see them once more. No rows without the mode `reinject`.
 
     `factor` is the factor by which the mean rank falls from the mode `mask` to the mode `reinject`. It is 1, up to rounding,
     for the blocks that do not see the features again, because these blocks are the same in both modes.

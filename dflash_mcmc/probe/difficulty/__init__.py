@@ -65,7 +65,7 @@ class Difficulty(Probe):
         return [Unit(problem.id, chain) for problem in config.dataset.problems() for chain in range(config.num_chains)]
 
     def expected_cost(self, config: Config) -> UnitCost | None:
-        """A sample, one reading of it, and each of its blocks drafted once."""
+        """The cost of drawing a sample, reading it once, and drafting each of its blocks."""
         forwards, drafted = cost.token_forwards(config), cost.draft_blocks(config)
         if forwards is None:
             return None

@@ -15,7 +15,7 @@ import numpy as np
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 DRAFT, TARGET, OTHER = "draft", "target", "other"
-"""Kinds of signals: those that need the draft, those of the target alone, and those that need neither."""
+"""Kinds of signals: signals that need the draft, signals of the target alone, and signals that need neither."""
 
 
 class Signal(NamedTuple):

@@ -20,8 +20,8 @@ DRAFT = ("kl_target_draft", "kl_draft_target", "total_variation", "minus_log_acc
 """KL(p || q), KL(q || p), 1 - expected acceptance, -log expected acceptance, H(q), -log q(token), argmax p is not argmax q.
 
 Expected acceptance is the probability that rejection sampling accepts a token drawn from q. It is the sum of min(p, q), which
-is one minus the total variation. The sum of its logarithms over tokens is the logarithm of the product. All signals are in
-nats except total variation and top-1 disagreement.
+is one minus the total variation. The sum of the logarithms over tokens is the logarithm of the product of the tokens' expected
+acceptances. All signals are in nats except total variation and top-1 disagreement.
 """
 TARGET = ("target_entropy", "target_surprisal", "least_confidence")
 """Signals without a draft: H(p), -log p(token) in nats, 1 - max p (Settles 2009, "Active learning literature survey")."""

@@ -116,9 +116,10 @@ def _free_after(parts: list[re.Match], last: int) -> bool:
 
 
 def _judged(parts: list[re.Match], first: int, last: int) -> tuple[bool | None, int, int]:
-    """Whether the sides differ (None if it is not an equation), the number of its first part, and that of its last part + 1.
+    """(wrong, start, stop): whether the sides differ, and the equation's parts, `parts[start:stop]`.
 
-    A parenthesis that opens before the equation or closes after it is not part of it, as in `(since 2+3=5)`.
+    `wrong` is None if the parts contain no equation. A parenthesis that opens before the equation or closes after it is not
+    part of the equation, as in `(since 2+3=5)`.
     """
     for left, right in itertools.product((0, 1), repeat=2):
         start, stop = first + left, last - right

@@ -1,7 +1,7 @@
 """The tables of the difficulty probe, computed from its records: which signals predict wrong answers and wrong steps.
 
-The best signal and the best baseline are those with the largest AUROC on the same records. Intervals ignore this selection,
-which favours both.
+The best signal and the best baseline are those with the largest AUROC on the same records. The selection favours
+both, and the intervals do not include its effect.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ def _row(of: SignalComparison, detector: Detector, fitted: _Fitted, num_bins: in
 def _combined(name: str, of: SignalComparison, fitted: _Fitted) -> list[dict]:
     """Gains from adding a signal of the draft to a baseline.
 
-    Target entropy is combined with each signal, and the best baseline with the best signal. All AUROCs here, also that of the
-    baseline alone, use cross-validated probabilities and only pairs within a fold. Probabilities of different folds come from
-    different fits and are not comparable.
+    Target entropy is combined with each signal, and the best baseline with the best signal. All AUROCs here, also the AUROC of
+    the baseline alone, use cross-validated probabilities and only pairs within a fold. Probabilities of different folds come
+    from different fits and are not comparable.
     """
     best_draft, best_baseline = of.best_draft, of.best_baseline
     if best_draft is None or best_baseline is None or not fitted.possible:

@@ -67,7 +67,7 @@ class LayerRank(Probe):
         return self.answers == "greedy"
 
     def expected_cost(self, config: Config) -> UnitCost:
-        """The answer and one reading of it, and with a draft another reading and each block drafted once.
+        """The cost of drawing the answer and reading it once. A draft adds a second reading and the drafting of each block.
 
         A sequence whose states of all layers exceed the memory that `forcing.layers` allows is read more than once.
         """

@@ -29,8 +29,8 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, ha
     """The record of an answer.
 
     For every row name it has the rank of each token (null if the draft does not predict it). Over all tokens and over hard
-    tokens it has the sum of log p in nats, and the number of positions at which the most likely token is the target's.
-    Raises NotNumbers.
+    tokens it has the sum of log p in nats, and the number of positions at which the row's most likely token is also the
+    target's most likely token. Raises NotNumbers.
     """
     import torch
 
@@ -86,10 +86,11 @@ def described(name: str) -> RowName:
 
 
 def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """The median rank over all problems, each weighted as given, as a function for `Clusters.statistic`.
+    """A function for `Clusters.statistic`, from the weights of the problems to the median of all ranks.
 
-    It is the smallest rank that at least half of the ranks do not exceed. Bisection finds it. A resample has hundreds of
-    thousands of ranks, which are never built. The function only counts, per problem, the ranks up to each value it tries.
+    The median is the smallest rank that at least half of the ranks do not exceed. Bisection finds it. A resample has hundreds
+    of thousands of ranks. They are never in memory together: for each value that bisection tries, the function only counts the
+    ranks of each problem up to that value.
     """
     largest = max((int(of.max()) for of in ranks if len(of)), default=1)
     counts, offsets = np.array([len(of) for of in ranks]), (largest + 1) * np.arange(len(ranks))
@@ -138,7 +139,10 @@ class Ranked:
                 **self._problems.ratio(agreements, counts).columns("agreement"), "n": mean.n}
 
     def norm_row(self, layer: int) -> dict:
-        """The effect of the final norm on a layer: raw mean rank divided by normed mean rank, and the share that each wins."""
+        """The effect of the final norm on a layer: raw mean rank divided by normed mean rank, and two shares.
+
+        They are the share of tokens with a better raw rank, and the share of tokens with a better normed rank.
+        """
         raw, normed = self._ranks(f"{layer} none"), self._ranks(f"{layer} final")
         counts = [len(values) for values in raw]
         better = {"share_better_raw": [(a < b).sum() for a, b in zip(raw, normed, strict=True)],

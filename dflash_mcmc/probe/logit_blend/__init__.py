@@ -1,13 +1,13 @@
 """Measures how much each token gains from blending an intermediate layer's logits, compared with a mere flattening.
 
 The guided-power-sampling document builds on "beta = 0.05-0.1 of layer 33 beats the target on 20.5 % of hard tokens". Wins on
-hard tokens alone prove little. A token is hard because the target gives it a low probability, so the target's errors on hard
-tokens are mostly too low. Every mixture, even with a constant, moves these probabilities up (regression to the mean). The
+hard tokens alone prove little. A token is hard because the target gives it a low probability, so the target's probabilities of
+hard tokens are mostly too low. Every mixture, even with a constant, moves these probabilities up (regression to the mean). The
 cost of such a change appears on the easy tokens and on the hard tokens that lose. The probe therefore has controls. It
 reports losses next to wins, and all and easy tokens next to hard ones. The source `flattened` blends the target with the
 uniform distribution: its logits are (1 - beta) * target, a temperature of 1 / (1 - beta). It adds no information and keeps
 all ranks, but it wins log p on hard tokens too. Ranks are biased in the same way, because a token with a bad rank has more
-room to improve. Their control is the first layers, which have used little of the context.
+room to improve. The control for ranks is the first layers, which have used little of the context.
 
 Raw layers can also have the opposite effect. If the residual stream has a large norm, blending it sharpens the distribution
 and wins easy tokens. The last layer with norm=none shows this effect alone: it adds the target's own prediction, up to the
@@ -92,7 +92,7 @@ class LogitBlend(Probe):
         return self.answers == "greedy"
 
     def expected_cost(self, config: Config) -> UnitCost:
-        """The answer and one reading of it, and with a draft another reading and each block drafted once.
+        """The cost of drawing the answer and reading it once. A draft adds a second reading and the drafting of each block.
 
         A sequence whose states of all layers exceed the memory that `forcing.layers` allows is read more than once.
         """

@@ -42,10 +42,11 @@ def gains(tables: dict[str, list[dict]]) -> Figure:
 
 
 def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
-    """Shares of tokens won by log p, and shares won minus lost by rank, over beta.
+    """Shares of tokens that a blend wins, over beta.
 
-    There are lines for the draft, the flattened target and `most` layers. These layers have the largest shares won at any
-    beta. This selection makes them look better than they would on other tokens.
+    A blend wins a token if it raises the token's log p (left panel) or improves its rank (right panel). The right panel shows
+    the share won minus the share lost. There are lines for the draft, the flattened target and `most` layers. These layers
+    have the largest shares won by log p at any beta. This selection makes them look better than they would on other tokens.
     """
     from matplotlib.figure import Figure
 

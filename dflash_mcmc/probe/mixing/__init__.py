@@ -65,7 +65,8 @@ class Mixing(Probe):
     Each chain of each problem is drawn in every cell of the grid alphas x temperatures x early_rejects. All cells use the
     same uniforms (common random numbers), which reduces the noise of differences between cells. R-hat needs num_chains >= 2;
     otherwise its column is None. Statistics are computed in three windows: all steps, the last half, and the steps of the
-    last stage. An effective sample size needs 20 steps in its window; problems with fewer steps are counted.
+    last stage. An effective sample size needs 20 steps in its window. Problems with fewer steps are left out
+    and counted.
     """
 
     alphas: list[float] | None = identity("powers of the target, one row of the grid each; null uses the sampler's")  # noqa: RUF009
@@ -95,9 +96,9 @@ class Mixing(Probe):
                 getattr(tried, group).check(tried)
 
     def resolved(self, config: Config) -> Mixing:
-        """The probe with `early_rejects` set, by default to the sampler's value as configured.
+        """The probe with `early_rejects` set. The default is the configured value of the sampler, e.g. `auto`.
 
-        The value is not resolved here, because each cell resolves it for its own alpha.
+        `auto` is not replaced here, because each cell chooses a value for its own alpha.
         """
         return self if self.early_rejects else dataclasses.replace(self, early_rejects=[_chain_sampler(config).early_reject])
 
@@ -129,7 +130,7 @@ class Mixing(Probe):
         return [Unit(problem.id, number) for problem in config.dataset.problems() for number in range(config.num_chains)]
 
     def expected_cost(self, config: Config) -> UnitCost | None:
-        """A chain in every cell of the grid."""
+        """The cost of one chain in every cell of the grid."""
         cells = [dataclasses.replace(config, sampler=setting.sampler) for setting in self.measured(config)]
         forwards = [cost.token_forwards(cell) for cell in cells]
         known = [value for value in forwards if value is not None]

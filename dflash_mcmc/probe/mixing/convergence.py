@@ -107,8 +107,8 @@ def _ess(steps: Window) -> float:
 
     A state counts as one draw, regardless of how many steps it is kept. The limit also keeps the ESS of antithetic chains at
     or below the number of draws. Stuck chains add nothing, because their only state is the one with which they enter the
-    window. Without the limit, a single move among many chains would give almost no variance and would count as all their
-    draws. A cell would then look better the less its chains move.
+    window. Without the limit, many chains with a single move among them would have an ESS of all their draws, because log p
+    hardly varies. A cell would then look better the less its chains move.
     """
     import arviz
 
@@ -154,8 +154,8 @@ def convergence_row(cell: Cell, name: str) -> dict:
 
     The median and the shares above a limit use the problems whose R-hat is defined (`rhat_problems`). For an even number of
     problems the median is the larger of the two middle values. An infinite median is None. `independent_above` is the share
-    for independent draws in equally few chains and steps. `all_stuck` is the share of problems whose chains are all stuck. If
-    these chains also agree, R-hat is undefined.
+    above the limit for independent draws in equally few chains and steps. `all_stuck` is the share of problems whose chains
+    are all stuck. If these chains are also at the same value, R-hat is undefined.
     """
     found, long = _long_enough(cell, name, LEAST_STEPS)
     clusters, rhats = Clusters(list(long)), {key: of.rhat for key, of in long.items() if of.rhat is not None}

@@ -99,7 +99,7 @@ class SampledVerify(Probe):
                 *(Unit("(agent)", number) for number in range(self.agent_runs))]
 
     def expected_cost(self, config: Config) -> UnitCost:
-        """Every generation by every decoder, counted as plain decoding. Drafted tokens that are not kept are not included."""
+        """The cost of every generation with every decoder, as if all decoding were plain. Rejected drafts do not count."""
         assumed, problems = config.assumed, config.dataset.num_chosen()
         tokens = problems * (
             config.num_chains * len(self.temperatures)

@@ -1,4 +1,4 @@
-"""A synthetic prompt of a coding agent with tools, as long as asked for, and the check of the answer's tool call."""
+"""A synthetic prompt of a coding agent with tools, of a requested length, and the check of the answer's tool calls."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def messages(key: Key, num_lines: int) -> list[dict[str, str]]:
 
 
 def prompt(render: Callable[[list[dict[str, str]], list[dict] | None], np.ndarray], key: Key, length: int) -> AgentPrompt:
-    """The prompt with the most lines of code that has at most `length` tokens. Without lines it may be longer.
+    """The prompt with as many lines of code as fit into `length` tokens. A prompt without lines may be longer than that.
 
     Args:
         render: (messages, tools) -> token ids int64.
@@ -72,7 +72,7 @@ def prompt(render: Callable[[list[dict[str, str]], list[dict] | None], np.ndarra
 def has_call(text: str) -> bool:
     """Whether an answer has tool calls, all of them are JSON, and all name a known tool with its required arguments.
 
-    The format is that of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+    Hermes and Qwen use this format: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
     """
     found = _CALL.findall(text)
     return bool(found) and all(map(_is_call, found))

@@ -31,7 +31,7 @@ class Generation(NamedTuple):
 
 
 Generations = dict[tuple[float, str], list[Generation]]
-"""The generations of a workload by temperature and decoder. Entries of the same place are pairs."""
+"""The generations of a workload by temperature and decoder. Generations at the same index of two lists are a pair."""
 
 
 def summary(records: Sequence[dict]) -> Summary:

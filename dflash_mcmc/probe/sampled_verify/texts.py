@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _TAIL, _TIMES = 100, 4
-"""A text ends in a loop if its last 100 tokens are a period that occurs at least 4 times."""
+"""A text ends in a loop if its last 100 tokens repeat one period, which fits into them at least 4 times."""
 
 
 def distinct(tokens: Sequence[int], n: int) -> float:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 PROPOSALS = 4
-"""Proposals of a chain that is timed, the first of which is not counted (`timing.py`)."""
+"""Number of proposals of a timed chain. The first one is not counted (`timing.py`)."""
 
 
 @register("probe", "speculative_mcmc")
@@ -95,9 +95,9 @@ class SpeculativeMCMC(Probe):
         return [Unit(problem.id) for problem in config.dataset.problems()]
 
     def expected_cost(self, config: Config) -> UnitCost:
-        """The greedy answer, one reading of it, the drawn blocks, and the timed proposals.
+        """The cost of drawing the greedy answer, reading it once, reading the drawn blocks, and timing the proposals.
 
-        Of a drawn block all tokens except the last are read. Common beginnings are read once (`assumed.shared`).
+        All tokens of a drawn block except the last are read. Common beginnings are read once (`config.assumed.shared`).
         """
         answer = cost.forced(config)
         drafted = answer.block_size - 1
@@ -110,7 +110,7 @@ class SpeculativeMCMC(Probe):
                         answer.blocks + self.timed_rows * PROPOSALS)
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Measures the greedy answers one after another. `seconds` of a record is the time since the one before.
+        """Measures the greedy answers one after another. `seconds` of a record is the time since the previous record.
 
         Raises UserError.
         """

@@ -61,7 +61,7 @@ class Columns:
 
 
 class Speed:
-    """Seconds per proposal, and accepted proposals per second. Intervals come from one joint bootstrap over problems.
+    """Proposals per second, and accepted proposals per second. Intervals come from one joint bootstrap over problems.
 
     A timed problem counts once, whatever its length. Acceptance is the mean over all blocks, timed or not.
 

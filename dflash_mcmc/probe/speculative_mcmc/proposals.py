@@ -49,7 +49,7 @@ def draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> Dr
     weights = (logits - logits.amax(dim=-1, keepdim=True)).double().exp()
     upto = weights.cumsum(dim=-1)
     total = upto[:, -1:]
-    # Rounding may reach the total. The point stays below it, and the search finds a token of positive weight.
+    # Rounding could move the point to the total. It is kept below, so that the search finds a token of positive weight.
     point = torch.minimum(uniforms * total, total * (1.0 - 2.0**-52))
     tokens = torch.searchsorted(upto, point, right=True)
     return DrawnBlocks(tokens, weights.gather(1, tokens).log() - total.log())

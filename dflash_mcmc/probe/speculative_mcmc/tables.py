@@ -81,7 +81,7 @@ def _aggregate(columns: Columns, proposal: Proposal) -> dict:
 
 
 def _tokens_of(columns: Columns, proposal: Proposal, here: np.ndarray | None = None) -> dict[str, int]:
-    """The number of tokens over which distances are computed. The target has no distance to itself, and no such number."""
+    """The number of tokens over which distances are computed; missing for the target, which has no distance to itself."""
     blocks = columns.blocks.size if here is None else int(here.sum())
     return {} if proposal.name == "target" else {"tokens": blocks * columns.drafted}
 
@@ -141,7 +141,7 @@ def _convergence(columns: Columns, proposal: Proposal, steps: int) -> dict:
     moved, median = columns.of_blocks(proposal, "moved"), _median(columns, proposal)
     row: dict[str, object] = {**proposal.columns(), "steps": steps}
     for least, name in ((1, "once"), (3, "three_times")):
-        # The probability increases with the rate, so the ends of its interval are those of the rate.
+        # The probability increases with the rate, so it maps the ends of the rate's interval to the ends of its own.
         row |= median.mapped(partial(chance_of_moves, steps=steps, least=least)).columns(f"median_{name}")
         own = np.array([chance_of_moves(rate, steps, least) for rate in moved])
         row |= columns.blocks.mean(own).columns(f"blocks_{name}")

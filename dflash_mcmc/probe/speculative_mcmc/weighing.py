@@ -1,8 +1,9 @@
-"""Importance weights of proposed blocks, given the reference tokens or given the block's own tokens.
+"""Importance weights of proposed blocks, of two kinds: `reference` and `joint`.
 
-A block x of n tokens drawn from q has log w = alpha · sum log p(x_k) - sum log q(x_k). The document takes p(x_k) given the
-*reference* tokens before it (`reference`). With p(x_k) given the block's own tokens before it, w is the ratio of two
-distributions over blocks (`joint`).
+A block x of n tokens drawn from q has log w = alpha · sum log p(x_k) - sum log q(x_k). The kinds differ in the tokens that
+p(x_k) is conditioned on. `reference` is the kind in the probe's source document: p(x_k) given the tokens of the measured
+answer before position k. `joint` is p(x_k) given the block's own tokens before position k. Only then is w the ratio of two
+distributions over blocks.
 """
 
 from __future__ import annotations
@@ -94,9 +95,10 @@ def ended(proposed: Proposed, stop_ids: tuple[int, ...]) -> Proposed:
 
 
 def chains(proposed: Proposed, alpha: float, uniforms: np.ndarray) -> dict[str, np.ndarray]:
-    """The results of independence Metropolis-Hastings on each block's samples, float64 (blocks,) by name.
+    """Results of independence Metropolis-Hastings on each block's samples. Each named result is a float64 (blocks,).
 
-    `log_w` and `log_w_std` are mean and standard deviation over the samples; `effective` is Kong's effective sample size.
+    `acceptance` and `moved` are shares in a simulated chain. `equilibrium` is the acceptance of a chain in equilibrium.
+    `log_w` and `log_w_std` are mean and standard deviation over the samples. `effective` is Kong's effective sample size.
 
     Args:
         uniforms: float64 (blocks, samples - 1).

@@ -39,7 +39,7 @@ _OTHER_DATA = ("Published results are on {theirs}, these runs on {ours}: compare
 
 
 def section(study: Study) -> Section | None:
-    """None if fewer than two runs have a published counterpart."""
+    """Accuracies, improvements and blends; None if fewer than two runs have a published counterpart."""
     roles = _roles(study)
     if len(roles) < 2:
         return None

@@ -28,7 +28,7 @@ _BASES = {"none": "p(token)", "layer": "p blended with a layer", "draft": "p ble
 
 
 def section(study: Study) -> Section | None:
-    """None for a single run."""
+    """The tables of differences and of added parameters; None for a single run."""
     if len(study.runs) < 2:
         return None
     columns = {run.label: _settings(run) for run in study.runs}

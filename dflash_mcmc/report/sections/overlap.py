@@ -1,4 +1,4 @@
-"""Two runs' solved problems: by both, one or neither (section 4.3 of the guided-power-sampling document)."""
+"""The problems that both, only one or neither of two runs solve (section 4.3 of the guided-power-sampling document)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SOUGHT = 0.03
 """The difference of accuracies that the power analysis plans for."""
 _FEWEST = 10
-"""The smallest number of common problems of a comparison in the figure. Other intervals are too wide for the figure."""
+"""The smallest number of common problems of a comparison in the figure. With fewer problems, intervals are too wide."""
 VERDICTS = {"a better": "better", "b better": "worse", "tie": "tie"}
 _NOTHING = dict.fromkeys(("both", "only_run", "only_baseline", "neither", "difference", "difference_low", "difference_high",
                           "p_value", "p_holm", "problems_for_3_points", "detectable_difference"))

@@ -1,4 +1,4 @@
-"""Accuracy on the problems that greedy decoding solves, on those that it does not solve, by level and by subject.
+"""Accuracy on parts of the problems: solved and not solved by greedy decoding, each level, and each subject.
 
 This is section 4.2 of the guided-power-sampling document.
 """

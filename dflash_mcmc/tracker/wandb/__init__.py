@@ -141,7 +141,7 @@ class WandbRun:
         self._outlive(lambda: self._run.finish(exit_code=exit_code))
 
     def _outlive(self, call: Callable[[], None]) -> None:
-        """Calls `call`. If that fails after a signal, W&B's process is dead: starts another one and calls `call` again."""
+        """Calls `call`. If that fails after a signal, W&B's process is dead. Another one is started and `call` repeated."""
         try:
             call()
         except Exception:

@@ -36,7 +36,7 @@ class Workspace(NamedTuple):
 
 
 def connect(entity: str | None, project: str, experiment: str | None) -> tuple[wandb.Api, Workspace]:
-    """Connects to the server and returns it with the place of the runs. Never prompts. Raises UserError if this fails."""
+    """Connects to the server. Returns the connection and the place of the runs. Never prompts. Raises UserError on failure."""
     import wandb
 
     if not wandb.login(prompt=False, verify=False):

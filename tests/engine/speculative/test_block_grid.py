@@ -12,7 +12,6 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batched import BatchedEngine
 from dflash_mcmc.engine.interface import Options
 from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.oracle.reference import ReferenceEngine
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
@@ -20,7 +19,7 @@ from dflash_mcmc.sampler.draft_refine import DraftRefine
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.engine.speculative.test_speculator import drafter
 from tests.engine.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, same, same_as_reference
-from tests.targets import random_model, rows_do_not_depend_on_the_batch
+from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
 BLEND = DraftBlend(beta=0.4, grid="absolute")
 FROM_THE_CUT = DraftBlend(beta=0.4, grid="cut")
@@ -29,6 +28,20 @@ FROM_THE_CUT = DraftBlend(beta=0.4, grid="cut")
 @pytest.fixture(scope="module")
 def qwen3():
     return random_model("qwen3")
+
+
+@pytest.fixture(scope="module")
+def reference(qwen3):
+    """The reference engine with a blend and a draft, made once for each pair."""
+    known = {}
+
+    def engine(blend=BLEND, draft="dflash"):
+        if (repr(blend), draft) not in known:
+            parts = LanguageModel(qwen3, stop_ids=STOPS)
+            known[repr(blend), draft] = RememberingReference(qwen3, parts, blend, drafter(draft, parts, qwen3))
+        return known[repr(blend), draft]
+
+    return engine
 
 
 def run(model, todo, blend=BLEND, draft="dflash", slots=8, **options):
@@ -47,21 +60,18 @@ def tokens_of(done):
     *(("truncated", draft) for draft in ("dflash_short", "dflash_sliding")),
     *(pytest.param(name, draft, marks=pytest.mark.slow) for draft in ("dflash_short", "dflash_sliding")
       for name in ("greedy", "power_mh", "power_mh_matched", "power_mh_early"))])
-def test_draft_blend_is_reference(qwen3, name, draft):
-    parts = LanguageModel(qwen3, stop_ids=STOPS)
-    reference = ReferenceEngine(qwen3, parts, BLEND, drafter(draft, parts, qwen3))
-    same_as_reference(run(qwen3, chains(SAMPLERS[name]), draft=draft), SAMPLERS[name], reference)
+def test_draft_blend_is_reference(qwen3, reference, name, draft):
+    same_as_reference(run(qwen3, chains(SAMPLERS[name]), draft=draft), SAMPLERS[name], reference(draft=draft))
 
 
-def test_blocks_from_the_cut_are_reference(qwen3):
+def test_blocks_from_the_cut_are_reference(qwen3, reference):
     """On the published grid, each draw and each score starts its own blocks."""
     from tests.engine.test_batched import power_mh
 
-    parts, sampler = LanguageModel(qwen3, stop_ids=STOPS), power_mh(rescore=True, proposal="matched", num_steps=3)
-    reference = ReferenceEngine(qwen3, parts, FROM_THE_CUT, drafter("dflash", parts, qwen3))
+    sampler = power_mh(rescore=True, proposal="matched", num_steps=3)
     batched = run(qwen3, chains(sampler), FROM_THE_CUT)
     absolute = run(qwen3, chains(sampler), BLEND)
-    same_as_reference(batched, sampler, reference)
+    same_as_reference(batched, sampler, reference(FROM_THE_CUT))
     assert any(tokens_of(batched[tag]) != tokens_of(absolute[tag]) for tag in batched)
 
 
@@ -90,12 +100,10 @@ def redraws():
 
 
 @pytest.mark.parametrize("blend", [NoBlend(), BLEND], ids=["none", "draft"])
-def test_drawing_from_the_draft_is_reference(qwen3, blend):
-    parts = LanguageModel(qwen3, stop_ids=STOPS)
-    reference = ReferenceEngine(qwen3, parts, blend, drafter("dflash", parts, qwen3))
+def test_drawing_from_the_draft_is_reference(qwen3, reference, blend):
     batched = run(qwen3, redraws(), blend)
     for tag, chain in redraws():
-        same(batched[tag].result, reference.run(chain))
+        same(batched[tag].result, reference(blend).run(chain))
 
 
 DRAFT_MH = {"draft": {}, "mixture": {"proposal": "mixture"}, "start": {"cut": "start", "early_reject": "eps"}}
@@ -110,12 +118,11 @@ def draft_mh(**changes) -> DraftMH:
 @pytest.mark.parametrize("changes", DRAFT_MH.values(), ids=DRAFT_MH)
 @pytest.mark.parametrize("blend", [pytest.param(NoBlend(), id="none", marks=pytest.mark.slow),
                                    pytest.param(BLEND, id="draft")])
-def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, blend, changes):
-    parts, sampler = LanguageModel(qwen3, stop_ids=STOPS), draft_mh(**changes)
-    reference = ReferenceEngine(qwen3, parts, blend, drafter("dflash", parts, qwen3))
+def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, reference, blend, changes):
+    sampler = draft_mh(**changes)
     batched, alone = (run(qwen3, chains(sampler), blend, slots=slots) for slots in (8, 1))
     if not changes.get("early_reject"):
-        same_as_reference(batched, sampler, reference)
+        same_as_reference(batched, sampler, reference(blend))
     for tag in batched:
         if rows_do_not_depend_on_the_batch():
             assert batched[tag].result.trace == alone[tag].result.trace
@@ -123,17 +130,16 @@ def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, blend, ch
     assert sum(done.result.moved for done in batched.values())
 
 
-def test_draft_refine_is_reference(qwen3):
+def test_draft_refine_is_reference(qwen3, reference):
     """With early rejection, since it changes no decision."""
     sampler = DraftRefine(alpha=2.0, start_temperature=0.7, proposal_temperature=1.0, num_blocks=2, num_steps=3,
                           cut="confidence", floor=0.1, early_reject="exact")
-    parts, few = LanguageModel(qwen3, stop_ids=STOPS), [entry for entry in chains(sampler) if entry[0] % 5 < 2]
+    few = [entry for entry in chains(sampler) if entry[0] % 5 < 2]
     results = {tag: done.result for tag, done in run(qwen3, few, NoBlend(), slots=8).items()}
     assert sum(result.moved for result in results.values())
     assert sum(result.abandoned for result in results.values())
-    reference = ReferenceEngine(qwen3, parts, NoBlend(), drafter("dflash", parts, qwen3))
     for tag, chain in list(chains(sampler))[:2]:
-        same(results[tag], reference.run(chain))
+        same(results[tag], reference(NoBlend()).run(chain))
 
 
 def early():

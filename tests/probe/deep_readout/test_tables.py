@@ -164,7 +164,7 @@ def test_the_documents_parameters():
     assert pick(rows, component="draft: 5 layers")["of_target_layers"] == pytest.approx(0.139, abs=5e-4)
     assert pick(rows, component="draft: fc (12800 to 2560)")["role"] == "linear, 5 to 1"
     assert (counts["tied"], counts["words"]) == (True, WORDS)
-    assert counts["draft_fc"] + counts["draft_layers"] + counts["draft_norms"] == 537_427_200  # dflash.md, section 1.1
+    assert counts["draft_fc"] + counts["draft_layers"] + counts["draft_norms"] == 537_427_200  # as in the checkpoint
 
 
 @pytest.mark.parametrize(("family", "changes"), [("qwen3", {}), ("qwen3", {"tie_word_embeddings": True}), ("gpt2", {})])

@@ -1,8 +1,8 @@
 """Runs a program on examples, in the interpreter of the sandbox; `programs.with_tests` appends the call of `examine`.
 
-Each example runs in a process of its own, which does not hold the descriptor of the verdict. This process compares the output.
-As in LiveCodeBench's evaluation (Jain et al. 2024), lines are compared without surrounding blanks, and lines of numbers by
-value; a returned value is compared with the expected JSON value.
+Each example runs in a child process, which does not hold the descriptor of the verdict. The parent process compares the output
+with the expected output, as in LiveCodeBench's evaluation (Jain et al. 2024): lines without surrounding blanks, lines of
+numbers by value, and a returned value with the expected JSON value.
 """
 
 import json
@@ -22,7 +22,11 @@ _SIGNALLED = 128
 
 
 def examine(source, examples, fn_name):
-    """Raises AssertionError for a wrong output, and an exception with the name of the program's own exception."""
+    """Returns the error of the first example that fails, or None if all pass.
+
+    The error is an AssertionError for a wrong output, a NameError if the program does not define the function, or else an
+    exception whose class has the name of the program's own exception.
+    """
     code = compile(source, "program", "exec")
     names = {"__name__": "__main__"}
     exec(_PRELUDE, names)
@@ -38,7 +42,7 @@ def examine(source, examples, fn_name):
 
 
 def _result(code, names, given, fn_name):
-    """(kind, output) of one example: done, missing, or the name of an exception."""
+    """(kind, output) of one example. The kind is `done`, `missing`, or the name of an exception."""
     report, output = os.memfd_create("report"), os.memfd_create("output")
     process = os.fork()
     if process == 0:
@@ -53,7 +57,7 @@ def _result(code, names, given, fn_name):
 
 
 def _run(code, names, given, fn_name, report, output):
-    """Runs the program in this process, which it ends."""
+    """Runs the program in this child process, then ends the process."""
     os.close(int(sys.argv[1]))
     source = os.memfd_create("input")
     os.write(source, b"" if fn_name else given.encode("utf-8", "surrogatepass"))

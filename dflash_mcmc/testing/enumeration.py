@@ -1,11 +1,4 @@
-"""Exact laws: run a sampler with all random choices enumerated, and compare with its stated law.
-
-This module is public, also for samplers outside this package:
-
-    engine = TabularEngine(TabularModel(vocab_size=3, stop_ids=(0,)))
-    law = law_of(lambda key: engine.run(sampler.chain(PROMPT, horizon, key)).trajectory)
-    target = power_target(engine, horizon, alpha, sampler.law(), sampler.source())
-    error = invariance_error(transition_matrix(engine, sampler, horizon, target), target)
+"""All random choices of a program, enumerated: the key and the random numbers of a block as choices of an Enumerator.
 
 Enumeration replays the program once for every combination of choices, depth first, and multiplies probabilities. It needs no
 seed, and no tolerance except for rounding. The idea is from genlm-control (`tests/conftest.py`, `TraceSWOR`).
@@ -13,21 +6,15 @@ seed, and no tolerance except for rounding. The idea is from genlm-control (`tes
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from dflash_mcmc.engine import logits_processor as laws
-from dflash_mcmc.engine.oracle import exact_law
-from dflash_mcmc.engine.oracle.tabular import TabularEngine
 from dflash_mcmc.engine.speculative.speculation import Block
-from dflash_mcmc.kernel.metropolis import MetropolisStep
-from dflash_mcmc.ops import Operation, SamplingParams, Score
 from dflash_mcmc.types import Trajectory
 
 _ROUNDING = 1e-14
@@ -94,6 +81,11 @@ class EnumeratedKey:
         self._enumerator.claim(self._name)
         return self._enumerator.choose(probabilities)
 
+    def contest(self, count: int) -> EnumeratedContest:
+        """A choice among `count` contestants."""
+        self._enumerator.claim(self._name)
+        return EnumeratedContest(self._enumerator)
+
     def uniform(self) -> float:
         """Raises TypeError: a number has too many values to enumerate."""
         raise TypeError("uniform() and uniforms() have no finite set of outcomes: a sampler that is to be enumerated draws "
@@ -145,6 +137,17 @@ class UnknownLogUniform:
         return self.uniform.below(math.exp(min(threshold, 0.0)))
 
 
+class EnumeratedContest:
+    """Replaces `dflash_mcmc.rng.Contest`, without early rejection."""
+
+    def __init__(self, enumerator: Enumerator):
+        self._enumerator = enumerator
+
+    def winner(self, log_weights: np.ndarray) -> int:
+        weights = np.exp(log_weights - np.max(log_weights))
+        return self._enumerator.choose(weights / weights.sum())
+
+
 class EnumeratedChance:
     """Replaces `engine.speculative.speculation.Uniforms`, for one row."""
 
@@ -191,109 +194,25 @@ class EnumeratedChance:
 
 def law_of(program: Callable[[EnumeratedKey], Trajectory]) -> dict[tuple[int, ...], float]:
     """Exact law of the tokens of the trajectory that `program(key)` returns."""
+    return mean_of(lambda key: (program(key), 1.0))
+
+
+def mean_of(program: Callable[[EnumeratedKey], tuple[Trajectory, float]]) -> dict[tuple[int, ...], float]:
+    """For a program that returns a trajectory and a number: the mean of number * 1(trajectory = x), for every x.
+
+    For sequential Monte Carlo with an unbiased estimate of the sum of weights this is the weight of x.
+    """
     enumerator = Enumerator()
-    law: dict[tuple[int, ...], float] = {}
+    mean: dict[tuple[int, ...], float] = {}
     while True:
-        tokens = tuple(program(EnumeratedKey(enumerator)).tokens.tolist())
-        law[tokens] = law.get(tokens, 0.0) + enumerator.probability
+        trajectory, value = program(EnumeratedKey(enumerator))
+        tokens = tuple(trajectory.tokens.tolist())
+        mean[tokens] = mean.get(tokens, 0.0) + enumerator.probability * value
         if not enumerator.next_branch():
-            return law
-
-
-class Target(NamedTuple):
-    """A law over complete sequences of a horizon. `states`: token tuples; `probability`: float64, sums to 1."""
-
-    states: list[tuple[int, ...]]
-    probability: np.ndarray
-
-
-PROMPT = np.array([0], dtype=np.int64)
-
-
-def power_target(engine: TabularEngine, horizon: int, alpha: float, params: SamplingParams, source: str) -> Target:
-    """p^alpha over the sequences that end in a stop id or are `horizon` long, on the support of `params`."""
-    states, weights = [], []
-    for tokens in _sequences(engine, horizon):
-        trajectory = score(engine, tokens, params, source)
-        if np.isfinite(trajectory.log_q).all():
-            states.append(tokens)
-            weights.append(alpha * trajectory.log_p.sum())
-    return Target(states, np.exp(exact_law.log_softmax(np.array(weights))))
-
-
-def product_target(engine: TabularEngine, horizon: int, params: SamplingParams,
-                   source: str = "blended") -> dict[tuple[int, ...], float]:
-    """The law of drawing token by token: prod_t q(x_t | x_<t)."""
-    probabilities = {}
-    for tokens in _sequences(engine, horizon):
-        probability = math.exp(score(engine, tokens, params, source).log_q.sum())
-        if probability > 0.0:
-            probabilities[tokens] = probability
-    return probabilities
-
-
-def score(engine: TabularEngine, tokens: Sequence[int], params: SamplingParams, source: str) -> Trajectory:
-    """The trajectory of given tokens after the test prompt."""
-    with np.errstate(divide="ignore"):
-        return engine.answer(Score(Trajectory.start(PROMPT), np.array(tokens, dtype=np.int64), params, source))
-
-
-class Kernel(Protocol):
-    """A sampler with a Markov kernel."""
-
-    def law(self) -> SamplingParams:
-        """Sampling parameters of its proposals."""
-
-    def source(self) -> str:
-        """The logits that its proposals are drawn from."""
-
-    def step(self, trajectory: Trajectory, horizon: int, key: EnumeratedKey,
-             /) -> Generator[Operation, Trajectory, MetropolisStep]:
-        """One step."""
-
-
-def transition_matrix(engine: TabularEngine, sampler: Kernel, horizon: int, target: Target) -> np.ndarray:
-    """K[i, j]: probability that `sampler.step` takes state i to state j, float64, rows sum to 1."""
-    index = {tokens: number for number, tokens in enumerate(target.states)}
-    matrix = np.zeros((len(index), len(index)))
-    for tokens, row in index.items():
-        trajectory = score(engine, tokens, sampler.law(), sampler.source())
-        for reached, probability in _law_of_a_step(engine, sampler, horizon, trajectory).items():
-            if reached not in index:
-                raise AssertionError(f"a step leads from {tokens} to {reached}, which is no complete sequence")
-            matrix[row, index[reached]] += probability
-    return matrix
-
-
-def _law_of_a_step(engine: TabularEngine, sampler: Kernel, horizon: int,
-                   state: Trajectory) -> dict[tuple[int, ...], float]:
-    return law_of(lambda key: engine.run(sampler.step(state, horizon, key)).trajectory)
-
-
-def invariance_error(matrix: np.ndarray, target: Target) -> float:
-    """Total variation between pi K and pi."""
-    return 0.5 * float(np.abs(target.probability @ matrix - target.probability).sum())
-
-
-def balance_error(matrix: np.ndarray, target: Target) -> float:
-    """Largest violation of detailed balance, |pi_i K_ij - pi_j K_ji|."""
-    flow = target.probability[:, None] * matrix
-    return float(np.abs(flow - flow.T).max())
-
-
-def total_variation(law: dict, other: dict) -> float:
-    """Half the sum of absolute differences of two laws."""
-    return 0.5 * sum(abs(law.get(key, 0.0) - other.get(key, 0.0)) for key in law.keys() | other.keys())
+            return mean
 
 
 def _probabilities(weights: laws.Weights) -> np.ndarray:
     """Float64 (rows, vocabulary)."""
     values = (weights.values.flatten(1) / weights.upto[:, -1:])[:, : weights.logits.shape[-1]]
     return values.double().numpy()
-
-
-def _sequences(engine: TabularEngine, horizon: int) -> list[tuple[int, ...]]:
-    """All complete sequences: those with a stop id at the end and only there, and full-length ones without."""
-    stops, vocabulary = set(engine.model.stop_ids), range(engine.model.vocab_size)
-    return [tokens for length in range(1, horizon + 1) for tokens in itertools.product(vocabulary, repeat=length)
-            if not stops & set(tokens[:-1]) and (tokens[-1] in stops or length == horizon)]

@@ -1,0 +1,64 @@
+"""Encodes prompts for a target whose weights are not loaded. PyTorch is not imported, since its import takes seconds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+GROWING_ROPES = ("dynamic", "longrope")
+"""Rotations that change for all positions when the longest sequence of the batch exceeds the original length."""
+_STATED = "qwen3"
+"""The `model_type` whose config.json `stated_positions` reads."""
+_ROPE_FIELDS = ("rope_parameters", "rope_scaling")
+
+
+class PromptEncoder(NamedTuple):
+    """The attributes of `LanguageModel` that encode a prompt, under the same names."""
+
+    tokenizer: Any
+    """The tokenizer of `transformers`."""
+    max_positions: int | None
+    """Longest sequence of the model, prompt included; None without a limit."""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
+        """Token ids of a prompt, int64, as `LanguageModel.encode` gives them."""
+        return encode(self.tokenizer, text, add_special_tokens)
+
+
+def encode(tokenizer: Any, text: str, add_special_tokens: bool) -> np.ndarray:
+    """Token ids of a text, int64."""
+    return np.array(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int64)
+
+
+def max_positions(config: Any) -> int | None:
+    """Longest sequence on which a model of this configuration has plain full attention; None without a limit."""
+    limits = [getattr(config, "max_position_embeddings", None)]
+    if getattr(config, "use_sliding_window", True):
+        limits.append(getattr(config, "sliding_window", None))
+    rope = rope_of(config)
+    if rope.get("rope_type") in GROWING_ROPES:
+        limits.append(rope.get("original_max_position_embeddings")
+                      or getattr(config, "original_max_position_embeddings", None))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def rope_of(config: Any) -> dict:
+    """The parameters of a configuration's rotation."""
+    return getattr(config, "rope_parameters", None) or {}
+
+
+def stated_positions(values: dict[str, Any]) -> int | None:
+    """`max_positions` of a config.json that states it; None where only the configuration of `transformers` knows it.
+
+    A field that is absent has a default in `transformers`, and some fields have several spellings. Therefore only the usual
+    config.json of Qwen3 is read here: a length, no window, and a rotation without scaling.
+    """
+    length = values.get("max_position_embeddings")
+    ropes = [values.get(name) or {} for name in _ROPE_FIELDS]
+    plain = (values.get("model_type") == _STATED and type(length) is int and values.get("use_sliding_window", False) is False
+             and not any(isinstance(value, dict) for name, value in values.items() if name not in _ROPE_FIELDS)
+             and all(isinstance(rope, dict) and set(rope) <= {"rope_type", "rope_theta"} for rope in ropes)
+             and all(rope.get("rope_type", "default") == "default" for rope in ropes))
+    return max_positions(SimpleNamespace(max_position_embeddings=length, use_sliding_window=False)) if plain else None

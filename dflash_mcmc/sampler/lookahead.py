@@ -1,0 +1,109 @@
+"""Blocks chosen by how likely their continuations are under p^alpha: an approximation of the power distribution.
+
+"Scalable power sampling", arXiv 2601.21590 (ICML 2026).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.kernel import particles
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps, Together
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+
+
+@register("sampler", "lookahead")
+@dataclass(slots=True, kw_only=True)
+class Lookahead(Sampler):
+    """Approximates p^alpha: each block is one of several candidates, chosen by weights from short rollouts.
+
+    The law is not p^alpha, and no number of rollouts makes it p^alpha while they end before the answer does.
+    `tests/sampler/test_lookahead.py` states the error on a toy model. For each block K candidates are drawn from
+    q = p^(1/temperature), and M rollouts of H tokens after each. A candidate c has the weight exp(W(c)) times the mean of
+    exp(W(rollout)), where W sums alpha * log p - log q. One candidate is taken in proportion to its weight.
+
+    The paper weighs all likely next tokens, not sampled candidates, and corrects the mean by a jackknife. Its error for
+    rollouts that are too short is the same.
+    """
+
+    alpha: float = identity("power of p^alpha, which the law approximates", ge=SMALLEST, le=LARGEST)
+    num_candidates: int = identity("candidates for each block", ge=2)
+    num_rollouts: int = identity("rollouts after each candidate", ge=1)
+    rollout_length: int = identity("tokens of a rollout; 0 weighs candidates by themselves", ge=0)
+    block_size: int = identity("tokens of a block", ge=1)
+    temperature: float | None = identity("temperature of candidates and rollouts; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
+    top_k: int = identity("candidates and rollouts keep the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity("candidates and rollouts keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+
+    def check(self, config: Config) -> None:
+        """Checks conditions that span fields. Raises ConfigError."""
+        if self.rollout_length > config.dataset.max_new_tokens:
+            raise ConfigError("sampler.rollout_length", self.rollout_length,
+                              f"at most dataset.max_new_tokens={config.dataset.max_new_tokens}")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """Effective values: what has no effect here is not part of the identity."""
+        return {"temperature": self.law().temperature, **({} if self.rollout_length else {"num_rollouts": None})}
+
+    def law(self) -> SamplingParams:
+        """The law q of candidates and rollouts."""
+        return SamplingParams(1.0 / self.alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
+
+    def width(self) -> int:
+        """All rollouts of a block are drawn at once."""
+        return self.num_candidates * (self.num_rollouts if self.rollout_length else 1)
+
+    def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
+        """Mean cost of a chain whose answers have `length` tokens. Forwards that candidates share are not known before."""
+        blocks = math.ceil(length / self.block_size)
+        rolled = sum(min(self.rollout_length, max(length - number * self.block_size, 0.0)) for number in range(1, blocks + 1))
+        drawn = self.num_candidates * (length + self.num_rollouts * rolled)
+        return ExpectedCost(drawn, num_draws=blocks * (self.num_candidates + self.width()))
+
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """One generation of at most `horizon` tokens."""
+        path, sizes = Trajectory.start(prompt), list[float]()
+        while not path.complete(horizon):
+            block_key, stop = key.fold_in("block", len(sizes)), min(path.length + self.block_size, horizon)
+            candidates: Sequence[Trajectory] = yield Together(tuple(
+                Draw(path, stop, self.law(), block_key.fold_in("candidate", number))
+                for number in range(self.num_candidates)))
+            log_weights = np.array([self._weight(candidate, path.length) for candidate in candidates])
+            log_weights += yield from self._ahead(candidates, horizon, block_key)
+            sizes.append(particles.effective_size(log_weights) / self.num_candidates)
+            path = candidates[block_key.fold_in("choose").categorical(particles.shares(log_weights))]
+        return ChainResult(path, measures={"candidate_ess": float(np.mean(sizes))})
+
+    def _ahead(self, candidates: Sequence[Trajectory], horizon: int, key: Key) -> Steps[np.ndarray]:
+        """Log of the mean weight of each candidate's rollouts, float64 (K,); 0 for a candidate that nothing can follow."""
+        found = np.zeros(len(candidates))
+        if not self.rollout_length:
+            return found
+        rolled = [(number, rollout) for number, candidate in enumerate(candidates) if not candidate.complete(horizon)
+                  for rollout in range(self.num_rollouts)]
+        drawn = yield Together(tuple(
+            Draw(candidates[number], min(candidates[number].length + self.rollout_length, horizon), self.law(),
+                 key.fold_in("rollout", number, rollout)) for number, rollout in rolled))
+        weights: dict[int, list[float]] = {}
+        for (number, _), rollout in zip(rolled, drawn, strict=True):
+            weights.setdefault(number, []).append(self._weight(rollout, candidates[number].length))
+        for number, log_weights in weights.items():
+            found[number] = particles.log_mean(np.array(log_weights))
+        return found
+
+    def _weight(self, path: Trajectory, start: int) -> float:
+        """W: sum of alpha * log p - log q over the tokens from `start` on."""
+        return float(np.sum(self.alpha * path.log_p[start:] - path.log_q[start:]))

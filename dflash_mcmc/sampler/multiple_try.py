@@ -1,0 +1,190 @@
+"""Several tries of a suffix in each step, for the power distribution p^alpha.
+
+Multiple-try Metropolis: Liu, Liang & Wong 2000, "The multiple-try method and local optimization in Metropolis sampling".
+Iterated sampling importance resampling (i-SIR): Tjelmeland 2004; Andrieu, Lee & Vihola 2018, "Uniform ergodicity of the
+iterated conditional SMC and geometric ergodicity of particle Gibbs samplers".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.kernel.cost import mh_cost
+from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Contest, Key
+from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.types import ExpectedCost, Trajectory
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+
+
+@register("sampler", "multiple_try")
+@dataclass(slots=True, kw_only=True)
+class MultipleTry(Sampler):
+    """Markov chain on p^alpha that draws several suffixes from each cut, all at once, and takes one of them or stays.
+
+    Target and stages are those of power_mh. A step chooses a cut and draws K suffixes y_1, ..., y_K from q after it. w(y) is
+    exp(W(y)), where W sums alpha * log p - log q over the suffix, times 1 / |y| if the cut was chosen among the places of the
+    state. Both forms leave the target invariant for every K.
+
+    `form=multiple_try` picks y_j in proportion to w and accepts it with probability
+    min(1, sum_k w(y_k) / (w(x) + sum_{k != j} w(y_k))). It needs no reference draws: given the cut, the tries do not depend
+    on the old suffix. With K = 1 it is power_mh. `form=isir` takes one of x, y_1, ..., y_K in proportion to w. With K = 1
+    this is Barker's rule, which moves less than Metropolis-Hastings.
+
+    With `form=isir` the choice is the largest log w plus Gumbel noise. The noise is drawn first, so that a try is abandoned
+    as soon as it cannot exceed x.
+    """
+
+    alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
+    form: str = identity("multiple_try = pick a try by weight, then accept or reject it; isir = take one of the state and the "
+                         "tries by weight", choices=("multiple_try", "isir"))
+    num_tries: int = identity("suffixes that a step draws", ge=1)
+    proposal_temperature: float | None = identity("temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
+                                                   le=LARGEST)
+    num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
+    num_steps: int = identity("steps in each stage", ge=0)
+    cut: str = identity("where a suffix may start: current = any place of the state; horizon = any place up to the horizon, "
+                        "places past the end change nothing", choices=("current", "horizon"))
+    early_reject: str = identity("abandon a try once it cannot be taken any more, with form=isir: exact = the same choices as "
+                                 "off; auto = exact where it holds, else off", choices=("auto", "off", "exact"))
+    top_k: int = identity("proposal keeps the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity("proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+
+    def check(self, config: Config) -> None:
+        """Checks conditions that span fields. Raises ConfigError."""
+        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+        if config.blend.restarts_grid():
+            raise ConfigError("blend.grid", "cut", "another with sampler=multiple_try: under it the probability of a suffix "
+                              "depends on the cut")
+        if self.early_reject == "exact" and self._no_early_rejection():
+            raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """Effective values. Early rejection changes no choice, so it is not part of the identity."""
+        return {"proposal_temperature": self.law().temperature, "early_reject": None}
+
+    def law(self) -> SamplingParams:
+        """The proposal law q."""
+        temperature = 1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature
+        return SamplingParams(temperature, self.top_k, self.top_p)
+
+    def source(self) -> str:
+        """The logits that q is made from: those of the (blended) target."""
+        return "blended"
+
+    def width(self) -> int:
+        """All tries of a step are drawn at once."""
+        return self.num_tries
+
+    def rejects_early(self) -> bool:
+        """Whether a try may be abandoned before it is complete."""
+        return self.early_reject != "off" and not self._no_early_rejection()
+
+    def power(self) -> float | None:
+        """The power whose law the chain leaves invariant."""
+        return None if self.law().truncates else self.alpha
+
+    def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
+        """Mean cost of a chain whose answers have `length` tokens, each try drawn from its cut to its end."""
+        def redrawn(state: float, stage: float) -> float:
+            return (state + 1) / 2 * (1.0 if self.cut == "current" else state / stage)
+
+        none, one = (mh_cost(length, horizon, self.num_blocks, steps, redrawn, stops=False) for steps in (0, self.num_steps))
+        return ExpectedCost(*(first + self.num_tries * (both - first) for first, both in zip(none, one, strict=True)))
+
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """One chain through all stages; `horizon` is the full length in tokens."""
+        path, trace, steps, lost = Trajectory.start(prompt), list[dict](), list[MetropolisStep](), list[float]()
+        for block in range(1, self.num_blocks + 1):
+            block_key, stage = key.fold_in("block", block), block * (horizon // self.num_blocks)
+            if not path.complete(stage):
+                path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"))
+            for number in range(1, self.num_steps + 1):
+                length = path.length
+                step, abandoned = yield from self.tries(path, stage, block_key.fold_in("step", number))
+                path = step.trajectory
+                steps.append(step)
+                lost.append(abandoned / self.num_tries)
+                trace.append(trace_entry(step, block, number, length))
+        found = result(path, steps, 0.0, trace)
+        return found._replace(measures={"abandoned_tries": float(np.mean(lost))} if lost and self.rejects_early() else {})
+
+    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
+        """One step from a complete state of horizon `horizon`."""
+        return (yield from self.tries(path, horizon, key))[0]
+
+    def tries(self, path: Trajectory, horizon: int, key: Key) -> Steps[tuple[MetropolisStep, int]]:
+        """One step, and the number of tries that it abandoned."""
+        cut = key.fold_in("cut").integer(horizon if self.cut == "horizon" else path.length)
+        if cut >= path.length:
+            return MetropolisStep(path, cut, path.length, 0.0, "identical"), 0
+        contest = key.fold_in("choose").contest(self.num_tries + 1) if self.form == "isir" else None
+        drawn: Sequence[Trajectory] = yield Together(tuple(
+            Draw(path.prefix(cut), horizon, self.law(), key.fold_in("try", number), along=path,
+                 floor=self._floor(path, horizon, cut, contest, number)) for number in range(1, self.num_tries + 1)))
+        if contest is None:
+            return self._accepted(path, drawn, cut, key), 0
+        # The weight of an abandoned try is only known up to a bound, and it cannot win.
+        bounds = np.array([self.log_weight(each, cut) for each in (path, *drawn)])
+        complete = np.array([each.complete(horizon) for each in (path, *drawn)])
+        taken = contest.winner(np.where(complete, bounds, -np.inf))
+        return self._taken(path, drawn, cut, taken, bounds - bounds[0], bool(complete[1:].any())), int((~complete).sum())
+
+    def _accepted(self, path: Trajectory, drawn: Sequence[Trajectory], cut: int, key: Key) -> MetropolisStep:
+        """Multiple-try Metropolis: a try by weight, then accepted or not."""
+        log_weights = np.array([self.log_weight(each, cut) for each in drawn])
+        shares = np.exp(log_weights - log_weights.max())
+        picked = key.fold_in("pick").categorical(shares / shares.sum())
+        reference = log_weights.copy()
+        reference[picked] = self.log_weight(path, cut)
+        log_ratio = float(np.logaddexp.reduce(log_weights) - np.logaddexp.reduce(reference))
+        return decide(path, drawn[picked], cut, log_ratio, key.fold_in("accept").log_uniform())
+
+    def _taken(self, path: Trajectory, drawn: Sequence[Trajectory], cut: int, taken: int, log_ratios: np.ndarray,
+               any_complete: bool) -> MetropolisStep:
+        """The step of i-SIR that takes number `taken` of the state and the tries.
+
+        Args:
+            log_ratios: log of w(y) / w(x) for the state and the tries, or an upper bound for an abandoned try.
+        """
+        if not taken:
+            best = int(np.argmax(log_ratios[1:]))
+            return MetropolisStep(path, cut, drawn[best].length, float(log_ratios[1 + best]),
+                                  "reject" if any_complete else "abandon")
+        chosen = drawn[taken - 1]
+        decision = "identical" if np.array_equal(chosen.tokens, path.tokens) else "accept"
+        return MetropolisStep(chosen, cut, chosen.length, float(log_ratios[taken]), decision)
+
+    def log_weight(self, path: Trajectory, cut: int) -> float:
+        """log w of a state whose suffix starts at `cut`, in float64; of an abandoned try a bound."""
+        weight = float(np.sum(self.alpha * path.log_p[cut:] - path.log_q[cut:]))
+        return weight - math.log(path.length) if self.cut == "current" else weight
+
+    def _floor(self, path: Trajectory, horizon: int, cut: int, contest: Contest | None, number: int) -> Floor | None:
+        """The threshold below which try `number` cannot exceed the state; None without early rejection."""
+        if contest is None or not self.rejects_early():
+            return None
+        reference = float(np.sum(self.alpha * path.log_p[cut:] - path.log_q[cut:]))
+        return Floor(contest.lead(0, number), self.alpha, reference, path.length if self.cut == "current" else None,
+                     ROUNDING * self.alpha * (horizon - cut))
+
+    def _no_early_rejection(self) -> str:
+        """Why exact early rejection does not hold; empty where it does. It needs alpha * log p <= log q for every token."""
+        if self.form != "isir":
+            return "sampler.form=multiple_try needs the weight of every try"
+        if self.alpha < 1.0:
+            return f"weights grow with length at sampler.alpha={self.alpha:g} (below 1)"
+        if not 1.0 / self.alpha - 1e-12 <= self.law().temperature <= 1.0:
+            return (f"the proposal's temperature {self.law().temperature:g} is not between 1/alpha={1 / self.alpha:g} and 1")
+        return ""

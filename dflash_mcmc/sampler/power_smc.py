@@ -1,0 +1,287 @@
+"""Sequential Monte Carlo for the power distribution p^alpha, and two exact Markov kernels made from it.
+
+Power-SMC: arXiv 2602.10273. Particle-independent Metropolis-Hastings and conditional SMC: Andrieu, Doucet & Holenstein 2010,
+"Particle Markov chain Monte Carlo methods". Proposals from a draft: arXiv 2604.15672.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.kernel import particles
+from dflash_mcmc.kernel.metropolis import MetropolisStep, decide, result, trace_entry
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps, Together
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.types import ExpectedCost, Trajectory
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+
+
+class Cloud(NamedTuple):
+    """The particles of one run: complete paths with final log-weights, float64 (N,), in nats."""
+
+    paths: list[Trajectory]
+    log_weights: np.ndarray
+    log_z: float
+    """Log of the estimate of the sum of p^alpha over all sequences. The estimate is unbiased."""
+    num_resampled: int
+    least_size: float
+    """The smallest effective sample size before a resampling or at the end, as a share of N."""
+    num_ancestors: int
+    """Different particles of the first block from which the final ones descend."""
+
+    def chosen(self, key: Key) -> Trajectory:
+        """A particle, drawn in proportion to its weight."""
+        return self.paths[key.categorical(particles.shares(self.log_weights))]
+
+
+@register("sampler", "power_smc")
+@dataclass(slots=True, kw_only=True)
+class PowerSMC(Sampler):
+    """Particles that are drawn block by block, weighed by p^alpha / q, and resampled when their weights are too unequal.
+
+    Law with `wrapper=none`: that of a particle drawn in proportion to its final weight. It is not p^alpha for finite N, and
+    tends to it as N grows. The mean of Z * 1(result = x) is p(x)^alpha for every sequence x and any N, where log Z is `log_z`
+    of the record. A finished particle keeps its weight and takes part in resampling.
+
+    With `wrapper=pimh` a chain keeps (result, Z) and replaces it by those of a new run with probability min(1, Z' / Z). With
+    `wrapper=csmc` each step runs SMC from a cut on, with the present state as particle 0, which always survives. The step
+    takes one of the particles by its final weight, times 1 / |y| if the cut is chosen among the places of the state. Both
+    leave p^alpha invariant for any number of particles.
+
+    p is the (blended) target; p^alpha is restricted to the support of the proposals.
+    """
+
+    alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
+    num_particles: int = identity("particles of a run", ge=1)
+    block_size: int = identity("tokens between two looks at the weights", ge=1)
+    ess_threshold: float = identity("resample when the effective sample size is below this share of the particles; 1 "
+                                    "resamples at all unequal weights", gt=0, le=1)
+    resampling: str = identity("multinomial = independent parents; systematic = one uniform number for all parents",
+                               choices=("multinomial", "systematic"))
+    temperature: float | None = identity("temperature of the proposals; null takes 1/alpha, with a ramp 1/alpha of the "
+                                         "block", ge=SMALLEST, le=LARGEST)
+    top_k: int = identity("proposals keep the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity("proposals keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+    ramp: int = identity("tokens over which the power rises from 1 to alpha, in equal steps of a block; 0 has no ramp", ge=0)
+    proposal: str = identity("target = tokens from the target; draft = blocks from the draft, the first token of a block from "
+                             "the target", choices=("target", "draft"))
+    wrapper: str = identity("none = one run; pimh = particle-independent Metropolis-Hastings; csmc = conditional SMC",
+                            choices=("none", "pimh", "csmc"))
+    num_steps: int = identity("steps of the wrapper after the first run", ge=0)
+    cut: str = identity("where a step of csmc starts: start = at the first token; current = any place of the state; horizon "
+                        "= any place up to the horizon; places past the end change nothing",
+                        choices=("start", "current", "horizon"))
+    fault: str = identity("a known mistake of public code, only under name=faults: keeps_weights = weights are not reset "
+                          "after resampling; shares_first = all particles have one first token, whose weight is left out; "
+                          "drops_finished = finished particles are left out of resampling",
+                          choices=("none", "keeps_weights", "shares_first", "drops_finished"))
+
+    takes_draft = True
+
+    def check(self, config: Config) -> None:
+        """Checks conditions that span fields. Raises ConfigError."""
+        if self.wrapper == "csmc" and self.num_particles < 2:
+            raise ConfigError("sampler.num_particles", self.num_particles, "at least 2 with sampler.wrapper=csmc, where "
+                              "particle 0 is the present state")
+        if self.wrapper == "csmc" and self.resampling != "multinomial":
+            raise ConfigError("sampler.resampling", self.resampling, "multinomial with sampler.wrapper=csmc: the conditional "
+                              "form of systematic resampling has another law")
+        if self.wrapper == "csmc" and self.ramp and self.cut != "start":
+            raise ConfigError("sampler.ramp", self.ramp, "0 with sampler.wrapper=csmc and a cut: the blocks start at the cut, "
+                              "so that a token would have several proposal laws")
+        if self.wrapper == "csmc" and config.blend.restarts_grid():
+            raise ConfigError("sampler.wrapper", self.wrapper, "none or pimh with blend.grid=cut, under which the probability "
+                              "of a suffix depends on the cut")
+        if self.wrapper != "none" and not self.num_steps:
+            raise ConfigError("sampler.num_steps", self.num_steps, f"at least 1 with sampler.wrapper={self.wrapper}")
+        if self.ramp > config.dataset.max_new_tokens:
+            raise ConfigError("sampler.ramp", self.ramp, f"at most dataset.max_new_tokens={config.dataset.max_new_tokens}")
+        if self.fault != "none" and (self.wrapper != "none" or config.name != "faults"):
+            raise ConfigError("sampler.fault", self.fault, "none, except under name=faults with sampler.wrapper=none")
+        if self.proposal == "draft":
+            self._check_draft(config)
+
+    def _check_draft(self, config: Config) -> None:
+        from dflash_mcmc.decoder import check_plain
+        from dflash_mcmc.draft import check_features
+
+        if config.draft.is_null:
+            raise ConfigError("sampler.proposal", "draft", "target without a draft; draft=dflash or draft=tiny give one")
+        check_features(config, "sampler.proposal=draft")
+        check_plain(config, "sampler.proposal=draft, whose draws are the draft's")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """Effective values: what has no effect here is not part of the identity."""
+        values: dict[str, object] = {}
+        if not self.ramp:
+            values["temperature"] = self.law().temperature
+        if self.wrapper == "none":
+            values.update(num_steps=None, cut=None)
+        elif self.wrapper == "pimh":
+            values["cut"] = None
+        if self.num_particles == 1:
+            values.update(block_size=None, ess_threshold=None, resampling=None)
+        return values
+
+    def law(self) -> SamplingParams:
+        """The law q of each token, at the full power."""
+        return self._law_at(self.alpha)
+
+    def source(self) -> str:
+        """The logits that proposals are drawn from."""
+        return "draft" if self.proposal == "draft" else "blended"
+
+    def width(self) -> int:
+        """All particles are drawn at once."""
+        return self.num_particles
+
+    def power(self) -> float | None:
+        """The power whose law the chain leaves invariant."""
+        return self.alpha if self.wrapper != "none" and not self.law().truncates else None
+
+    def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
+        """Mean cost of a chain whose answers have `length` tokens. Forwards that particles share are not known before."""
+        runs = 1 + (self.num_steps if self.wrapper != "none" else 0)
+        rounds = math.ceil(length / self.block_size) * self.num_particles
+        if self.wrapper != "csmc":
+            tokens = runs * self.num_particles * length
+            return ExpectedCost(tokens, num_draws=runs * rounds, drafts=runs * rounds if self.proposal == "draft" else 0.0)
+        others = (self.num_particles - 1) * self.num_steps
+        share = 1.0 if self.cut == "start" else (length + 1) / (2.0 * (length if self.cut == "current" else horizon))
+        drawn = others * length * share
+        draws = rounds * (1 + share * self.num_steps)
+        drafts = draws if self.proposal == "draft" else 0.0
+        return ExpectedCost(self.num_particles * length, drawn, num_draws=draws, drafts=drafts)
+
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """One run, and the steps of the wrapper; `horizon` is the full length in tokens."""
+        cloud = yield from self.cloud(Trajectory.start(prompt), horizon, key.fold_in("run", 0))
+        path, log_z = cloud.chosen(key.fold_in("choose", 0)), cloud.log_z
+        steps, trace, clouds = list[MetropolisStep](), list[dict](), [cloud]
+        for number in range(1, self.num_steps + 1 if self.wrapper != "none" else 1):
+            length, step_key = path.length, key.fold_in("step", number)
+            if self.wrapper == "pimh":
+                step, cloud = yield from self.independent_step(path, log_z, horizon, step_key)
+                log_z = cloud.log_z if step.accepted else log_z
+            else:
+                step = yield from self.step(path, horizon, step_key)
+            path = step.trajectory
+            steps.append(step)
+            trace.append(trace_entry(step, 1, number, length))
+            clouds.append(cloud)
+        found = result(path, steps, 0.0, trace)
+        return found._replace(measures=self._measures(clouds if self.wrapper == "pimh" else clouds[:1], log_z))
+
+    def independent_step(self, path: Trajectory, log_z: float, horizon: int, key: Key) -> Steps[tuple[MetropolisStep, Cloud]]:
+        """A step of particle-independent Metropolis-Hastings from the state (path, log_z), and the new run's cloud."""
+        log_uniform = key.fold_in("accept").log_uniform()
+        cloud = yield from self.cloud(Trajectory.start(path.prompt), horizon, key.fold_in("run"))
+        proposal = cloud.chosen(key.fold_in("choose"))
+        return decide(path, proposal, 0, cloud.log_z - log_z, log_uniform), cloud
+
+    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
+        """A step of conditional SMC from a complete state of horizon `horizon`."""
+        bound = {"start": 1, "current": path.length, "horizon": horizon}[self.cut]
+        cut = key.fold_in("cut").integer(bound)
+        if cut >= path.length:
+            return MetropolisStep(path, cut, path.length, 0.0, "identical")
+        cloud = yield from self.cloud(path.prefix(cut), horizon, key.fold_in("run"), path)
+        if self.cut == "current":  # the cut had probability 1 / |y| under each state y
+            lengths = np.array([other.length for other in cloud.paths])
+            cloud = cloud._replace(log_weights=cloud.log_weights - np.log(lengths))
+        chosen = cloud.chosen(key.fold_in("choose"))
+        decision = "identical" if np.array_equal(chosen.tokens, path.tokens) else "accept"
+        return MetropolisStep(chosen, cut, chosen.length, 0.0, decision)
+
+    def cloud(self, start: Trajectory, horizon: int, key: Key, forced: Trajectory | None = None) -> Steps[Cloud]:
+        """Runs the particles from `start` to the end.
+
+        Args:
+            forced: the path of particle 0, which always survives; None if all particles are drawn.
+        """
+        count, cut = self.num_particles, start.length
+        paths, roots = [start] * count, list(range(count))
+        log_weights, log_z, num_resampled, least, alpha = np.zeros(count), 0.0, 0, 1.0, self._alpha_at(cut)
+        if self.fault == "shares_first":
+            first = yield Draw(start, cut + 1, self.law(), key.fold_in("first"), self.source())
+            paths = [first] * count
+        for stop in self._stops(cut, horizon):
+            before = [self._weight(path, cut, alpha) for path in paths]
+            alpha = self._alpha_at(stop)
+            mine = [number for number, path in enumerate(paths)
+                    if not path.complete(stop) and not (forced is not None and number == 0)]
+            drawn = yield Together(tuple(
+                Draw(paths[number], stop, self._law_at(alpha), key.fold_in("particle", stop, number), self.source())
+                for number in mine))
+            for number, path in zip(mine, drawn, strict=True):
+                paths[number] = path
+            if forced is not None:
+                paths[0] = forced.prefix(stop)
+            log_weights = log_weights + [self._weight(path, cut, alpha) - old for path, old in zip(paths, before, strict=True)]
+            if all(path.complete(horizon) for path in paths):
+                break
+            least = min(least, particles.effective_size(log_weights) / count)
+            if particles.is_low(log_weights, self.ess_threshold):
+                log_z += particles.log_mean(log_weights)
+                parents = self._parents(log_weights, paths, horizon, key.fold_in("resample", stop), forced is not None)
+                paths, roots = [paths[parent] for parent in parents], [roots[parent] for parent in parents]
+                num_resampled += 1
+                log_weights = np.zeros(count)
+                if self.fault == "keeps_weights":
+                    log_weights = np.array([self._weight(path, cut, alpha) for path in paths])
+        # The paths may all end before the ramp does.
+        log_weights = log_weights + [(self.alpha - alpha) * float(path.log_p[cut:].sum()) for path in paths]
+        least = min(least, particles.effective_size(log_weights) / count)
+        return Cloud(paths, log_weights, log_z + particles.log_mean(log_weights), num_resampled, least, len(set(roots)))
+
+    def _parents(self, log_weights: np.ndarray, paths: Sequence[Trajectory], horizon: int, key: Key,
+                 forced: bool) -> list[int]:
+        """The particle from which each particle goes on."""
+        count = self.num_particles
+        if self.fault == "drops_finished":
+            live = [number for number, path in enumerate(paths) if not path.complete(horizon)]
+            parents = list(range(count))
+            for number, parent in zip(live, particles.multinomial(log_weights[live], len(live), key), strict=True):
+                parents[number] = live[parent]
+            return parents
+        if forced:
+            return [0, *particles.multinomial(log_weights, count - 1, key)]
+        if self.resampling == "systematic":
+            return particles.systematic(log_weights, key)
+        return particles.multinomial(log_weights, count, key)
+
+    def _weight(self, path: Trajectory, cut: int, alpha: float) -> float:
+        """The log-weight of a path from `cut` on, at a power."""
+        skipped = cut + 1 if self.fault == "shares_first" else cut
+        return float(np.sum(alpha * path.log_p[skipped:] - path.log_q[skipped:]))
+
+    def _stops(self, cut: int, horizon: int) -> list[int]:
+        """Numbers of generated tokens at which the weights are looked at, the horizon included."""
+        size = self.block_size if self.num_particles > 1 else horizon
+        return [*range(cut + size, horizon, size), horizon]
+
+    def _alpha_at(self, stop: int) -> float:
+        """The power of the block that ends with `stop` generated tokens."""
+        return self.alpha if stop >= self.ramp else 1.0 + (self.alpha - 1.0) * stop / self.ramp
+
+    def _law_at(self, alpha: float) -> SamplingParams:
+        return SamplingParams(1.0 / alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
+
+    def _measures(self, clouds: Sequence[Cloud], log_z: float) -> dict[str, float]:
+        """Diagnostics of the chain: means over its runs without a forced particle, except `log_z`, which is the state's."""
+        def mean(of: Callable[[Cloud], float]) -> float:
+            return float(np.mean([of(cloud) for cloud in clouds]))
+
+        return {"log_z": log_z, "least_ess": mean(lambda cloud: cloud.least_size),
+                "resamplings": mean(lambda cloud: cloud.num_resampled), "ancestors": mean(lambda cloud: cloud.num_ancestors)}

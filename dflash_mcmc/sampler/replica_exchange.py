@@ -1,0 +1,250 @@
+"""Replica exchange between chains on several powers of p, also called parallel power tempering.
+
+Swendsen & Wang 1986; Geyer 1991; for language models Theodoropoulos et al. 2026, "Parallel Power Tempering"
+(arXiv 2609.38104).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.kernel.cost import mh_cost
+from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
+from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+
+
+class Rungs(NamedTuple):
+    """The states of the ladder's rungs, and where they come from."""
+
+    paths: tuple[Trajectory, ...]
+    """The state of each rung. Its `laws` have log q and interval under the proposal law of each rung."""
+    born: tuple[int, ...]
+    """The rung whose local step made each state."""
+
+
+@register("sampler", "replica_exchange")
+@dataclass(slots=True, kw_only=True)
+class ReplicaExchange(Sampler):
+    """Metropolis-Hastings chains on p^alpha_1, ..., p^alpha_K, which exchange their states.
+
+    Law: the product of p^alpha_k over the rungs, at the horizon of the stage. Each round leaves it invariant. The result is
+    the state of the rung `output`, which is fixed beforehand. A round has `local_steps` Metropolis-Hastings steps on every
+    rung: each chooses a cut, draws the suffix again from p^(1/temperature_k), and accepts it as `power_mh` does. Then the
+    pairs (1, 2), (2, 3), ... exchange their states, in this order, with probability
+    min(1, exp((alpha_{k+1} - alpha_k) (log p(x_k) - log p(x_{k+1})))). A swap needs no forward: each token has log q under
+    the proposal laws of all rungs. p is the (blended) target.
+    """
+
+    alphas: list[float] = identity("powers of the rungs, rising", ge=SMALLEST, le=LARGEST)  # noqa: RUF009 - dataclasses.field
+    temperatures: list[float] | None = identity(  # noqa: RUF009 - dataclasses.field
+        "proposal temperatures of the rungs; null takes 1/alpha of each", ge=SMALLEST, le=LARGEST)
+    output: int = identity("rung of the result, from 1; -1 is the last")
+    num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
+    num_steps: int = identity("rounds of each stage", ge=0)
+    local_steps: int = identity("Metropolis-Hastings steps of every rung in a round", ge=1)
+    cut: str = identity("where the suffix of a step starts: current = any place of the state; horizon = any place up to the "
+                        "horizon, places past the end change nothing", choices=("current", "horizon"))
+    early_reject: str = identity("abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; "
+                                 "auto = exact where it holds, else off", choices=("auto", "off", "exact"))
+    fault: str = identity("a known mistake, only under name=faults: swap_sign = a swap is accepted by the inverse of its "
+                          "ratio; old_log_q = after a swap a state keeps log q of its old rung",
+                          choices=("none", "swap_sign", "old_log_q"))
+
+    def check(self, config: Config) -> None:
+        """Checks conditions that span fields. Raises ConfigError."""
+        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+        if len(self.alphas) < 2 or any(a >= b for a, b in zip(self.alphas, self.alphas[1:], strict=False)):
+            raise ConfigError("sampler.alphas", self.alphas, "at least two powers, each larger than the one before it")
+        if self.temperatures is not None and len(self.temperatures) != len(self.alphas):
+            raise ConfigError("sampler.temperatures", self.temperatures, f"null or {len(self.alphas)} numbers, one for each "
+                              "of sampler.alphas")
+        if not (self.output == -1 or 1 <= self.output <= len(self.alphas)):
+            raise ConfigError("sampler.output", self.output, f"1 to {len(self.alphas)}, or -1 for the last")
+        if config.blend.restarts_grid():
+            raise ConfigError("blend.grid", "cut", "another with sampler=replica_exchange: under it the probability of a "
+                              "suffix depends on the cut")
+        if self.early_reject == "exact" and self._no_early_rejection():
+            raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
+        if self.fault != "none" and config.name != "faults":
+            raise ConfigError("sampler.fault", self.fault, "none, except under name=faults")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """Effective values: what has no effect here is not part of the identity."""
+        return {"temperatures": [law.temperature for law in self.laws()], "output": self.place + 1, "early_reject": None}
+
+    @property
+    def place(self) -> int:
+        """The number of the output rung, from 0."""
+        return len(self.alphas) - 1 if self.output == -1 else self.output - 1
+
+    def laws(self) -> tuple[SamplingParams, ...]:
+        """The proposal law of each rung."""
+        return tuple(SamplingParams(value) for value in self.temperatures or [1.0 / alpha for alpha in self.alphas])
+
+    def law(self) -> SamplingParams:
+        """The proposal law of the output rung."""
+        return self.laws()[self.place]
+
+    def width(self) -> int:
+        """All rungs draw at once."""
+        return len(self.alphas)
+
+    def rejects_early(self) -> bool:
+        """Whether a proposal may be abandoned before it is complete."""
+        return self.early_reject != "off" and not self._no_early_rejection()
+
+    def power(self) -> float | None:
+        """The power whose law the chain leaves invariant."""
+        return self.alphas[self.place] if self.fault == "none" else None
+
+    def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
+        """Mean cost of a chain whose answers have `length` tokens on every rung."""
+        def redrawn(state: float, stage: float) -> float:
+            share = 1.0 if self.cut == "current" else state / stage
+            return (state + 1) / 2 * share
+
+        one = mh_cost(length, horizon, self.num_blocks, self.num_steps * self.local_steps, redrawn, stops=False)
+        return ExpectedCost(*(value * len(self.alphas) for value in one))
+
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """One ladder through all stages; `horizon` is the full length in tokens."""
+        count = len(self.alphas)
+        ladder = Rungs((Trajectory.start(prompt),) * count, tuple(range(count)))
+        steps, trace, swaps, replicas = list[MetropolisStep](), list[dict](), list[tuple[bool, ...]](), _Replicas(count)
+        for block in range(1, self.num_blocks + 1):
+            block_key, stage = key.fold_in("block", block), block * (horizon // self.num_blocks)
+            ladder = yield from self._extend(ladder, stage, block_key)
+            for number in range(1, self.num_steps + 1):
+                for local in range(self.local_steps):
+                    before = ladder
+                    ladder, made = yield from self.local_step(ladder, stage, block_key.fold_in("local", number, local))
+                    steps += made
+                    trace += [{**trace_entry(step, block, number, old.length), "rung": rung + 1}
+                              for rung, (step, old) in enumerate(zip(made, before.paths, strict=True))]
+                ladder, swapped = self.swap(ladder, block_key.fold_in("swap", number))
+                swaps.append(swapped)
+                replicas.swap(swapped)
+        found = result(ladder.paths[self.place].under(self.place), steps, 0.0, trace)
+        rates = np.mean(swaps, axis=0) if swaps else np.zeros(count - 1)
+        measures = {f"swaps_{rung}_{rung + 1}": float(rate) for rung, rate in enumerate(rates, start=1)}
+        return found._replace(measures={**measures, "round_trips": float(replicas.round_trips),
+                                        "born": float(ladder.born[self.place] + 1)})
+
+    def round(self, ladder: Rungs, horizon: int, key: Key) -> Steps[Rungs]:
+        """A round from complete states of horizon `horizon`: local steps of every rung, and the swaps."""
+        for local in range(self.local_steps):
+            ladder, _ = yield from self.local_step(ladder, horizon, key.fold_in("local", local))
+        return self.swap(ladder, key.fold_in("swap"))[0]
+
+    def _extend(self, ladder: Rungs, horizon: int, key: Key) -> Steps[Rungs]:
+        """Draws the rungs that have not ended up to the horizon of a stage, each from its own law."""
+        laws, mine = self.laws(), [rung for rung, path in enumerate(ladder.paths) if not path.complete(horizon)]
+        drawn = yield Together(tuple(Draw(ladder.paths[rung].under(rung) if ladder.paths[rung].length else ladder.paths[rung],
+                                          horizon, laws[rung], key.fold_in("extend", rung), laws=laws) for rung in mine))
+        paths = list(ladder.paths)
+        for rung, path in zip(mine, drawn, strict=True):
+            paths[rung] = path
+        return ladder._replace(paths=tuple(paths))
+
+    def local_step(self, ladder: Rungs, horizon: int, key: Key) -> Steps[tuple[Rungs, list[MetropolisStep]]]:
+        """A Metropolis-Hastings step of every rung, at once."""
+        laws, states = self.laws(), [path.under(rung) for rung, path in enumerate(ladder.paths)]
+        cuts = [key.fold_in("cut", rung).integer(horizon if self.cut == "horizon" else state.length)
+                for rung, state in enumerate(states)]
+        uniforms = {rung: key.fold_in("accept", rung).log_uniform() for rung, cut in enumerate(cuts)
+                    if cut < states[rung].length}
+        floors = {rung: self._floor(rung, states[rung], horizon, cuts[rung], uniforms[rung]) for rung in uniforms}
+        drawn = yield Together(tuple(
+            Draw(states[rung].prefix(cuts[rung]), horizon, laws[rung], key.fold_in("token", rung), along=states[rung],
+                 floor=floors[rung], laws=laws) for rung in uniforms))
+        steps = [MetropolisStep(state, cut, state.length, 0.0, "identical") for state, cut in zip(states, cuts, strict=True)]
+        for rung, proposal in zip(uniforms, drawn, strict=True):
+            steps[rung] = self._decided(rung, states[rung], proposal, horizon, cuts[rung], uniforms[rung], floors[rung])
+        born = tuple(rung if step.moved else old for rung, (step, old) in enumerate(zip(steps, ladder.born, strict=True)))
+        return Rungs(tuple(step.trajectory for step in steps), born), steps
+
+    def _decided(self, rung: int, state: Trajectory, proposal: Trajectory, horizon: int, cut: int, log_uniform: float,
+                 floor: Floor | None) -> MetropolisStep:
+        alpha = self.alphas[rung]
+        if floor is not None and not proposal.complete(horizon):
+            return MetropolisStep(state, cut, proposal.length, floor.bound(_weight(proposal, alpha, cut), proposal.length),
+                                  "abandon")
+        start = cut + common_prefix(state.tokens[cut:], proposal.tokens[cut:])  # shared tokens would leave a rounding error
+        length_term = math.log(state.length / proposal.length) if self.cut == "current" else 0.0
+        log_ratio = _weight(proposal, alpha, start) - _weight(state, alpha, start) + length_term
+        return decide(state, proposal, cut, log_ratio, log_uniform)
+
+    def _floor(self, rung: int, state: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor | None:
+        if not self.rejects_early():
+            return None
+        alpha, length = self.alphas[rung], state.length if self.cut == "current" else None
+        return Floor(log_uniform, alpha, _weight(state, alpha, cut), length, ROUNDING * alpha * (horizon - cut))
+
+    def swap(self, ladder: Rungs, key: Key) -> tuple[Rungs, tuple[bool, ...]]:
+        """The ladder after the swaps of adjacent rungs, from the first pair to the last, and which were accepted."""
+        paths, born, accepted = list(ladder.paths), list(ladder.born), list[bool]()
+        for low, (alpha, higher) in enumerate(zip(self.alphas, self.alphas[1:], strict=False)):
+            gain = float(paths[low].log_p.sum() - paths[low + 1].log_p.sum())
+            log_ratio = (higher - alpha) * (-gain if self.fault == "swap_sign" else gain)
+            accepted.append(key.fold_in(low).log_uniform() < log_ratio)
+            if accepted[-1]:
+                paths[low], paths[low + 1] = (self._moved(paths[low + 1], low + 1, low),
+                                              self._moved(paths[low], low, low + 1))
+                born[low], born[low + 1] = born[low + 1], born[low]
+        return Rungs(tuple(paths), tuple(born)), tuple(accepted)
+
+    def _moved(self, path: Trajectory, source: int, rung: int) -> Trajectory:
+        """A state that moves from one rung to another."""
+        if self.fault != "old_log_q" or path.laws is None:
+            return path
+        laws = path.laws.copy()
+        laws[:, rung, 0] = path.laws[:, source, 0]
+        return path._replace(laws=laws)
+
+    def _no_early_rejection(self) -> str:
+        """Why exact early rejection does not hold; empty where it does. It needs alpha * log p <= log q for every token."""
+        for alpha, law in zip(self.alphas, self.laws(), strict=True):
+            if alpha < 1.0:
+                return f"weights grow with length at the power {alpha:g} (below 1)"
+            if not 1.0 / alpha - 1e-12 <= law.temperature <= 1.0:
+                return f"the proposal temperature {law.temperature:g} is not between 1/{alpha:g} and 1"
+        return ""
+
+
+class _Replicas:
+    """Counts round trips: a replica goes from the first rung to the last and back."""
+
+    def __init__(self, count: int):
+        self._at, self._seen = list(range(count)), [0] * count
+        self._seen[0] = 1
+        self.round_trips = 0
+
+    def swap(self, accepted: Sequence[bool]) -> None:
+        """Moves the replicas of the rungs that have exchanged their states."""
+        for low, swapped in enumerate(accepted):
+            if swapped:
+                self._at[low], self._at[low + 1] = self._at[low + 1], self._at[low]
+        first, last = self._at[0], self._at[-1]
+        if self._seen[first] == 2:
+            self.round_trips += 1
+        self._seen[first] = 1
+        self._seen[last] = 2 if self._seen[last] else 0
+
+
+def _weight(path: Trajectory, alpha: float, start: int) -> float:
+    """W: sum of alpha * log p - log q over the tokens from `start` on."""
+    return float(np.sum(alpha * path.log_p[start:] - path.log_q[start:]))

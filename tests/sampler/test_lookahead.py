@@ -1,0 +1,99 @@
+"""`sampler=lookahead` on the tabular engine: its law by enumeration, and how far it is from p^alpha."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.lookahead import Lookahead
+from dflash_mcmc.testing import PROMPT, law_of, power_target, product_target, score, total_variation
+from tests.composing import composed
+
+ENGINE = TabularEngine(TabularModel(3, (0,), seed=1, scale=0.7))
+HORIZON = 2
+
+
+def make(**changes):
+    values = dict(alpha=3.0, num_candidates=2, num_rollouts=1, rollout_length=0, block_size=1, temperature=None, top_k=0,
+                  top_p=1.0)
+    return Lookahead(**{**values, **changes})
+
+
+def law(sampler, engine=ENGINE, horizon=HORIZON):
+    return law_of(lambda key: engine.run(sampler.chain(PROMPT, horizon, key)).trajectory)
+
+
+def distance(sampler, engine=ENGINE, horizon=HORIZON):
+    """Total variation from p^alpha."""
+    target = power_target(engine, horizon, sampler.alpha, sampler.law(), "blended")
+    return total_variation(law(sampler, engine, horizon), dict(zip(target.states, target.probability, strict=True)))
+
+
+def law_by_hand(sampler):
+    """The law of two candidates of one token, without rollouts, from its definition."""
+    engine, params, target = ENGINE, sampler.law(), {}
+    single = product_target(engine, 1, params)
+    weight = {x: math.exp(sampler.alpha * score(engine, x, params, "blended").log_p[0]) / single[x] for x in single}
+    for x, p in single.items():
+        for y, q in single.items():
+            target[x] = target.get(x, 0.0) + 2 * p * q * weight[x] / (weight[x] + weight[y])
+    return target
+
+
+def test_the_law_of_one_block_without_rollouts_by_hand():
+    sampler = make(temperature=0.8)
+    found, expected = law(sampler, horizon=1), law_by_hand(sampler)
+    assert total_variation(found, expected) < 1e-12
+
+
+ERRORS = {0: 0.27603486632138124, 1: 0.14896008559153445}
+"""Total variation from p^3 with two candidates of one token, by the length of the one rollout after each. The longest answers
+have two tokens."""
+
+
+@pytest.mark.parametrize("rollout_length", ERRORS)
+def test_the_error_of_the_law_is_a_number(rollout_length):
+    """The sampler is approximate. Rollouts make its error smaller, and do not make it zero."""
+    assert distance(make(rollout_length=rollout_length)) == pytest.approx(ERRORS[rollout_length], abs=1e-9)
+
+
+def test_more_candidates_do_not_replace_rollouts():
+    """All candidates of one token from p^(1/alpha) have the same weight. The law is that of low temperature."""
+    assert distance(make(num_candidates=3)) == pytest.approx(ERRORS[0], abs=1e-12)
+
+
+def test_many_candidates_and_rollouts_to_the_end_come_close():
+    """The same toy model, sampled: 400 draws from p^3 itself have a total variation of about 0.05."""
+    sampler = make(num_candidates=16, rollout_length=1)
+    draws = [tuple(ENGINE.run(sampler.chain(PROMPT, 2, Key(seed))).trajectory.tokens.tolist()) for seed in range(400)]
+    target = power_target(ENGINE, 2, 3.0, sampler.law(), "blended")
+    assert total_variation({x: draws.count(x) / len(draws) for x in set(draws)},
+                           dict(zip(target.states, target.probability, strict=True))) < 0.1
+
+
+def test_the_record_has_the_effective_size_of_candidates():
+    done = ENGINE.run(make(num_candidates=4, rollout_length=2, num_rollouts=3).chain(PROMPT, HORIZON, Key(0)))
+    assert 0.25 <= done.measures["candidate_ess"] <= 1.0
+    assert done.proposals == 0
+
+
+def test_the_expected_cost_counts_candidates_and_rollouts():
+    cost = make(num_candidates=4, num_rollouts=2, rollout_length=8, block_size=8).expected_cost(16, 64)
+    assert cost.extended == 4 * (16 + 2 * 8)  # nothing is rolled out after the last block
+    assert np.isclose(make(num_candidates=4, block_size=8).expected_cost(16, 64).extended, 64)
+
+
+@pytest.mark.parametrize(("overrides", "field"), [
+    (["sampler.num_candidates=1"], "sampler.num_candidates: given 1"), (["sampler.num_rollouts=0"], "sampler.num_rollouts"),
+    (["sampler.rollout_length=100000"], "sampler.rollout_length: given 100000"),
+    (["sampler.block_size=0"], "sampler.block_size: given 0"), (["sampler.rollout_length=-1"], "sampler.rollout_length")])
+def test_bad_values_are_one_line(tmp_path, overrides, field):
+    with pytest.raises(ConfigError) as refused:
+        composed(tmp_path, "sampler=lookahead", *overrides)
+    assert str(refused.value).startswith(field)
+    assert "\n" not in str(refused.value)

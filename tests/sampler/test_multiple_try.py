@@ -1,0 +1,170 @@
+"""`sampler=multiple_try` on the tabular engine: both forms by enumeration, mistakes that the tests catch, early rejection."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.kernel.metropolis import MetropolisStep, decide
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.multiple_try import MultipleTry
+from dflash_mcmc.testing import PROMPT, balance_error, invariance_error, power_target, transition_matrix
+from tests.composing import composed
+
+EXACT, WRONG = 1e-12, 1e-3
+SMALL = TabularEngine(TabularModel(2, (0,), seed=4))
+ENGINE = TabularEngine(TabularModel(3, (0,), seed=4, scale=1.5))
+FORMS = ["multiple_try", "isir"]
+
+
+def make(cls=MultipleTry, **changes):
+    values = dict(alpha=3.0, form="isir", num_tries=2, proposal_temperature=0.6, num_blocks=1, num_steps=1, cut="current",
+                  early_reject="off", top_k=0, top_p=1.0)
+    return cls(**{**values, **changes})
+
+
+def errors(sampler, engine=SMALL, horizon=3):
+    target = power_target(engine, horizon, sampler.alpha, sampler.law(), "blended")
+    matrix = transition_matrix(engine, sampler, horizon, target)
+    return invariance_error(matrix, target), balance_error(matrix, target)
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_tries": 1}, {"num_tries": 3}, {"proposal_temperature": None}, {"alpha": 0.5}],
+                         ids=str)
+@pytest.mark.parametrize("cut", ["current", "horizon"])
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_leaves_the_power_law_invariant(form, cut, changes):
+    assert max(errors(make(form=form, cut=cut, **changes), horizon=2 if "num_tries" in changes else 3)) < EXACT
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_exact_for_three_tokens(form):
+    assert max(errors(make(form=form), ENGINE, 2)) < EXACT
+
+
+@pytest.mark.parametrize("stops", [(), (0, 2)])
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_exact_with_truncation_and_other_stop_ids(form, stops):
+    engine = TabularEngine(TabularModel(3, stops, seed=9, scale=2.0))
+    assert max(errors(make(form=form, top_k=2), engine, 2)) < EXACT
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_exact_under_a_blend(form):
+    engine = TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, layers=None, norm="final"))
+    assert max(errors(make(form=form), engine)) < EXACT
+
+
+class WithoutLengths(MultipleTry):
+    """Forgets that a cut is less probable in a longer state."""
+
+    __slots__ = ()
+
+    def log_weight(self, path, cut):
+        return MultipleTry.log_weight(self, path, cut) + np.log(path.length)
+
+
+class WithoutTheState(MultipleTry):
+    """Takes one of the tries and never stays."""
+
+    __slots__ = ()
+
+    def log_weight(self, path, cut):
+        return MultipleTry.log_weight(self, path, cut)
+
+    def _taken(self, path, drawn, cut, taken, *others):
+        return MetropolisStep(drawn[max(taken - 1, 0)], cut, drawn[0].length, 0.0, "accept")
+
+
+class AlwaysTakes(MultipleTry):
+    """Accepts the picked try whatever the state is."""
+
+    __slots__ = ()
+
+    def _accepted(self, path, drawn, cut, key):
+        log_weights = np.array([self.log_weight(each, cut) for each in drawn])
+        shares = np.exp(log_weights - log_weights.max())
+        return decide(path, drawn[key.fold_in("pick").categorical(shares / shares.sum())], cut, 0.0,
+                      key.fold_in("accept").log_uniform())
+
+
+class ComparesOneTry(MultipleTry):
+    """Accepts the picked try by its own ratio, as if it were the only one."""
+
+    __slots__ = ()
+
+    def _accepted(self, path, drawn, cut, key):
+        log_weights = np.array([self.log_weight(each, cut) for each in drawn])
+        shares = np.exp(log_weights - log_weights.max())
+        picked = key.fold_in("pick").categorical(shares / shares.sum())
+        return decide(path, drawn[picked], cut, log_weights[picked] - self.log_weight(path, cut),
+                      key.fold_in("accept").log_uniform())
+
+
+@pytest.mark.parametrize(("cls", "form"), [(WithoutLengths, "isir"), (WithoutLengths, "multiple_try"),
+                                           (WithoutTheState, "isir"), (AlwaysTakes, "multiple_try"),
+                                           (ComparesOneTry, "multiple_try")])
+def test_mutants_are_wrong(cls, form):
+    assert errors(make(cls, form=form))[0] > WRONG
+
+
+def test_the_noise_chooses_in_proportion_to_the_weights():
+    """Gumbel noise from real keys, against the enumerated choice: a chi-square of 3 degrees of freedom over 20,000 keys."""
+    weights = np.array([0.5, 0.2, 0.05, 0.25])
+    wins = np.bincount([Key(n).contest(4).winner(np.log(weights)) for n in range(20_000)], minlength=4)
+    assert np.sum((wins - 20_000 * weights) ** 2 / (20_000 * weights)) < 16.3  # p = 0.001
+
+
+def test_the_lead_decides_between_two():
+    for n in range(50):
+        contest = Key(n).contest(2)
+        lead = contest.lead(0, 1)
+        assert contest.winner(np.array([0.0, lead + 1e-9])) == 1
+        assert contest.winner(np.array([0.0, lead - 1e-9])) == 0
+
+
+@pytest.mark.parametrize("cut", ["current", "horizon"])
+def test_early_rejection_changes_nothing_and_saves_tokens(cut):
+    engine = TabularEngine(TabularModel(4, (0,), seed=3, scale=2.0))
+    shares = []
+    for seed in range(60):
+        off, on = (engine.run(make(alpha=4.0, proposal_temperature=1.0, num_tries=3, num_blocks=2, num_steps=3, cut=cut,
+                                   early_reject=mode).chain(PROMPT, 8, Key(seed))) for mode in ("off", "exact"))
+        np.testing.assert_array_equal(on.trajectory.tokens, off.trajectory.tokens)
+        assert (on.accepted, on.moved) == (off.accepted, off.moved)
+        shares.append(on.measures["abandoned_tries"])
+    assert np.mean(shares) > 0.1
+
+
+def test_one_try_of_the_first_form_is_power_mh():
+    """The acceptance ratio is that of Metropolis-Hastings."""
+    engine, sampler = ENGINE, make(form="multiple_try", num_tries=1)
+    from tests.sampler.test_power_mh import make as power_mh
+
+    other = power_mh(alpha=3.0, proposal_temperature=0.6, cut="current", early_reject="off")
+    target = power_target(engine, 2, 3.0, sampler.law(), "blended")
+    np.testing.assert_allclose(transition_matrix(engine, sampler, 2, target), transition_matrix(engine, other, 2, target),
+                               atol=1e-12)
+
+
+def test_more_tries_move_more():
+    target = power_target(ENGINE, 2, 3.0, make().law(), "blended")
+    stays = [float(target.probability @ np.diag(transition_matrix(ENGINE, make(num_tries=tries), 2, target)))
+             for tries in (1, 2, 3)]
+    assert stays[0] > stays[1] > stays[2]
+
+
+@pytest.mark.parametrize(("overrides", "field"), [
+    (["sampler.num_tries=0"], "sampler.num_tries: given 0"), (["sampler.form=both"], "sampler.form: given 'both'"),
+    (["sampler.num_blocks=7"], "sampler.num_blocks: given 7"),
+    (["sampler.form=multiple_try", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'"),
+    (["sampler.alpha=0.5", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'"),
+    (["sampler.proposal_temperature=2", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'")])
+def test_bad_values_are_one_line(tmp_path, overrides, field):
+    with pytest.raises(ConfigError) as refused:
+        composed(tmp_path, "sampler=multiple_try", *overrides)
+    assert str(refused.value).startswith(field)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,258 @@
+"""`sampler=power_smc` on the tabular engine: unbiased weights, exact wrappers, and public mistakes that these tests catch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.kernel import particles
+from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.power_smc import PowerSMC
+from dflash_mcmc.testing import (
+    PROMPT,
+    balance_error,
+    invariance_error,
+    law_of,
+    mean_of,
+    power_target,
+    score,
+    total_variation,
+    transition_matrix,
+)
+from dflash_mcmc.types import Trajectory
+from tests.composing import composed
+
+EXACT, WRONG = 1e-11, 1e-3
+ENGINE = TabularEngine(TabularModel(3, (0,), seed=4))
+SMALL = TabularEngine(TabularModel(2, (0,), seed=4))
+"""Its four sequences of at most three tokens allow a look at the weights after each token in a second."""
+
+
+def make(cls=PowerSMC, **changes):
+    values = dict(alpha=3.0, num_particles=2, block_size=1, ess_threshold=1.0, resampling="multinomial", temperature=0.6,
+                  top_k=0, top_p=1.0, ramp=0, proposal="target", wrapper="none", num_steps=1, cut="start", fault="none")
+    return cls(**{**values, **changes})
+
+
+def weights_of(sampler, engine=ENGINE, horizon=2):
+    """E[Z 1(result = x)] for every x."""
+    def program(key):
+        done = engine.run(sampler.chain(PROMPT, horizon, key))
+        return done.trajectory, math.exp(done.measures["log_z"])
+
+    return mean_of(program)
+
+
+def error(sampler, engine=ENGINE, horizon=2):
+    """The largest deviation of these means from p(x)^alpha, relative to their sum."""
+    target = power_target(engine, horizon, sampler.alpha, SamplingParams(), "blended")
+    expected = {tokens: math.exp(sampler.alpha * score(engine, tokens, SamplingParams(), "blended").log_p.sum())
+                for tokens in target.states}
+    found = weights_of(sampler, engine, horizon)
+    assert found.keys() == expected.keys()
+    return max(abs(found[x] - expected[x]) for x in expected) / sum(expected.values())
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"resampling": "systematic"}, {"ess_threshold": 0.8}, {"ess_threshold": 0.8, "resampling": "systematic"},
+    {"temperature": None}, {"temperature": 1.0, "alpha": 0.5}, {"block_size": 2}, {"ramp": 3},
+    {"ramp": 3, "temperature": None}, {"ramp": 2, "resampling": "systematic"}, {"num_particles": 1}], ids=str)
+def test_the_weights_are_unbiased(changes):
+    assert error(make(**changes)) < EXACT
+    assert error(make(**changes), SMALL, 3) < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"resampling": "systematic"}, {"ramp": 3}], ids=str)
+def test_the_weights_are_unbiased_for_three_tokens(changes):
+    assert error(make(**changes), ENGINE, 3) < EXACT
+
+
+@pytest.mark.parametrize("stops", [(), (0, 2)])
+@pytest.mark.parametrize("resampling", ["multinomial", "systematic"])
+def test_the_weights_are_unbiased_with_other_stop_ids(stops, resampling):
+    engine = TabularEngine(TabularModel(3, stops, seed=2, scale=1.5))
+    assert error(make(resampling=resampling), engine) < EXACT
+
+
+@pytest.mark.parametrize("resampling", ["multinomial", "systematic"])
+def test_the_weights_are_unbiased_with_three_particles(resampling):
+    assert error(make(resampling=resampling, num_particles=3), SMALL, 2) < EXACT
+
+
+def test_the_weights_are_unbiased_under_a_blend():
+    engine = TabularEngine(TabularModel(3, (0,), seed=7), LayerBlend(beta=0.4, layer=0, layers=None, norm="final"))
+    assert error(make(), engine, 2) < EXACT
+
+
+@pytest.mark.parametrize("horizon", [2, 3])
+def test_the_weights_are_unbiased_with_proposals_of_a_draft(horizon):
+    """Tokens 0 and 2 are drawn from the target, since they start blocks of two, and token 1 from the draft."""
+    engine = TabularEngine(TabularModel(2, (0,), seed=4), draft=TabularDraft(2, 1, seed=9))
+    assert error(make(proposal="draft", temperature=0.8), engine, horizon) < EXACT
+
+
+@pytest.mark.parametrize(("fault", "least"), [("keeps_weights", 0.05), ("shares_first", 0.05), ("drops_finished", 0.02)])
+def test_the_mistakes_of_public_code_are_caught(fault, least):
+    """Their sizes on this toy, as the largest deviation of a weight relative to the sum of all weights."""
+    assert error(make(fault=fault), SMALL, 3) > least
+
+
+class NoWeightOfLostParticles(PowerSMC):
+    __slots__ = ()
+
+    def _parents(self, log_weights, *others):
+        return PowerSMC._parents(self, np.where(log_weights == log_weights.max(), 0.0, -np.inf), *others)
+
+
+class ForgetsFinishedInTheRamp(PowerSMC):
+    __slots__ = ()
+
+    def _weight(self, path, cut, alpha):
+        return PowerSMC._weight(self, path, cut, self.alpha if path.ended else alpha)
+
+
+@pytest.mark.parametrize(("cls", "changes"), [(NoWeightOfLostParticles, {}), (ForgetsFinishedInTheRamp, {"ramp": 3})])
+def test_mutants_are_biased(cls, changes):
+    assert error(make(cls, **changes), SMALL, 3) > WRONG
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"cut": "horizon"}, {"cut": "current"}, {"cut": "current", "block_size": 2}, {"ess_threshold": 0.7},
+    {"temperature": None, "cut": "current"}, {"num_particles": 3, "cut": "current", "horizon": 2}], ids=str)
+@pytest.mark.parametrize("stops", [(0,), ()])
+def test_conditional_smc_is_exact(changes, stops):
+    changes = dict(changes)
+    horizon, engine = changes.pop("horizon", 3), TabularEngine(TabularModel(2, stops, seed=5))
+    sampler = make(wrapper="csmc", **changes)
+    target = power_target(engine, horizon, sampler.alpha, sampler.law(), "blended")
+    matrix = transition_matrix(engine, sampler, horizon, target)
+    assert invariance_error(matrix, target) < EXACT
+    assert balance_error(matrix, target) < EXACT
+
+
+class LosesTheState(PowerSMC):
+    """Resamples particle 0 like the others."""
+
+    __slots__ = ()
+
+    def _parents(self, log_weights, paths, horizon, key, forced):
+        return PowerSMC._parents(self, log_weights, paths, horizon, key, False)
+
+
+class WithoutLengths(PowerSMC):
+    """Cuts at a place of the state, and forgets that its probability depends on the state's length."""
+
+    __slots__ = ()
+
+    def step(self, path, horizon, key):
+        cut = key.fold_in("cut").integer(path.length)
+        cloud = yield from self.cloud(path.prefix(cut), horizon, key.fold_in("run"), path)
+        return Result(cloud.chosen(key.fold_in("choose")))
+
+
+class Result:
+    def __init__(self, trajectory):
+        self.trajectory = trajectory
+
+
+@pytest.mark.parametrize("cls", [LosesTheState, WithoutLengths])
+def test_mutants_of_conditional_smc_are_wrong(cls):
+    sampler = make(cls, wrapper="csmc", cut="current", num_particles=2)
+    target = power_target(SMALL, 3, sampler.alpha, sampler.law(), "blended")
+    assert invariance_error(transition_matrix(SMALL, sampler, 3, target), target) > WRONG
+
+
+def pimh_law(sampler, horizon=2):
+    """The law of the result of a step of particle-independent MH whose state (result, Z) has its invariant law.
+
+    This law is proportional to Z times the law of a run, so that each branch is weighed by Z. `mean_of` enumerates both runs.
+    """
+    def program(key):
+        def chain():
+            cloud = yield from sampler.cloud(Trajectory.start(PROMPT), horizon, key.fold_in("run", 0))
+            path = cloud.chosen(key.fold_in("choose", 0))
+            step, _ = yield from sampler.independent_step(path, cloud.log_z, horizon, key.fold_in("step", 1))
+            return step.trajectory, math.exp(cloud.log_z)
+
+        return SMALL.run(chain())
+
+    mean = mean_of(program)
+    return {tokens: value / sum(mean.values()) for tokens, value in mean.items()}
+
+
+class AlwaysAccepts(PowerSMC):
+    __slots__ = ()
+
+    def independent_step(self, path, log_z, horizon, key):
+        return (yield from PowerSMC.independent_step(self, path, -math.inf, horizon, key))
+
+
+@pytest.mark.parametrize("changes", [{"num_particles": 1}, {}, {"resampling": "systematic"}], ids=str)
+def test_particle_independent_mh_is_exact(changes):
+    sampler = make(wrapper="pimh", **changes)
+    target = power_target(SMALL, 2, sampler.alpha, sampler.law(), "blended")
+    expected = dict(zip(target.states, target.probability, strict=True))
+    law = pimh_law(sampler)
+    assert max(abs(law[x] - expected[x]) for x in expected) < EXACT
+
+
+def test_particle_independent_mh_needs_the_z_of_its_state():
+    sampler = make(AlwaysAccepts, wrapper="pimh")
+    target = power_target(SMALL, 2, sampler.alpha, sampler.law(), "blended")
+    law = pimh_law(sampler)
+    assert max(abs(law[x] - p) for x, p in zip(target.states, target.probability, strict=True)) > WRONG
+
+
+def test_a_chain_reports_its_runs():
+    done = ENGINE.run(make(wrapper="pimh", num_particles=4, num_steps=3).chain(PROMPT, 3, Key(1)))
+    assert done.proposals == len(done.trace) == 3
+    assert set(done.measures) == {"log_z", "least_ess", "resamplings", "ancestors"}
+    assert 0.25 <= done.measures["least_ess"] <= 1.0
+    assert done.measures["log_z"] < 0.0
+
+
+def test_particles_shrink_the_error_of_the_returned_law():
+    """The returned law is biased for finite N. More particles bring it nearer to p^alpha."""
+    target = power_target(SMALL, 2, 3.0, SamplingParams(), "blended")
+    expected = dict(zip(target.states, target.probability, strict=True))
+    samplers = [make(num_particles=number) for number in (1, 2, 3)]
+    laws = [law_of(lambda key, sampler=sampler: SMALL.run(sampler.chain(PROMPT, 2, key)).trajectory) for sampler in samplers]
+    errors = [total_variation(law, expected) for law in laws]
+    assert errors[0] > errors[1] > errors[2] > WRONG
+
+
+def test_systematic_parents_have_the_right_means():
+    log_weights = np.log([0.5, 0.2, 0.05, 0.25])
+    counts = np.mean([np.bincount(particles.systematic(log_weights, Key(n)), minlength=4) for n in range(4000)], axis=0)
+    np.testing.assert_allclose(counts, [2.0, 0.8, 0.2, 1.0], atol=0.03)
+    assert particles.systematic(np.zeros(4), Key(0)) == [0, 1, 2, 3]
+
+
+def test_the_effective_size_is_between_one_and_all():
+    assert particles.effective_size(np.zeros(5)) == pytest.approx(5.0)
+    assert particles.effective_size(np.array([0.0, -np.inf, -np.inf])) == 1.0
+    assert not particles.is_low(np.zeros(7), 1.0)
+    assert particles.is_low(np.array([0.0, -1.0]), 1.0)
+
+
+@pytest.mark.parametrize(("overrides", "field"), [
+    (["sampler.wrapper=csmc", "sampler.resampling=multinomial", "sampler.num_particles=1"], "sampler.num_particles: given 1"),
+    (["sampler.wrapper=csmc", "sampler.resampling=systematic"], "sampler.resampling: given 'systematic'"),
+    (["sampler.wrapper=csmc", "sampler.resampling=multinomial", "sampler.ramp=8"], "sampler.ramp: given 8"),
+    (["sampler.wrapper=pimh", "sampler.num_steps=0"], "sampler.num_steps: given 0"),
+    (["sampler.ess_threshold=0"], "sampler.ess_threshold: given 0"), (["sampler.ess_threshold=1.5"], "sampler.ess_threshold"),
+    (["sampler.num_particles=0"], "sampler.num_particles: given 0"), (["sampler.ramp=100000"], "sampler.ramp: given 100000"),
+    (["sampler.fault=shares_first"], "sampler.fault: given 'shares_first'"),
+    (["sampler.proposal=draft"], "sampler.proposal: given 'draft'")])
+def test_bad_values_are_one_line(tmp_path, overrides, field):
+    with pytest.raises(ConfigError) as refused:
+        composed(tmp_path, "sampler=power_smc", *overrides)
+    assert str(refused.value).startswith(field)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,227 @@
+"""`sampler=replica_exchange` on the tabular engine: the joint law by enumeration, and mistakes that these tests catch."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.ops import Score
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.replica_exchange import ReplicaExchange, Rungs
+from dflash_mcmc.testing import PROMPT, law_of, power_target
+from dflash_mcmc.types import Trajectory
+from tests.composing import composed
+
+EXACT, WRONG = 1e-12, 1e-3
+TWO = TabularEngine(TabularModel(2, (0,), seed=4))
+THREE = TabularEngine(TabularModel(3, (0,), seed=4, scale=1.5))
+_END = -1
+"""Separates the rungs' tokens in a joint state."""
+
+
+def make(cls=ReplicaExchange, **changes):
+    values = dict(alphas=[1.0, 3.0], temperatures=[0.9, 0.5], output=-1, num_blocks=1, num_steps=1, local_steps=1,
+                  cut="current", early_reject="off", fault="none")
+    return cls(**{**values, **changes})
+
+
+def rungs_at(engine, sampler, states):
+    """The ladder whose rungs have these tokens."""
+    laws = sampler.laws()
+    paths = tuple(engine.answer(Score(Trajectory.start(PROMPT), np.array(tokens, dtype=np.int64), laws[0], laws=laws))
+                  for tokens in states)
+    return Rungs(paths, tuple(range(len(paths))))
+
+
+def joint(rungs):
+    return SimpleNamespace(tokens=np.array([token for path in rungs.paths for token in (*path.tokens.tolist(), _END)]))
+
+
+def joint_error(engine, sampler, horizon, move):
+    """Total variation between the joint law and the joint law after `move(sampler, rungs, key)`."""
+    targets = [power_target(engine, horizon, alpha, law, "blended")
+               for alpha, law in zip(sampler.alphas, sampler.laws(), strict=True)]
+    before, after = {}, {}
+    for numbers in itertools.product(*(range(len(target.states)) for target in targets)):
+        states = [target.states[number] for target, number in zip(targets, numbers, strict=True)]
+        share = float(np.prod([target.probability[number] for target, number in zip(targets, numbers, strict=True)]))
+        start = rungs_at(engine, sampler, states)
+        before[tuple(joint(start).tokens.tolist())] = share
+        for reached, chance in law_of(lambda key, start=start: joint(move(sampler, start, key))).items():
+            after[reached] = after.get(reached, 0.0) + share * chance
+    assert after.keys() <= before.keys()
+    return 0.5 * sum(abs(after.get(state, 0.0) - share) for state, share in before.items())
+
+
+def round_of(engine, horizon):
+    return lambda sampler, rungs, key: engine.run(sampler.round(rungs, horizon, key))
+
+
+def swaps(sampler, rungs, key):
+    return sampler.swap(rungs, key)[0]
+
+
+@pytest.mark.parametrize("cut", ["current", "horizon"])
+@pytest.mark.parametrize("changes", [{}, {"temperatures": None}, {"alphas": [0.5, 2.0]}, {"alphas": [1.0, 6.0]}], ids=str)
+def test_a_round_leaves_the_product_of_powers_invariant(cut, changes):
+    for horizon in (2, 3):
+        assert joint_error(TWO, make(cut=cut, **changes), horizon, round_of(TWO, horizon)) < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["current", "horizon"])
+def test_a_round_is_exact_for_three_tokens(cut):
+    assert joint_error(THREE, make(cut=cut), 2, round_of(THREE, 2)) < EXACT
+
+
+@pytest.mark.slow
+def test_a_round_is_exact_for_three_rungs():
+    sampler = make(alphas=[1.0, 2.0, 4.0], temperatures=None)
+    assert joint_error(TWO, sampler, 2, round_of(TWO, 2)) < EXACT
+
+
+@pytest.mark.parametrize("stops", [(), (0,), (0, 2)])
+def test_ordered_swaps_of_three_rungs_are_exact(stops):
+    engine = TabularEngine(TabularModel(3, stops, seed=2, scale=1.5))
+    assert joint_error(engine, make(alphas=[1.0, 2.0, 4.0], temperatures=None), 2, swaps) < EXACT
+
+
+def test_a_round_is_exact_under_a_blend():
+    engine = TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, layers=None, norm="final"))
+    assert joint_error(engine, make(), 2, round_of(engine, 2)) < EXACT
+
+
+def test_a_round_is_exact_with_early_rejection():
+    sampler = make(temperatures=None, early_reject="exact")
+    assert joint_error(TWO, sampler, 3, round_of(TWO, 3)) < EXACT
+
+
+class CutsOfOneLength(ReplicaExchange):
+    """Forgets that a cut is less probable in a longer state."""
+
+    __slots__ = ()
+
+    def _decided(self, rung, state, proposal, *others):
+        same = proposal._replace(tokens=proposal.tokens)
+        step = ReplicaExchange._decided(self, rung, state, same, *others)
+        log_ratio = step.log_ratio - np.log(state.length / proposal.length)
+        return step._replace(trajectory=proposal) if others[2] < log_ratio else step._replace(trajectory=state)
+
+
+class WrongTemperature(ReplicaExchange):
+    """Weighs the proposals of every rung by log q of the first one."""
+
+    __slots__ = ()
+
+    def _decided(self, rung, state, proposal, *others):
+        step = ReplicaExchange._decided(self, rung, state.under(0), proposal.under(0), *others)
+        return step
+
+
+class EachTemperatureOnce(ReplicaExchange):
+    """Exchanges the states of a pair only where the hotter one is likelier."""
+
+    __slots__ = ()
+
+    def swap(self, rungs, key):
+        if rungs.paths[0].log_p.sum() > rungs.paths[1].log_p.sum():
+            return Rungs(rungs.paths[::-1], rungs.born), (True,)
+        return rungs, (False,)
+
+
+@pytest.mark.parametrize("cls", [WrongTemperature, EachTemperatureOnce, CutsOfOneLength])
+def test_mutants_are_wrong(cls):
+    assert joint_error(TWO, make(cls), 3, round_of(TWO, 3)) > WRONG
+
+
+def test_a_swap_with_the_wrong_sign_is_wrong():
+    assert joint_error(TWO, make(fault="swap_sign"), 3, swaps) > WRONG
+
+
+def swap_and_step(sampler, rungs, key):
+    """Swaps before the local steps, so that the steps can see log q that a swap has left wrong."""
+    rungs, _ = sampler.swap(rungs, key.fold_in("swap"))
+    return TWO.run(sampler.local_step(rungs, 3, key))[0]
+
+
+def test_log_q_of_the_old_rung_is_wrong():
+    assert joint_error(TWO, make(), 3, swap_and_step) < EXACT
+    assert joint_error(TWO, make(fault="old_log_q"), 3, swap_and_step) > WRONG
+
+
+def output(sampler, rungs, key):
+    return TWO.run(sampler.round(rungs, 2, key)).paths[sampler.place]
+
+
+def likeliest(sampler, rungs, key):
+    """A chain that returns the likeliest of its states."""
+    return max(TWO.run(sampler.round(rungs, 2, key)).paths, key=lambda path: path.log_p.sum())
+
+
+@pytest.mark.parametrize(("chosen", "error"), [(output, 0.0), (likeliest, WRONG)])
+def test_the_output_rung_has_its_power(chosen, error):
+    """The likeliest of all rungs has another law, although each rung has the right one."""
+    sampler = make()
+    targets = [power_target(TWO, 2, alpha, law, "blended") for alpha, law in zip(sampler.alphas, sampler.laws(), strict=True)]
+    law = {}
+    for (first, p), (second, q) in itertools.product(*(zip(t.states, t.probability, strict=True) for t in targets)):
+        start = rungs_at(TWO, sampler, [first, second])
+        for tokens, chance in law_of(lambda key, start=start: chosen(sampler, start, key)).items():
+            law[tokens] = law.get(tokens, 0.0) + p * q * chance
+    distance = 0.5 * sum(abs(law[tokens] - p) for tokens, p in zip(targets[1].states, targets[1].probability, strict=True))
+    assert distance < EXACT if not error else distance > error
+
+
+def test_early_rejection_changes_nothing_and_saves_tokens():
+    engine = TabularEngine(TabularModel(4, (0,), seed=3, scale=2.0))
+    abandoned = 0
+    for seed in range(60):
+        off, on = (engine.run(make(alphas=[1.0, 2.0, 4.0], temperatures=None, num_blocks=2, num_steps=3, early_reject=mode)
+                              .chain(PROMPT, 8, Key(seed))) for mode in ("off", "exact"))
+        np.testing.assert_array_equal(on.trajectory.tokens, off.trajectory.tokens)
+        assert (on.accepted, on.moved, on.measures) == (off.accepted, off.moved, off.measures)
+        abandoned += on.abandoned
+    assert abandoned > 50
+
+
+def test_the_record_has_swap_rates_and_round_trips():
+    done = THREE.run(make(alphas=[1.0, 2.0, 4.0], temperatures=None, num_steps=30).chain(PROMPT, 4, Key(2)))
+    assert set(done.measures) == {"swaps_1_2", "swaps_2_3", "round_trips", "born"}
+    assert 0.0 < done.measures["swaps_1_2"] <= 1.0
+    assert done.measures["round_trips"] >= 1
+    assert done.measures["born"] in (1, 2, 3)
+    assert done.proposals == len(done.trace) == 90
+    assert {entry["rung"] for entry in done.trace} == {1, 2, 3}
+
+
+def test_a_round_trip_needs_both_ends():
+    """The replica of the first rung goes up and back; the one that starts on the last rung has not been below."""
+    from dflash_mcmc.sampler.replica_exchange import _Replicas
+
+    replicas = _Replicas(3)
+    for swapped, trips in [((True, False), 0), ((False, True), 0), ((False, True), 0), ((True, False), 1), ((True, True), 1)]:
+        replicas.swap(swapped)
+        assert replicas.round_trips == trips, swapped
+
+
+@pytest.mark.parametrize(("overrides", "field"), [
+    (["sampler.alphas=[2]"], "sampler.alphas: given [2.0]"), (["sampler.alphas=[2,1]"], "sampler.alphas: given [2.0, 1.0]"),
+    (["sampler.alphas=[1,1]"], "sampler.alphas: given [1.0, 1.0]"),
+    (["sampler.alphas=[-1,1]"], "sampler.alphas: given [-1.0, 1.0]"),
+    (["sampler.alphas=[0,1]"], "sampler.alphas: given [0.0, 1.0]"), (["sampler.temperatures=[1,0,1]"], "sampler.temperatures"),
+    (["sampler.temperatures=[1]"], "sampler.temperatures: given [1.0]"), (["sampler.output=0"], "sampler.output: given 0"),
+    (["sampler.output=4"], "sampler.output: given 4"), (["sampler.num_blocks=7"], "sampler.num_blocks: given 7"),
+    (["sampler.temperatures=[2,1,1]", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'"),
+    (["sampler.alphas=[0.5,1]", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'"),
+    (["sampler.fault=swap_sign"], "sampler.fault: given 'swap_sign'")])
+def test_bad_values_are_one_line(tmp_path, overrides, field):
+    with pytest.raises(ConfigError) as refused:
+        composed(tmp_path, "sampler=replica_exchange", *overrides)
+    assert str(refused.value).startswith(field)
+    assert "\n" not in str(refused.value)
