@@ -22,8 +22,8 @@ from dflash_mcmc.types import ChainResult, Cost, Problem, Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from dflash_mcmc.engine.interface import Finished, Tag
-    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.inference.interface import Finished, Tag
+    from dflash_mcmc.inference.language_model import LanguageModel
 
 
 class Sample(NamedTuple):
@@ -161,7 +161,7 @@ def _loaded(model: Any, tokenizer: Any, chat: bool, config: Config) -> Iterator[
         return
     if tokenizer is None:
         raise ConfigError("tokenizer", None, "the tokenizer of a loaded model")
-    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.inference.language_model import LanguageModel
 
     training = model.training
     model.eval()

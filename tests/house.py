@@ -2,8 +2,8 @@
 
     path of one run      files on the call stack when a run's configuration is typed, its engine steps, a record is appended,
                          the summary is written and the table is rendered: what to read to follow a run.
-                         Without engine/ and components
-    called in one run    files with any function that one sampling run calls. Without engine/ and components
+                         Without inference/ and components
+    called in one run    files with any function that one sampling run calls. Without inference/ and components
     modules at the root  files directly in dflash_mcmc/
     branches on probes   comparisons that ask whether a configuration has a probe, outside run/tasks.py and probe/
     names of leaves      comparisons of a component's name with a literal, outside the component's own file
@@ -29,7 +29,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dflash_mcmc"
 GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "tracker")
-NOT_THE_TRUNK = (*GROUPS, "engine", "grading")
+NOT_THE_TRUNK = (*GROUPS, "inference", "grading")
 _TRACED = """
 import runpy, sys
 root, called, path = sys.argv[1], set(), set()

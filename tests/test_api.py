@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dflash_mcmc
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.registry import components
 from dflash_mcmc.types import Cost
 from tests import processes

@@ -18,9 +18,9 @@ from dflash_mcmc.bench import assisted, decoders, measure, probes, published, sh
 from dflash_mcmc.bench.measure import Measurement, Sizes, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject, subject_of
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.engine.batched import BatchedEngine
-from dflash_mcmc.engine.interface import Options
-from dflash_mcmc.engine.plan import predict
+from dflash_mcmc.inference.batched import BatchedEngine
+from dflash_mcmc.inference.interface import Options
+from dflash_mcmc.inference.plan import predict
 from dflash_mcmc.rng import Key
 
 _OFF = Options(read_ahead=0, reuse_prefix=False, keep_current=False, skip_identical=False)

@@ -11,7 +11,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.data import prompts
 from dflash_mcmc.draft.dflash import DFlashDraft
-from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.model.hf import HFModel
 from dflash_mcmc.rng import Key, Stream
 

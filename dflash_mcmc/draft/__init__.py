@@ -1,4 +1,4 @@
-"""Drafts: components that propose tokens. Each loads a drafter of `engine/speculative/drafter.py`."""
+"""Drafts: components that propose tokens. Each loads a drafter of `inference/speculative/drafter.py`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
-    from dflash_mcmc.engine.target_shape import DraftSize, TargetShape
+    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter, Drafter
+    from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
 
 
 class Draft(Component):

@@ -16,10 +16,10 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.dflash.network import DFlash
-    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.engine.target_shape import DraftSize, TargetShape
+    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.speculative.dflash.network import DFlash
+    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
 
 
 @register("draft", "dflash")
@@ -53,7 +53,7 @@ class DFlashDraft(Draft):
         """
         values: dict[str, object] = {"revision": None}
         if self._checkpoint().folder.is_dir():
-            from dflash_mcmc.engine.speculative.dflash.config import read_shape
+            from dflash_mcmc.inference.speculative.dflash.config import read_shape
 
             shape = read_shape(self._checkpoint().folder)
             values["block_size"] = self.block_size or shape.block_size
@@ -66,8 +66,8 @@ class DFlashDraft(Draft):
 
     def check_target(self, target: TargetShape) -> None:
         """Checks both config.json against each other, and the tensors that a folder has. Raises UserError."""
-        from dflash_mcmc.engine.speculative.dflash.checkpoint import check_pair, check_tensors
-        from dflash_mcmc.engine.speculative.dflash.config import read_shape
+        from dflash_mcmc.inference.speculative.dflash.checkpoint import check_pair, check_tensors
+        from dflash_mcmc.inference.speculative.dflash.config import read_shape
 
         folder = self._checkpoint().config_folder()
         if folder is None:
@@ -84,9 +84,9 @@ class DFlashDraft(Draft):
         """Block and cache of the draft; None for a hub name that is not in the cache yet. Raises UserError."""
         import torch
 
-        from dflash_mcmc.engine.cache import CacheShape
-        from dflash_mcmc.engine.speculative.dflash.config import read_shape
-        from dflash_mcmc.engine.target_shape import DraftSize
+        from dflash_mcmc.inference.cache import CacheShape
+        from dflash_mcmc.inference.speculative.dflash.config import read_shape
+        from dflash_mcmc.inference.target_shape import DraftSize
 
         folder = self._checkpoint().config_folder()
         if folder is None:
@@ -104,15 +104,15 @@ class DFlashDraft(Draft):
         found, folder = size_of(self._checkpoint()), self._checkpoint().config_folder()
         if folder is None:
             return found
-        from dflash_mcmc.engine.speculative.dflash.config import read_shape
+        from dflash_mcmc.inference.speculative.dflash.config import read_shape
 
         return found._replace(reads_layers=tuple(read_shape(folder).target_layers))
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.engine.speculative.dflash.checkpoint import check_pair
-        from dflash_mcmc.engine.speculative.dflash.config import read_shape
-        from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+        from dflash_mcmc.inference.speculative.dflash.checkpoint import check_pair
+        from dflash_mcmc.inference.speculative.dflash.config import read_shape
+        from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 
         folder = self._checkpoint().local()
         block_size = self._shape_for(folder)
@@ -122,7 +122,7 @@ class DFlashDraft(Draft):
 
     def _shape_for(self, folder: Path) -> int:
         """The block size. Raises UserError for a config that is not a DFlash draft's, and for a block that is too large."""
-        from dflash_mcmc.engine.speculative.dflash.config import read_shape
+        from dflash_mcmc.inference.speculative.dflash.config import read_shape
 
         trained = read_shape(folder).block_size
         if self.block_size is not None and self.block_size > trained:
@@ -137,6 +137,6 @@ class DFlashDraft(Draft):
 def _load(folder: str, dtype: str, device: str) -> DFlash:
     import torch
 
-    from dflash_mcmc.engine.speculative.dflash import checkpoint
+    from dflash_mcmc.inference.speculative.dflash import checkpoint
 
     return checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device)

@@ -17,8 +17,8 @@ from dflash_mcmc.types import ChainResult, Problem, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.language_model import LanguageModel
-    from dflash_mcmc.engine.prompt_encoder import PromptEncoder
+    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
 
 SOURCES = ("gold", "greedy")
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from dflash_mcmc.engine import attention
-from dflash_mcmc.engine.language_model import LanguageModel
+from dflash_mcmc.inference import attention
+from dflash_mcmc.inference.language_model import LanguageModel
 
 _ROWS_AT_ONCE = 512
 """Maximal number of tokens in one forward. It bounds the size of their attention scores."""

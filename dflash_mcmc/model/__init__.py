@@ -10,9 +10,9 @@ from dflash_mcmc.data.conversations import Conversation
 from dflash_mcmc.data.sizes import CheckpointSize
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.language_model import LanguageModel
-    from dflash_mcmc.engine.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.target_shape import TargetShape
+    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
+    from dflash_mcmc.inference.target_shape import TargetShape
 
 
 class Model(Component):

@@ -19,9 +19,9 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.language_model import LanguageModel
-    from dflash_mcmc.engine.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.target_shape import TargetShape
+    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
+    from dflash_mcmc.inference.target_shape import TargetShape
 
 _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 """Classes of tokenizers, by `model_type`, that `transformers.AutoTokenizer` takes where tokenizer_config.json names them."""
@@ -71,7 +71,7 @@ class HFModel(Model):
             return None
         import torch
 
-        from dflash_mcmc.engine.target_shape import TargetShape
+        from dflash_mcmc.inference.target_shape import TargetShape
 
         config = self._config()
         dtype = (config.dtype or torch.float32) if self.dtype == "auto" else getattr(torch, self.dtype)
@@ -82,7 +82,7 @@ class HFModel(Model):
 
         PyTorch is not imported for the usual checkpoints of Qwen3. Raises UserError.
         """
-        from dflash_mcmc.engine.prompt_encoder import PromptEncoder, max_positions, stated_positions
+        from dflash_mcmc.inference.prompt_encoder import PromptEncoder, max_positions, stated_positions
 
         values = self._values()
         if values is None:
@@ -127,7 +127,7 @@ def _load(path: str, revision: str | None, dtype: str, device: str) -> LanguageM
     import torch
     import transformers
 
-    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.inference.language_model import LanguageModel
 
     transformers.utils.logging.disable_progress_bar()
     tokenizer = _tokenizer(path, revision)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.blend import Blend
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batched import BatchedEngine
-    from dflash_mcmc.engine.interface import Options
-    from dflash_mcmc.engine.language_model import LanguageModel
-    from dflash_mcmc.engine.plan import MemoryPlan
-    from dflash_mcmc.engine.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.speculative.drafter import Drafter
-    from dflash_mcmc.engine.speculative.speculation import Speculation
-    from dflash_mcmc.engine.target_shape import DraftSize, TargetShape
+    from dflash_mcmc.inference.batched import BatchedEngine
+    from dflash_mcmc.inference.interface import Options
+    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.plan import MemoryPlan
+    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
+    from dflash_mcmc.inference.speculative.drafter import Drafter
+    from dflash_mcmc.inference.speculative.speculation import Speculation
+    from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
     from dflash_mcmc.ops import Chain
     from dflash_mcmc.sampler import Sampler
 
@@ -88,7 +88,7 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
         num_draws: number of draws that all processes together can have in progress.
         asked: whether blend or sampler use the draft.
     """
-    from dflash_mcmc.engine.batched import BatchedEngine
+    from dflash_mcmc.inference.batched import BatchedEngine
 
     options, planned = memory_plan(config, model, prompt_length, num_draws, drafter)
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
@@ -103,7 +103,7 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
         num_draws: number of draws that all processes together can have in progress.
         still_to_load: bytes of weights that are not loaded yet.
     """
-    from dflash_mcmc.engine.plan import plan
+    from dflash_mcmc.inference.plan import plan
 
     processes = ranks.place().total
     share = -(-num_draws // processes)

@@ -23,8 +23,8 @@ from dflash_mcmc.store.records import recorded_keys
 if TYPE_CHECKING:
     from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.target_shape import TargetShape
+    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
+    from dflash_mcmc.inference.target_shape import TargetShape
     from dflash_mcmc.types import Problem
 
 T = TypeVar("T")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batched import BatchedEngine
-    from dflash_mcmc.engine.interface import Finished
+    from dflash_mcmc.inference.batched import BatchedEngine
+    from dflash_mcmc.inference.interface import Finished
     from dflash_mcmc.ops import Chain
 
 
@@ -141,7 +141,7 @@ class SampleWorker(Worker[Record]):
                 yield self._record(grade, self._grading.pop(key))
 
     def failed(self, key: SampleKey, reason: str) -> Record:
-        from dflash_mcmc.engine.interface import Finished
+        from dflash_mcmc.inference.interface import Finished
 
         return self._record(Grade(NOT_DRAWN, None, reason=reason), Finished(key, None, Cost(), 0.0, 0.0, reason))
 

@@ -18,7 +18,7 @@ from dflash_mcmc.types import ChainResult, Trajectory
 if TYPE_CHECKING:
     import numpy as np
 
-    from dflash_mcmc.engine.interface import Finished
+    from dflash_mcmc.inference.interface import Finished
     from dflash_mcmc.types import Grade, Problem
 
 SampleKey = tuple[str, int]

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.speculative.dflash.network import DFlash
 from dflash_mcmc.forcing import sequences
+from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.speculative.dflash.network import DFlash
 from dflash_mcmc.training.blocks import TrainingBlocks, gather, possible_anchors
 from dflash_mcmc.training.responses import Response
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 from omegaconf import OmegaConf
 
-from dflash_mcmc.engine.speculative.dflash import checkpoint
-from dflash_mcmc.engine.speculative.dflash.config import default_target_layers
-from dflash_mcmc.engine.speculative.dflash.network import DFlash
-from dflash_mcmc.engine.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.inference.speculative.dflash import checkpoint
+from dflash_mcmc.inference.speculative.dflash.config import default_target_layers
+from dflash_mcmc.inference.speculative.dflash.network import DFlash
+from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
@@ -36,7 +36,7 @@ from dflash_mcmc.training.responses import Request, Response, responses
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.inference.language_model import LanguageModel
 
 _BETAS = (0.9, 0.95)
 _TRACK_EVERY = 10

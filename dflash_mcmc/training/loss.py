@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.speculative.dflash.network import DFlash
 from dflash_mcmc.forcing import sequences
+from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.speculative.dflash.network import DFlash
 from dflash_mcmc.training.blocks import TrainingBlocks
 
 _SLOTS_AT_ONCE = 8192

@@ -25,8 +25,8 @@ from dflash_mcmc.types import ChainResult, Trajectory
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from dflash_mcmc.engine.batched import BatchedEngine
-    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.inference.batched import BatchedEngine
+    from dflash_mcmc.inference.language_model import LanguageModel
 
 _PIECE = 256
 _POLL_SECONDS = 0.1
@@ -113,8 +113,8 @@ def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
 
 def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
     """The engine. Raises ConfigError if the responses do not fit the model's positions or the memory."""
-    from dflash_mcmc.engine.batched import BatchedEngine
-    from dflash_mcmc.engine.plan import plan as plan_memory
+    from dflash_mcmc.inference.batched import BatchedEngine
+    from dflash_mcmc.inference.plan import plan as plan_memory
 
     prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
     if model.max_positions is not None and prompt_length + horizon > model.max_positions:

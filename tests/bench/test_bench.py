@@ -13,9 +13,9 @@ import torch
 from dflash_mcmc.bench import assisted, decoders, measure, published
 from dflash_mcmc.bench.__main__ import Bench, main, table
 from dflash_mcmc.bench.subject import subject_of
-from dflash_mcmc.engine.speculative.dflash import checkpoint
-from dflash_mcmc.engine.speculative.dflash.network import DFlash
-from dflash_mcmc.engine.speculative.dflash.shape import DFlashShape
+from dflash_mcmc.inference.speculative.dflash import checkpoint
+from dflash_mcmc.inference.speculative.dflash.network import DFlash
+from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.rng import Key
 
 pytestmark = pytest.mark.usefixtures("random_weights")

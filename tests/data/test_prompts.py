@@ -126,7 +126,7 @@ def test_first_prompt_of_math500_with_the_tokenizer_of_qwen3(make_config, shared
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (("probe=rejection_sampling",), "probe: given 'rejection_sampling'; allowed: none"),
+    (("probe=rejection_sampling",), "probe: given 'rejection_sampling'; allowed: with show=prompt: none"),
     (("dataset=jsonl", "dataset.path=/no/such/file.jsonl"), "dataset.path: given '/no/such/file.jsonl'; allowed: a JSON"),
     (("model.path=nobody/nothing",), "model.path: given 'nobody/nothing', which is no folder here"),
 ], ids=["no dataset", "no file", "no tokenizer"])

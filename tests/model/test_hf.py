@@ -27,9 +27,9 @@ from transformers import (
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.engine.batched import BatchedEngine
-from dflash_mcmc.engine.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.inference.batched import BatchedEngine
+from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.model.tiny import build_config
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.greedy import Greedy

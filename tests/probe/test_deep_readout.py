@@ -200,7 +200,7 @@ MISTAKES = {
     "self": (["probe=deep_readout", "draft=self"], "draft: given 'self'", "tiny or dflash"),
     "answers": ([*PROBE, "probe.answers=silver"], "probe.answers: given 'silver'", "one of 'gold', 'greedy'"),
     "context": ([*PROBE, "probe.context=none"], "probe.context: given 'none'", "one of 'full', 'block', 'prompt'"),
-    "unused": ([*PROBE, "sampler=greedy"], "sampler: given 'greedy'", "does not use sampler"),
+    "unused": ([*PROBE, "sampler=greedy"], "sampler: given 'greedy'", "does not use it"),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.engine.interface import Finished
+from dflash_mcmc.inference.interface import Finished
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.mixing.chains import compact
 from dflash_mcmc.report import figure
@@ -189,7 +189,7 @@ def test_chains_that_could_not_be_drawn_are_recorded_and_counted(make, figures, 
 
 
 MISTAKES = {
-    ("sampler=greedy",): "sampler: given 'greedy'; allowed: draft_mh, draft_refine, power_mh with probe=mixing",
+    ("sampler=greedy",): "sampler: given 'greedy'; allowed: draft_mh, draft_refine, multiple_try, power_mh with probe=mixing",
     ("sampler.num_steps=0",): "sampler.num_steps: given 0; allowed: a whole number >= 1 with probe=mixing",
     ("probe.alphas=[4.0,-1.0]",): "probe.alphas: given [4.0, -1.0]; allowed: null, or a list, none twice, of values that "
                                   "sampler.alpha may have: a number >= 1e-06 and <= 1e+06",

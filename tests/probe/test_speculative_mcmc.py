@@ -13,10 +13,10 @@ import torch
 from scipy.stats import binom
 
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.engine.cache import SlotCache
-from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.model_runner import ModelRunner, Span
-from dflash_mcmc.engine.speculative.drafter import Anchors
+from dflash_mcmc.inference.cache import SlotCache
+from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.model_runner import ModelRunner, Span
+from dflash_mcmc.inference.speculative.drafter import Anchors
 from dflash_mcmc.probe import Summary, Work
 from dflash_mcmc.probe.speculative_mcmc import independence, tables
 from dflash_mcmc.rng import Key
@@ -232,7 +232,8 @@ def test_proposals_are_timed(probe_config):
     (("probe.draft_temperatures=[1,0]",), "probe.draft_temperatures: given"),
     (("probe.draft_temperatures=[1,1]",), "probe.draft_temperatures: given"),
     (("probe.draft_temperatures=[]",), "probe.draft_temperatures: given"),
-    (("probe.draft_temperatures=[1,inf]",), "probe.draft_temperatures: given [1.0, inf]; allowed: different numbers > 0"),
+    (("probe.draft_temperatures=[1,inf]",),
+     "probe.draft_temperatures: given [1.0, inf]; allowed: a list of numbers ([0.5,1]), each > 0 or null"),
     (("probe.draft_temperatures=[0.5,1,0.50000001]",),
      "probe.draft_temperatures: given [1.0, 0.50000001, 0.5]; allowed: numbers that differ in their first six digits"),
     (("probe.alpha=1.00000001",), "probe.draft_temperatures: given [1.0, 0.99999999"),

@@ -11,12 +11,12 @@ import pytest
 
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batched import BatchedEngine
-from dflash_mcmc.engine.interface import Options
-from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.live_chain import LiveChain
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.branches import Tree
+from dflash_mcmc.inference.batched import BatchedEngine
+from dflash_mcmc.inference.interface import Options
+from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.live_chain import LiveChain
 from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key

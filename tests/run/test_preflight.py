@@ -13,7 +13,7 @@ import pytest
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.identity import identity_hash, run_folder
 from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.engine import plan
+from dflash_mcmc.inference import plan
 from dflash_mcmc.run import build, preflight
 
 ROOT = Path(__file__).parents[2]

@@ -153,7 +153,7 @@ COSTS = ("tokens_drawn", "target_forwards", "token_forwards", "tokens_skipped", 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("switches", [SWITCHES])  # each alone: tests/engine/test_batched.py
+@pytest.mark.parametrize("switches", [SWITCHES])  # each alone: tests/inference/test_batched.py
 def test_switches_change_only_the_cost(make_config, uninterrupted, switches):
     result = execute(make_config(*QUICK, *WHOLE, *switches))
     slim = [{key: {name: value for name, value in record.items() if name not in COSTS} for key, record in records.items()}

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dflash_mcmc.engine.interface import Finished
+from dflash_mcmc.inference.interface import Finished
 from dflash_mcmc.statistics.interaction import two_by_two
 from dflash_mcmc.statistics.outcomes import outcomes, restricted
 from dflash_mcmc.statistics.paired import compare

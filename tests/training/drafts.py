@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.speculative.dflash.network import DFlash
-from dflash_mcmc.engine.speculative.dflash.shape import DFlashShape
+from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.speculative.dflash.network import DFlash
+from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.training.responses import Response
 from tests.targets import random_model
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.engine.language_model import LanguageModel
-from dflash_mcmc.engine.speculative.dflash import checkpoint
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.speculative.dflash import checkpoint
 from dflash_mcmc.training import accepted, draft, loop, responses
 from dflash_mcmc.training.prompts import questions
 from dflash_mcmc.training.recipe import compose, identity_of

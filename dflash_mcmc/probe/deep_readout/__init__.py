@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
+    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
     from dflash_mcmc.probe.deep_readout.parameters import ParameterCounts
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypedDict
 if TYPE_CHECKING:
     import torch
 
-    from dflash_mcmc.engine.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.dflash.network import DFlash
+    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.speculative.dflash.network import DFlash
 
 
 class ParameterCounts(TypedDict):

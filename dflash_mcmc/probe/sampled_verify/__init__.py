@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.language_model import LanguageModel
+    from dflash_mcmc.inference.language_model import LanguageModel
     from dflash_mcmc.probe.sampled_verify.agent import AgentPrompt
     from dflash_mcmc.probe.sampled_verify.arms import Arm, GenerationTask
 

@@ -7,7 +7,6 @@ The protocol is from the document "Speculative MCMC Probe: Can a Draft Model Ser
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 
 
 PROPOSALS = 4
@@ -49,7 +48,7 @@ class SpeculativeMCMC(Probe):
     """
 
     alpha: float = identity("power of the target p^alpha", ge=1)
-    draft_temperatures: list[float] | None = identity("temperatures of the draft; null uses 1, 0.5 and 1/alpha")  # noqa: RUF009
+    draft_temperatures: list[float] | None = identity("temperatures of the draft; null uses 1, 0.5 and 1/alpha", gt=0)  # noqa: RUF009
     num_samples: int = identity("blocks drawn for each block of the answer; a chain starts at the first one and proposes the "
                                 "others", ge=2)
     weights: str = identity("reference = p of a drawn token given the reference tokens before it, as published; joint = these "
@@ -72,7 +71,7 @@ class SpeculativeMCMC(Probe):
         """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=speculative_mcmc")
         given = self.draft_temperatures
-        if given is not None and (not given or len(set(given)) < len(given) or not all(0 < t < math.inf for t in given)):
+        if given is not None and (not given or len(set(given)) < len(given)):
             raise ConfigError("probe.draft_temperatures", given, "different numbers > 0, or null for 1, 0.5 and 1/alpha")
         found = self.temperatures()
         if len(set(map(_name, found))) < len(found):  # temperatures with equal names would share an entry in a record

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
+from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 from dflash_mcmc.probe.difficulty import signals
 from tests.training.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
 

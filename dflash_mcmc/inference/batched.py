@@ -1,0 +1,180 @@
+"""The batched engine: many chains of many problems in one ragged batch over a cache of slots.
+
+Each operation of a chain has a slot. A draw continues a sequence. The keys and values of the longest prefix that the slot
+still holds are kept, and the rest of the sequence is read in pieces. Its last token is always fed by a decode step. Every
+token of every chain is therefore drawn by the same code.
+
+    scheduler.py      admits waiting chains to slots and gives chains their answers
+    live_chain.py     the request of a chain, its answers and its cost
+    operations.py     carries out a draw or a score in a slot
+    slot_memory.py    keys and values of the slots
+    contents.py       which tokens they belong to
+    decode_loop.py    decode steps of all live rows
+    model_runner.py   forwards of the target
+
+The engine is fast for five reasons. `Options` has a switch for most of them.
+- Prompts are read ahead, many at once.
+- A draw along the current sequence starts at the first token that differs. The stored intervals give this token without a
+  forward of the model.
+- A draw ends when it crosses its floor.
+- Operations that are asked for together take a slot each. Rows with the same first tokens copy keys and values, and draws
+  share forwards until their tokens differ.
+- A spare row keeps the current sequence's keys and values while a draw overwrites them.
+
+All shapes are from a ladder. On a CPU in float32 the numbers of a row therefore do not depend on the rest of the batch.
+`tests/inference/test_batched.py` compares the engine with the reference engine, and with itself under other batch sizes,
+orders and switches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Iterator
+
+import torch
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.inference import attention
+from dflash_mcmc.inference.blending import TargetBlend
+from dflash_mcmc.inference.cache import CacheShape, SlotCache
+from dflash_mcmc.inference.decode_loop import DecodeLoop, Stop
+from dflash_mcmc.inference.graphs import GraphedSteps
+from dflash_mcmc.inference.interface import DEFAULTS, Counters, Finished, Options, Tag
+from dflash_mcmc.inference.ladder import Ladder, cache_size, ladder_of
+from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.meter import Meter
+from dflash_mcmc.inference.model_runner import ModelRunner
+from dflash_mcmc.inference.operations import Operations
+from dflash_mcmc.inference.plain_steps import PlainSteps
+from dflash_mcmc.inference.prompts import PromptReader
+from dflash_mcmc.inference.rows import Rows
+from dflash_mcmc.inference.scheduler import Scheduler
+from dflash_mcmc.inference.slot_memory import SlotMemory
+from dflash_mcmc.inference.speculative.block_grid import BlockGrid
+from dflash_mcmc.inference.speculative.blockwise import BlockSteps
+from dflash_mcmc.inference.speculative.drafter import DFlashDrafter, Drafter
+from dflash_mcmc.inference.speculative.speculation import Speculation
+from dflash_mcmc.inference.speculative.speculator import Speculator
+from dflash_mcmc.inference.speculative.trace import Tracer
+from dflash_mcmc.inference.stepper import Stepper
+from dflash_mcmc.ops import Chain
+
+
+class BatchedEngine:
+    """Runs chains of operations on a language model.
+
+    Args:
+        model: the target.
+        blend: changes the target's last hidden state; None for no change.
+        num_slots: chains in the batch at once.
+        max_length: longest sequence, prompt included.
+        options: see `Options`.
+        prompt_length: longest prompt; None takes `max_length`.
+        speculation: the rule for drawing block by block; None to draw token by token.
+        drafter: a draft for the blend, or a draft from which tokens are drawn; None if neither uses one.
+    """
+
+    def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
+                 options: Options = DEFAULTS, prompt_length: int | None = None,
+                 speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None):
+        if model.max_positions is not None and max_length > model.max_positions:
+            raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
+                            f"{model.max_positions} (the model's)")
+        self.model, self.num_slots, self.options = model, num_slots, options
+        on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
+        implementation = attention.implementation(options.attention, model.device, model.dtype)
+        proposer: Drafter | None = speculation.drafter if speculation else drafter
+        padding = attention.padding(implementation, options.prefill_chunk, proposer.num_drafted if proposer else 0)
+        num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
+        grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder, model.device)
+        companion = proposer.companion if proposer else None
+        runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
+                             proposer if companion else None, grid)
+        # CUDA graphs refer to fixed memory, so on a GPU all of it is allocated at the start.
+        length = longest if on_gpu else ladder.key_step
+        keeps = options.keep_current and options.reuse_prefix
+        cache = SlotCache(model.cache_shape, num_rows, length, model.device, companion)
+        spare = SlotCache(model.cache_shape, num_rows, length, model.device, companion) if keeps else None
+        prompts = _prompts(runner, options, num_slots, prompt_length or max_length, padding, companion)
+        self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, padding, longest)
+        rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
+        stepper, tracer = _stepper(runner, speculation, options.whole_blocks)
+        if options.cuda_graphs and on_gpu and model.capturable and not (tracer or grid):
+            stepper = GraphedSteps(stepper)
+        self._loop = DecodeLoop(rows, stepper, self._memory, ladder, options.steps_between_checks or (4 if on_gpu else 1),
+                                tracer)
+        sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
+        self._operations = Operations(self._memory, self._loop, speculation, options, model.stop_ids, sharing)
+        self._meter = Meter()
+
+    @property
+    def counters(self) -> Counters:
+        """The engine's work so far."""
+        return self._meter.counters
+
+    def reset_counters(self) -> None:
+        """Sets the counters to zero."""
+        self._meter.counters = Counters()
+
+    def run(self, chains: Iterable[tuple[Tag, Chain]]) -> Iterator[Finished[Tag]]:
+        """Yields chains as they end. `chains` are (tag, generator) pairs. A few are taken before a slot is free."""
+        return (done for done in self.steps(chains) if done is not None)
+
+    @torch.inference_mode()
+    def steps(self, chains: Iterable[tuple[Tag, Chain]]) -> Generator[Finished[Tag] | None, None, None]:
+        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
+        self._memory.reset()
+        self._loop.reset()
+        self._meter.reset_clock()
+        scheduler = Scheduler(chains, self.num_slots, self._operations, self._memory, self._loop, self._meter)
+        with self._memory.runner.ready():
+            yield from scheduler.fill()
+            while scheduler.live:
+                started, live = time.perf_counter(), len(scheduler.live)
+                stop = self._step(scheduler)
+                self._meter.share(started, live)
+                yield from scheduler.end_steps(stop)
+                yield None
+
+    def _step(self, scheduler: Scheduler) -> Stop:
+        """Reads the missing tokens of the rows, then steps the rows. Returns what has ended."""
+        started = time.perf_counter()
+        read = self._memory.read()
+        if read[0]:
+            self._meter.count_reading(*read, started)
+        self._loop.prepare()
+        started = time.perf_counter()
+        stop = self._loop.run(scheduler.live)
+        self._meter.count_steps(self._loop.steps_a_look, stop.row_steps, scheduler.busy_slots, started)
+        return stop
+
+
+def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, ladder: Ladder, device: torch.device) -> BlockGrid:
+    """The draft's blocks of all rows. Raises UserError for a draft that the blend cannot mix in."""
+    if not isinstance(drafter, DFlashDrafter):
+        raise TypeError(f"{type(drafter).__name__} has no hidden states: a blend or a draw from the draft needs them")
+    if blend is not None and blend.needs_draft and not drafter.plain_head:
+        raise UserError("blend: given draft; allowed: another, since this draft scales or caps its logits, which a "
+                        "mixture of hidden states cannot")
+    return BlockGrid(drafter, num_rows, ladder.row_step, device)
+
+
+def _prompts(runner: ModelRunner, options: Options, num_slots: int, longest: int, padding: int,
+             companion: CacheShape | None) -> PromptReader | None:
+    """The reader of prompts ahead of their chains; None if each slot reads its own prompt."""
+    if not (options.read_ahead and options.reuse_prefix):
+        return None
+    model = runner.model
+    length, rows = cache_size(model.device, 1, longest, padding)[1], min(options.read_ahead, num_slots)
+    return PromptReader(runner, SlotCache(model.cache_shape, rows, length, model.device, companion))
+
+
+def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
+             whole_blocks: bool) -> tuple[Stepper, Tracer | None]:
+    """The stepper that makes the decode steps, and the tracer of the steps, if any."""
+    if speculation:
+        speculator = Speculator(runner, speculation)
+        return speculator, Tracer(speculator) if speculation.trace else None
+    if runner.grid and whole_blocks:
+        return BlockSteps(runner, runner.grid), None
+    return PlainSteps(runner), None

@@ -1,0 +1,109 @@
+"""The host's state of a live chain: its request, the answers so far, its slots, and its cost."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from dflash_mcmc.inference.slots import Slot, chunks
+from dflash_mcmc.ops import Chain, Operation, Request, Together
+from dflash_mcmc.types import Cost, Trajectory, common_prefix
+
+
+class LiveChain:
+    """A chain that has begun.
+
+    A chain keeps a slot for each operation of its largest request so far, with a row of the batch or without. What is read and
+    what it costs therefore depends neither on the number of rows nor on other chains.
+
+    Attributes:
+        operations: the operations of the current request.
+        slots: the slots of the chain.
+        cost: the cost of earlier requests.
+        seconds: the chain's share of the engine's time, in seconds.
+        walk: a trace entry for each drafted block, if a trace is kept.
+        ended: whether the chain has ended.
+    """
+
+    def __init__(self, tag: Hashable, generator: Chain):
+        self.tag, self.generator = tag, generator
+        self.started, self.seconds, self.cost = time.perf_counter(), 0.0, Cost()
+        self.walk: list[dict[str, object]] = []
+        self.slots: list[Slot] = []
+        self.operations: Sequence[Operation] = ()
+        self.ended = self._together = False
+
+    def ask(self, request: Request) -> None:
+        """Takes the next request."""
+        self._together = isinstance(request, Together)
+        self.operations = request.operations if isinstance(request, Together) else (request,)
+        count = len(self.operations)
+        self._answers: list[Trajectory | None] = [None] * count
+        self._costs, self._walks = [Cost()] * count, [list[dict[str, object]]() for _ in range(count)]
+        self._shared_from: dict[int, Trajectory] = {}
+        self._forwards_of_reading = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all operations of the request have their answers."""
+        return None not in self._answers
+
+    def has_answer(self, number: int) -> bool:
+        """Whether an operation of the request has its answer."""
+        return self._answers[number] is not None
+
+    def note(self, number: int, answer: Trajectory, walk: Sequence[dict[str, object]] = ()) -> None:
+        """Notes the answer to an operation of the request."""
+        self._answers[number], self._walks[number] = answer, list(walk)
+
+    def answer(self) -> Trajectory | tuple[Trajectory | None, ...] | None:
+        """The answer to the complete request. Adds up its cost."""
+        self.settle()
+        return tuple(self._answers) if self._together else self._answers[0]
+
+    def settle(self) -> None:
+        """Adds up the cost of the request. Its depth is that of its longest reading and of its longest operation."""
+        if self._costs:
+            cost = Cost(*map(sum, zip(*self._costs, strict=True)))
+            shared = self._repeated()
+            depth = self._forwards_of_reading + max(each.target_forwards for each in self._costs)
+            cost = cost._replace(target_forwards=depth,
+                                 token_forwards=cost.token_forwards - shared, tokens_shared=shared)
+            self.cost = Cost(*map(sum, zip(self.cost, cost, strict=True)))
+        self.walk += [entry for walk in self._walks for entry in walk]
+
+    def charge(self, number: int, **amounts: int) -> None:
+        """Adds to the cost of an operation, by the names of `Cost`."""
+        cost = self._costs[number]
+        self._costs[number] = cost._replace(**{name: getattr(cost, name) + amount for name, amount in amounts.items()})
+
+    def charge_reading(self, number: int, start: int, stop: int, chunk: int) -> None:
+        """Charges an operation for positions `start` to `stop - 1`, which are read in pieces of at most `chunk` tokens."""
+        self._forwards_of_reading = max(self._forwards_of_reading, len(list(chunks(start, stop, chunk))))
+        self.charge(number, token_forwards=stop - start)
+
+    def share(self, bases: dict[int, Trajectory]) -> None:
+        """Notes the draws that share forwards while their tokens are equal, and the trajectories that they extend."""
+        self._shared_from = bases if self._together else {}
+
+    def _repeated(self) -> int:
+        """Forwards that draws of the request would repeat if they did not share them."""
+        groups: dict[bytes, list[np.ndarray]] = {}
+        for number, base in self._shared_from.items():
+            answer = self._answers[number]
+            if answer is not None:
+                groups.setdefault(base.sequence.tobytes(), []).append(answer.tokens[base.length :])
+        return sum(map(_repeated, groups.values()))
+
+
+def _repeated(drawn: Sequence[np.ndarray]) -> int:
+    """Forwards that draws from one sequence have in common, int64 (n,) each with n > 0 tokens.
+
+    A draw of n tokens has n forwards: after no token, and after each token but the last. In sorted order a draw repeats the
+    forwards that it shares with the draw before it.
+    """
+    ordered = sorted(drawn, key=lambda tokens: tokens.tolist())
+    return sum(min(common_prefix(a, b) + 1, len(a), len(b)) for a, b in itertools.pairwise(ordered))

@@ -1,0 +1,176 @@
+"""Runs the target over slot caches, to read prompts and prefixes and to compute hidden states and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.inference import attention
+from dflash_mcmc.inference.blending import TargetBlend, Unblended
+from dflash_mcmc.inference.cache import SlotCache
+from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.slots import chunks, round_up
+from dflash_mcmc.inference.speculative.block_grid import BlockGrid, Said
+from dflash_mcmc.inference.speculative.drafter import Drafter
+
+
+class Span(NamedTuple):
+    """Tokens whose keys and values are missing in a row of a cache: positions `start` to `stop - 1` of `sequence`."""
+
+    row: int
+    sequence: np.ndarray
+    start: int
+    stop: int
+
+
+class ModelRunner:
+    """Runs the target on slot caches.
+
+    Args:
+        model: the target.
+        blend: changes the last hidden state; None for no change.
+        attention: name in `transformers`' registry.
+        length: length of the longest cache.
+        key_step: lengths of keys are multiples of it.
+        prefill_chunk: longest piece in which spans are read, a power of two >= 8.
+        drafter: receives the target's features of every token that the target reads; None for no drafter.
+        grid: the draft's hidden states for every token, if the blend or a draw uses them.
+    """
+
+    def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
+                 prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None):
+        self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
+        self.blend: TargetBlend = Unblended() if blend is None else blend
+        self.key_step, self.prefill_chunk = key_step, prefill_chunk
+        self._blended_layers = self.blend.tapped_layers(len(model.layers))
+        self._tapped: list[torch.Tensor] = []
+        self._keys = torch.arange(length, device=model.device)
+        self.stops = torch.tensor(model.stop_ids, dtype=torch.int64, device=model.device)
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether the blend mixes in the draft."""
+        return self.blend.needs_draft
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """A context in which the model's layers are tapped and the model uses the engine's attention."""
+        with ExitStack() as stack:
+            if self.model.device.type == "cuda":  # streams and graphs belong to the current device
+                stack.enter_context(torch.cuda.device(self.model.device))
+            stack.enter_context(self.model.attending(self.attention))
+            features = self.drafter.tapped_layers if self.drafter else ()
+            self._tapped = stack.enter_context(self.model.tapped((*self._blended_layers, *features)))
+            yield
+
+    @property
+    def tapped(self) -> list[torch.Tensor]:
+        """Outputs of the blend's layers in the latest forward: (rows, queries, width) each."""
+        return self._tapped[: len(self._blended_layers)]
+
+    def forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+                key_length: int, window: int | None = None) -> torch.Tensor:
+        """Hidden states after the final norm: (rows, queries, width).
+
+        Args:
+            rows: the first rows as a slice, or int64 (rows,).
+            tokens, positions: int64 (rows, queries).
+            key_length: larger than every position.
+            window: number of tokens that each query attends to, itself included; None for all.
+        """
+        cache.aim(rows, positions, key_length)
+        mask = (self._keys[:key_length] <= positions[..., None])[:, None]
+        if window is not None:
+            mask &= (self._keys[:key_length] > positions[..., None] - window)[:, None]
+        if self.attention in attention.ADDITIVE:
+            mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill_(~mask, -torch.inf)
+        # A chunk may reach beyond the last position. Its queries there are padding, so clamping their rotation is harmless.
+        limit = self.model.max_positions
+        output = self.model.decoder(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True,
+                                    position_ids=positions if limit is None else positions.clamp(max=limit - 1))
+        if self.drafter is not None:
+            self.drafter.absorb(cache.drafts, rows, positions, self._features(self.drafter, output.last_hidden_state))
+        return output.last_hidden_state
+
+    def _features(self, drafter: Drafter, last: torch.Tensor) -> list[torch.Tensor]:
+        """Outputs of the drafter's layers. The last layer's output is taken after the final norm, as in `hidden_states`."""
+        features, last_layer = self._tapped[len(self._blended_layers) :], len(self.model.layers) - 1
+        return [last if layer == last_layer else output
+                for layer, output in zip(drafter.tapped_layers, features, strict=True)]
+
+    def read(self, cache: SlotCache, spans: Sequence[Span]) -> int:
+        """Reads spans piece by piece; pieces of the same size share a forward. Returns the number of forwards."""
+        waiting = [(span, list(chunks(span.start, span.stop, self.prefill_chunk))) for span in spans]
+        forwards = 0
+        while waiting := [(span, todo) for span, todo in waiting if todo]:
+            size = waiting[0][1][0][1]
+            together = [(span, todo.pop(0)[0]) for span, todo in waiting if todo[0][1] == size]
+            first = np.array([start for _, start in together])
+            tokens = np.stack([_piece(span, start, size) for span, start in together])
+            positions, key_length = self._laid(cache, first, size)
+            self.forward(cache, *self._sent(np.array([span.row for span, _ in together]), tokens, positions), key_length)
+            forwards += 1
+        return forwards
+
+    def _sent(self, rows: np.ndarray, tokens: np.ndarray,
+              positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Copies the arrays to the model's device."""
+        sent = [torch.from_numpy(array).to(self.model.device) for array in (rows, tokens, positions)]
+        return sent[0], sent[1], sent[2]
+
+    def _laid(self, cache: SlotCache, first: np.ndarray, size: int) -> tuple[np.ndarray, int]:
+        """Positions of pieces that begin at `first`, and the length of the keys that they attend to.
+
+        A piece may reach beyond the cache. The tokens there are padding. They share the cache's last position, which belongs
+        to no token.
+        """
+        key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
+        return np.minimum(first[:, None] + np.arange(size), cache.length - 1), key_length
+
+    def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], sources: Collection[str],
+               said: Said | None = None) -> dict[str, torch.Tensor]:
+        """Float32 logits (rows, vocabulary): `blended`, and the other sources that draws use.
+
+        Args:
+            hidden: (rows, width), after the final norm.
+            tapped: outputs of the blend's layers.
+            sources: values of `ops.Draw.source`.
+            said: the draft's hidden states, if they are used.
+        """
+        last = hidden.float()
+        if said is not None and self.on_grid:
+            tapped = [torch.where(said.inside[:, None], said.hidden.float(), last)]
+        mixed = self.blend.mix(last, [state.float() for state in tapped],
+                               lambda h: self.model.final_norm(h.to(self.model.dtype)).float())
+        logits = {"blended": self.model.logits(mixed)}
+        if "base" in sources:
+            logits["base"] = self.model.logits(hidden) if tapped else logits["blended"]
+        if "draft" in sources and self.grid is not None and said is not None:
+            drafted = self.grid.drafter.logits(said.hidden)
+            logits["draft"] = torch.where(said.inside[:, None], drafted, logits["blended"])
+        return logits
+
+    def logits_at(self, cache: SlotCache, row: int, sequence: np.ndarray, origin: int, first: int, size: int,
+                  sources: Collection[str]) -> dict[str, torch.Tensor]:
+        """Logits after each token of a row's sequence from position `first` on, (tokens, vocabulary).
+
+        Args:
+            origin: position at which the draft's first block starts.
+            size: maximal number of tokens to read, padding included.
+        """
+        count = min(size, len(sequence) - 1 - first)
+        given = np.pad(sequence[first : first + count], (0, size - count))
+        positions, key_length = self._laid(cache, np.array([first]), size)
+        hidden = self.forward(cache, *self._sent(np.array([row]), given[None], positions), key_length)[0, :count]
+        said = self.grid.along(cache, row, sequence, origin, first, count) if self.grid else None
+        return self.logits(hidden, [state[0, :count] for state in self.tapped], sources, said)
+
+
+def _piece(span: Span, start: int, size: int) -> np.ndarray:
+    """Tokens of a span from a position on, padded."""
+    tokens = span.sequence[start : min(start + size, span.stop)]
+    return np.pad(tokens, (0, size - len(tokens)))

@@ -1,0 +1,161 @@
+"""Carries out operations of the batched engine. It answers some at once and leaves the others to decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from dflash_mcmc.inference import scoring
+from dflash_mcmc.inference.columns import split, width
+from dflash_mcmc.inference.decode_loop import DecodeLoop
+from dflash_mcmc.inference.draws import is_abandoned, start_of, uniforms_of, until_abandoned
+from dflash_mcmc.inference.interface import Options
+from dflash_mcmc.inference.live_chain import LiveChain
+from dflash_mcmc.inference.rows import DrawnTokens
+from dflash_mcmc.inference.slot_memory import SlotMemory
+from dflash_mcmc.inference.slots import Slot, chunks
+from dflash_mcmc.inference.speculative.drafter import Drafter
+from dflash_mcmc.inference.speculative.speculation import Noise, Speculation
+from dflash_mcmc.ops import Draw, Operation, Score, grid_origin
+from dflash_mcmc.types import Trajectory
+
+
+class UnusableLogits(ArithmeticError):
+    """The logits of an operation are not numbers."""
+
+
+class Operations:
+    """Carries out draws and scores.
+
+    Args:
+        memory: keys and values of the slots.
+        loop: takes the draws that need decode steps.
+        speculation: the rule for drawing block by block; None to draw token by token.
+        options: the engine's options.
+        stop_ids: tokens that end a generation.
+        sharing: whether draws that have had the same tokens share forwards.
+    """
+
+    def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation[Drafter] | None, options: Options,
+                 stop_ids: Collection[int], sharing: bool):
+        self._memory, self._loop, self._speculation = memory, loop, speculation
+        self._options, self._stop_ids, self.sharing = options, stop_ids, sharing
+        self._runner, self._grid = memory.runner, memory.runner.grid
+
+    def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:
+        """The trajectory that an operation goes on from in a slot; None if the operation has its answer without one."""
+        operation = chain.operations[number]
+        if isinstance(operation, Score):
+            if not len(operation.tokens):
+                chain.note(number, operation.trajectory)
+                return None
+            return operation.trajectory
+        shared = self._shared(chain, number, operation)
+        if shared.complete(operation.horizon) or is_abandoned(operation, shared):
+            chain.note(number, shared)
+            return None
+        return shared
+
+    def shares(self, operation: Operation) -> bool:
+        """Whether an operation can share forwards with another: a draw token by token, by the target alone."""
+        return self.sharing and isinstance(operation, Draw)
+
+    def place(self, slot: Slot, like: Slot | None) -> None:
+        """Prepares a slot's keys and values for its operation, with a row or without.
+
+        Args:
+            like: a slot whose operation extends the same tokens and is placed; None for the first such slot.
+        """
+        sequence, along = slot.in_progress.sequence, None
+        if isinstance(slot.operation, Draw):
+            along = slot.operation.along
+            self._memory.reserve(len(sequence) if along is None else along.sequence_length)
+        start = self._memory.place(slot, sequence, along, like)
+        if like is None or not self.sharing:
+            slot.chain.charge_reading(slot.number, start, len(sequence) - 1, self._options.prefill_chunk)
+
+    def begin(self, slot: Slot) -> None:
+        """Begins the operation of a slot that has a row and its keys and values. A score is carried out at once.
+
+        Raises UnusableLogits.
+        """
+        if isinstance(slot.operation, Score):
+            self._score(slot, slot.operation)
+        elif isinstance(slot.operation, Draw):
+            self._draw(slot, slot.operation)
+
+    def collect(self, slot: Slot, drawn: DrawnTokens) -> Trajectory:
+        """The answer to a draw whose decode steps have ended. Notes it in the chain."""
+        base = slot.in_progress
+        answer = base.extended(drawn.tokens, drawn.log_p, drawn.log_q, drawn.interval, int(drawn.tokens[-1]) in self._stop_ids,
+                               *split(slot.operation, drawn.columns))
+        if slot.leader is not None:
+            self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
+        slot.contents.hold(answer.sequence[:-1])  # the last token has not been fed
+        slot.chain.charge(slot.number, **self._loop.stepper.cost(len(drawn.tokens), slot.counts))
+        return answer
+
+    def _shared(self, chain: LiveChain, number: int, draw: Draw) -> Trajectory:
+        """The draw's trajectory, with the tokens that it shares with `draw.along`."""
+        start, along = draw.trajectory.length, draw.along
+        if along is None or not self._options.skip_identical or draw.trajectory.complete(draw.horizon):
+            return draw.trajectory
+        along = along.prefix(draw.horizon)
+        shared = along.drawn_again(start, uniforms_of(draw)[: along.length - start])
+        shared = min(shared, until_abandoned(draw, along))
+        chain.charge(number, tokens_skipped=shared)
+        return along.prefix(start + shared)
+
+    def _draw(self, slot: Slot, draw: Draw) -> None:
+        """Prepares the row. Missing tokens are read before the next step, which feeds the last token of the draw's base."""
+        base, row = slot.in_progress, slot.place
+        sequence = base.sequence
+        self._memory.reserve(len(sequence))
+        if slot.leader is None:
+            self._memory.fill(slot)
+        uniforms = uniforms_of(draw)[base.length - draw.trajectory.length :]
+        start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
+        if self._speculation is not None and self._loop.rows.noise.shape[2]:
+            noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.drafter.num_drafted)
+            start = start._replace(noise=np.concatenate(noise, axis=1))
+        self._loop.rows.reserve_columns(width(draw))
+        self._write_history(row, draw, sequence)
+        self._loop.begin(start, draw)
+
+    def _write_history(self, row: int, draw: Draw, sequence: np.ndarray) -> None:
+        """Writes the tokens that drafters and penalties read."""
+        if self._grid or (self._speculation and self._speculation.drafter.reads_tokens):
+            self._loop.rows.set_tokens(row, sequence)
+        if self._grid:
+            self._grid.forget(row)
+        every = (draw.params, *draw.laws)
+        if any(params.repetition_penalty != 1.0 for params in every):
+            self._loop.rows.mark_seen(row, sequence)
+        if any(params.counts_tokens for params in every):
+            self._loop.rows.set_counts(row, sequence[len(draw.trajectory.prompt) :])
+
+    def _score(self, slot: Slot, score: Score) -> None:
+        """Teacher-forces tokens after a trajectory, piece by piece."""
+        given = np.asarray(score.tokens, dtype=np.int64)
+        sequence = np.concatenate([score.trajectory.sequence, given])
+        start = len(sequence) - len(given) - 1  # the logits at this position predict the first given token
+        self._memory.reserve(len(sequence))
+        self._memory.fill(slot)
+        self._memory.read()
+        forwards = len(list(chunks(start, len(sequence) - 1, self._options.prefill_chunk)))
+        slot.chain.charge(slot.number, target_forwards=forwards)
+        found = scoring.scores(self._runner, self._memory.cache, slot.place, score, sequence)
+        if found is None:
+            raise UnusableLogits
+        slot.contents.hold(sequence[:-1])
+        slot.chain.charge(slot.number, token_forwards=len(given), blocks_drafted=self._blocks(score, start + 1, len(sequence)))
+        log_p, log_q, interval, columns = found
+        slot.chain.note(slot.number, score.trajectory.extended(
+            given, log_p, log_q, interval, int(given[-1]) in self._stop_ids, *split(score, columns)))
+
+    def _blocks(self, score: Score, start: int, stop: int) -> int:
+        return self._grid.num_blocks(self._grid_origin(score), start, stop) if self._grid else 0
+
+    def _grid_origin(self, operation: Operation) -> int:
+        return grid_origin(self._runner.blend.restarts_grid(), operation.trajectory)

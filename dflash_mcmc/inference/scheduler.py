@@ -1,0 +1,271 @@
+"""Continuous batching: a row of the batch that becomes free takes the next waiting operation or chain before the next step.
+
+Rows are in this order: rows that are fed, rows that share the forwards of one of them, other rows. The other rows are free, or
+belong to slots that rest. A slot that rests gives up its row when another operation needs it, and is stashed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+
+from dflash_mcmc.inference.contents import assign
+from dflash_mcmc.inference.decode_loop import DecodeLoop, EndedDraw, Parted, Stop
+from dflash_mcmc.inference.interface import NOT_NUMBERS, Finished
+from dflash_mcmc.inference.live_chain import LiveChain
+from dflash_mcmc.inference.meter import Meter
+from dflash_mcmc.inference.operations import Operations, UnusableLogits
+from dflash_mcmc.inference.rows import Status
+from dflash_mcmc.inference.slot_memory import SlotMemory
+from dflash_mcmc.inference.slots import Slot
+from dflash_mcmc.inference.waiting import Waiting, prompt_of
+from dflash_mcmc.ops import Chain, Request
+from dflash_mcmc.types import ChainResult, Cost, Trajectory
+
+
+class Scheduler:
+    """Admits chains, gives their operations rows and their generators the answers, and takes them out when they end.
+
+    Operations of live chains come before new chains. A request may have more operations than there are rows.
+
+    Args:
+        chains: (tag, generator) pairs.
+        num_rows: operations in the batch at once.
+        operations: carries out the operations of chains.
+        memory, loop: hold the state of the rows.
+        meter: counts the work and measures time.
+    """
+
+    def __init__(self, chains: Iterable[tuple[Hashable, Chain]], num_rows: int, operations: Operations, memory: SlotMemory,
+                 loop: DecodeLoop, meter: Meter):
+        self.live: list[Slot] = []
+        self._rows: list[Slot | None] = [None] * num_rows
+        self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
+        self._waiting = Waiting(chains, memory.prompts, self._count_prompts)
+        self._late: deque[Slot] = deque()
+        self._finished: list[Finished] = []
+
+    @property
+    def busy_slots(self) -> int:
+        """The number of rows while chains may wait; 0 afterwards."""
+        return len(self._rows) if self._waiting.more else 0
+
+    def fill(self) -> list[Finished]:
+        """Gives all rows work, as far as there is work. Returns the chains that have ended."""
+        while any(map(_rests, self._rows)):
+            if self._late:
+                self._begin_late()
+            elif not self._admit():
+                break
+        self._arrange()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def end_steps(self, stop: Stop) -> list[Finished]:
+        """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
+        if not (stop.ended or stop.parted):
+            return []
+        self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
+        for slot, draw in [(self.live[draw.row], draw) for draw in reversed(stop.ended)]:
+            if slot.operation is not None:  # else another operation of the chain has failed
+                self._end_draw(slot, draw)
+        return self.fill()
+
+    def _part(self, parted: Sequence[Parted]) -> None:
+        """Lets draws that have parted from their leaders go on. Those that still agree share forwards again."""
+        groups: dict[tuple[Slot | None, int, int], list[Slot]] = {}
+        for row, position, token in parted:
+            groups.setdefault((self.live[row].leader, position, token), []).append(self.live[row])
+        for (leader, position, _), (first, *others) in groups.items():
+            if leader is not None:
+                self._memory.follow(leader, first, position)
+            first.leader = None
+            for other in others:
+                other.leader = first
+        self._loop.rows.go_on([entry.row for entry in parted])
+
+    def _end_draw(self, slot: Slot, ended: EndedDraw) -> None:
+        """Gives a chain the answer to its draw."""
+        chain = slot.chain
+        if ended.status == Status.FAILED:
+            self._fail(chain, f"{NOT_NUMBERS} (after {slot.in_progress.length + len(ended.drawn.tokens)} tokens)")
+            return
+        chain.note(slot.number, self._operations.collect(slot, ended.drawn), slot.walk)
+        chain.seconds += self._meter.clock - slot.clock
+        slot.rest()
+        if chain.complete:
+            self._advance(chain)
+
+    def _admit(self) -> bool:
+        """Begins the next chain that waits. Returns whether there was one."""
+        entry = self._waiting.next()
+        if entry is None:
+            return False
+        if entry.request is None:
+            self._finished.append(Finished(entry.tag, entry.result, Cost(), 0.0, 0.0))
+            return True
+        chain, prompt = LiveChain(entry.tag, entry.chain), prompt_of(entry.request)
+        chain.ask(entry.request)
+        if prompt is not None:
+            chain.slots.append(Slot(chain))
+            self._give_row(chain.slots[0])
+            self._memory.admit(chain.slots[0], prompt)
+        self._begin(chain)
+        if chain.complete and not chain.ended:
+            self._advance(chain)
+        return True
+
+    def _advance(self, chain: LiveChain) -> None:
+        """Gives a chain the answers to complete requests, until one needs decode steps or the chain ends."""
+        while chain.complete and not chain.ended:
+            try:
+                request: Request = chain.generator.send(chain.answer())
+            except StopIteration as stop:
+                self._end(chain, stop.value)
+                return
+            chain.ask(request)
+            self._begin(chain)
+
+    def _begin(self, chain: LiveChain) -> None:
+        """Begins the operations of a new request. Those that get no row wait for one."""
+        bases = {number: base for number in range(len(chain.operations))
+                 if (base := self._operations.prepare(chain, number)) is not None}
+        chain.share({number: base for number, base in bases.items() if self._operations.shares(chain.operations[number])})
+        first = self._first_alike(bases)
+        slots = self._slots_for(chain, bases, first)
+        for number, slot in slots.items():
+            slot.work_for(number, bases[number])
+        working = [slot for slot in slots.values() if self._give_row(slot)]
+        for number, slot in slots.items():
+            self._operations.place(slot, None if first[number] == number else slots[first[number]])
+        self._late.extend(slot for slot in slots.values() if slot.row is None)
+        self._work(working)
+
+    def _first_alike(self, bases: dict[int, Trajectory]) -> dict[int, int]:
+        """For each operation the first one that extends the same tokens, maybe itself."""
+        first: dict[bytes, int] = {}
+        return {number: first.setdefault(base.sequence.tobytes(), number) for number, base in bases.items()}
+
+    def _slots_for(self, chain: LiveChain, bases: dict[int, Trajectory], first_alike: dict[int, int]) -> dict[int, Slot]:
+        """A slot for each operation, in the order in which they are placed.
+
+        Operations that extend other tokens than all earlier ones come first, and get the slots that hold the most of these.
+        """
+        first = list(dict.fromkeys(first_alike.values()))
+        again = [number for number in bases if number not in first]
+        chain.slots += [Slot(chain) for _ in range(len(bases) - len(chain.slots))]
+        pairs = assign([slot.contents for slot in chain.slots], [bases[number].sequence for number in first])
+        slots = {first[mine]: chain.slots[theirs] for mine, theirs in pairs}
+        rest = [slot for slot in chain.slots if slot not in slots.values()]
+        return slots | dict(zip(again, rest, strict=False))
+
+    def _begin_late(self) -> None:
+        """Begins the operations that have waited longest, as many as there are rows."""
+        slots = [self._late.popleft() for _ in range(min(len(self._late), sum(map(_rests, self._rows))))]
+        for slot in slots:
+            self._give_row(slot)
+        self._work(slots)
+        for chain in dict.fromkeys(slot.chain for slot in slots):
+            self._advance(chain)
+
+    def _work(self, slots: Sequence[Slot]) -> None:
+        """Begins the operations of slots that have rows. Draws of a chain that extend the same tokens share forwards."""
+        first: dict[tuple[LiveChain, bytes], Slot] = {}
+        for slot in slots:
+            if slot.operation is None:  # another operation of the chain has failed
+                continue
+            if self._operations.shares(slot.operation):
+                leader = first.setdefault((slot.chain, slot.in_progress.sequence.tobytes()), slot)
+                slot.leader = None if leader is slot else leader
+            slot.clock = self._meter.clock
+            try:
+                self._operations.begin(slot)
+            except UnusableLogits:
+                self._fail(slot.chain, NOT_NUMBERS)
+                continue
+            if slot.chain.has_answer(slot.number):
+                slot.rest()
+
+    def _give_row(self, slot: Slot) -> bool:
+        """Gives a slot a row, which a resting slot may lose. Returns False if all rows work."""
+        if slot.row is not None:
+            return True
+        idle = [row for row, other in enumerate(self._rows) if _rests(other)]
+        if not idle:
+            return False
+        row = min(idle, key=lambda row: self._rows[row] is not None)
+        other = self._rows[row]
+        if other is not None:
+            self._memory.stash(other)
+            other.row = None
+        self._rows[row], slot.row = slot, row
+        self._memory.unstash(slot)
+        return True
+
+    def _fail(self, chain: LiveChain, reason: str) -> None:
+        """Ends a chain whose logits are not numbers, and removes these numbers."""
+        chain.generator.close()
+        for slot in chain.slots:
+            if slot.row is not None:
+                self._memory.clear(slot.row)
+        self._waiting.read()  # prompts that are read ahead are cleared too
+        chain.settle()
+        self._late = deque(slot for slot in self._late if slot.chain is not chain)
+        self._end(chain, None, reason)
+
+    def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
+        """Frees the rows of a chain that has ended."""
+        for slot in chain.slots:
+            slot.rest()
+            if slot.row is not None:
+                self._loop.drop(slot.row, 0)
+                self._rows[slot.row] = None
+                slot.row = None
+        chain.ended = True
+        self._finished.append(Finished(chain.tag, result, chain.cost, time.perf_counter() - chain.started, chain.seconds,
+                                       failure, tuple(chain.walk)))
+
+    def _arrange(self) -> None:
+        """Brings the rows into their order."""
+        working = [slot for slot in self._rows if slot is not None and slot.operation is not None]
+        fed = [slot for slot in working if slot.leader is None]
+        riders = [slot for slot in working if slot.leader is not None]
+        self._bring(fed, 0)
+        self._bring(riders, len(fed))
+        for row in range(len(working), len(self._rows)):
+            slot = self._rows[row]
+            self._loop.drop(row, 0 if slot is None else slot.contents.filled)
+        self.live = [*fed, *riders]
+        self.live.sort(key=lambda slot: slot.place)
+        self._loop.arrange(self.live, len(fed))
+
+    def _bring(self, wanted: Sequence[Slot], start: int) -> None:
+        """Brings slots to the rows from `start` on."""
+        stop = start + len(wanted)
+        outside = [slot.place for slot in wanted if not start <= slot.place < stop]
+        gaps = [row for row in range(start, stop) if self._rows[row] not in wanted]
+        for row, gap in zip(reversed(outside), gaps, strict=True):
+            slots = self._rows[row], self._rows[gap]
+            self._memory.swap(row, gap, slots, [self._held(slot) for slot in slots])
+            self._loop.swap(row, gap)
+            self._rows[gap], self._rows[row] = slots
+            for slot, place in zip(slots, (gap, row), strict=True):
+                if slot is not None:
+                    slot.row = place
+
+    def _held(self, slot: Slot | None) -> int:
+        """Positions of a slot's row that hold keys and values."""
+        if slot is None:
+            return 0
+        works = slot.operation is not None and slot.leader is None
+        return self._loop.positions_held(slot.place) if works else slot.contents.filled
+
+    def _count_prompts(self, tokens: int, forwards: int, started: float) -> None:
+        self._meter.count_reading(tokens, forwards, started)
+        self._meter.share(started, len(self.live))
+
+
+def _rests(slot: Slot | None) -> bool:
+    """Whether the row of this slot, or of none, is free for an operation."""
+    return slot is None or slot.operation is None

@@ -1,0 +1,94 @@
+"""The host's state of an operation's place in the engine, and the sizes of the pieces in which prompts are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.inference.contents import Contents
+from dflash_mcmc.inference.rows import RowCounts
+from dflash_mcmc.ops import Operation
+from dflash_mcmc.types import Trajectory
+
+if TYPE_CHECKING:
+    from dflash_mcmc.inference.live_chain import LiveChain
+    from dflash_mcmc.inference.stash import Stash
+
+_SMALLEST_CHUNK = 8
+
+
+class Slot:
+    """Keys and values of a chain, and the operation that uses them.
+
+    A slot that works has a row of the batch. Another one may have a row or a stash, from which it gets a row later.
+
+    Attributes:
+        chain: the chain that the slot belongs to.
+        row: the number of its row; None without one.
+        stash: its keys and values while it has no row; None if it has a row or holds nothing.
+        contents: the tokens whose keys and values it holds.
+        number: the number of its operation in the chain's request.
+        operation: the operation that it works or waits for; None if there is none.
+        base: the trajectory that the operation extends.
+        leader: the slot that makes this draw's forwards, since both have had the same tokens; None for a draw with its own.
+        clock: the engine's clock at the start of the operation.
+        counts: counts of the latest draw that has ended.
+        walk: a trace entry for each block drafted for the operation, if a trace is kept.
+    """
+
+    __slots__ = ("base", "chain", "clock", "contents", "counts", "leader", "number", "operation", "row", "stash", "walk")
+
+    def __init__(self, chain: LiveChain):
+        self.chain, self.contents, self.counts = chain, Contents(), RowCounts()
+        self.row: int | None = None
+        self.stash: Stash | None = None
+        self.operation: Operation | None = None
+        self.base: Trajectory | None = None
+        self.leader: Slot | None = None
+        self.number, self.clock = 0, 0.0
+        self.walk: list[dict[str, object]] = []
+
+    @property
+    def place(self) -> int:
+        """The number of its row. Raises ValueError without one."""
+        if self.row is None:
+            raise ValueError("this slot has no row")
+        return self.row
+
+    @property
+    def in_progress(self) -> Trajectory:
+        """The trajectory that the operation extends. Raises ValueError without an operation."""
+        if self.base is None:
+            raise ValueError("this slot has no operation")
+        return self.base
+
+    def work_for(self, number: int, base: Trajectory) -> None:
+        """Takes operation `number` of the chain's request, which extends `base`."""
+        self.number, self.base, self.leader, self.walk = number, base, None, []
+        self.operation = self.chain.operations[number]
+
+    def rest(self) -> None:
+        """Ends the operation. The keys and values stay."""
+        self.operation = self.leader = self.base = None
+
+
+def chunks(start: int, stop: int, largest: int) -> Iterator[tuple[int, int]]:
+    """(first position, size) of chunks that cover `start` to `stop - 1`. The last chunk may reach beyond.
+
+    There are few sizes (8, 16, 24, 32, 48, 64, 96, ...), which lets chunks of several rows share a forward. Less than half of
+    a chunk is padding.
+    """
+    while start < stop:
+        needed, size = min(stop - start, largest), _SMALLEST_CHUNK
+        while size < needed:
+            size *= 2
+        between = 3 * size // 4
+        if between >= needed and between % _SMALLEST_CHUNK == 0:
+            size = between
+        yield start, size
+        start += size
+
+
+def round_up(value: int, step: int) -> int:
+    """The smallest multiple of `step` that is at least `value`."""
+    return -(-value // step) * step

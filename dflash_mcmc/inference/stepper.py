@@ -1,0 +1,81 @@
+"""The interface of decode steps. A step is plain, block by block, speculative, or a captured graph."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from dflash_mcmc.inference.cache import SlotCache
+from dflash_mcmc.inference.rows import RowCounts, Rows
+from dflash_mcmc.ops import SamplingParams
+
+
+class Group(NamedTuple):
+    """Rows that draw with the same sampling parameters from the same logits."""
+
+    params: SamplingParams
+    source: str
+    rows: torch.Tensor | None
+    """int64 indices; None for all rows of the batch."""
+    laws: tuple[SamplingParams, ...] = ()
+    """Further laws under which the tokens get log q and interval."""
+    entropy: bool = False
+    """Whether the tokens get the entropy of p."""
+
+    @property
+    def columns(self) -> bool:
+        """Whether the tokens get further columns."""
+        return bool(self.laws) or self.entropy
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether a law of the group depends on earlier tokens otherwise than by the logits."""
+        return any(params.has_penalty for params in (self.params, *self.laws))
+
+    def slots(self, count: int) -> torch.Tensor:
+        """Indices of `count` consecutive slots for each of the rows, int64 (rows * count,)."""
+        rows = self.members()
+        return (rows[:, None] * count + torch.arange(count, device=rows.device)).reshape(-1)
+
+    def members(self) -> torch.Tensor:
+        """The indices of the rows; only for one group of several."""
+        if self.rows is None:
+            raise ValueError("a single group has all rows of the batch, and names none")
+        return self.rows
+
+
+class Riders(NamedTuple):
+    """Rows that share the forwards of other rows, since they have had the same tokens."""
+
+    batch: int
+    """Rows that draw: a shape of the ladder, at least the rows that are fed."""
+    leader: torch.Tensor
+    """int64 (batch,), the row that makes the forward for each row; a row's own number if it makes it itself."""
+
+
+class Stepper(Protocol):
+    """Makes decode steps."""
+
+    @property
+    def tokens_a_step(self) -> int:
+        """The most tokens that a row can gain in a step."""
+
+    @property
+    def reach(self) -> int:
+        """Number of positions after the row's position that a step may touch."""
+
+    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """The cost of a draw of `tokens` tokens, by the names of `Cost`."""
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool, riders: Riders | None = None) -> None:
+        """One step for every live row among the first `batch`. The results are in `state`.
+
+        Args:
+            cache, state: the cache and the state of all rows.
+            batch, key_length: a shape of the ladder.
+            groups: the sampling parameters of the rows.
+            floors: whether any row has a floor. If not, floors are not checked.
+            riders: rows after these that draw from the logits of other rows. Only plain steps can have them.
+        """

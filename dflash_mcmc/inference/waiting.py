@@ -1,0 +1,76 @@
+"""Chains that wait for a slot. A few are started before a slot is free, and their prompts are read together."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.inference.prompts import PromptReader
+from dflash_mcmc.ops import Chain, Request, Together
+from dflash_mcmc.types import ChainResult
+
+
+class Next(NamedTuple):
+    """A waiting chain with its first request, or a chain that has ended without any request, with its result."""
+
+    tag: Hashable
+    chain: Chain
+    request: Request | None
+    result: ChainResult | None
+
+
+class Waiting:
+    """Gives out chains in their order.
+
+    Args:
+        chains: (tag, generator) pairs.
+        prompts: reads the prompts of the next chains; None if each slot reads its own prompt.
+        was_read: called after each reading with the number of tokens, the number of forwards and the start time.
+    """
+
+    def __init__(self, chains: Iterable[tuple[Hashable, Chain]], prompts: PromptReader | None,
+                 was_read: Callable[[int, int, float], None]):
+        self._chains, self._prompts, self._was_read = iter(chains), prompts, was_read
+        self._ahead: deque[Next] = deque()
+        self._drained = False
+
+    @property
+    def more(self) -> bool:
+        """Whether another chain may follow."""
+        return bool(self._ahead) or not self._drained
+
+    def next(self) -> Next | None:
+        """The next chain; None after the last."""
+        if not self._ahead and not self._drained:
+            self._look_ahead()
+        return self._ahead.popleft() if self._ahead else None
+
+    def read(self) -> None:
+        """Reads the prompts of the waiting chains, except those already read."""
+        if self._prompts:
+            started = time.perf_counter()
+            prompts = [prompt for entry in self._ahead if (prompt := prompt_of(entry.request)) is not None]
+            self._was_read(*self._prompts.read(prompts), started)
+
+    def _look_ahead(self) -> None:
+        limit = self._prompts.num_rows if self._prompts else 1
+        for tag, chain in self._chains:
+            try:
+                self._ahead.append(Next(tag, chain, next(chain), None))
+            except StopIteration as stop:
+                self._ahead.append(Next(tag, chain, None, stop.value))
+            if len(self._ahead) == limit:
+                break
+        else:
+            self._drained = True
+        self.read()
+
+
+def prompt_of(request: Request | None) -> np.ndarray | None:
+    """The prompt of a request's first operation; None without an operation."""
+    operations = request.operations if isinstance(request, Together) else (request,)
+    return operations[0].trajectory.prompt if operations and operations[0] is not None else None
