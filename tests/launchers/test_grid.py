@@ -129,12 +129,16 @@ def worker_of(submitter: Submitter, shard: int) -> psutil.Process:
 
 
 def test_a_grid_in_shards_has_the_records_of_one_process_despite_edits_after_submission(slurm, tmp_path):
-    """Code and configuration are overwritten after the submission, before any job has started Python."""
+    """Code and configuration are overwritten after the submission, before any job has started Python.
+
+    Two of the three conditions lack a field of the sweep: 1 + 2 + 2 points.
+    """
     code = tmp_path / "code"
     for part in ("dflash_mcmc", "conf"):
         shutil.copytree(ROOT / part, code / part, ignore=shutil.ignore_patterns("__pycache__"))
     submitter = Submitter(slurm, tmp_path, code)
-    points = ("condition=greedy,temp", "seed=0,1", "dataset.limit=4", "dataset.max_new_tokens=24")
+    points = ("condition=greedy,temp,blend_greedy", "sampler.temperature=0.5,1", "blend.beta=0.1,0.2", "dataset.limit=4",
+              "dataset.max_new_tokens=24")
     submitter.submit(*points, *SHORT, "shards=2", "array_parallelism=4", "setup=[sleep 3]")
     for path in code.rglob("*.py"):
         path.write_text("raise SystemExit('edited after submission')\n")
@@ -145,7 +149,7 @@ def test_a_grid_in_shards_has_the_records_of_one_process_despite_edits_after_sub
     alone = drawn_alone(tmp_path / "alone", *points)
     together = [records_of(path.parent) for path in sorted((tmp_path / "outputs").rglob("run.json"))]
     assert [without_times(records) for records in together] == [without_times(records) for records in alone]
-    assert len(together) == 4
+    assert len(together) == 5
     assert {state.word for state in _states(Submitter(slurm, tmp_path)).values()} == {"completed"}
     assert all(events == ["started", "complete"] for events in submitter.events().values())
 

@@ -27,9 +27,13 @@ def server():
 def make_sweep(server: SweepServer, folder: Path, more: list[str], **parameters: list) -> tuple[str, dict[str, str]]:
     """Edits the file as a user would, and creates the sweep: (ENTITY/PROJECT/ID, environment for its agents)."""
     sweep = yaml.safe_load((ROOT / "launchers/sweep.yaml").read_text())
+    conditions = parameters.pop("condition", None)
     assert set(parameters.keys()) == {name.rpartition(".")[2] for name in sweep["parameters"]}
     sweep["parameters"] = {name: {"values": parameters[name.rpartition(".")[2]]} for name in sweep["parameters"]}
     sweep["command"] = [GROUPS.get(word, word) for word in sweep["command"]]
+    if conditions is not None:  # as the file's last comment says
+        sweep["parameters"] = {"condition": {"values": conditions}, **sweep["parameters"]}
+        sweep["command"].remove("condition=blend_ps")
     sweep["command"][-1:-1] = more
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
@@ -60,4 +64,21 @@ def test_an_agent_draws_a_point_of_a_sweep_in_the_run_of_the_sweep(server, tmp_p
     assert folder.name.endswith(run.config["identity"]["value"])
     assert run.summary["accuracy"] == json.loads((folder / "summary.json").read_text())["accuracy"]
     assert [row["finished"] for row in run.history if "sample/log_p" in row] == [1, 2]
+    assert server.unknown == []
+
+
+@pytest.mark.slow
+def test_an_agent_leaves_out_a_field_that_a_condition_does_not_have(server, tmp_path):
+    more = ["dataset.limit=2", "dataset.max_new_tokens=16", "--if-present=blend.beta"]
+    name, environment = make_sweep(server, tmp_path, more, condition=["ps", "blend_ps"], alpha=[2], beta=[0.1])
+    agent = subprocess.run([BIN / "wandb", "agent", "--count", "2", name], cwd=tmp_path, capture_output=True, text=True,
+                           env=environment, timeout=300)
+    assert agent.returncode == 0, agent.stderr
+    assert list(server.runs) == [("dflash_mcmc", "sweep1-0"), ("dflash_mcmc", "sweep1-1")]
+    plain, blended = (server.run(run) for run in ("sweep1-0", "sweep1-1"))
+    assert (plain.exit_code, blended.exit_code) == (0, 0)
+    assert "beta" not in plain.config["blend"]["value"]
+    assert blended.config["blend"]["value"]["beta"] == 0.1
+    assert len(list((tmp_path / "outputs/demo").glob("power_mh-*"))) == 1
+    assert len(list((tmp_path / "outputs/demo").glob("layer-power_mh-*"))) == 1
     assert server.unknown == []
