@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.run.loop import RunResult
 
 _SECONDS_TO_REPORT = 60.0
-"""Longest time for the first process of a launch, which may still be starting, to report a mistake in the command line."""
+"""Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""
 
 Tables = dict[Callable[[list[Path]], str], list[Path]]
 """Folders of complete runs by the function that renders them as one table."""
@@ -93,7 +93,7 @@ def _print_prompts(jobs: list[Job]) -> None:
 
 
 def _print_plan(command: Command, *notes: str) -> None:
-    """Prints the runs of a command, what each of them leaves out, its samples and its expected cost."""
+    """Prints the runs of a command. Each run has the fields that it leaves out, its samples and its expected cost."""
     from dflash_mcmc.run import estimate
 
     if not ranks.rank():

@@ -31,7 +31,7 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 
 def of_the_disk(error: BaseException) -> UserError | None:
-    """The user's error for a file that cannot be written; None for any other error."""
+    """A UserError for a file that cannot be written; None for any other error."""
     if not isinstance(error, OSError) or error.errno not in _OF_THE_DISK:
         return None
     return UserError(f"{error.filename or 'a file'}: cannot be written: {error.strerror}; recorded samples are "

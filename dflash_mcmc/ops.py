@@ -61,7 +61,7 @@ class SamplingParams(NamedTuple):
 
     @property
     def has_penalty(self) -> bool:
-        """Whether the law of a token depends on earlier tokens otherwise than by the logits."""
+        """Whether a penalty is on. The law of a token then depends on earlier tokens directly, and not only by the logits."""
         return self.repetition_penalty != 1.0 or self.counts_tokens
 
     def without_penalties(self) -> SamplingParams:
@@ -142,7 +142,7 @@ class Score(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Operations that do not depend on each other. The answer is the tuple of their answers, when the last is known.
+    """Operations that do not depend on each other. The answer is the tuple of their answers, once all are known.
 
     Each takes a slot of its own while slots are free, and otherwise waits. Operations that begin with the same tokens share
     their keys and values, and draws share forwards until they differ. Order and number of slots change no answer, since every

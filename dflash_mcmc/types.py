@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
     id: str
     question: str
-    """The question; of a conversation its last turn of the user."""
+    """The question. For a conversation this is the last turn of the user."""
     answer: str
     """The gold answer, as written in the dataset."""
     level: int | None = None
@@ -42,7 +42,7 @@ class Problem(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A prompt and the tokens generated after it. It is immutable, and a prefix costs nothing.
+    """A prompt and the tokens generated after it. It is immutable, so that a prefix needs no copy.
 
     `tokens` (int64), `log_p` and `log_q` (float64) have shape (length,): the generated part only, without the prompt.
     `log_p[t]` is log p_g(x_t | prompt, x_<t) of the (blended) target at temperature 1, and `log_q[t]` the log-probability
@@ -181,7 +181,7 @@ class ExpectedCost(NamedTuple):
     prefixes: float = 0.0
     """Generated tokens before the draws and scorings. They are read again if `hardware.reuse_prefix` is off."""
     drafts: float = 0.0
-    """Number of draws and scorings along which the sampler lets the draft propose blocks."""
+    """Number of draws and scorings in which the draft proposes blocks for the sampler."""
 
 
 class UnitCost(NamedTuple):
@@ -207,7 +207,7 @@ class Grade(NamedTuple):
     same_string: bool | None = None
     """The result of `grading.string_rule`, for comparison only; None if it was not applied."""
     walls: tuple[str, ...] = ()
-    """The walls around a program that was run."""
+    """The layers of the sandbox around a program that was run."""
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

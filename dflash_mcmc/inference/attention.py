@@ -40,8 +40,8 @@ def implementation(choice: str, device: torch.device, dtype: torch.dtype) -> str
 def padding(implementation: str, prefill_chunk: int, num_drafted: int = 0) -> int:
     """Positions that a row needs after its sequence, for padding or for a block drafted beyond the end.
 
-    With a mask all padding can share one position. flash-attn takes the queries for the last tokens of a row. Each token
-    of padding therefore needs its own position.
+    With a mask, all padding can share one position. flash-attn has no mask: it treats the queries as the last tokens of a
+    row. Each token of padding therefore needs its own position.
     """
     return max(prefill_chunk if implementation == "ragged" else 1, num_drafted + 1)
 
@@ -82,7 +82,7 @@ def ragged_attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor,
     scaling: float | None = None, dropout: float = 0.0, **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """Softmax attention by flash-attn. Only the filled length of each row is taken from the mask.
+    """Softmax attention by flash-attn. The mask gives only the filled length of each row.
 
     The queries are the last tokens of their row.
     """

@@ -8,7 +8,7 @@ token of every chain is therefore drawn by the same code.
     live_chain.py     the request of a chain, its answers and its cost
     operations.py     carries out a draw or a score in a slot
     slot_memory.py    keys and values of the slots
-    contents.py       which tokens they belong to
+    contents.py       tokens that these keys and values belong to
     decode_loop.py    decode steps of all live rows
     model_runner.py   forwards of the target
 
@@ -21,7 +21,8 @@ The engine is fast for five reasons. `Options` has a switch for most of them.
   share forwards until their tokens differ.
 - A spare row keeps the current sequence's keys and values while a draw overwrites them.
 
-All shapes are from a ladder. On a CPU in float32 the numbers of a row therefore do not depend on the rest of the batch.
+A ladder gives all shapes (`ladder.py`). On a CPU in float32 the numbers of a row therefore do not depend on the rest of the
+batch.
 `tests/inference/test_batched.py` compares the engine with the reference engine, and with itself under other batch sizes,
 orders and switches.
 """
@@ -71,7 +72,7 @@ class BatchedEngine:
         options: see `Options`.
         prompt_length: longest prompt; None takes `max_length`.
         speculation: the rule for drawing block by block; None to draw token by token.
-        drafter: a draft for the blend, or a draft from which tokens are drawn; None if neither uses one.
+        drafter: the draft that the blend mixes in or that tokens are drawn from; None without such a draft.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
@@ -154,8 +155,8 @@ def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, ladder: La
     if not isinstance(drafter, DFlashDrafter):
         raise TypeError(f"{type(drafter).__name__} has no hidden states: a blend or a draw from the draft needs them")
     if blend is not None and blend.needs_draft and not drafter.plain_head:
-        raise UserError("blend: given draft; allowed: another, since this draft scales or caps its logits, which a "
-                        "mixture of hidden states cannot")
+        raise UserError("blend: given draft; allowed: another, since this draft scales or caps its logits, and a mixture of "
+                        "hidden states cannot do this")
     return BlockGrid(drafter, num_rows, ladder.row_step, device)
 
 

@@ -106,7 +106,7 @@ class SlotCache(Cache):
     def drafts(self) -> SlotCache:
         """The companion of a cache that has one."""
         if self.companion is None:
-            raise ValueError("no drafter keeps anything beside this cache")
+            raise ValueError("this cache has no companion cache for a draft")
         return self.companion
 
     def reserve(self, length: int) -> None:

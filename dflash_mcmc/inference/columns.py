@@ -24,7 +24,7 @@ def width(operation: Operation) -> int:
 
 
 def split(operation: Operation | None, columns: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """(laws, entropy) of `Trajectory` from columns (tokens, k); None for what was not asked for."""
+    """(laws, entropy) of `Trajectory` from columns (tokens, k); None for a part that the operation does not ask for."""
     if operation is None:
         return None, None
     count = len(operation.laws)
@@ -52,7 +52,9 @@ def of_tokens(tokens: torch.Tensor, logits: torch.Tensor, target: laws.Weights, 
 
 def of_groups(groups: Sequence[Group], tokens: torch.Tensor, logits: dict[str, torch.Tensor], target: laws.Weights,
               history: laws.History, slots: int, num_columns: int) -> torch.Tensor | None:
-    """Columns of the tokens of all rows, each by its own group: float64 (rows * slots, num_columns); None if nobody asks.
+    """Columns of the tokens of all rows, each by its own group: float64 (rows * slots, num_columns).
+
+    Returns None if no group asks for columns.
 
     Args:
         slots: tokens of a row.

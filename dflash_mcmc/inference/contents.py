@@ -85,8 +85,9 @@ class Contents:
         Args:
             along: the current sequence, which the spare row then keeps; None to keep none.
             others: contents of other rows of the chain, from which a prefix may be copied.
-            like: the one of these that has been placed for the same sequence. Everything is then copied from it, because
-                keys and values of the same tokens differ in their last bits if they were computed otherwise.
+            like: the number in `others` of contents that have been placed for the same sequence; None without such contents.
+                Everything is then copied from them, because keys and values of the same tokens can differ in their last bits
+                between two computations.
         """
         end, source = len(sequence) - 1, like
         if like is not None:

@@ -108,8 +108,8 @@ class DecodeLoop:
         """Notes the rows of the next steps.
 
         Args:
-            slots: the live slots in the order of their rows: those that are fed, then those that share their forwards.
-            num_fed: the number of the former.
+            slots: the live slots in the order of their rows: slots that are fed, then slots that share their forwards.
+            num_fed: the number of slots that are fed.
         """
         self._num_fed, self._riders = num_fed, _NO_RIDERS
         if len(self.groups) != 1:

@@ -1,7 +1,7 @@
 """The shapes of forwards.
 
-On a CPU in float32 the numbers of a row must not depend on the rest of the batch. Multiples of 8 rows and 64 keys ensure it
-(LOG.md, "Bits"). On a GPU each shape is a captured graph. Shapes there grow by factors of two, which keeps them few.
+On a CPU in float32 the numbers of a row must not depend on the rest of the batch. Multiples of 8 rows and 64 keys ensure this
+(LOG.md, "Bits"). On a GPU each shape is a captured graph. There the shapes grow by factors of two, so that they are few.
 """
 
 from __future__ import annotations

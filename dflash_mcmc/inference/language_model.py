@@ -30,8 +30,8 @@ class LanguageModel:
         forbidden: bool (vocab_size,), True for ids without a token (padding rows of the head), which can never be drawn.
         stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
         cache_shape: shape of the keys and values of a token.
-        capturable: whether a forward can be captured as a CUDA graph. It cannot if the rotation grows, because such a
-            rotation reads the positions on the host.
+        capturable: whether a forward can be captured as a CUDA graph. A model with a growing rotary embedding cannot be
+            captured, because this embedding reads the positions on the host.
         max_positions: longest sequence, prompt included, on which the model has plain full attention. A sliding window
             limits it to the window.
     """
@@ -76,7 +76,7 @@ class LanguageModel:
 
     @contextmanager
     def tapped(self, layers: tuple[int, ...]) -> Iterator[list[torch.Tensor]]:
-        """Yields a list that each forward inside fills with the outputs of these decoder layers, in this order."""
+        """Yields a list. Each forward inside the context fills it with the outputs of these decoder layers, in this order."""
         outputs: list[torch.Tensor] = [torch.empty(0)] * len(layers)
 
         def keep(slot: int):

@@ -16,8 +16,8 @@ from dflash_mcmc.types import Cost, Trajectory, common_prefix
 class LiveChain:
     """A chain that has begun.
 
-    A chain keeps a slot for each operation of its largest request so far, with a row of the batch or without. What is read and
-    what it costs therefore depends neither on the number of rows nor on other chains.
+    A chain keeps a slot for each operation of its largest request so far. A slot may have a row of the batch or none. The
+    tokens that are read and their cost therefore depend neither on the number of rows nor on other chains.
 
     Attributes:
         operations: the operations of the current request.
@@ -65,7 +65,7 @@ class LiveChain:
         return tuple(self._answers) if self._together else self._answers[0]
 
     def settle(self) -> None:
-        """Adds up the cost of the request. Its depth is that of its longest reading and of its longest operation."""
+        """Adds up the cost of the request. Its depth is that of its longest reading plus that of its longest operation."""
         if self._costs:
             cost = Cost(*map(sum, zip(*self._costs, strict=True)))
             shared = self._repeated()
@@ -100,10 +100,13 @@ class LiveChain:
 
 
 def _repeated(drawn: Sequence[np.ndarray]) -> int:
-    """Forwards that draws from one sequence have in common, int64 (n,) each with n > 0 tokens.
+    """Number of forwards that draws from one sequence repeat.
 
-    A draw of n tokens has n forwards: after no token, and after each token but the last. In sorted order a draw repeats the
-    forwards that it shares with the draw before it.
+    A draw of n tokens has n forwards: one before its first token, and one after each token but the last. In sorted order a
+    draw repeats the forwards that it shares with the draw before it.
+
+    Args:
+        drawn: the tokens of each draw, int64 (n,) with n > 0.
     """
     ordered = sorted(drawn, key=lambda tokens: tokens.tolist())
     return sum(min(common_prefix(a, b) + 1, len(a), len(b)) for a, b in itertools.pairwise(ordered))

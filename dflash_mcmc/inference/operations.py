@@ -34,7 +34,7 @@ class Operations:
         speculation: the rule for drawing block by block; None to draw token by token.
         options: the engine's options.
         stop_ids: tokens that end a generation.
-        sharing: whether draws that have had the same tokens share forwards.
+        sharing: whether draws share forwards while their tokens are equal.
     """
 
     def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation[Drafter] | None, options: Options,
@@ -44,7 +44,7 @@ class Operations:
         self._runner, self._grid = memory.runner, memory.runner.grid
 
     def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:
-        """The trajectory that an operation goes on from in a slot; None if the operation has its answer without one."""
+        """The trajectory from which an operation continues in a slot; None if the operation has its answer without a slot."""
         operation = chain.operations[number]
         if isinstance(operation, Score):
             if not len(operation.tokens):
@@ -62,10 +62,10 @@ class Operations:
         return self.sharing and isinstance(operation, Draw)
 
     def place(self, slot: Slot, like: Slot | None) -> None:
-        """Prepares a slot's keys and values for its operation, with a row or without.
+        """Prepares a slot's keys and values for its operation. The slot may have a row or none.
 
         Args:
-            like: a slot whose operation extends the same tokens and is placed; None for the first such slot.
+            like: a slot that has been placed and whose operation extends the same tokens; None for the first such slot.
         """
         sequence, along = slot.in_progress.sequence, None
         if isinstance(slot.operation, Draw):

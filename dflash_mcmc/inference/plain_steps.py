@@ -95,7 +95,7 @@ class PlainSteps:
 
 
 def _ridden(logits: dict[str, torch.Tensor], riders: Riders) -> dict[str, torch.Tensor]:
-    """The logits of all rows that draw, those of riders from their leaders. Equal tensors stay one tensor."""
+    """The logits of all rows that draw. A rider has those of its leader. Sources that share a tensor still share one."""
     found = {id(values): values[riders.leader] for values in logits.values()}
     return {name: found[id(values)] for name, values in logits.items()}
 

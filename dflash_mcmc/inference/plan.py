@@ -26,7 +26,7 @@ _ROW_STATE_BYTES = 8 + 8 + 4 * 8
 _LOGIT_COPIES = 5
 """Number of float32 arrays, each as large as the logits, that a step holds at the same time."""
 _BLOCK_COPIES = 12
-"""Like `_LOGIT_COPIES`, for a step that drafts a block; it includes the arrays of the draft and of the rule."""
+"""Like `_LOGIT_COPIES`, for a step that drafts a block. The number includes the arrays of the draft and of the rule."""
 
 
 class MemoryPlan(NamedTuple):
@@ -81,7 +81,7 @@ def plan(model: LanguageModel | TargetShape, num_slots: int | None, num_draws: i
     """The plan for `num_slots` slots, or for as many as fit if it is None. Raises ConfigError if they do not fit.
 
     Args:
-        still_to_load: bytes of weights that are not loaded yet, and that the free memory has to hold too.
+        still_to_load: bytes of weights that are not loaded yet. The free memory must hold them too.
     """
     limit = memory_gb * _GB if memory_gb is not None else _SHARE * max(0, free_bytes(model.device) - still_to_load)
     wanted = min(num_slots or _MOST_SLOTS, num_draws)

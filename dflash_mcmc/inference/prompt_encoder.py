@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 GROWING_ROPES = ("dynamic", "longrope")
-"""Rotations that change for all positions when the longest sequence of the batch exceeds the original length."""
+"""Rotary embeddings that change for all positions when the longest sequence of a batch exceeds the original length."""
 _STATED = "qwen3"
 """The `model_type` whose config.json `stated_positions` reads."""
 _ROPE_FIELDS = ("rope_parameters", "rope_scaling")
@@ -45,7 +45,7 @@ def max_positions(config: Any) -> int | None:
 
 
 def rope_of(config: Any) -> dict:
-    """The parameters of a configuration's rotation."""
+    """The parameters of a configuration's rotary embedding."""
     return getattr(config, "rope_parameters", None) or {}
 
 
@@ -53,7 +53,7 @@ def stated_positions(values: dict[str, Any]) -> int | None:
     """`max_positions` of a config.json that states it; None where only the configuration of `transformers` knows it.
 
     A field that is absent has a default in `transformers`, and some fields have several spellings. Therefore only the usual
-    config.json of Qwen3 is read here: a length, no window, and a rotation without scaling.
+    config.json of Qwen3 is read here: a length, no window, and a rotary embedding without scaling.
     """
     length = values.get("max_position_embeddings")
     ropes = [values.get(name) or {} for name in _ROPE_FIELDS]

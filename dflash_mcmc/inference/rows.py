@@ -23,7 +23,7 @@ class Status(enum.IntEnum):
     FAILED = 3
     """The model gave logits that are not numbers."""
     PARTED = 4
-    """The draw shared the forwards of another row, and cannot any longer. It goes on once it has keys and values."""
+    """The draw can no longer share the forwards of another row. It continues when it has keys and values of its own."""
 
 
 class Start(NamedTuple):
@@ -76,7 +76,7 @@ class RowCounts(NamedTuple):
 class DrawnTokens(NamedTuple):
     """The tokens of a draw, int64 (n,), with their log p and log q, float64 (n,), and their intervals, float64 (n, 2).
 
-    `columns`, float64 (n, k), has what `columns.py` measures.
+    `columns`, float64 (n, k), has the further columns of `columns.py`.
     """
 
     tokens: np.ndarray
@@ -169,7 +169,7 @@ class Rows:
         self.counts[row] = counts_of(tokens, self.counts[row])
 
     def history(self, batch: int) -> History:
-        """The tokens that penalties read, of the first rows."""
+        """The tokens that penalties read, for the first `batch` rows."""
         return History(*(values[:batch] if len(values) else None for values in (self.seen, self.counts)))
 
     def reserve_columns(self, width: int) -> None:
@@ -185,7 +185,7 @@ class Rows:
         self._whole[:, [a, b]], self._real[:, [a, b]] = self._whole[:, [b, a]], self._real[:, [b, a]]
 
     def go_on(self, rows: Sequence[int]) -> None:
-        """Lets rows that have parted from others go on."""
+        """Continues the draws of rows that have parted from others."""
         self.status[list(rows)] = Status.LIVE
 
     def tokens_at(self, rows: Sequence[int], positions: np.ndarray) -> list[int]:

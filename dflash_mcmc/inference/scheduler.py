@@ -73,7 +73,7 @@ class Scheduler:
         return self.fill()
 
     def _part(self, parted: Sequence[Parted]) -> None:
-        """Lets draws that have parted from their leaders go on. Those that still agree share forwards again."""
+        """Continues draws that have parted from their leaders. Draws that still agree share forwards again."""
         groups: dict[tuple[Slot | None, int, int], list[Slot]] = {}
         for row, position, token in parted:
             groups.setdefault((self.live[row].leader, position, token), []).append(self.live[row])
@@ -143,14 +143,15 @@ class Scheduler:
         self._work(working)
 
     def _first_alike(self, bases: dict[int, Trajectory]) -> dict[int, int]:
-        """For each operation the first one that extends the same tokens, maybe itself."""
+        """For each operation, the first operation that extends the same tokens. This can be the operation itself."""
         first: dict[bytes, int] = {}
         return {number: first.setdefault(base.sequence.tobytes(), number) for number, base in bases.items()}
 
     def _slots_for(self, chain: LiveChain, bases: dict[int, Trajectory], first_alike: dict[int, int]) -> dict[int, Slot]:
         """A slot for each operation, in the order in which they are placed.
 
-        Operations that extend other tokens than all earlier ones come first, and get the slots that hold the most of these.
+        The operations that are the first to extend their tokens come first. They get the slots that hold the most of these
+        tokens.
         """
         first = list(dict.fromkeys(first_alike.values()))
         again = [number for number in bases if number not in first]
@@ -161,7 +162,7 @@ class Scheduler:
         return slots | dict(zip(again, rest, strict=False))
 
     def _begin_late(self) -> None:
-        """Begins the operations that have waited longest, as many as there are rows."""
+        """Begins the operations that have waited longest, as many as there are free rows."""
         slots = [self._late.popleft() for _ in range(min(len(self._late), sum(map(_rests, self._rows))))]
         for slot in slots:
             self._give_row(slot)
@@ -188,7 +189,7 @@ class Scheduler:
                 slot.rest()
 
     def _give_row(self, slot: Slot) -> bool:
-        """Gives a slot a row, which a resting slot may lose. Returns False if all rows work."""
+        """Gives a slot a row, if necessary the row of a resting slot. Returns False if all rows are in use."""
         if slot.row is not None:
             return True
         idle = [row for row, other in enumerate(self._rows) if _rests(other)]
@@ -204,7 +205,7 @@ class Scheduler:
         return True
 
     def _fail(self, chain: LiveChain, reason: str) -> None:
-        """Ends a chain whose logits are not numbers, and removes these numbers."""
+        """Ends a chain whose logits are not numbers, and clears its keys and values."""
         chain.generator.close()
         for slot in chain.slots:
             if slot.row is not None:

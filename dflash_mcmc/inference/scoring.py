@@ -18,7 +18,7 @@ def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
     """(log p, log q, intervals, columns) of the tokens of `score`, read piece by piece; None if the logits are not numbers.
 
     Args:
-        cache, row: the row's cache holds the sequence before the scored tokens, except the last token before them.
+        cache, row: this row of the cache holds the tokens before the scored ones, except the last of them.
         sequence: int64, the tokens of prompt and trajectory, then the scored tokens.
     """
     # The first logits are at the position before the first scored token.

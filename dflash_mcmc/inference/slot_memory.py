@@ -52,7 +52,7 @@ class SlotMemory:
     def admit(self, slot: Slot, prompt: np.ndarray) -> None:
         """Copies a prompt that has been read ahead into a slot's row.
 
-        Each chain is charged for its prompt, shared with other chains or not, because its cost must not depend on them.
+        Each chain is charged for its prompt, even if it shares the prompt, because its cost must not depend on other chains.
         """
         if self.prompts is None:
             return
@@ -62,14 +62,14 @@ class SlotMemory:
         slot.chain.charge_reading(0, 0, length, self._options.prefill_chunk)
 
     def place(self, slot: Slot, sequence: np.ndarray, along: Trajectory | None, like: Slot | None = None) -> int:
-        """Copies what the chain holds of a sequence into a slot, which will hold all of it but the last token.
+        """Copies the tokens of a sequence that the chain holds into a slot. The other tokens, except the last, are read later.
 
         Args:
             along: the current sequence, which the spare row then keeps.
             like: a slot of the chain that has been placed for the same sequence.
 
         Returns:
-            The position from which on tokens are missing. `fill` has them read.
+            The position of the first missing token. `fill` requests the missing tokens.
         """
         others = [other for other in slot.chain.slots if other is not slot]
         done = slot.contents.place(sequence, along, [other.contents for other in others], self._options,
@@ -88,7 +88,7 @@ class SlotMemory:
         return done.forked
 
     def fill(self, slot: Slot) -> None:
-        """Lets the next `read` read what a slot lacks."""
+        """Requests the missing tokens of a slot from the next `read`."""
         contents = slot.contents
         if contents.filled < len(contents.held):
             self._unread.append(slot)

@@ -20,7 +20,7 @@ _SMALLEST_CHUNK = 8
 class Slot:
     """Keys and values of a chain, and the operation that uses them.
 
-    A slot that works has a row of the batch. Another one may have a row or a stash, from which it gets a row later.
+    A slot that works has a row of the batch. A slot that rests or waits may have a row, a stash or neither.
 
     Attributes:
         chain: the chain that the slot belongs to.
@@ -30,7 +30,7 @@ class Slot:
         number: the number of its operation in the chain's request.
         operation: the operation that it works or waits for; None if there is none.
         base: the trajectory that the operation extends.
-        leader: the slot that makes this draw's forwards, since both have had the same tokens; None for a draw with its own.
+        leader: the slot that makes this draw's forwards, since both have had the same tokens; None if the draw makes its own.
         clock: the engine's clock at the start of the operation.
         counts: counts of the latest draw that has ended.
         walk: a trace entry for each block drafted for the operation, if a trace is kept.

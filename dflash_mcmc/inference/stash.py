@@ -1,6 +1,6 @@
-"""Keys and values of slots without a row. They are in the host's memory, so that their row can serve another chain meanwhile.
+"""Keys and values of slots without a row. They are in the host's memory, and their former rows serve other operations.
 
-A slot that is given a row later goes on with the same bits as if it had kept its row.
+A slot that gets a row again continues with the same bits as if it had kept its row.
 """
 
 from __future__ import annotations

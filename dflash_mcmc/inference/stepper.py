@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
     @property
     def has_penalty(self) -> bool:
-        """Whether a law of the group depends on earlier tokens otherwise than by the logits."""
+        """Whether a law of the group has a penalty, which depends on earlier tokens directly and not only by the logits."""
         return any(params.has_penalty for params in (self.params, *self.laws))
 
     def slots(self, count: int) -> torch.Tensor:
@@ -39,9 +39,9 @@ class Group(NamedTuple):
         return (rows[:, None] * count + torch.arange(count, device=rows.device)).reshape(-1)
 
     def members(self) -> torch.Tensor:
-        """The indices of the rows; only for one group of several."""
+        """The indices of the rows. Raises ValueError for a single group, which does not list its rows."""
         if self.rows is None:
-            raise ValueError("a single group has all rows of the batch, and names none")
+            raise ValueError("a single group has all rows of the batch and does not list them")
         return self.rows
 
 

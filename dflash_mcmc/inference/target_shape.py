@@ -1,4 +1,4 @@
-"""What config.json says of a target before its weights are loaded."""
+"""The properties of a target that config.json gives before the weights are loaded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TargetShape(NamedTuple):
 
 
 class DraftSize(NamedTuple):
-    """What the memory of an engine depends on in a draft; a `Drafter` has attributes of the same names."""
+    """The sizes of a draft that an engine's memory depends on. A `Drafter` has attributes of the same names."""
 
     num_drafted: int
     companion: CacheShape | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Sampler(Component):
-    """Base class of samplers. A leaf needs `chain`; `expected_cost` gives its runs an estimate."""
+    """Base class of samplers. A sampler must define `chain`. If it defines `expected_cost`, its runs have a cost estimate."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ class Sampler(Component):
     is_deterministic: ClassVar[bool] = False
     """Whether every draw takes the most likely token, so that no randomness is used."""
     draws_once: ClassVar[bool] = False
-    """Whether a chain is one draw from `law()`. Its log q is then its log probability, and it has an importance weight."""
+    """Whether a chain is one draw from `law()`. Its log q is then its log probability and gives an importance weight."""
     can_rescore: ClassVar[bool] = False
     """Whether the sampler has a field `rescore`: score the current suffix again before each proposal."""
 
@@ -44,7 +44,7 @@ class Sampler(Component):
         return SamplingParams()
 
     def power(self) -> float | None:
-        """The alpha of samplers whose law tends to p^alpha, over all sequences, as their steps grow; None for other laws.
+        """Alpha, if the law tends to p^alpha of whole sequences as the number of steps grows; None for other laws.
 
         A report compares the samples of runs with the same power.
         """

@@ -26,7 +26,7 @@ class BestOfN(Sampler):
 
     Law: candidates y_1 .. y_N are independent draws, token by token, from q = softmax(logits / temperature), truncated by
     top-k and top-p. p is the (blended) target. `log_p` keeps the candidate with the largest log p, and `mean_log_p` the one
-    with the largest mean log p over its tokens. Among equal candidates they keep the first. `power` keeps y_i with probability
+    with the largest mean log p over its tokens. Both keep the first of equal candidates. `power` keeps y_i with probability
     proportional to exp(alpha * log p(y_i) - log q(y_i)). This is sampling importance resampling (Rubin 1987). Its law tends
     to p^alpha on the support of q as N grows.
     """
@@ -41,7 +41,7 @@ class BestOfN(Sampler):
     top_p: float = identity("keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Effective values: what has no effect here is not part of the identity."""
+        """Effective values. A field without effect is not part of the identity."""
         values: dict[str, object] = {"temperature": self.law().temperature}
         if self.num_candidates == 1:
             values["select"] = None

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 @register("sampler", "draft_mh")
 @dataclass(slots=True, kw_only=True)
 class DraftMH(Sampler):
-    """Metropolis-Hastings on p^alpha whose proposals are blocks of the draft: regenerate a suffix from it, accept by weight.
+    """Metropolis-Hastings on p^alpha: the draft proposes a new suffix block by block, which is accepted by its weight.
 
     The target and the schedule are the same as in power_mh. The proposal law q_d is the draft's: softmax(logits /
-    draft_temperature). Blocks start at generated tokens 0, B, 2B, ..., wherever the suffix starts, so log q_d is a function
-    of the sequence. The first token of each block is drawn from the target at the same temperature. A whole block is drawn
+    draft_temperature). Blocks start at generated tokens 0, B, 2B, ... for every start of a suffix, so log q_d is a function
+    of the sequence. The target draws the first token of each block at the same temperature. A whole block is drawn
     and read in one forward of the target. With `proposal=mixture` a suffix comes from the draft with probability
     `draft_weight`, else from the target at `proposal_temperature`, and the ratio uses the density of the mixture.
     """
@@ -63,7 +63,7 @@ class DraftMH(Sampler):
                               "below 1")
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Effective values: what has no effect here is not part of the identity."""
+        """Effective values. A field without effect is not part of the identity."""
         values: dict[str, object] = {"proposal_temperature": self.other_law().temperature}
         if self.proposal == "draft":
             values.update(draft_weight=None, proposal_temperature=None)
@@ -92,9 +92,9 @@ class DraftMH(Sampler):
         return self.alpha
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Mean cost of a chain whose answers have `length` tokens, each proposal drawn from its cut to its end.
+        """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end.
 
-        With the mixture each token that is drawn from one part is also scored under the other part.
+        With the mixture, a token that is drawn from one part is also scored under the other part.
         """
         cost = mh_cost(length, horizon, self.num_blocks, self.num_steps,
                        lambda state, _: state if self.cut == "start" else (state + 1) / 2, stops=False)
@@ -123,7 +123,7 @@ class DraftMH(Sampler):
         return result(path, steps, bound, trace)
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
-        """One step from a complete state of horizon `horizon`, if only the path of the state is known."""
+        """One step from a complete state of horizon `horizon`. Scores the state under the mixture's other part first."""
         other = yield from self._other(path, 0)
         step, _ = yield from self.transition(path, other, horizon, key)
         return step

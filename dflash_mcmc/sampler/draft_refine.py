@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 @register("sampler", "draft_refine")
 @dataclass(slots=True, kw_only=True)
 class DraftRefine(Sampler):
-    """Draft and refine: each block starts as the draft's, and Metropolis-Hastings steps of the target refine it.
+    """Draft and refine: the draft writes each block, and Metropolis-Hastings steps of the target refine it.
 
     Target and schedule are those of power_mh: at stage k, p(x)^alpha over the sequences that end in a stop id or are L_k
-    tokens long. A stage extends the state to L_k by blocks of the draft, softmax(logits / start_temperature), each in one
-    forward of draft and target. Then it makes `num_steps` steps. A step chooses a cut, draws the suffix again from the target
+    tokens long. A stage extends the state to L_k by blocks of the draft, softmax(logits / start_temperature). A block takes
+    one forward of draft and target. Then come `num_steps` steps. A step chooses a cut, draws a new suffix from the target
     at `proposal_temperature`, and accepts with probability min(1, exp(W(y) - W(x) + log c(y) - log c(x))). W sums
-    alpha * log p - log q over the suffix, and c(x) is the probability with which x is cut there. Each step leaves p^alpha
-    invariant. The law of the result is p^alpha in the limit of many steps; with no step it is the draft's.
+    alpha * log p - log q over the suffix, and c(x) is the probability of this cut in x. Each step leaves p^alpha
+    invariant. The law of the result is p^alpha in the limit of many steps, and the draft's law without steps.
 
     With `cut=current` all places are equally likely. With `cut=confidence` place t is chosen in proportion to
-    `floor` + 1 - p(x_t | x_<t), so that mostly tokens are redrawn that the target finds unlikely.
+    `floor` + 1 - p(x_t | x_<t). Tokens that the target finds unlikely are then redrawn more often.
     """
 
     alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
@@ -54,8 +54,8 @@ class DraftRefine(Sampler):
     num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
     cut: str = identity("where a suffix may start: current = any place of the current sequence; confidence = any place, and "
                         "more often one whose token the target finds unlikely", choices=("current", "confidence"))
-    floor: float = identity("weight of a certain token as a place for cut=confidence; a token that the target finds "
-                            "impossible has this weight + 1", gt=0)
+    floor: float = identity("with cut=confidence: the weight of a place whose token has probability 1; a place whose token "
+                            "has probability 0 has this weight + 1", gt=0)
     early_reject: str = identity("abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; "
                                  "auto = exact where it holds, else off", choices=("auto", "off", "exact"))
 
@@ -77,7 +77,7 @@ class DraftRefine(Sampler):
         return dataclasses.replace(self, early_reject="exact" if self._weights_fall() else "off")
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Effective values: what has no effect here is not part of the identity."""
+        """Effective values. A field without effect is not part of the identity."""
         values: dict[str, object] = {"proposal_temperature": self.law().temperature, "early_reject": None}
         return values if self.cut == "confidence" else {**values, "floor": None}
 
@@ -94,9 +94,9 @@ class DraftRefine(Sampler):
         return self.early_reject != "off" and self._weights_fall()
 
     def _weights_fall(self) -> bool:
-        """Whether every token's alpha * log p - log q is at most 0, so that the weight of a suffix only falls with its length.
+        """Whether every token's alpha * log p - log q is at most 0. The weight of a suffix then never rises as it grows.
 
-        q is p^(1/temperature), and this holds for temperatures from 1/alpha to 1.
+        Since q is p^(1/temperature), this holds for temperatures from 1/alpha to 1.
         """
         return 1.0 / self.alpha <= self.law().temperature <= 1.0
 
@@ -128,7 +128,7 @@ class DraftRefine(Sampler):
         return result(path, steps, 0.0, trace)
 
     def extend(self, path: Trajectory, horizon: int, key: Key) -> Steps[Trajectory]:
-        """Continues the path by blocks of the draft, with log q of the steps' proposals and not of the draft."""
+        """Continues the path by blocks of the draft. Its log q is that of the steps' proposals, not that of the draft."""
         drafted = yield Draw(path, horizon, SamplingParams(self.start_temperature), key, "draft")
         return (yield Score(path, drafted.tokens[path.length:], self.law(), self.source()))
 
@@ -155,7 +155,7 @@ class DraftRefine(Sampler):
         return self.log_weight(proposal, start) - self.log_weight(path, start) + term
 
     def log_cut(self, path: Trajectory, cut: int) -> float:
-        """Log of the probability c with which a path is cut at `cut`."""
+        """Log of c, the probability of the cut `cut` in a path."""
         places = self.places(path)
         return math.log(places[cut]) - math.log(places.sum())
 
@@ -166,8 +166,8 @@ class DraftRefine(Sampler):
     def _floor(self, path: Trajectory, places: np.ndarray, horizon: int, cut: int, log_uniform: float) -> Floor:
         """The threshold for abandoning a proposal from `cut` on.
 
-        With cut=confidence the term of the cuts is at most the one of a proposal that has a single token after the cut, which
-        the target finds impossible. The margin is larger by this bound.
+        With cut=confidence the log of the ratio of cuts is largest for a proposal that has a single token after the cut, with
+        probability 0 under the target. The margin is larger by this maximum.
         """
         margin, length = ROUNDING * self.alpha * (horizon - cut), path.length if self.cut == "current" else None
         if self.cut == "confidence":

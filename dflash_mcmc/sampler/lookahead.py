@@ -31,9 +31,9 @@ class Lookahead(Sampler):
     """Approximates p^alpha: each block is one of several candidates, chosen by weights from short rollouts.
 
     The law is not p^alpha, and no number of rollouts makes it p^alpha while they end before the answer does.
-    `tests/sampler/test_lookahead.py` states the error on a toy model. For each block K candidates are drawn from
-    q = p^(1/temperature), and M rollouts of H tokens after each. A candidate c has the weight exp(W(c)) times the mean of
-    exp(W(rollout)), where W sums alpha * log p - log q. One candidate is taken in proportion to its weight.
+    `tests/sampler/test_lookahead.py` states the error on a toy model. For each block, K candidates are drawn from
+    q = p^(1/temperature). M rollouts of H tokens follow each candidate. A candidate c has the weight exp(W(c)) times the mean
+    of exp(W(rollout)), where W sums alpha * log p - log q. One candidate is drawn in proportion to its weight.
 
     The paper weighs all likely next tokens, not sampled candidates, and corrects the mean by a jackknife. Its error for
     rollouts that are too short is the same.
@@ -55,7 +55,7 @@ class Lookahead(Sampler):
                               f"at most dataset.max_new_tokens={config.dataset.max_new_tokens}")
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Effective values: what has no effect here is not part of the identity."""
+        """Effective values. A field without effect is not part of the identity."""
         return {"temperature": self.law().temperature, **({} if self.rollout_length else {"num_rollouts": None})}
 
     def law(self) -> SamplingParams:
@@ -67,7 +67,7 @@ class Lookahead(Sampler):
         return self.num_candidates * (self.num_rollouts if self.rollout_length else 1)
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Mean cost of a chain whose answers have `length` tokens. Forwards that candidates share are not known before."""
+        """Mean cost of a chain whose answers have `length` tokens. Forwards that candidates share are not subtracted."""
         blocks = math.ceil(length / self.block_size)
         rolled = sum(min(self.rollout_length, max(length - number * self.block_size, 0.0)) for number in range(1, blocks + 1))
         drawn = self.num_candidates * (length + self.num_rollouts * rolled)
@@ -88,7 +88,7 @@ class Lookahead(Sampler):
         return ChainResult(path, measures={"candidate_ess": float(np.mean(sizes))})
 
     def _ahead(self, candidates: Sequence[Trajectory], horizon: int, key: Key) -> Steps[np.ndarray]:
-        """Log of the mean weight of each candidate's rollouts, float64 (K,); 0 for a candidate that nothing can follow."""
+        """Log of the mean weight of each candidate's rollouts, float64 (K,); 0 for a complete candidate."""
         found = np.zeros(len(candidates))
         if not self.rollout_length:
             return found

@@ -96,7 +96,7 @@ class MultipleTry(Sampler):
         return None if self.law().truncates else self.alpha
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Mean cost of a chain whose answers have `length` tokens, each try drawn from its cut to its end."""
+        """Mean cost of a chain whose answers have `length` tokens. Each try is drawn from its cut to its end."""
         def redrawn(state: float, stage: float) -> float:
             return (state + 1) / 2 * (1.0 if self.cut == "current" else state / stage)
 
@@ -135,14 +135,14 @@ class MultipleTry(Sampler):
                  floor=self._floor(path, horizon, cut, contest, number)) for number in range(1, self.num_tries + 1)))
         if contest is None:
             return self._accepted(path, drawn, cut, key), 0
-        # The weight of an abandoned try is only known up to a bound, and it cannot win.
+        # Only an upper bound on the weight of an abandoned try is known. Such a try cannot win.
         bounds = np.array([self.log_weight(each, cut) for each in (path, *drawn)])
         complete = np.array([each.complete(horizon) for each in (path, *drawn)])
         taken = contest.winner(np.where(complete, bounds, -np.inf))
         return self._taken(path, drawn, cut, taken, bounds - bounds[0], bool(complete[1:].any())), int((~complete).sum())
 
     def _accepted(self, path: Trajectory, drawn: Sequence[Trajectory], cut: int, key: Key) -> MetropolisStep:
-        """Multiple-try Metropolis: a try by weight, then accepted or not."""
+        """Multiple-try Metropolis: picks a try by weight, and then accepts or rejects it."""
         log_weights = np.array([self.log_weight(each, cut) for each in drawn])
         shares = np.exp(log_weights - log_weights.max())
         picked = key.fold_in("pick").categorical(shares / shares.sum())
@@ -167,7 +167,7 @@ class MultipleTry(Sampler):
         return MetropolisStep(chosen, cut, chosen.length, float(log_ratios[taken]), decision)
 
     def log_weight(self, path: Trajectory, cut: int) -> float:
-        """log w of a state whose suffix starts at `cut`, in float64; of an abandoned try a bound."""
+        """log w of a state whose suffix starts at `cut`, in float64; an upper bound for an abandoned try."""
         weight = float(np.sum(self.alpha * path.log_p[cut:] - path.log_q[cut:]))
         return weight - math.log(path.length) if self.cut == "current" else weight
 

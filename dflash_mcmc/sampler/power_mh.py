@@ -35,12 +35,12 @@ class PowerMH(Sampler):
     """Metropolis-Hastings on p^alpha: regenerate a random suffix, accept by the weight of the whole suffix.
 
     Target at stage k, with horizon L_k = k * length / num_blocks: pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
-    over the sequences that end in a stop id or are L_k tokens long (restricted to the tokens that the proposal's top-k,
-    top-p and min-p keep, where those are set; p is not renormalised on them). Each stage extends the state to L_k by
-    the proposal law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws the suffix
-    again from q up to L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over
-    the whole suffix. g is log |x| - log |y| if the cut was chosen among |x| places, 0 if it was chosen among all places up
-    to the horizon, and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/cuts.py`).
+    over the sequences that end in a stop id or are L_k tokens long. If the proposal has top-k, top-p or min-p, pi_k is
+    restricted to the tokens that they keep, and p is not renormalised. Each stage extends the state to L_k by the proposal
+    law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws a new suffix from q up to
+    L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over the whole suffix.
+    g is log |x| - log |y| if the cut was chosen among |x| places, 0 if it was chosen among all places up to the horizon,
+    and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/cuts.py`).
     """
 
     alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
@@ -51,8 +51,8 @@ class PowerMH(Sampler):
     cut: str = identity("where a suffix may start: current = any place of the current sequence, with the length term "
                         "(law B); horizon = any place up to the horizon, places past the end change nothing (law A); "
                         "entropy = more often where the entropy of p rises", choices=("current", "horizon", "entropy"))
-    entropy_power: float = identity("with cut=entropy: a place has a weight of its rise of the entropy to this power; 0 takes "
-                                    "all rises equally", ge=0, off=4.0)
+    entropy_power: float = identity("with cut=entropy: the weight of a place is the rise of the entropy there, to this power; "
+                                    "0 gives all rises the same weight", ge=0, off=4.0)
     proposal: str = identity("logits that proposals are drawn from under a blend: base = without it, as published; "
                              "matched = with it", choices=("base", "matched"))
     rule: str = identity("exact = the kernel above; published = the kernel of arXiv 2510.14901's code, for comparison: capped "
@@ -70,7 +70,7 @@ class PowerMH(Sampler):
                              "probability depends on the cut")
     top_k: int = identity("proposal keeps the k most likely tokens; 0 keeps all", ge=0)
     top_p: float = identity("proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
-    min_p: float = identity("proposal keeps tokens with this share of the top probability; 0 keeps all", ge=0, le=1)
+    min_p: float = identity("proposal keeps tokens with at least this share of the top probability; 0 keeps all", ge=0, le=1)
     repetition_penalty: float = identity("penalty in the proposal only, never in the target; 1 is off", ge=SMALLEST,
                                          le=LARGEST)
     frequency_penalty: float = identity("in the proposal only: subtract this from a token's logit for each time that it is in "
@@ -89,8 +89,8 @@ class PowerMH(Sampler):
             raise ConfigError("sampler.cut", self.cut, "'current' or 'horizon' with blend.grid=cut, under which the entropy "
                               "depends on the cut")
         if self.rescore and not config.blend.restarts_grid():
-            raise ConfigError("sampler.rescore", self.rescore, "false without blend.grid=cut: everywhere else a suffix has "
-                              "one probability, and it is known")
+            raise ConfigError("sampler.rescore", self.rescore, "false without blend.grid=cut, since the probability of a "
+                              "suffix then does not depend on the cut")
         reason = self.no_early_rejection(config.blend.is_null)
         if self.early_reject in ("exact", "eps") and reason[self.early_reject]:
             others = "auto, off" + (" or eps" if self.early_reject == "exact" and not reason["eps"] else "")
@@ -104,7 +104,7 @@ class PowerMH(Sampler):
         return dataclasses.replace(self, early_reject="off" if reason else "exact")
 
     def no_early_rejection(self, unblended: bool) -> dict[str, str]:
-        """Why `exact` and `eps` early rejection do not hold; empty where they do. `unblended`: p and q share their logits.
+        """Why `exact` and `eps` early rejection do not hold; empty if they hold. `unblended`: the target has no blend.
 
         `exact` needs every token's alpha * log p - log q to be at most 0. This holds if q is p^(1/temperature), with
         1/alpha <= temperature <= 1, on a support that depends on the prefix alone. `eps` needs the exponential of this
@@ -130,7 +130,7 @@ class PowerMH(Sampler):
         return {"exact": exact, "eps": eps}
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Effective values: what has no effect here is not part of the identity."""
+        """Effective values. A field without effect is not part of the identity."""
         values: dict[str, object] = {"proposal_temperature": self.law().temperature}
         if self.cut != "entropy":
             values["entropy_power"] = 4.0
@@ -166,7 +166,7 @@ class PowerMH(Sampler):
         return self.alpha if exact and not self.law().truncates else None
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Mean cost of a chain whose answers have `length` tokens, each proposal drawn from its cut to its end."""
+        """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end."""
         # In law A a cut can be after the end of the state. Such a step costs nothing.
         cost = mh_cost(length, horizon, self.num_blocks, self.num_steps,
                        lambda state, reach: (state + 1) / 2 * (state / reach if self.cut == "horizon" else 1.0),
@@ -221,7 +221,7 @@ class PowerMH(Sampler):
 
         This is the early rejection of Solonen et al. 2012, for sequences.
         """
-        unresolved = self.early_reject == "auto"  # without a configuration there may be a blend
+        unresolved = self.early_reject == "auto"  # it is resolved by a configuration; without one there may be a blend
         if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
             return None
         margin = -math.log(self.epsilon) if self.early_reject == "eps" else ROUNDING * self.alpha * (horizon - cut)

@@ -38,7 +38,7 @@ class Cloud(NamedTuple):
     least_size: float
     """The smallest effective sample size before a resampling or at the end, as a share of N."""
     num_ancestors: int
-    """Different particles of the first block from which the final ones descend."""
+    """Number of different particles of the first block from which the final particles descend."""
 
     def chosen(self, key: Key) -> Trajectory:
         """A particle, drawn in proportion to its weight."""
@@ -50,9 +50,9 @@ class Cloud(NamedTuple):
 class PowerSMC(Sampler):
     """Particles that are drawn block by block, weighed by p^alpha / q, and resampled when their weights are too unequal.
 
-    Law with `wrapper=none`: that of a particle drawn in proportion to its final weight. It is not p^alpha for finite N, and
-    tends to it as N grows. The mean of Z * 1(result = x) is p(x)^alpha for every sequence x and any N, where log Z is `log_z`
-    of the record. A finished particle keeps its weight and takes part in resampling.
+    With `wrapper=none` the result is a particle drawn in proportion to its final weight. Its law is not p^alpha for finite N,
+    but tends to it as N grows. The mean of Z * 1(result = x) is p(x)^alpha for every sequence x and any N, where log Z is
+    `log_z` of the record. A finished particle keeps its weight and takes part in resampling.
 
     With `wrapper=pimh` a chain keeps (result, Z) and replaces it by those of a new run with probability min(1, Z' / Z). With
     `wrapper=csmc` each step runs SMC from a cut on, with the present state as particle 0, which always survives. The step
@@ -64,7 +64,7 @@ class PowerSMC(Sampler):
 
     alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
     num_particles: int = identity("particles of a run", ge=1)
-    block_size: int = identity("tokens between two looks at the weights", ge=1)
+    block_size: int = identity("tokens between two checks of the weights", ge=1)
     ess_threshold: float = identity("resample when the effective sample size is below this share of the particles; 1 "
                                     "resamples at all unequal weights", gt=0, le=1)
     resampling: str = identity("multinomial = independent parents; systematic = one uniform number for all parents",
@@ -80,7 +80,7 @@ class PowerSMC(Sampler):
                             choices=("none", "pimh", "csmc"))
     num_steps: int = identity("steps of the wrapper after the first run", ge=0)
     cut: str = identity("where a step of csmc starts: start = at the first token; current = any place of the state; horizon "
-                        "= any place up to the horizon; places past the end change nothing",
+                        "= any place up to the horizon, places past the end change nothing",
                         choices=("start", "current", "horizon"))
     fault: str = identity("a known mistake of public code, only under name=faults: keeps_weights = weights are not reset "
                           "after resampling; shares_first = all particles have one first token, whose weight is left out; "
@@ -122,7 +122,7 @@ class PowerSMC(Sampler):
         check_plain(config, "sampler.proposal=draft, whose draws are the draft's")
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Effective values: what has no effect here is not part of the identity."""
+        """Effective values. A field without effect is not part of the identity."""
         values: dict[str, object] = {}
         if not self.ramp:
             values["temperature"] = self.law().temperature
@@ -151,7 +151,7 @@ class PowerSMC(Sampler):
         return self.alpha if self.wrapper != "none" and not self.law().truncates else None
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Mean cost of a chain whose answers have `length` tokens. Forwards that particles share are not known before."""
+        """Mean cost of a chain whose answers have `length` tokens. Forwards that particles share are not subtracted."""
         runs = 1 + (self.num_steps if self.wrapper != "none" else 0)
         rounds = math.ceil(length / self.block_size) * self.num_particles
         if self.wrapper != "csmc":
@@ -247,7 +247,7 @@ class PowerSMC(Sampler):
 
     def _parents(self, log_weights: np.ndarray, paths: Sequence[Trajectory], horizon: int, key: Key,
                  forced: bool) -> list[int]:
-        """The particle from which each particle goes on."""
+        """The parent of each particle: the number of the particle that it continues."""
         count = self.num_particles
         if self.fault == "drops_finished":
             live = [number for number, path in enumerate(paths) if not path.complete(horizon)]
@@ -267,7 +267,7 @@ class PowerSMC(Sampler):
         return float(np.sum(alpha * path.log_p[skipped:] - path.log_q[skipped:]))
 
     def _stops(self, cut: int, horizon: int) -> list[int]:
-        """Numbers of generated tokens at which the weights are looked at, the horizon included."""
+        """Numbers of generated tokens at which the weights are checked, the horizon included."""
         size = self.block_size if self.num_particles > 1 else horizon
         return [*range(cut + size, horizon, size), horizon]
 
@@ -279,7 +279,7 @@ class PowerSMC(Sampler):
         return SamplingParams(1.0 / alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
 
     def _measures(self, clouds: Sequence[Cloud], log_z: float) -> dict[str, float]:
-        """Diagnostics of the chain: means over its runs without a forced particle, except `log_z`, which is the state's."""
+        """Diagnostics of the chain: `log_z` of the state, and means over the runs without a forced particle."""
         def mean(of: Callable[[Cloud], float]) -> float:
             return float(np.mean([of(cloud) for cloud in clouds]))
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Rungs(NamedTuple):
-    """The states of the ladder's rungs, and where they come from."""
+    """The states of the ladder's rungs, and the rungs at which they were drawn."""
 
     paths: tuple[Trajectory, ...]
-    """The state of each rung. Its `laws` have log q and interval under the proposal law of each rung."""
+    """The state of each rung. `laws` of a state has log q and interval under the proposal laws of all rungs."""
     born: tuple[int, ...]
     """The rung whose local step made each state."""
 
@@ -83,7 +83,7 @@ class ReplicaExchange(Sampler):
             raise ConfigError("sampler.fault", self.fault, "none, except under name=faults")
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """Effective values: what has no effect here is not part of the identity."""
+        """Effective values. A field without effect is not part of the identity."""
         return {"temperatures": [law.temperature for law in self.laws()], "output": self.place + 1, "early_reject": None}
 
     @property
@@ -151,7 +151,7 @@ class ReplicaExchange(Sampler):
         return self.swap(ladder, key.fold_in("swap"))[0]
 
     def _extend(self, ladder: Rungs, horizon: int, key: Key) -> Steps[Rungs]:
-        """Draws the rungs that have not ended up to the horizon of a stage, each from its own law."""
+        """Extends the states that have not ended to the horizon of a stage, each by the law of its rung."""
         laws, mine = self.laws(), [rung for rung, path in enumerate(ladder.paths) if not path.complete(horizon)]
         drawn = yield Together(tuple(Draw(ladder.paths[rung].under(rung) if ladder.paths[rung].length else ladder.paths[rung],
                                           horizon, laws[rung], key.fold_in("extend", rung), laws=laws) for rung in mine))

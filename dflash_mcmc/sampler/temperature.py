@@ -36,7 +36,7 @@ class Temperature(Sampler):
     temperature: float | None = identity("temperature; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
     top_k: int = identity("keep the k most likely tokens; 0 keeps all", ge=0)
     top_p: float = identity("keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
-    min_p: float = identity("keep tokens with this share of the top probability; 0 keeps all", ge=0, le=1)
+    min_p: float = identity("keep tokens with at least this share of the top probability; 0 keeps all", ge=0, le=1)
     repetition_penalty: float = identity("divide the logits of tokens already present; 1 is off", ge=SMALLEST, le=LARGEST)
     frequency_penalty: float = identity("subtract this from a token's logit for each time that it is in the answer so far; 0 "
                                         "is off", ge=-PENALTY, le=PENALTY, off=0.0)

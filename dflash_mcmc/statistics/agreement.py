@@ -32,7 +32,7 @@ def agreement(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
     Args:
         a: the values of each problem's independent samples.
         b: the same for the other run.
-        seed: of the permutations that are drawn.
+        seed: the seed of the permutations.
     """
     shared = [problem for problem in a if problem in b and len(a[problem]) and len(b[problem])]
     if not shared:

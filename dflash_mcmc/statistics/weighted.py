@@ -1,7 +1,7 @@
 """Weighted votes over the chains of each problem, and their expected result for fewer chains. `rules` has the weights.
 
-The conventions are those of the majority vote (`chains`). The same answers are equal. A chain without an answer does not vote
-and has no weight. A tie counts as the expected value of a uniform draw among the winners. Without votes a problem is wrong.
+The conventions are those of the majority vote (`chains`), also for the equality of answers. A chain without an answer does not
+vote and has no weight. A tie counts as the mean of a uniform draw among the winners. A problem without votes is wrong.
 """
 
 from __future__ import annotations

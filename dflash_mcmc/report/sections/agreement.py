@@ -22,8 +22,8 @@ _TEXT = """
 The samplers of these runs have the law p^alpha in the limit of many steps. If two runs have reached it, a sample of one run is
 exchangeable with a sample of the other run for the same problem. Each row tests this for the mean of a number by a permutation
 test within problems. p (Holm) is adjusted for all rows. A small p (Holm) means that at least one of the two runs has not
-reached p^alpha. A large one does not prove equality: the test sees only differences of means, and few samples show only large
-ones.
+reached p^alpha. A large one does not prove equality: the test detects only differences of means, and with few samples only
+large ones.
 """
 
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _COSTS: dict[Cost, str] = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
 _TEXT = """
 A sampler that costs as much as k independent draws should beat their vote: the majority vote, and the weighted votes that
-`aggregate` names in the run of these draws. Each run is compared with votes over k chains of a run of sampler=temperature,
-where k is the largest number whose cost is at most that of one sample of the run, but at least 1 and at most the recorded
-number of chains. One table matches token-forwards, the other device seconds. If the vote costs much less than the run, a fair
-vote would need more chains than are recorded. The accuracy of a vote of k is the mean over all ways to choose k of a problem's
-chains, for weighted votes over at most 1,000 of them. Differences, intervals and p are those of the paired table; p (Holm) is
-adjusted for the rows of each table.
+`aggregate` names in the run of these draws. Each run is compared with votes over k chains of a run of sampler=temperature. k
+is the largest number of chains that cost at most as much as one sample of the compared run. It is at least 1 and at most the
+recorded number of chains. One table matches token-forwards, the other device seconds. If the vote costs much less than the
+run, a fair vote would need more chains than are recorded. The accuracy of a vote of k is the mean over all ways to choose k of
+a problem's chains, or over 1,000 of them for weighted votes with more ways. Differences, intervals and p are those of the
+paired table; p (Holm) is adjusted for the rows of each table.
 """
 
 

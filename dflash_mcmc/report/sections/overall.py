@@ -26,7 +26,7 @@ algebra), for comparison only; the verdicts do not use it.
 _VOTES = """
 A majority or best-of-N row combines the given number of chains into one answer per problem, for the problems that have all
 chains. A tied vote counts as its expected value. If a vote uses fewer chains than are recorded, the row is the mean over all
-ways to choose them. Its tokens and token-forwards are the sum over its chains, its time that of the slowest chain. Answers
+ways to choose them. Its tokens and token-forwards are sums over its chains. Its time is that of the slowest chain. Answers
 count as the same vote if their normalised strings are equal; the gold answer has no influence. Independent draws have a row
 for each number of chains that costs as much as another run, as a baseline of equal compute. The weighted votes that a run's
 `aggregate` names have rows too; the section on rules of votes explains them and compares all of them.

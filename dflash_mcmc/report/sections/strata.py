@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _BY_GREEDY = ("easy (greedy right)", "hard (greedy wrong)")
 _EASY = """
-Easy problems are those that {greedy} solves, hard ones those it does not; its own 100 % and 0 % follow from this definition.
+Easy problems are those that {greedy} solves. Hard problems are the others. Its own 100 % and 0 % follow from this definition.
 The split depends on a single outcome of greedy decoding. It makes every other run look better on the hard part and worse on
 the easy part than it is. Within a part, compare runs with each other, not with greedy decoding.
 """

@@ -26,7 +26,7 @@ _NARROWEST = 5.0
 """Smallest range of a map's colours in percentage points, so that noise does not look like structure."""
 _TEXT = """
 The runs of each table differ only in the settings given in its title; runs that differ only in the seed are pooled. Each
-accuracy has its own noise. The best of many looks better than it is: repeat it with another seed.
+accuracy has its own noise. The best of many runs looks better than it is: repeat it with another seed.
 """
 
 
