@@ -48,7 +48,7 @@ class _PublishedLoop:
     def answer(self, operation: Operation) -> Trajectory:
         """Extends a trajectory by one call of `generate`, whose outputs give the log-probabilities of the tokens."""
         if not isinstance(operation, Draw):
-            raise TypeError("the published loop has no operation but Draw: the sampler's `rescore` is to be off")
+            raise TypeError("the published loop carries out only Draw: the sampler's `rescore` must be false")
         path, horizon = operation.trajectory, operation.horizon
         if path.complete(horizon):
             return path

@@ -31,7 +31,7 @@ seconds = time.perf_counter() - started
 (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(len(pending), seconds, int(peak) / 1024)
 """
-"""A program that does the work of a process before its first sample, except that it loads no problems and no model."""
+"""A program that does the work of a process before its first sample. It loads no problems and no model."""
 
 
 def sharing(subject: Subject, sizes: Sizes) -> list[dict]:

@@ -21,7 +21,7 @@ _PARTICLES, _TOKENS, _BLOCK, _CANDIDATES, _REPEATS = 32, 128, 16, 8, 3
 
 
 def together(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(m) Draws asked for together: particles against independent chains, and candidates at once against one after another."""
+    """(m) Draws asked for together: particles beside independent chains, and candidates at once or one after another."""
     endless = copy.copy(subject.model)
     endless.stop_ids = ()
     rows = []

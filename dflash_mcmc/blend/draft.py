@@ -39,7 +39,7 @@ class DraftBlend(Blend):
         Raises ConfigError.
         """
         check_features(config, "blend=draft")
-        check_plain(config, "blend=draft: what the draft says of a block is not known before its anchor is")
+        check_plain(config, "blend=draft, because the draft's logits for a block need the block's first token")
         if self.grid == "cut" and not config.sampler.rescores():
             able = options_with("sampler", "can_rescore")
             raise ConfigError("blend.grid", self.grid, f"absolute; or sampler={able} sampler.rescore=true, which scores the "

@@ -1,4 +1,4 @@
-"""The text of `python -m dflash_mcmc --help`. Nothing is composed for it."""
+"""The text of `python -m dflash_mcmc --help`. It needs no composed configuration."""
 
 from __future__ import annotations
 

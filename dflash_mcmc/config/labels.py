@@ -85,7 +85,7 @@ def _name(values: Mapping[str, Any], group: str) -> str:
 
 
 def _component(group: str, fields: Mapping[str, object] | None) -> Any:
-    """The component with these fields. A missing field is null. Without `fields`, the group's option without effect."""
+    """The component with these fields. A missing field is null. If `fields` is None, the option that has no effect."""
     known = components(group)
     if fields is None:
         return next((found.cls() for found in known.values() if found.cls.is_null), None)

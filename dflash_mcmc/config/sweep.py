@@ -36,7 +36,7 @@ class Sweep(NamedTuple):
 def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
     """The overrides of every job of a grid. For a search, those of one point and of its variants.
 
-    A variant has one other value of a list, or the other end of a range. The caller checks every value of a search with them.
+    A variant has another value from one list, or the other end of one range. With the variants the caller checks every value.
     The later of two overrides of one field counts, as in Hydra. Raises UserError.
     """
     lists = list({override.get_key_element(): _values(override, sweep.searches) for override in overrides}.values())

@@ -22,7 +22,7 @@ def text_of(pickle: bytes) -> str:
     texts = [argument for name, argument in found if name in _TEXTS]
     other = next((name for name, _ in found if name not in (*_TEXTS, *_WITHOUT_EFFECT)), None)
     if other is not None or len(texts) != 1:
-        raise ValueError(f"a pickle with {other or f'{len(texts)} texts'}, and not of a single text")
+        raise ValueError(f"a pickle with {other or f'{len(texts)} texts'} instead of a single text")
     return str(texts[0])
 
 

@@ -45,8 +45,8 @@ TEMPLATES = {
     "program": Template(
         "You will be given a question (problem specification) and will generate a correct Python program that matches the "
         "specification and passes all tests.\n\n{question}",
-        "LiveCodeBench (Jain et al. 2024, arXiv 2403.07974): the system prompt of lcb_runner; the question, as it writes "
-        "it, ends in the format of the answer"),
+        "LiveCodeBench (Jain et al. 2024, arXiv 2403.07974): the system prompt of lcb_runner; the question ends "
+        "in the format of the answer, as lcb_runner writes it"),
 }
 
 

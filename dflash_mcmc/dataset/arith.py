@@ -1,10 +1,10 @@
 """`dataset=arith`: generated multi-step word problems with worked solutions, on which `model=tiny` is trained.
 
-A problem is a start count and a few events on it; its level is the number of arithmetic operations, 1 to 5. The same
-problem has many correct solutions: an operation can be worked in full (`7*24=140+28=168`), done at once (`7*24=168`) or
-merged with the next one (`47+7*24=215`), products can be worked first or as they come, and the answer can be given
-without any work. Some of these ways are much more reliable than others for a small model, so the accuracy depends on how
-a solution is sampled: the power distribution p^alpha weighs a whole solution, and a low temperature only the next token.
+A problem is a start count and a few events that change it. Its level is the number of arithmetic operations, 1 to 5. The same
+problem has many correct solutions. An operation can be worked in full (`7*24=140+28=168`), done at once (`7*24=168`) or
+merged with the next one (`47+7*24=215`). Products can be worked first or in the order of the events. The answer can also be
+given without any work. For a small model some of these ways are much more reliable than others, so the accuracy depends on how
+a solution is sampled: p^alpha weighs whole solutions, and a low temperature weighs only the next token.
 """
 
 from __future__ import annotations

@@ -76,6 +76,6 @@ class SpeculativeDecoder(Decoder):
                               "penalty)")
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """No draft temperature if no draft token is sampled, because it then has no effect."""
+        """Leaves out the draft temperature if no draft token is sampled, because it then has no effect."""
         idle = not config.draft.has_density or config.sampler.is_deterministic
         return {"draft_temperature": None} if idle else {}

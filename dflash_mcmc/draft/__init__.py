@@ -48,8 +48,8 @@ def check_features(config: Config, user: str) -> None:
     """Checks that the draft reads the target's features and gives logits for a whole block. Raises ConfigError."""
     if not config.draft.reads_features:
         able = options_with("draft", "reads_features")
-        raise ConfigError("draft", name_of(config.draft), f"{able} with {user}: one forward, from the target's features, that "
-                          "gives logits for a whole block")
+        raise ConfigError("draft", name_of(config.draft), f"{able} with {user}, which needs logits for a whole block from one "
+                          "forward on the target's features")
 
 
 def load_feature_drafter(config: Config, target: LanguageModel) -> DFlashDrafter:

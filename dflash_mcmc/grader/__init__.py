@@ -82,7 +82,7 @@ class AnswerGrader(Grader):
         extraction.check_until(self.until)
 
     def resolved(self, config: Config) -> AnswerGrader:
-        """The grader with one form of its extraction rules."""
+        """The grader with its extraction rules in their normal form."""
         return dataclasses.replace(self, extract=extraction.normal(self.extract))
 
     def extraction(self) -> extraction.Extraction:

@@ -22,9 +22,8 @@ The engine is fast for five reasons. `Options` has a switch for most of them.
 - A spare row keeps the current sequence's keys and values while a draw overwrites them.
 
 A ladder gives all shapes (`ladder.py`). On a CPU in float32 the numbers of a row therefore do not depend on the rest of the
-batch.
-`tests/inference/test_batched.py` compares the engine with the reference engine, and with itself under other batch sizes,
-orders and switches.
+batch. `tests/inference/test_batched.py` compares the engine with the reference engine, and with itself under other batch
+sizes, orders and switches.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _LAW = 3
 
 
 def width(operation: Operation) -> int:
-    """The number of columns that an operation needs: one for the entropy if a column is asked for, and three for each law."""
+    """The number of columns of an operation: 0 if it asks for none, else one for the entropy and three for each law."""
     return 1 + _LAW * len(operation.laws) if operation.laws or operation.entropy else 0
 
 

@@ -1,4 +1,4 @@
-"""The host's state of an operation's place in the engine, and the sizes of the pieces in which prompts are read."""
+"""The host's state of a slot, and the sizes of the pieces in which prompts are read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Requested stops: SIGTERM, SIGUSR1 and SIGUSR2, which SLURM and launchers send before they kill a process.
 
-Samples that are started get some seconds to be finished and recorded, and no new ones are started. The next start draws the
-rest, with the same randomness. Ctrl-C raises Python's own KeyboardInterrupt at once.
+Started samples have some seconds to finish and to be recorded. No new sample is started. The next start draws the rest, with
+the same randomness. Ctrl-C raises Python's own KeyboardInterrupt at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _noted: list[signal.Signals] = []
 
 
 class Stopped(BaseException):
-    """The process was asked to end and has more to do. Not an Exception, so that nothing handles it as a failure."""
+    """The process was asked to end and has more to do. It is no Exception, so that no handler of failures catches it."""
 
 
 @contextmanager

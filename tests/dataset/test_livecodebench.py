@@ -67,7 +67,7 @@ class Attack:
         return os.mkdir, (self.folder,)
 
 
-OTHERS = [(Attack, "a pickle with STACK_GLOBAL, and not of a single text"), (lambda _: ["a", "b"], "a pickle with EMPTY_LIST"),
+OTHERS = [(Attack, "a pickle with STACK_GLOBAL instead of a single text"), (lambda _: ["a", "b"], "a pickle with EMPTY_LIST"),
           (lambda _: b"x", "SHORT_BINBYTES"), (lambda _: "no json", "row 0 for its private_test_cases: given 'no json'")]
 
 

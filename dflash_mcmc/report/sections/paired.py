@@ -45,8 +45,9 @@ table. A run is called better or worse if p (Holm) is at most 0.05, else the ver
 
 Two columns help to plan the next experiment, for a single comparison at p = 0.05 with 80 % power. One is the number of
 problems needed to detect a difference of {sought:.0f} points. The other is the smallest difference that can be detected with
-as many problems as in this comparison. With one chain per problem, both assume the share of problems here that only one of the
-runs solves. With several chains, both assume the spread of the differences here. A hyphen means that no such number exists.
+as many problems as in this comparison. With one chain per problem, both numbers assume that the share of problems that only
+one of the runs solves stays the same. With several chains, they assume that the spread of the differences stays the same. A
+hyphen means that no such number exists.
 """
 
 

@@ -121,7 +121,7 @@ def _check_tensors(folder: Path, files: dict[str, Path], expected: dict[str, tup
     if any(part in name for name in more for part in _DFLASH2):
         refuse(folder, "is a DFlash 2 checkpoint (it has a candidate selector or convolutions)", "DFlash, the first version")
     if more:
-        refuse(folder, f"has tensors that DFlash has not: {_some(more)}", f"the {len(expected)} tensors of its config")
+        refuse(folder, f"has tensors that DFlash lacks: {_some(more)}", f"the {len(expected)} tensors of its config")
     if fewer:
         refuse(folder, f"lacks {_some(fewer)}", f"all {len(expected)} tensors of its config")
     for name, shape in expected.items():
