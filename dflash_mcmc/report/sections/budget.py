@@ -41,12 +41,13 @@ _NAMES: dict[Cost, str] = {"token_forwards": "token-forwards", "share_seconds": 
 _TEXT = """
 A budget is the cost of an answer in {unit}: one sample, or one vote of independent draws. The setting of each method was
 chosen for the budget before the run; the cost that was then measured is in the tables. A point whose cost differs from its
-budget by more than {tolerance:.0f} % is in the first table, but is not compared. Greedy decoding and a single draw have one cost.
+budget by more than {tolerance:.0f} % is in the first table, but is not compared. Greedy decoding and a single draw have one
+cost.
 
 Each method is compared with the majority vote over as many draws of sampler=temperature as the budget pays for, on the
-problems that both have. A vote over fewer chains than are recorded counts the mean over all ways to choose them. p comes from the exact
-McNemar test if every problem has one answer that is right or wrong in both, else from a paired permutation test over problems.
-p (Holm) is adjusted for all {compared} comparisons. A difference is resolved if p (Holm) is at most {level:g}.
+problems that both have. A vote over fewer chains than are recorded counts the mean over all ways to choose them. p comes from
+the exact McNemar test if every problem has one answer that is right or wrong in both, else from a paired permutation test over
+problems. p (Holm) is adjusted for all {compared} comparisons. A difference is resolved if p (Holm) is at most {level:g}.
 
 {power}
 """
