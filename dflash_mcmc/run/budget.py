@@ -65,23 +65,33 @@ def check(command: Command) -> None:
                           "the estimates; or hydra/launcher=basic")
     if all(job.config.sampler.cost_field() is None for job in jobs):
         raise ConfigError("budget", first.budget, f"null with sampler={name_of(first.sampler)}, whose cost no field scales")
+    methods: dict[str, list[Job]] = {}
     for job in jobs:
-        _check_setting(job)
+        _refuse_setting(job)
+        methods.setdefault(_key(job.config), []).append(job)
+    for of_method in methods.values():
+        _check_largest(of_method)
 
 
-def _check_setting(job: Job) -> None:
-    """Checks that the budget pays for the smallest setting, and that the command does not set the field."""
+def _refuse_setting(job: Job) -> None:
+    """Raises ConfigError if the command sets the field that the budget chooses."""
     field = job.config.sampler.cost_field()
+    for text in job.overrides if field is not None else ():
+        name, _, value = text.lstrip("+").partition("=")
+        if field is not None and name == path_of(field):
+            raise ConfigError(name, value, f"no value with budget={job.config.budget:g}, which chooses it")
+
+
+def _check_largest(jobs: Sequence[Job]) -> None:
+    """Raises ConfigError if the largest budget of a method does not pay for its smallest setting. Smaller ones are left out."""
+    config = max((job.config for job in jobs), key=lambda found: found.budget or 0.0)
+    field, budget = config.sampler.cost_field(), config.budget or 0.0
     if field is None:
         return
-    for text in job.overrides:
-        name, _, value = text.lstrip("+").partition("=")
-        if name == path_of(field):
-            raise ConfigError(name, value, f"no value with budget={job.config.budget:g}, which chooses it")
-    least = _least(job.config, field)
-    needed, budget = _estimate(job.config, field, least), job.config.budget or 0.0
+    least = _least(config, field)
+    needed = _estimate(config, field, least)
     if needed > budget:
-        raise ConfigError("budget", budget, f"at least {needed:,.4g} with {_method(job.config)}, the estimated cost of "
+        raise ConfigError("budget", budget, f"at least {needed:,.4g} with {_method(config)}, the estimated cost of "
                           f"{path_of(field)}={least} (assumed.* sets the lengths)")
 
 
