@@ -33,7 +33,7 @@ _MOST_PILOTS = 3
 """Largest number of pilots for one budget of a method."""
 
 
-class Planned(NamedTuple):
+class ChosenSetting(NamedTuple):
     """The outcome of a job with a budget: a row of the printed plan."""
 
     label: str
@@ -83,7 +83,7 @@ def _refuse_setting(job: Job) -> None:
 
 
 def _check_largest(jobs: Sequence[Job]) -> None:
-    """Raises ConfigError if the largest budget of a method does not pay for its smallest setting. Smaller ones are left out."""
+    """Raises ConfigError if no budget of a method pays for its smallest setting."""
     config = max((job.config for job in jobs), key=lambda found: found.budget or 0.0)
     field, budget = config.sampler.cost_field(), config.budget or 0.0
     if field is None:
@@ -124,7 +124,7 @@ def _key(config: Config) -> str:
     return json.dumps([values, selection, config.budget_unit, config.budget is None], sort_keys=True, default=str)
 
 
-def _of_method(jobs: Sequence[Job], measure: bool) -> list[Planned]:
+def _of_method(jobs: Sequence[Job], measure: bool) -> list[ChosenSetting]:
     """The rows of one method's jobs, which differ only in their budgets. Pilots of all budgets correct one curve."""
     config = jobs[0].config
     field = config.sampler.cost_field()
@@ -149,20 +149,20 @@ def _of_method(jobs: Sequence[Job], measure: bool) -> list[Planned]:
             reason = f"the same run as at budget {budgets[chosen.index(setting)]:,g}"
         made = None if reason else Job(_with(job.config, field, setting), (*job.overrides, f"{path_of(field)}={setting}"),
                                        job.choices, job.left_out)
-        rows.append(Planned(_method(config), budget, path_of(field), setting, curve.estimate(setting), expected,
+        rows.append(ChosenSetting(_method(config), budget, path_of(field), setting, curve.estimate(setting), expected,
                             curve.measured.get(setting), made, reason))
     return rows
 
 
-def _of_one_cost(jobs: Sequence[Job]) -> list[Planned]:
+def _of_one_cost(jobs: Sequence[Job]) -> list[ChosenSetting]:
     """The rows of jobs without a budget or without a field that scales their cost. The first one of a method is run."""
     rows = []
     for place, job in enumerate(jobs):
         reason = f"the same run as at budget {jobs[0].config.budget:,g}" if place and job.config.budget is not None else ""
         known = cost.token_forwards(job.config) is not None
         estimated = _estimate(job.config, None, 1) if known else float("nan")
-        rows.append(Planned(_method(job.config), job.config.budget or float("nan"), None, None, estimated, estimated, None,
-                            None if reason else job, reason))
+        rows.append(ChosenSetting(_method(job.config), job.config.budget or float("nan"), None, None, estimated, estimated,
+                                  None, None if reason else job, reason))
     return rows
 
 
@@ -231,7 +231,7 @@ def _pilot(config: Config) -> Config:
                                        aggregate=None))
 
 
-def _text(rows: Sequence[Planned], config: Config, measure: bool) -> str:
+def _text(rows: Sequence[ChosenSetting], config: Config, measure: bool) -> str:
     """The plan as a table."""
     def amount(value: float | None) -> str:
         return "-" if value is None or value != value else f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"

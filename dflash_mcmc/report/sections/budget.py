@@ -59,7 +59,7 @@ methods differ as much as here, and are those of the comparison that needs the m
 """
 
 
-class Point(NamedTuple):
+class BudgetPoint(NamedTuple):
     """A method at a budget."""
 
     method: str
@@ -94,7 +94,7 @@ def section(study: Study) -> Section | None:
                    [Drawing("fig_budget", title, lambda: _figure(study.dataset, found, _NAMES[cost]))])
 
 
-def points_of(runs: Sequence[Run], cost: Cost) -> list[Point]:
+def points_of(runs: Sequence[Run], cost: Cost) -> list[BudgetPoint]:
     """The points of runs with budgets: methods in the order of the runs, each in the order of its budgets."""
     fields = [_field(run) for run in runs]
     rest = [{key: value for key, value in run.identity.items() if key != field}
@@ -102,7 +102,7 @@ def points_of(runs: Sequence[Run], cost: Cost) -> list[Point]:
     labels = labels_of([run.condition for run in runs], rest, [_without(run.config, field)
                                                                for run, field in zip(runs, fields, strict=True)])
     budgets = sorted({float(run.config["budget"]) for run in runs})
-    found: list[Point] = []
+    found: list[BudgetPoint] = []
     for run, field, label in zip(runs, fields, labels, strict=True):
         if field == CHAINS:
             found += _of_draws(run, label, budgets, cost)
@@ -126,7 +126,7 @@ def _without(config: dict, field: str | None) -> dict:
     return {**config, group: {key: value for key, value in config[group].items() if key != name}} if name else config
 
 
-def _of_draws(run: Run, label: str, budgets: Sequence[float], cost: Cost) -> list[Point]:
+def _of_draws(run: Run, label: str, budgets: Sequence[float], cost: Cost) -> list[BudgetPoint]:
     """A single draw, and the votes over as many draws as each budget pays for and the run has."""
     found, records = [_point(label, None, f"{CHAINS}=1", run.records, cost)], full(run)
     if not votes(run) or not records:
@@ -144,12 +144,12 @@ def _vote(rule: VoteRule | str) -> str:
     return "majority vote" if isinstance(rule, str) else rule.shown
 
 
-def _point(method: str, budget: float | None, setting: str, records: Sequence[Outcome], cost: Cost) -> Point:
+def _point(method: str, budget: float | None, setting: str, records: Sequence[Outcome], cost: Cost) -> BudgetPoint:
     means = [sum(record[cost] for record in chains) / len(chains) for chains in by_problem(records).values()]
-    return Point(method, budget, setting, outcomes(records), sum(means) / len(means))
+    return BudgetPoint(method, budget, setting, outcomes(records), sum(means) / len(means))
 
 
-def comparisons(found: Sequence[Point]) -> list[dict]:
+def comparisons(found: Sequence[BudgetPoint]) -> list[dict]:
     """A row for each point on its budget, other than the majority vote that it is compared with."""
     bases = {point.budget: point for point in reversed(found) if point.on_budget and point.method.endswith(_vote("majority"))}
     pairs = [(point, base, aligned(point.outcomes, base.outcomes)) for point in found
@@ -162,7 +162,8 @@ def comparisons(found: Sequence[Point]) -> list[dict]:
     return rows
 
 
-def _compared(point: Point, base: Point, own: PairedOutcomes, other: PairedOutcomes, left_out: int, number: int) -> dict:
+def _compared(point: BudgetPoint, base: BudgetPoint, own: PairedOutcomes, other: PairedOutcomes, left_out: int,
+              number: int) -> dict:
     """The row of a comparison, one of `number`."""
     paired = compare(own, other)
     return {"method": point.method, "budget": point.budget, "setting": point.setting, "spent": point.spent,
@@ -184,7 +185,7 @@ def _power(rows: Sequence[dict]) -> str:
                          smallest=points(smallest[len(smallest) // 2]).lstrip("+"), needed=max(single), strict=max(together))
 
 
-def _shown(point: Point) -> dict:
+def _shown(point: BudgetPoint) -> dict:
     estimate = accuracy_of(point.outcomes)
     return {"method": point.method, "budget": point.budget, "setting": point.setting, "spent": point.spent,
             **estimate.columns("accuracy"), "problems": len(point.outcomes.problems),
@@ -214,14 +215,14 @@ def _paired_columns() -> list[Column]:
             counted("for all comparisons", "problems_together")]
 
 
-def _figure(dataset: str, found: Sequence[Point], unit: str) -> Figure:
+def _figure(dataset: str, found: Sequence[BudgetPoint], unit: str) -> Figure:
     """Accuracy over cost on a logarithmic axis, with intervals. Methods differ in colour and in marker."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
 
-    methods: dict[str, list[Point]] = {}
+    methods: dict[str, list[BudgetPoint]] = {}
     for point in found:
         methods.setdefault(point.method, []).append(point)
     drawn = Figure(figsize=(8.6, max(4.2, 0.26 * len(methods) + 1.0)), layout="constrained")
