@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Cost, Outcome
     from dflash_mcmc.statistics.rules import VoteRule
 
+_APART = 0.08
+"""The largest share by which a point of the figure is moved, so that intervals of methods at one cost do not overlap."""
 SOUGHT = 0.05
 """The difference of accuracies that the number of problems is stated for."""
 _NAMES: dict[Cost, str] = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
@@ -229,7 +231,8 @@ def _figure(dataset: str, found: Sequence[BudgetPoint], unit: str) -> Figure:
     axes = drawn.subplots()
     for number, (method, line) in enumerate(methods.items()):
         estimates = [accuracy_of(point.outcomes) for point in line]
-        axes.errorbar([point.spent for point in line], [100.0 * estimate.known for estimate in estimates],
+        beside = 1.0 + _APART * (2.0 * (number + 0.5) / len(methods) - 1.0)
+        axes.errorbar([beside * point.spent for point in line], [100.0 * estimate.known for estimate in estimates],
                       error_bars(estimates), label=method, capsize=2, elinewidth=0.7, markersize=5,
                       color=PALETTE[number % len(PALETTE)], marker=MARKERS[(number + number // len(PALETTE)) % len(MARKERS)],
                       linestyle=("-", "--", ":")[number // len(PALETTE) % 3])
@@ -237,7 +240,7 @@ def _figure(dataset: str, found: Sequence[BudgetPoint], unit: str) -> Figure:
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(f"{unit} of an answer, measured")
+    axes.set_xlabel(f"{unit} of an answer, measured; points are moved apart by at most {100.0 * _APART:.0f} %")
     axes.set_ylabel("correct answers, % (95 % intervals)")
     axes.set_title(f"Accuracy over budget on {dataset}")
     drawn.legend(loc="outside right upper")
