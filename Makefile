@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report dashboard probes test test-slow test-slurm golden bench lint house options docs docs-pictures train clean
+.PHONY: help install demo report dashboard probes equal-cost test test-slow test-slurm golden bench lint house options docs docs-pictures train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,11 @@ probes: $(READY)  ## every probe on the embedded pair: tables and figures below 
 	$(BIN)/python -m dflash_mcmc -m experiment=probes probe=speculative_mcmc,deep_readout,difficulty
 	$(BIN)/python -m dflash_mcmc experiment=probes probe=mixing sampler.num_steps=4  # for ESS, which needs 20 in its window
 	$(BIN)/python -m dflash_mcmc -m experiment=probes probe=layer_rank,logit_blend probe.hard_below=0.1
+
+equal-cost: $(READY)  ## samplers and votes at two budgets on the embedded model, and their report (tens of minutes)
+	$(BIN)/python -m dflash_mcmc sweep=equal_cost condition=greedy,temp,ps,mtm,isir model=tiny dataset=arith tracker=none \
+	  name=equal_cost dataset.limit=150 budget=800,1600 pilot_problems=16 assumed.answer_length=0.37 assumed.prompt_length=57
+	$(BIN)/python -m dflash_mcmc.report outputs/equal_cost
 
 # The processor whose settings the tests use: intel, amd or this.
 PROCESSOR ?= this

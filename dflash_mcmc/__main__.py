@@ -41,21 +41,20 @@ def _main(arguments: list[str]) -> None:
     elif any(job.config.show for job in command.jobs):
         _print_prompts(command.jobs)
     elif any(job.config.dry_run for job in command.jobs):
-        _print_plan(command, "dry_run=true: no model was loaded and nothing written")
+        _print_plan(_within_budget(command, measure=False), "dry_run=true: no model was loaded and nothing written")
     elif command.launcher:
         from dflash_mcmc.grid.submission import submit
 
-        submit(command, command.launcher)
+        submit(_within_budget(command, measure=False), command.launcher)
     elif command.sweep:
-        _print_plan(command)
-        sys.exit(_run_sweep(command, command.sweep))
+        sys.exit(_run_sweep(_within_budget(command), command.sweep))
     else:
-        _run_single(command.jobs[0])
+        _run_single(command)
 
 
 def _checked(arguments: list[str]) -> Command:
     from dflash_mcmc.config.command import check_command
-    from dflash_mcmc.run import preflight
+    from dflash_mcmc.run import budget, preflight
 
     try:
         command = check_command(arguments)
@@ -63,6 +62,7 @@ def _checked(arguments: list[str]) -> Command:
             raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: in one "
                             "process, which submits the jobs")
         preflight.check(command.jobs, here=not command.launcher)
+        budget.check(command)
         return command
     except UserError:
         if ranks.rank():
@@ -70,6 +70,18 @@ def _checked(arguments: list[str]) -> Command:
             # that, because a launcher ends all processes when one of them ends. It waits, and then reports the mistake, too.
             sleep(_SECONDS_TO_REPORT)
         raise
+
+
+def _within_budget(command: Command, measure: bool = True) -> Command:
+    """The command with the settings that its budgets choose. Prints how they were chosen."""
+    from dflash_mcmc.run import budget, preflight
+
+    found, plan = budget.with_settings(command, measure)
+    if plan:
+        preflight.check(found.jobs, here=not command.launcher)
+        if not ranks.rank():
+            print(plan, flush=True)
+    return found
 
 
 def _show(arguments: list[str]) -> None:
@@ -100,12 +112,12 @@ def _print_plan(command: Command, *notes: str) -> None:
         print(estimate.of(command), *notes, sep="\n", flush=True)
 
 
-def _run_single(job: Job) -> None:
+def _run_single(command: Command) -> None:
     from dflash_mcmc.config.sweep import print_error
 
     tables: Tables = {}
     try:
-        _run(job, tables)
+        _run(_within_budget(command).jobs[0], tables)
     except UserError as error:
         if os.environ.get("DFLASH_MCMC_TRACEBACK"):
             raise
@@ -118,6 +130,7 @@ def _run_sweep(command: Command, sweep: Sweep) -> int:
     """Runs every point of a grid, or lets a search choose its points. Returns the exit code."""
     from dflash_mcmc.config.sweep import SweepOutcomes
 
+    _print_plan(command)
     tables: Tables = {}
     outcomes = SweepOutcomes(sweep, lambda job: _run(job, tables))
     if sweep.searches:

@@ -6,7 +6,7 @@ import re
 
 from omegaconf import DictConfig
 
-from dflash_mcmc.config import aggregate
+from dflash_mcmc.config import aggregate, budget
 from dflash_mcmc.config.schema import OF_THE_MACHINE, Config, component_of, groups_of, to_typed
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.registry import components, name_of
@@ -22,6 +22,7 @@ def checked(config: Config) -> Config:
     _check_condition(config)
     _check_draft(config)
     aggregate.check(config)
+    budget.check(config)
     used = (*groups_of(config), *OF_THE_MACHINE)
     for group in used:
         component_of(config, group).check(config)

@@ -85,6 +85,13 @@ class Config:
     vote: Vote = dataclasses.field(default_factory=Vote)
     objective: str = runtime("value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples "
                              "per million token-forwards", choices=("accuracy", "accuracy_per_cost"))
+    budget: float | None = runtime("token-forwards (or seconds) for each answer: chooses the sampler's setting, such as "
+                                   "sampler.num_steps, or num_chains with sampler=temperature; null takes the settings as "
+                                   "they are", gt=0)
+    budget_unit: str = runtime("unit of budget: token_forwards, or seconds = device seconds",
+                               choices=("token_forwards", "seconds"))
+    pilot_problems: int = runtime("problems of the short runs that correct the settings of budget; 0 takes the estimates",
+                                  ge=0)
     dry_run: bool = runtime("print samples, token-forwards and hours; load and write nothing")
     show: str | None = runtime("prompt = print the whole text that the model receives for the first problem; load no weights "
                                "and write nothing", choices=("prompt",))

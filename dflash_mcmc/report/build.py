@@ -15,6 +15,7 @@ from dflash_mcmc.report.probed import csv_of
 from dflash_mcmc.report.runs import read
 from dflash_mcmc.report.sections import (
     agreement,
+    budget,
     chains,
     compared,
     configuration,
@@ -34,7 +35,7 @@ from dflash_mcmc.report.sections import (
 from dflash_mcmc.report.study import Study, study_of
 from dflash_mcmc.store.files import write_atomically
 
-_SECTIONS = (overall, paired, matched, rules, strata, overlap, interaction, cost, measures, agreement, swept, chains,
+_SECTIONS = (overall, budget, paired, matched, rules, strata, overlap, interaction, cost, measures, agreement, swept, chains,
              compared, configuration, setting, provenance)
 
 

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 from omegaconf import OmegaConf
 
@@ -19,6 +19,7 @@ from dflash_mcmc.report.table import labels_of
 from dflash_mcmc.store.records import read_records, record_files
 
 if TYPE_CHECKING:
+    from dflash_mcmc.sampler import Sampler
     from dflash_mcmc.store.records import Record, SampleKey
 
 _NEEDED = ("problem", "chain", "verdict", "answer", "gold", "level", "subject", "num_tokens", "log_p", "proposals", "accepted",
@@ -87,11 +88,16 @@ class Run(NamedTuple):
     @property
     def power(self) -> float | None:
         """The alpha of a run whose sampler has the law p^alpha; None for other laws, and for a run of an older sampler."""
+        return None if self.sampler is None else self.sampler.power()
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """The sampler with the run's fields; None if it is older than this code's, or not installed here."""
         leaf, fields = components("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
         fields.pop("name", None)
         if leaf is None or fields.keys() != {field.name for field in dataclasses.fields(leaf.cls)}:
             return None
-        return leaf.cls(**fields).power()
+        return cast("Sampler", leaf.cls(**fields))
 
     def component(self, group: str) -> str:
         """Name of the component in the group; `none` if there is none."""

@@ -57,6 +57,10 @@ class BestOfN(Sampler):
         """All candidates are drawn at once."""
         return self.num_candidates
 
+    def cost_field(self) -> str:
+        """Draws scale the cost."""
+        return "num_candidates"
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose candidates have `length` tokens."""
         return ExpectedCost(self.num_candidates * length, num_draws=self.num_candidates)

@@ -91,6 +91,10 @@ class DraftMH(Sampler):
         """The power whose law the chain leaves invariant."""
         return self.alpha
 
+    def cost_field(self) -> str:
+        """Steps of each stage scale the cost."""
+        return "num_steps"
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end.
 

@@ -104,6 +104,10 @@ class DraftRefine(Sampler):
         """The power whose law the chain leaves invariant."""
         return self.alpha
 
+    def cost_field(self) -> str:
+        """Steps of each stage scale the cost."""
+        return "num_steps"
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost | None:
         """Mean cost of a chain whose answers have `length` tokens; None for cuts that depend on the target's confidence."""
         if self.cut == "confidence":

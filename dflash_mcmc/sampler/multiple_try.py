@@ -95,6 +95,10 @@ class MultipleTry(Sampler):
         """The power whose law the chain leaves invariant."""
         return None if self.law().truncates else self.alpha
 
+    def cost_field(self) -> str:
+        """Steps of each stage scale the cost."""
+        return "num_steps"
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each try is drawn from its cut to its end."""
         def redrawn(state: float, stage: float) -> float:

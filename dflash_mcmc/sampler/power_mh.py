@@ -165,6 +165,10 @@ class PowerMH(Sampler):
         exact = self.rule == "exact" and self.after_eos == "continue" and not self.rescore
         return self.alpha if exact and not self.law().truncates else None
 
+    def cost_field(self) -> str:
+        """Steps of each stage scale the cost."""
+        return "num_steps"
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end."""
         # In law A a cut can be after the end of the state. Such a step costs nothing.

@@ -111,6 +111,10 @@ class ReplicaExchange(Sampler):
         """The power whose law the chain leaves invariant."""
         return self.alphas[self.place] if self.fault == "none" else None
 
+    def cost_field(self) -> str:
+        """Rounds of each stage scale the cost."""
+        return "num_steps"
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens on every rung."""
         def redrawn(state: float, stage: float) -> float:

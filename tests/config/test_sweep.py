@@ -52,7 +52,7 @@ def test_other_grids_are_those_of_the_documents():
 
 def test_every_sweep_is_tested():
     assert set(options()["sweep"]) == {"alpha_beta", "steps", "proposal_temperature", "majority", "optuna", "full", "votes",
-                                        "benchmarks", "code"}
+                                        "benchmarks", "code", "equal_cost"}
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from dflash_mcmc.report.parts import (
 from dflash_mcmc.report.study import Entry, Study
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, aligned
-from dflash_mcmc.statistics.paired import compare, holm, verdict
+from dflash_mcmc.statistics.paired import LEVEL, compare, holm, verdict
 from dflash_mcmc.statistics.power import detectable, detectable_by_spread, problems_by_spread, problems_needed
 
 if TYPE_CHECKING:
@@ -81,27 +81,31 @@ def _row(entry: Entry, base: Entry) -> dict:
     row = {"run": entry.shown, "baseline": base.shown, "problems": len(own.problems), "left_out": left_out}
     if not own.problems:
         return {**row, **_NOTHING, "test": "none", "verdict": "not compared: no problem in common"}
-    found = compare(own, other)
+    found, planning = compare(own, other), planned(own, other, SOUGHT)
+    planning["problems_for_3_points"] = planning.pop("problems_needed")
     return {**row, "both": found.both, "only_run": found.only_a, "only_baseline": found.only_b, "neither": found.neither,
             **found.difference.columns("difference"), "p_value": found.p_value, "p_holm": None, "test": found.test,
-            "verdict": VERDICTS[found.verdict], **_planned(own, other)}
+            "verdict": VERDICTS[found.verdict], **planning}
 
 
-def _planned(own: PairedOutcomes, other: PairedOutcomes) -> dict[str, float | None]:
-    """The two planning columns. A column is None if the runs differ on too few problems to compute it."""
+def planned(own: PairedOutcomes, other: PairedOutcomes, sought: float, level: float = LEVEL) -> dict[str, float | None]:
+    """`problems_needed` to detect the difference `sought`, and `detectable_difference` with the problems of the runs.
+
+    A value is None if the runs differ on too few problems to compute it.
+    """
     differences, problems = own.correct - other.correct, len(own.problems)
     if own.single and other.single:
         discordant = float(np.abs(differences).mean())
-        return {"problems_for_3_points": _or_none(problems_needed, SOUGHT, discordant) if discordant >= SOUGHT else None,
-                "detectable_difference": detectable(problems, discordant) if discordant else None}
+        return {"problems_needed": _or_none(problems_needed, sought, discordant, level) if discordant >= sought else None,
+                "detectable_difference": detectable(problems, discordant, level=level) if discordant else None}
     spread = float(differences.std(ddof=1)) if problems > 1 else 0.0
-    return {"problems_for_3_points": _or_none(problems_by_spread, SOUGHT, spread) if spread else None,
-            "detectable_difference": detectable_by_spread(problems, spread) if spread else None}
+    return {"problems_needed": _or_none(problems_by_spread, sought, spread, level) if spread else None,
+            "detectable_difference": detectable_by_spread(problems, spread, level=level) if spread else None}
 
 
-def _or_none(needed: Callable[[float, float], int], difference: float, varies: float) -> int | None:
+def _or_none(needed: Callable[..., int], difference: float, varies: float, level: float) -> int | None:
     try:
-        return needed(difference, varies)
+        return needed(difference, varies, level=level)
     except UserError:  # more problems than the search allows
         return None
 
