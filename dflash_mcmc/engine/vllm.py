@@ -36,6 +36,8 @@ class Vllm(Engine):
     gpu_memory_utilization: float = runtime("share of a GPU's memory for weights, activations, and keys and values, where "
                                             "hardware.memory_gb is null", gt=0, le=1)
     max_num_batched_tokens: int | None = runtime("tokens in a step; null takes vLLM's default", ge=1)
+    block_size: int | None = runtime("positions whose keys and values are kept, and used again, together; null takes 32 on a "
+                                     "CPU and vLLM's default on GPUs", ge=1)
     enforce_eager: bool = runtime("run without CUDA graphs and without compiling")
     quantization: str | None = identity("vLLM's name of a method that quantises weights on loading, such as fp8; null takes "
                                         "the checkpoint's own")

@@ -35,7 +35,7 @@ def saved(model: LanguageModel, folder: Path) -> VllmTarget:
 def engine_of(target: VllmTarget, num_chains: int = 16, skip_identical: bool = True, **changes) -> VllmEngine:
     """An engine on the CPU. The same settings share a loaded model."""
     values = dict(model=str(target.folder), dtype=target.dtype, max_model_len=target.max_positions, max_num_seqs=16,
-                  forbidden=target.forbidden, kv_cache_bytes=100_000_000, more=(("enforce_eager", True),))
+                  forbidden=target.forbidden, kv_cache_bytes=100_000_000, more=(("block_size", 32), ("enforce_eager", True)))
     return VllmEngine(target, shared(Settings(**{**values, **changes})), num_chains, skip_identical)
 
 

@@ -19,6 +19,9 @@ _MOST_CHAINS = 256
 _CPU_SHARE, _CPU_MOST = 0.25, 4 * 10**9
 """Keys and values on a CPU where `hardware.memory_gb` is null: this share of the free memory, and at most so many bytes."""
 
+_CPU_BLOCK = 32
+"""The smallest block of vLLM's attention on a CPU. Its default of 128 reads most of a proposal's prefix again (LOG.md)."""
+
 
 def chains(num_slots: int | None, num_chains: int, width: int) -> int:
     """Chains in progress at once in this process.
@@ -47,7 +50,8 @@ def _more(engine: Vllm, on_cpu: bool) -> dict[str, Any]:
     names = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "max_num_batched_tokens",
              "quantization", "kv_cache_dtype", "gpu_memory_utilization")
     values: dict[str, Any] = {name: getattr(engine, name) for name in names}
-    return {**values, "enforce_eager": engine.enforce_eager or on_cpu}
+    block_size = engine.block_size or (_CPU_BLOCK if on_cpu else None)
+    return {**values, "block_size": block_size, "enforce_eager": engine.enforce_eager or on_cpu}
 
 
 def _devices(device: str, count: int) -> tuple[int, ...]:
