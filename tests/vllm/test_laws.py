@@ -108,7 +108,7 @@ def test_draws_have_their_law_and_no_other(small, name):
 @pytest.mark.parametrize("early_reject", ["off", "exact"])
 def test_power_mh_draws_from_the_power_of_the_law(small, early_reject):
     model, target = small
-    sampler = power_mh(alpha=2.0, num_blocks=1, num_steps=12, early_reject=early_reject, proposal="matched")
+    sampler = power_mh(alpha=2.0, num_blocks=1, num_steps=12, early_reject=early_reject, proposal_temperature=1.0)
     engine = engine_of(target, 64, max_num_seqs=64)
     results = list(engine.run((seed, sampler.chain(PROMPT, 2, Key(seed))) for seed in range(NUM_CHAINS)))
     law = exact(model, SamplingParams(), 2)

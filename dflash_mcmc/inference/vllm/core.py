@@ -48,6 +48,11 @@ class VllmCore:
         try:
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
+
+            if settings.blend:
+                from dflash_mcmc.inference.vllm import blended
+
+                blended.register()
         except ImportError as error:
             raise UserError(MISSING if error.name == "vllm" else
                             f"engine: given 'vllm', which cannot be imported: {one_line(error)}") from error

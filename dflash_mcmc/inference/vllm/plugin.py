@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
+from dflash_mcmc.inference.vllm import blended
 from dflash_mcmc.inference.vllm.ledger import LEDGER, Drawn
 from dflash_mcmc.inference.vllm.rows import BatchRows
 from dflash_mcmc.inference.vllm.settings import CONFIG
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+blended.register()  # a worker imports this module before it makes the model
 
 
 class Drawing(LogitsProcessor):

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 CONFIG = "dflash_mcmc"
 """The name of this package's part of vLLM's additional configuration."""
+BLENDED = {name: f"DflashMcmc{name}" for name in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")}
+"""Names of the model classes with a blend (`blended.py`), by the names of vLLM's classes."""
 _PLUGIN = "dflash_mcmc.inference.vllm.plugin"
 
 
@@ -22,7 +24,8 @@ class Settings(NamedTuple):
         kv_cache_bytes: memory for keys and values on each device; None lets vLLM take what its share leaves.
         device_ids: numbers of the GPUs; None on a CPU.
         float32_head: whether logits are computed in float32.
-        blend: fields of a layer blend for `blended.py`; None without one.
+        blend: name and fields of a blend; empty without one.
+        architecture: the name of the model class that mixes it; None without a blend.
         more: further arguments of vLLM's engine, by name.
     """
 
@@ -34,7 +37,7 @@ class Settings(NamedTuple):
     kv_cache_bytes: int | None = None
     device_ids: tuple[int, ...] | None = None
     float32_head: bool = False
-    blend: tuple[tuple[str, Any], ...] | None = None
+    blend: tuple[tuple[str, Any], ...] = ()
     architecture: str | None = None
     more: tuple[tuple[str, Any], ...] = ()
 
@@ -51,7 +54,7 @@ class Settings(NamedTuple):
             skip_tokenizer_init=True, generation_config="vllm", trust_remote_code=False, async_scheduling=False,
             disable_log_stats=True, enable_prefix_caching=True, logits_processors=[f"{_PLUGIN}:Drawing"],
             worker_extension_cls=f"{_PLUGIN}.Extension", kv_cache_memory_bytes=self.kv_cache_bytes,
-            additional_config={CONFIG: {"forbidden": list(self.forbidden), "blend": dict(self.blend or ())}},
+            additional_config={CONFIG: {"forbidden": list(self.forbidden), "blend": dict(self.blend)}},
             hf_overrides=overrides, limit_mm_per_prompt={}, **dict(self.more))
         if self.device_ids is not None:
             values["device_ids"] = list(self.device_ids)

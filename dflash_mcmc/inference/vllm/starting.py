@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from dflash_mcmc.inference.vllm.settings import Settings
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.inference.vllm.settings import BLENDED, Settings
 from dflash_mcmc.inference.vllm.target import VllmTarget
 from dflash_mcmc.process import ranks
+from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -37,12 +40,13 @@ def chains(num_slots: int | None, num_chains: int, width: int) -> int:
 
 def settings(engine: Vllm, config: Config, target: VllmTarget, max_model_len: int, max_num_seqs: int) -> Settings:
     """What vLLM is started with."""
-    on_cpu = target.device == "cpu"
+    on_cpu, blend = target.device == "cpu", _blend(config)
     return Settings(
         model=str(target.folder), dtype=target.dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
         forbidden=target.forbidden, kv_cache_bytes=_cache_bytes(config.hardware.memory_gb, on_cpu),
         device_ids=None if on_cpu else _devices(target.device, engine.tensor_parallel_size * engine.pipeline_parallel_size),
-        float32_head=engine.float32_head and target.dtype != "float32", more=tuple(_more(engine, on_cpu).items()))
+        float32_head=engine.float32_head and target.dtype != "float32",
+        blend=blend, architecture=_architecture(target) if blend else None, more=tuple(_more(engine, on_cpu).items()))
 
 
 def _more(engine: Vllm, on_cpu: bool) -> dict[str, Any]:
@@ -52,6 +56,23 @@ def _more(engine: Vllm, on_cpu: bool) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(engine, name) for name in names}
     block_size = engine.block_size or (_CPU_BLOCK if on_cpu else None)
     return {**values, "block_size": block_size, "enforce_eager": engine.enforce_eager or on_cpu}
+
+
+def _blend(config: Config) -> tuple[tuple[str, Any], ...]:
+    """Name and fields of the blend; nothing without one."""
+    if config.blend.is_null:
+        return ()
+    blend: Any = config.blend
+    return (("name", name_of(blend)), *dataclasses.asdict(blend).items())
+
+
+def _architecture(target: VllmTarget) -> str:
+    """The model class with a blend. Raises ConfigError for a family without one."""
+    names = getattr(target.config, "architectures", None) or ["none"]
+    if names[0] not in BLENDED:
+        raise ConfigError("model.path", names[0], f"a checkpoint of {', '.join(BLENDED)} with a blend and engine=vllm, or "
+                          "engine=slots")
+    return BLENDED[names[0]]
 
 
 def _devices(device: str, count: int) -> tuple[int, ...]:

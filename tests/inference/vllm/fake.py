@@ -87,7 +87,7 @@ class FakeCore:
 
     def _ends(self, request: Request) -> bool:
         stops = () if request.ticket.forced else request.ticket.stop_ids
-        return len(request.output) == request.ticket.length or bool(request.output) and request.output[-1] in stops
+        return len(request.output) == request.ticket.length or (bool(request.output) and request.output[-1] in stops)
 
     def _remove(self, ended: Sequence[Request]) -> None:
         """The last rows fill the gaps."""
