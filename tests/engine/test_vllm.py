@@ -30,7 +30,7 @@ def test_the_engine_and_what_can_change_a_number_are_in_the_identity(make_config
 REFUSED = {
     ("decoder=speculative_match", "draft=ngram"): "decoder: given 'speculative_match'; allowed: plain with engine=vllm",
     ("blend=draft", "draft=tiny"): "blend: given 'draft'; allowed: one without a draft with engine=vllm, or engine=slots",
-    ("sampler=draft_mh", "draft=tiny"): "sampler: given 'draft_mh'; allowed: one without a draft with engine=vllm, or engine=sl",
+    ("sampler=draft_mh", "draft=tiny"): "sampler: given 'draft_mh'; allowed: one without a draft with engine=vllm, or",
     ("probe=layer_rank",): "probe: given 'layer_rank'; allowed: mixing or none with engine=vllm, or engine=slots",
     ("engine.tensor_parallel_size=0",): "engine.tensor_parallel_size: given 0; allowed: a whole number >= 1",
     ("engine.cuda_graphs=true",): "engine.cuda_graphs: unknown field",

@@ -56,7 +56,8 @@ class BlendedLlama(_Blended, LlamaForCausalLM):
 
 def register() -> None:
     """Tells vLLM the names of the classes."""
-    for blended, base in ((BlendedQwen3, Qwen3ForCausalLM), (BlendedQwen2, Qwen2ForCausalLM), (BlendedLlama, LlamaForCausalLM)):
+    for blended, base in ((BlendedQwen3, Qwen3ForCausalLM), (BlendedQwen2, Qwen2ForCausalLM),
+                          (BlendedLlama, LlamaForCausalLM)):
         ModelRegistry.register_model(BLENDED[base.__name__], f"{__name__}:{blended.__name__}")
 
 

@@ -74,9 +74,13 @@ class VllmCore:
         self._engine.add_request(str(ticket.number), {"prompt_token_ids": [int(token) for token in tokens]}, params)
 
     def step(self) -> list[Ended]:
-        """See `Core.step`."""
-        return [Ended(int(output.request_id), output.num_cached_tokens or 0)
-                for output in self._engine.step() if output.finished]
+        """See `Core.step`. Raises UserError for what vLLM refuses only now, and for a worker that has died."""
+        try:
+            outputs = self._engine.step()
+        except Exception as error:  # whatever ends vLLM's step: recorded samples are safe, and the rest can be drawn again
+            close_shared()
+            raise UserError(f"engine: vLLM has failed: {type(error).__name__}: {one_line(error)}") from error
+        return [Ended(int(output.request_id), output.num_cached_tokens or 0) for output in outputs if output.finished]
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """See `Core.take`. With several workers, each that draws has the same tokens."""
