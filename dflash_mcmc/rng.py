@@ -28,6 +28,11 @@ class Key:
     def __init__(self, seed: int | bytes):
         self._digest = seed if isinstance(seed, bytes) else _digest(b"dflash_mcmc", seed)
 
+    @property
+    def digest(self) -> bytes:
+        """16 bytes from which `Key` makes the same key again, in another process."""
+        return self._digest
+
     def fold_in(self, *parts: str | int) -> Key:
         """An independent child key. Parts are typed (`1` and `"1"` differ) and order matters."""
         digest = self._digest

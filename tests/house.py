@@ -28,7 +28,8 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dflash_mcmc"
-GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "tracker")
+GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "engine",
+          "tracker")
 NOT_THE_TRUNK = (*GROUPS, "inference", "grading")
 _TRACED = """
 import runpy, sys

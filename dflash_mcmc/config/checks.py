@@ -23,7 +23,7 @@ def checked(config: Config) -> Config:
     _check_draft(config)
     aggregate.check(config)
     budget.check(config)
-    used = (*groups_of(config), *OF_THE_MACHINE)
+    used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))
     for group in used:
         component_of(config, group).check(config)
     for group in used:

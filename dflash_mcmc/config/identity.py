@@ -66,7 +66,7 @@ def hash_of(identity: dict[str, object]) -> str:
 
 def run_folder(config: Config, digest: str) -> Path:
     """`outputs/<name>/<parts>-<identity>`: a function of the identity alone, not of the condition's name."""
-    parts = parts_of(config, ("probe", "blend", "draft", "sampler", "decoder", "dataset"))
+    parts = parts_of(config, ("probe", "blend", "draft", "sampler", "decoder", "engine", "dataset"))
     return Path(config.paths.outputs) / config.name / "-".join([*parts, digest])
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.dataset import Dataset
     from dflash_mcmc.decoder import Decoder
     from dflash_mcmc.draft import Draft
+    from dflash_mcmc.engine import Engine
     from dflash_mcmc.grader import Grader
     from dflash_mcmc.hardware import Hardware
     from dflash_mcmc.model import Model
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler
     from dflash_mcmc.tracker import Tracker
 else:  # OmegaConf takes no other type for a field that several dataclasses can fill
-    Blend = Dataset = Decoder = Draft = Grader = Hardware = Any
+    Blend = Dataset = Decoder = Draft = Engine = Grader = Hardware = Any
     Model = Probe = Sampler = Tracker = Any
 
 Root = TypeVar("Root")
 PACKAGE = Path(__file__).resolve().parent.parent
-OF_THE_MACHINE = ("hardware", "tracker")
-"""Groups that change no output."""
+OF_THE_MACHINE = ("hardware", "engine", "tracker")
+"""Groups that every run uses, whatever its probe. None of them changes an output, but for an engine that rounds otherwise."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,6 +106,7 @@ class Config:
     dataset: Dataset = MISSING
     grader: Grader = MISSING
     hardware: Hardware = MISSING
+    engine: Engine = MISSING
     tracker: Tracker = MISSING
     paths: Paths = dataclasses.field(default_factory=Paths)
 
@@ -117,7 +119,7 @@ class Config:
     def label(self) -> str:
         """The run's name in tables: its condition, or the names of its components; a probe's name comes first."""
         made_of = [self.condition.name] if self.condition.name else parts_of(self, ("blend", "draft", "sampler", "decoder"))
-        return "_".join([*parts_of(self, ("probe",)), *made_of])
+        return "_".join([*parts_of(self, ("probe",)), *made_of, *parts_of(self, ("engine",))])
 
 
 def store_schemas() -> None:
@@ -139,7 +141,7 @@ def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
 
 def groups_of(config: Config) -> tuple[str, ...]:
     """The groups that the outputs depend on, for the probe or for samples."""
-    return config.probe.sources()
+    return (*config.probe.sources(), *(("engine",) if config.engine.rounds_otherwise else ()))
 
 
 def unused(config: Config) -> set[str]:

@@ -116,6 +116,9 @@ class BatchedEngine:
         """Sets the counters to zero."""
         self._meter.counters = Counters()
 
+    def close(self) -> None:
+        """Does nothing: all that this engine holds is memory of this process."""
+
     def run(self, chains: Iterable[tuple[Tag, Chain]]) -> Iterator[Finished[Tag]]:
         """Yields chains as they end. `chains` are (tag, generator) pairs. A few are taken before a slot is free."""
         return (done for done in self.steps(chains) if done is not None)

@@ -1,11 +1,16 @@
-"""Values of the batched engine's interface: options, finished chains, counters."""
+"""The interface of engines: what runs chains and on which target, their options, finished chains and counters."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Generator, Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from dflash_mcmc.types import ChainResult, Cost
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dflash_mcmc.ops import Chain
 
 Tag = TypeVar("Tag", bound=Hashable)
 """A caller's name for a chain."""
@@ -77,3 +82,42 @@ class Counters(NamedTuple):
     def utilisation(self) -> float:
         """Share of slots that drew a token while chains waited; 1 if no chain ever waited."""
         return self.busy_row_steps / self.busy_slot_steps if self.busy_slot_steps else 1.0
+
+
+class Target(Protocol):
+    """The target of an engine, as far as prompts and answers need it."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of transformers."""
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest sequence, prompt included; None without a limit."""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
+        """Token ids of a prompt, int64."""
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Text of generated tokens, without special tokens."""
+
+
+class ChainRunner(Protocol):
+    """An engine that has been started."""
+
+    @property
+    def model(self) -> Target:
+        """The target."""
+
+    @property
+    def counters(self) -> Counters:
+        """The engine's work so far."""
+
+    def run(self, chains: Iterable[tuple[Tag, Chain]]) -> Iterator[Finished[Tag]]:
+        """Yields chains as they end. `chains` are (tag, generator) pairs."""
+
+    def steps(self, chains: Iterable[tuple[Tag, Chain]]) -> Generator[Finished[Tag] | None, None, None]:
+        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
+
+    def close(self) -> None:
+        """Releases what the engine holds beyond this process's memory."""

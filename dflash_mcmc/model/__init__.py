@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.data.conversations import Conversation
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     from dflash_mcmc.inference.language_model import LanguageModel
     from dflash_mcmc.inference.prompt_encoder import PromptEncoder
     from dflash_mcmc.inference.target_shape import TargetShape
+
+
+class Files(NamedTuple):
+    """The files of a checkpoint, for an engine that loads them itself."""
+
+    folder: Path
+    dtype: str
+    """Precision of weights and activations; auto = the checkpoint's own."""
 
 
 class Model(Component):
@@ -40,6 +49,10 @@ class Model(Component):
     def checkpoint_size(self) -> CheckpointSize:
         """Parameters, hidden size and layers, as far as they are known without loading the model. Raises ConfigError."""
         return CheckpointSize()
+
+    def files(self) -> Files | None:
+        """The files of the checkpoint, downloaded if necessary; None if the model is not in files. Raises UserError."""
+        return None
 
     @abstractmethod
     def load(self, device: str) -> LanguageModel:

@@ -14,7 +14,7 @@ from dflash_mcmc.data.conversations import Conversation
 from dflash_mcmc.data.sizes import CheckpointSize, size_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.model import Model
+from dflash_mcmc.model import Files, Model
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -107,6 +107,11 @@ class HFModel(Model):
     def load(self, device: str) -> LanguageModel:
         """The model on a device, in eval mode. It stays loaded, so the jobs of a sweep share it. Raises UserError."""
         return _load(self.path, self._checkpoint().commit(), self.dtype, device)
+
+    def files(self) -> Files:
+        """The folder of the checkpoint, downloaded if necessary. Raises UserError."""
+        self._checkpoint().check()
+        return Files(self._checkpoint().local(), self.dtype)
 
     def tokenizer(self) -> Any:
         """The tokenizer alone, without the model's weights. It stays loaded, so the model shares it. Raises UserError."""

@@ -72,6 +72,8 @@ class Probe(Component):
     uses: ClassVar[tuple[str, ...]]
     """Groups that the records depend on, including `grader` if the probe grades. Only these groups are checked, loaded and
     part of the identity. A command line that sets a value of another group is refused."""
+    runs_chains_alone: ClassVar[bool] = False
+    """Whether the probe reads the target only through the chains that it runs, so that every engine can run it."""
     unit: ClassVar[str]
     """The word for one unit in the progress bar and messages."""
 

@@ -63,10 +63,11 @@ class _Checks:
         drafts = "draft" in used and not config.draft.is_null
         if (drafts or not config.dry_run) and not self._fits(config, drafts):
             return
-        encoder = self._once(("encoder", repr(config.model)), config.model.prompt_encoder) if problems else None
+        encoder = self._once(("encoder", repr(config.model), name_of(config.engine)),
+                             lambda: config.engine.prompt_encoder(config)) if problems else None
         if encoder is not None:
             longest = self._longest_prompt(config, encoder, problems)
-            if "sampler" in used:
+            if "sampler" in used and config.engine.plans_memory:
                 self._memory(config, longest, len(problems) * config.num_chains * config.sampler.width())
 
     def _is_complete(self, config: Config) -> bool:
@@ -108,7 +109,7 @@ class _Checks:
             found = prompts(config, encoder, problems) if drawn else solutions(config, encoder, problems)[0]
             return max(map(len, found.values()))
 
-        return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn)), longest)
+        return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), longest)
 
     def _memory(self, config: Config, longest: int, num_draws: int) -> None:
         """Checks that the engine fits into memory, for a run that has not begun. Raises ConfigError.

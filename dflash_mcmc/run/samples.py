@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.batched import BatchedEngine
-    from dflash_mcmc.inference.interface import Finished
+    from dflash_mcmc.inference.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
 
 
@@ -50,9 +49,9 @@ class Samples(Tasks[Record]):
         problems = [problem_of[problem] for problem, _ in pending]
         check_golds(self._config.grader, problems)
         self._config.grader.preflight()
-        model = self._config.model.load(device)
+        model = self._config.engine.load(self._config, device)
         prompts = build.prompts(self._config, model, problems)
-        engine = build.engine(self._config, model, max(map(len, prompts.values())), len(pending))
+        engine = self._config.engine.start(self._config, model, max(map(len, prompts.values())), len(pending))
         return SampleWorker(self._config, engine, {problem.id: Prompted(problem, prompts[problem.id]) for problem in problems})
 
     def metrics(self, record: Record) -> dict[str, float | None]:
@@ -110,7 +109,7 @@ class SampleWorker(Worker[Record]):
         problems: the problems of all pending samples, by id.
     """
 
-    def __init__(self, config: Config, engine: BatchedEngine, problems: dict[str, Prompted]):
+    def __init__(self, config: Config, engine: ChainRunner, problems: dict[str, Prompted]):
         self._config, self._engine, self._problems = config, engine, problems
         self._grading: dict[SampleKey, Finished[SampleKey]] = {}
         self._pool = config.grader.start()
@@ -155,6 +154,7 @@ class SampleWorker(Worker[Record]):
 
     def close(self) -> None:
         self._pool.close()
+        self._engine.close()
 
 
 def metrics_of(record: Record) -> dict[str, float | None]:

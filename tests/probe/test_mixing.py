@@ -165,6 +165,9 @@ class Failing:
     def __init__(self, engine, problems):
         self.engine, self.problems = engine, problems
 
+    def close(self):
+        self.engine.close()
+
     def run(self, chains):
         chains = list(chains)
         yield from self.engine.run(entry for entry in chains if entry[0][0].problem not in self.problems)
@@ -175,9 +178,9 @@ class Failing:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_chains_that_could_not_be_drawn_are_recorded_and_counted(make, figures, monkeypatch, number):
-    config, engine = make("probe=mixing", "probe.alphas=[2.0,4.0]"), build.engine
+    config, engine = make("probe=mixing", "probe.alphas=[2.0,4.0]"), build.slots_engine
     failing = [problem.id for problem in config.dataset.problems()][:number]
-    monkeypatch.setattr(build, "engine", lambda *arguments: Failing(engine(*arguments), failing))
+    monkeypatch.setattr(build, "slots_engine", lambda *arguments: Failing(engine(*arguments), failing))
     found = execute(config)
     assert found.summary["num_failed"] == 2 * 2 * number
     assert set(figures) == {*FIGURES, "fig_mixing_grid"}

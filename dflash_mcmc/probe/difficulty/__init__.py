@@ -81,7 +81,7 @@ class Difficulty(Probe):
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
         prompts = build.prompts(config, model, [problems[unit.problem] for unit in work.units])
-        engine = build.engine(config, model, max(map(len, prompts.values())), len(work.units))
+        engine = build.slots_engine(config, model, max(map(len, prompts.values())), len(work.units))
         chains = ((unit, build.chain(config, config.sampler, unit.problem, unit.chain, prompts[unit.problem]))
                   for unit in work)
         return _graded(config, engine, problems, chains, lambda answer: _along(model, drafter, answer))

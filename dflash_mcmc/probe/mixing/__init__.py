@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import typing
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -78,6 +79,7 @@ class Mixing(Probe):
         "measured; null uses the sampler's")
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset")
+    runs_chains_alone = True
     unit = "chain"
 
     def check(self, config: Config) -> None:
@@ -143,12 +145,12 @@ class Mixing(Probe):
         """
         from dflash_mcmc.probe.mixing import chains
 
-        model = config.model.load(work.device)
+        model = config.engine.load(config, work.device)
         problems = {problem.id: problem for problem in config.dataset.problems()}
         prompts = build.prompts(config, model, [problems[unit.problem] for unit in work.units])
         settings = self.measured(config)
         begun: dict[Unit, dict[int, dict]] = {}
-        engine = build.engine(config, model, max(map(len, prompts.values())), len(work.units) * len(settings))
+        engine = config.engine.start(config, model, max(map(len, prompts.values())), len(work.units) * len(settings))
 
         def drawn() -> Iterator[tuple[tuple[Unit, int], Chain]]:
             for unit in work:
@@ -156,15 +158,16 @@ class Mixing(Probe):
                 for number, setting in enumerate(settings):
                     yield (unit, number), build.chain(config, setting.sampler, unit.problem, unit.chain, prompts[unit.problem])
 
-        for done in engine.run(drawn()):
-            unit, number = cast("tuple[Unit, int]", done.tag)
-            cells = begun[unit]
-            cells[number] = chains.cell_record(settings[number].effective(), done.result, done.cost, done.failure)
-            if len(cells) == len(settings):
-                totals = {name: sum(cell.get(name, 0) for cell in cells.values())
-                          for name in ("proposals", "accepted", "moved")}
-                yield unit, {"cells": [cells[place] for place in range(len(settings))], **totals}
-                del begun[unit]
+        with closing(engine):
+            for done in engine.run(drawn()):
+                unit, number = cast("tuple[Unit, int]", done.tag)
+                cells = begun[unit]
+                cells[number] = chains.cell_record(settings[number].effective(), done.result, done.cost, done.failure)
+                if len(cells) == len(settings):
+                    totals = {name: sum(cell.get(name, 0) for cell in cells.values())
+                              for name in ("proposals", "accepted", "moved")}
+                    yield unit, {"cells": [cells[place] for place in range(len(settings))], **totals}
+                    del begun[unit]
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """Tables of moves, cost, convergence and log ratios by cell. The values are for the last half of each cell's steps."""

@@ -1,0 +1,43 @@
+"""Engines: what runs the chains of a run. The engine of slots is part of this package, and vLLM is another package."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dflash_mcmc.components import Component
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.inference.interface import ChainRunner
+    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
+
+
+class Engine(Component):
+    """Base class of engines. A subclass defines `load` and `start`."""
+
+    __slots__ = ()
+
+    group = "engine"
+    plans_memory: ClassVar[bool] = True
+    """Whether the memory of the engine is predicted, and refused where it does not suffice, before a start."""
+    rounds_otherwise: ClassVar[bool] = False
+    """Whether results can differ from those of `engine=slots` by rounding. The engine is then part of the identity."""
+
+    @abstractmethod
+    def load(self, config: Config, device: str) -> Any:
+        """The target on a device, as `start` takes it. It has the attributes of `interface.Target`. Raises UserError."""
+
+    @abstractmethod
+    def start(self, config: Config, target: Any, prompt_length: int, num_chains: int) -> ChainRunner:
+        """An engine that runs chains on the target. Its user closes it. Raises UserError.
+
+        Args:
+            target: the result of `load`.
+            prompt_length: tokens of the longest prompt.
+            num_chains: number of chains that all processes run together.
+        """
+
+    def prompt_encoder(self, config: Config) -> PromptEncoder | None:
+        """The encoder of prompts before a start; None if the model's configuration is not here. Raises UserError."""
+        return config.model.prompt_encoder()

@@ -1,0 +1,47 @@
+"""The classes that vLLM's worker loads by their names: the logits processor and the worker extension. Imports vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+
+from dflash_mcmc.inference.vllm import blended
+from dflash_mcmc.inference.vllm.ledger import LEDGER, Drawn
+from dflash_mcmc.inference.vllm.rows import BatchRows
+from dflash_mcmc.inference.vllm.settings import CONFIG
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+blended.register()  # a worker imports this module before it makes the model
+
+
+class Drawing(LogitsProcessor):
+    """Draws the token of every row, and leaves vLLM's sampler nothing else to choose."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool):
+        self._rows = BatchRows(LEDGER, vllm_config.additional_config[CONFIG]["forbidden"], device)
+
+    def is_argmax_invariant(self) -> bool:
+        """No: the token that is drawn is rarely the most likely one."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follows the rows of the batch."""
+        if batch_update is not None:
+            self._rows.update(batch_update.removed, batch_update.added, batch_update.moved)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """See `BatchRows.apply`."""
+        return self._rows.apply(logits)
+
+
+class Extension:
+    """Methods that the session calls in vLLM's workers."""
+
+    def dflash_mcmc_take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
+        """See `Ledger.take`."""
+        return LEDGER.take(numbers)

@@ -1,0 +1,90 @@
+"""The settings of vLLM for a configuration and the device of this process."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.inference.vllm.settings import BLENDED, Settings
+from dflash_mcmc.inference.vllm.target import VllmTarget
+from dflash_mcmc.process import ranks
+from dflash_mcmc.registry import name_of
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.vllm import Vllm
+
+_MOST_CHAINS = 256
+"""Chains in progress where `hardware.num_slots` is null."""
+_CPU_SHARE, _CPU_MOST = 0.25, 4 * 10**9
+"""Keys and values on a CPU where `hardware.memory_gb` is null: this share of the free memory, and at most so many bytes."""
+
+_CPU_BLOCK = 32
+"""The smallest block of vLLM's attention on a CPU. Its default of 128 reads most of a proposal's prefix again (LOG.md)."""
+
+
+def chains(num_slots: int | None, num_chains: int, width: int) -> int:
+    """Chains in progress at once in this process.
+
+    Args:
+        num_slots: draws in the batch at once; None for the default.
+        num_chains: chains that all processes run together.
+        width: draws that a chain asks for together.
+    """
+    slots = _MOST_CHAINS if num_slots is None else num_slots
+    return max(1, min(slots // width, -(-num_chains // ranks.place().total)))
+
+
+def settings(engine: Vllm, config: Config, target: VllmTarget, max_model_len: int, max_num_seqs: int) -> Settings:
+    """What vLLM is started with."""
+    on_cpu, blend = target.device == "cpu", _blend(config)
+    return Settings(
+        model=str(target.folder), dtype=target.dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+        forbidden=target.forbidden, kv_cache_bytes=_cache_bytes(config.hardware.memory_gb, on_cpu),
+        device_ids=None if on_cpu else _devices(target.device, engine.tensor_parallel_size * engine.pipeline_parallel_size),
+        float32_head=engine.float32_head and target.dtype != "float32",
+        blend=blend, architecture=_architecture(target) if blend else None, more=tuple(_more(engine, on_cpu).items()))
+
+
+def _more(engine: Vllm, on_cpu: bool) -> dict[str, Any]:
+    """Fields of the engine that are arguments of vLLM under the same names. A CPU always runs eagerly here."""
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "max_num_batched_tokens",
+             "quantization", "kv_cache_dtype", "gpu_memory_utilization")
+    values: dict[str, Any] = {name: getattr(engine, name) for name in names}
+    block_size = engine.block_size or (_CPU_BLOCK if on_cpu else None)
+    return {**values, "block_size": block_size, "enforce_eager": engine.enforce_eager or on_cpu}
+
+
+def _blend(config: Config) -> tuple[tuple[str, Any], ...]:
+    """Name and fields of the blend; nothing without one."""
+    if config.blend.is_null:
+        return ()
+    blend: Any = config.blend
+    return (("name", name_of(blend)), *dataclasses.asdict(blend).items())
+
+
+def _architecture(target: VllmTarget) -> str:
+    """The model class with a blend. Raises ConfigError for a family without one."""
+    names = getattr(target.config, "architectures", None) or ["none"]
+    if names[0] not in BLENDED:
+        raise ConfigError("model.path", names[0], f"a checkpoint of {', '.join(BLENDED)} with a blend and engine=vllm, or "
+                          "engine=slots")
+    return BLENDED[names[0]]
+
+
+def _devices(device: str, count: int) -> tuple[int, ...]:
+    """The GPUs of this process: `count` of them for each process of a launch on this machine, starting at the device's number.
+
+    `hardware.device=cuda` is `cuda:N` for local rank N, which with one GPU a process is its number.
+    """
+    number = int(device.partition(":")[2] or 0)
+    return tuple(range(number * count, (number + 1) * count))
+
+
+def _cache_bytes(memory_gb: float | None, on_cpu: bool) -> int | None:
+    if memory_gb is not None:
+        return int(memory_gb * 1e9)
+    return min(_CPU_MOST, int(psutil.virtual_memory().available * _CPU_SHARE)) if on_cpu else None

@@ -1,0 +1,88 @@
+"""The target of vLLM: what is known of a checkpoint without its weights, which vLLM's workers load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.inference.prompt_encoder import encode
+
+
+class VllmTarget(NamedTuple):
+    """A checkpoint and its tokenizer.
+
+    Attributes:
+        folder: the checkpoint.
+        dtype: name of the precision of weights and activations.
+        device: device name for PyTorch.
+        config: the configuration of transformers, of the text model.
+        max_positions: longest sequence, prompt included. A sliding window is no limit, since vLLM computes it.
+        vocab_size: number of logits.
+        stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
+        forbidden: ids without a token (padding rows of the head), which can never be drawn.
+    """
+
+    folder: Path
+    dtype: str
+    device: str
+    config: Any
+    tokenizer: Any
+    max_positions: int | None
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+    forbidden: tuple[int, ...]
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
+        """Token ids of a prompt, int64. Set `add_special_tokens` for text without a chat template."""
+        return encode(self.tokenizer, text, add_special_tokens)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Text of generated tokens, without special tokens."""
+        return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+
+
+def read(folder: Path, dtype: str, device: str, tokenizer: Any) -> VllmTarget:
+    """Reads the target's files, but not its weights. Raises UserError.
+
+    Args:
+        dtype: `auto` or a name of PyTorch's types.
+    """
+    outer = configuration(folder)
+    config = outer.get_text_config()
+    known = set(tokenizer.get_vocab().values())
+    if dtype == "auto":
+        dtype = str(getattr(config, "dtype", None) or getattr(outer, "dtype", None) or "float32").removeprefix("torch.")
+    return VllmTarget(folder, dtype, device, config, tokenizer, positions(config), config.vocab_size,
+                      _stop_ids(folder, outer, config, tokenizer),
+                      tuple(token for token in range(config.vocab_size) if token not in known))
+
+
+def configuration(folder: Path) -> Any:
+    """The configuration of transformers. Raises UserError."""
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"model.path: cannot read config.json in {str(folder)!r}: {reason}") from error
+
+
+def positions(config: Any) -> int | None:
+    """Longest sequence of a configuration, without regard to sliding windows; None without a limit."""
+    return getattr(config, "max_position_embeddings", None)
+
+
+def _stop_ids(folder: Path, *sources: Any) -> tuple[int, ...]:
+    import transformers
+
+    if (folder / "generation_config.json").is_file():
+        sources = (transformers.GenerationConfig.from_pretrained(folder), *sources)
+    found: set[int] = set()
+    for source in sources:
+        ids = getattr(source, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return tuple(sorted(found))

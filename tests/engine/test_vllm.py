@@ -1,0 +1,138 @@
+"""engine=vllm without vLLM: identity, what it refuses, its settings. What vLLM draws is in tests/vllm."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from dflash_mcmc.config.identity import identity_of, run_folder
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.inference.vllm import core, starting
+from dflash_mcmc.inference.vllm.settings import CONFIG, Settings
+
+SMALL = ("engine=vllm", "sampler=greedy", "hardware.device=cpu")
+
+
+def test_the_engine_and_what_can_change_a_number_are_in_the_identity(make_config):
+    config = make_config(*SMALL)
+    identity = identity_of(config)
+    assert identity["engine"] == "vllm"
+    assert {key for key in identity if key.startswith("engine.")} == {"engine.quantization", "engine.kv_cache_dtype",
+                                                                      "engine.float32_head"}
+    assert config.label() == "greedy_vllm"
+    assert "-vllm-" in str(run_folder(config, "0"))
+    for override in ("engine.tensor_parallel_size=2", "engine.max_model_len=900", "engine.gpu_memory_utilization=0.5"):
+        assert identity_of(make_config(*SMALL, override)) == identity, override
+    assert identity_of(make_config(*SMALL, "engine.quantization=fp8")) != identity
+
+
+REFUSED = {
+    ("decoder=speculative_match", "draft=ngram"): "decoder: given 'speculative_match'; allowed: plain with engine=vllm",
+    ("blend=draft", "draft=tiny"): "blend: given 'draft'; allowed: one without a draft with engine=vllm, or engine=slots",
+    ("sampler=draft_mh", "draft=tiny"): "sampler: given 'draft_mh'; allowed: one without a draft with engine=vllm, or",
+    ("probe=layer_rank",): "probe: given 'layer_rank'; allowed: mixing or none with engine=vllm, or engine=slots",
+    ("engine.tensor_parallel_size=0",): "engine.tensor_parallel_size: given 0; allowed: a whole number >= 1",
+    ("engine.cuda_graphs=true",): "engine.cuda_graphs: unknown field",
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED, ids=" ".join)
+def test_refuses_in_one_line(make_config, overrides):
+    with pytest.raises(UserError) as error:
+        make_config("engine=vllm", *overrides)
+    assert str(error.value).startswith(REFUSED[overrides])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_a_missing_package_is_one_line_before_anything_is_written(command, tmp_path):
+    done = command("dflash_mcmc", *SMALL, "dataset.limit=1", "tracker=none")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1] == f"error: {core.MISSING}"
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("samples*"))
+
+
+def test_a_sequence_that_is_too_long_is_refused(make_config):
+    config = make_config(*SMALL, "engine.max_model_len=100", "dataset.max_new_tokens=90")
+    with pytest.raises(UserError, match=r"engine.max_model_len: given 100; allowed: null, or at least 110: 20 tokens of"):
+        config.engine.start(config, config.engine.load(config, "cpu"), 20, 1)
+
+
+def test_the_target_has_the_stop_ids_and_ids_of_the_loaded_model(make_config):
+    config = make_config(*SMALL)
+    target, model = config.engine.load(config, "cpu"), config.model.load("cpu")
+    assert target.stop_ids == model.stop_ids
+    assert list(target.forbidden) == model.forbidden.nonzero()[:, 0].tolist()
+    assert (target.vocab_size, target.max_positions) == (model.vocab_size, model.max_positions)
+    tokens = model.encode("1 + 1")
+    assert target.encode("1 + 1").tolist() == tokens.tolist()
+    assert target.decode(tokens) == model.decode(tokens)
+
+
+@pytest.mark.parametrize("experiment", ["guided_power_sampling", "power_sampling_paper"])
+def test_the_experiments_compose_and_are_estimated(command, experiment):
+    done = command("dflash_mcmc", f"experiment={experiment}", "engine=vllm", "dry_run=true", "condition=ps")
+    assert done.returncode == 0, done.stderr
+    assert "ps_vllm" in done.stdout
+
+
+@pytest.mark.parametrize(("slots", "total", "width", "expected"), [(32, 100, 1, 32), (32, 3, 1, 3), (32, 100, 5, 6),
+                                                                   (2, 9, 5, 1), (None, 999, 1, 256)])
+def test_chains_in_progress(slots, total, width, expected):
+    assert starting.chains(slots, total, width) == expected
+
+
+def test_processes_share_the_gpus_of_a_machine(make_config, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    config = make_config("engine=vllm", "sampler=greedy", "engine.tensor_parallel_size=2", "model.dtype=bfloat16")
+    target = config.engine.load(config, "cpu")._replace(device="cuda:1")
+    settings = starting.settings(config.engine, config, target, 500, 8)
+    assert settings.device_ids == (2, 3)
+    assert settings.kv_cache_bytes is None  # vLLM takes what gpu_memory_utilization leaves
+    arguments = settings.arguments()
+    assert arguments["hf_overrides"] == {"head_dtype": "float32"}
+    assert (arguments["tensor_parallel_size"], arguments["gpu_memory_utilization"]) == (2, 0.9)
+    assert not arguments["trust_remote_code"]
+    assert arguments["generation_config"] == "vllm"
+    assert arguments["additional_config"][CONFIG]["forbidden"] == list(target.forbidden)
+
+
+def test_memory_gb_is_the_memory_of_keys_and_values(make_config):
+    config = make_config(*SMALL, "hardware.memory_gb=1.5")
+    settings = starting.settings(config.engine, config, config.engine.load(config, "cpu"), 500, 8)
+    assert settings.kv_cache_bytes == 1_500_000_000
+    assert settings.device_ids is None
+    assert dict(settings.more)["enforce_eager"] is True
+
+
+def test_a_blend_becomes_a_model_class_of_its_families(make_config):
+    config = make_config(*SMALL, "blend=layer", "blend.layer=-2")
+    target = config.engine.load(config, "cpu")
+    settings = starting.settings(config.engine, config, target, 500, 8)
+    assert settings.arguments()["hf_overrides"] == {"architectures": ["DflashMcmcQwen3ForCausalLM"]}
+    assert settings.arguments()["additional_config"][CONFIG]["blend"] == {
+        "name": "layer", "beta": config.blend.beta, "layer": -2, "layers": None, "norm": "none"}
+    target.config.architectures = ["GPT2LMHeadModel"]
+    with pytest.raises(UserError, match=r"model.path: given 'GPT2LMHeadModel'; allowed: a checkpoint of LlamaForCausalLM"):
+        starting.settings(config.engine, config, target, 500, 8)
+
+
+def test_equal_settings_share_an_engine(monkeypatch):
+    class Engine:
+        def __init__(self, settings):
+            self.settings, self.closed = settings, False
+
+        def close(self):
+            self.closed = True
+
+    monkeypatch.setattr(core, "VllmCore", Engine)
+    settings = Settings("folder", "float32", 100, 4, ())
+    first = core.shared(settings)
+    assert core.shared(Settings("folder", "float32", 100, 4, ())) is first
+    other = core.shared(settings._replace(max_model_len=200))
+    assert first.closed
+    assert other is not first
+    core.close_shared()
+    assert other.closed

@@ -1,0 +1,116 @@
+"""Chains on vLLM against the reference engine and the engine of slots: tokens, decisions, log p and log q."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.inference.batched import BatchedEngine
+from dflash_mcmc.inference.oracle.reference import ReferenceEngine
+from dflash_mcmc.model.hf import HFModel
+from dflash_mcmc.ops import Draw, SamplingParams, Score, Together
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Trajectory
+from tests.inference.test_batched import SAMPLERS, power_mh
+from tests.vllm.running import TOLERANCE, Comparison, engine_of, saved
+
+SMOL = Path(os.environ.get("DFLASH_MCMC_SMOLLM2", "missing"))
+"""A checkpoint of SmolLM2-135M-Instruct; its test is skipped without one."""
+HORIZON = 32
+
+
+def component(folder: Path) -> HFModel:
+    return HFModel(path=str(folder), revision=None, dtype="float32", chat=True, enable_thinking=False)
+
+
+def load(folder: Path):
+    chosen = component(folder)
+    model = chosen.load("cpu")
+    prompts = [model.encode(chosen.prompt(model.tokenizer, f"What is {7 + 3 * i} * {2 + i} + {11 * i}?")) for i in range(10)]
+    return model, saved(model, folder), prompts
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return load(PACKAGE / "assets" / "tiny")
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_is_reference(embedded, name):
+    model, target, prompts = embedded
+    reference = ReferenceEngine(model_of(model), model, NoBlend())
+    sampler = SAMPLERS[name]
+    results = {done.tag: done for done in engine_of(target).run(chains(sampler, prompts[:3], 1, 12))}
+    found = Comparison.of(results, lambda tag: reference.run(dict(chains(sampler, prompts[:3], 1, 12))[tag]))
+    assert (found.equal, found.chains) == (3, 3)
+    assert max(found.log_p, found.log_q) < TOLERANCE
+
+
+def model_of(model):
+    """The model of transformers, which a LanguageModel has in parts."""
+    import transformers
+
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(PACKAGE / "assets" / "tiny").eval()
+    assert loaded.config.vocab_size == model.vocab_size
+    return loaded
+
+
+def chains(sampler, prompts, number: int, horizon: int):
+    return [((index, chain), sampler.chain(prompt, horizon, Key(7).fold_in(str(index), chain)))
+            for index, prompt in enumerate(prompts) for chain in range(number)]
+
+
+@pytest.mark.parametrize("early_reject", ["off", "exact"])
+@pytest.mark.parametrize("folder", [PACKAGE / "assets" / "tiny", pytest.param(SMOL, marks=pytest.mark.skipif(
+    not SMOL.is_dir(), reason="DFLASH_MCMC_SMOLLM2 names no checkpoint of SmolLM2"))], ids=["embedded", "smollm2"])
+def test_fifty_chains_decide_as_the_engine_of_slots(folder, early_reject):
+    model, target, prompts = load(folder)
+    sampler = power_mh(alpha=4.0, num_blocks=4, num_steps=4, early_reject=early_reject, proposal="matched")
+    longest = max(map(len, prompts)) + HORIZON
+    slots = {done.tag: done for done in BatchedEngine(model, NoBlend(), 25, longest).run(chains(sampler, prompts, 5, HORIZON))}
+    engine = engine_of(target, 25, max_num_seqs=32, max_model_len=longest)
+    results = {done.tag: done for done in engine.run(chains(sampler, prompts, 5, HORIZON))}
+    found = Comparison.of(results, lambda tag: slots[tag].result)
+    print(found)
+    assert found.chains == 50
+    assert found.equal >= 49  # a near-tie may differ by rounding
+    assert found.log_p < TOLERANCE
+    assert any(done.result.abandoned for done in results.values()) == (early_reject == "exact")
+    assert sum(done.cost.tokens_skipped for done in results.values()) > 0
+
+
+def test_skipping_identical_tokens_changes_nothing_but_the_cost(embedded):
+    _, target, prompts = embedded
+    sampler = SAMPLERS["power_mh_early"]
+    on, off = ({done.tag: done for done in engine_of(target, skip_identical=skip).run(chains(sampler, prompts[:4], 2, 16))}
+               for skip in (True, False))
+    found = Comparison.of(on, lambda tag: off[tag].result)
+    assert (found.equal, found.chains) == (8, 8)
+    assert sum(done.cost.tokens_drawn for done in on.values()) < sum(done.cost.tokens_drawn for done in off.values())
+
+
+def test_scores_and_further_laws_are_those_of_the_draws(embedded):
+    """Teacher forcing gives the columns with which the same tokens were drawn, also of operations asked for together."""
+    _, target, prompts = embedded
+    params = SamplingParams(0.7, top_k=40, repetition_penalty=1.2, frequency_penalty=0.3)
+    laws = (SamplingParams(), SamplingParams(0.5, min_p=0.01, presence_penalty=0.5))
+
+    def both(prompt):
+        start = Trajectory.start(prompt)
+        drawn = yield Together(tuple(Draw(start, 10, params, Key(number), laws=laws, entropy=True) for number in range(3)))
+        scored = yield Together(tuple(Score(start, draw.tokens, params, laws=laws, entropy=True) for draw in drawn))
+        for a, b in itertools.chain(zip(drawn, scored, strict=True)):
+            for name in ("tokens", "log_p", "log_q", "interval", "laws", "entropy"):
+                np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=TOLERANCE)
+            assert a.ended == b.ended
+        assert len({draw.tokens.tobytes() for draw in drawn}) > 1
+        return ChainResult(scored[0])
+
+    done, = engine_of(target).run([("", both(prompts[0]))])
+    assert done.result.trajectory.length > 0
