@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.dataset import Dataset
+from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.types import Problem
@@ -45,23 +46,32 @@ _CLOSERS = (" The answer is ", " Answer: ")
 @register("dataset", "arith")
 @dataclass(slots=True, kw_only=True)
 class Arith(Dataset):
-    """300 generated word problems, the five levels in turn, disjoint from the embedded model's training problems."""
+    """Generated word problems, the five levels in turn, disjoint from the embedded model's training problems.
+
+    The first 300 are the embedded problems. A larger `num_problems` continues them with the same generator, for comparisons
+    that need more problems. A question can then come twice, about once in 1,000 problems.
+    """
+
+    num_problems: int = identity("number of generated problems", ge=1, le=100_000, off=NUM_TEST_PROBLEMS)
 
     def all_problems(self) -> list[Problem]:
         """The test problems."""
-        return _test_problems()
+        if self.num_problems == NUM_TEST_PROBLEMS:
+            return _stored_problems()
+        return generated_test_problems(self.num_problems)
 
 
 @cache
-def _test_problems() -> list[Problem]:
-    """The stored test problems. Generating them would add a third of a second to every start."""
+def _stored_problems() -> list[Problem]:
+    """The embedded test problems. Generating them would add a third of a second to every start."""
     return [Problem(**json.loads(line)) for line in _STORED.read_text().splitlines()]
 
 
-def generated_test_problems() -> list[Problem]:
-    """The test problems, generated. They equal the stored ones."""
+@cache
+def generated_test_problems(number: int = NUM_TEST_PROBLEMS) -> list[Problem]:
+    """The first test problems, generated. The first 300 equal the stored ones."""
     problems = []
-    for index in range(NUM_TEST_PROBLEMS):
+    for index in range(number):
         level = LEVELS[index % len(LEVELS)]
         key = Key(_TEST_SEED).fold_in("test", index)
         made = make_problem(key, level, "test")

@@ -9,6 +9,7 @@ import pytest
 from dflash_mcmc.dataset.arith import LEVELS, NUM_TEST_PROBLEMS, generated_test_problems, make_problem, make_solution
 from dflash_mcmc.rng import Key
 from dflash_mcmc.training.target import training_pairs
+from tests.refusals import refused
 
 
 def test_problems_never_change(make_config):
@@ -29,6 +30,15 @@ def test_limit_keeps_the_first_problems_and_the_fingerprint(make_config):
     some, every = make_config("dataset.limit=7").dataset, make_config().dataset
     assert some.problems() == every.problems()[:7]
     assert some.fingerprint() == every.fingerprint()
+
+
+def test_more_problems_continue_the_embedded_ones(make_config):
+    few, many = make_config().dataset, make_config("dataset.num_problems=320").dataset
+    assert len(many.problems()) == 320
+    assert many.problems()[:300] == few.problems()
+    assert many.fingerprint() != few.fingerprint()
+    with refused(start="dataset.num_problems: given 0; allowed: a whole number >= 1"):
+        make_config("dataset.num_problems=0")
 
 
 def test_splits_are_disjoint(make_config):
