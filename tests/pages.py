@@ -41,7 +41,8 @@ def marked(found: list[str], marker: str) -> list[str]:
 
 def plain(found: list[str]) -> list[str]:
     """The commands that run as they are, in any folder."""
-    return [line for line in found if not line.endswith((ADDED, NEEDS_GPU, NEEDS_VLLM, NEEDS_SLURM)) and not line.startswith("make ")]
+    return [line for line in found if not line.endswith((ADDED, NEEDS_GPU, NEEDS_VLLM, NEEDS_SLURM))
+            and not line.startswith("make ")]
 
 
 def shell(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:

@@ -83,8 +83,8 @@ class Vllm(Engine):
 
         needed = prompt_length + config.dataset.max_new_tokens
         if self.max_model_len is not None and self.max_model_len < needed:
-            raise ConfigError("engine.max_model_len", self.max_model_len, f"null, or at least {needed}: {prompt_length} tokens "
-                              f"of the longest prompt and {config.dataset.max_new_tokens} of dataset.max_new_tokens")
+            raise ConfigError("engine.max_model_len", self.max_model_len, f"null, or at least {needed}: {prompt_length} "
+                              f"tokens of the longest prompt and {config.dataset.max_new_tokens} of dataset.max_new_tokens")
         width = config.sampler.width()
         chains = starting.chains(config.hardware.num_slots, num_chains, width)
         settings = starting.settings(self, config, target, self.max_model_len or needed, chains * width)

@@ -11,6 +11,9 @@ import torch
 from dflash_mcmc.inference import columns
 from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.vllm.ticket import Ticket
+from dflash_mcmc.ops import SamplingParams
+
+_PLAIN = SamplingParams()
 
 
 class Row(NamedTuple):
@@ -45,7 +48,8 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> Tokens:
         logits: float32 (rows, vocabulary); minus infinity for ids that can never be drawn.
     """
     finite = torch.isfinite(logits.amax(dim=-1))
-    logits = torch.where(finite[:, None], logits, 0.0)
+    if not finite.all():
+        logits = torch.where(finite[:, None], logits, 0.0)
     target = laws.weigh(logits)
     parts = [(members, _of_group(logits, target, [rows[place] for place in members], members))
              for members in _groups(rows).values()]
@@ -72,7 +76,7 @@ def _of_group(logits: torch.Tensor, target: laws.Weights, rows: Sequence[Row], m
         index = torch.tensor(members, device=logits.device)
         logits, target = logits[index], laws.Weights(*(values[index] for values in target))
     ticket, history = rows[0].ticket, _history(rows, logits)
-    weights = laws.weigh(laws.process(logits, ticket.params, history))
+    weights = target if ticket.params == _PLAIN else laws.weigh(laws.process(logits, ticket.params, history))
     uniforms = torch.tensor([row.uniform for row in rows], dtype=torch.float64, device=logits.device)
     tokens, interval = laws.draw(weights, uniforms)
     if any(row.ticket.forced for row in rows):

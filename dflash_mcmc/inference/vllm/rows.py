@@ -70,11 +70,15 @@ class BatchRows:
         if not places:
             return logits
         requests = [self._requests[place] for place in places]
-        index = slice(None) if len(places) == len(logits) else torch.tensor(places, device=logits.device)
-        chosen = logits[index].index_fill(1, self._forbidden, -torch.inf)
-        told = self._note(requests, chosen)
-        chosen = torch.full_like(chosen, -torch.inf).scatter_(1, torch.tensor(told, device=logits.device)[:, None], 0.0)
-        logits[index] = chosen
+        whole = len(places) == len(logits)
+        index = torch.tensor(places, device=logits.device)
+        chosen = logits if whole else logits[index]  # a copy only where other rows must stay
+        if len(self._forbidden):
+            chosen.index_fill_(1, self._forbidden, -torch.inf)
+        told = torch.tensor(self._note(requests, chosen), device=logits.device)
+        chosen.fill_(-torch.inf).scatter_(1, told[:, None], 0.0)
+        if not whole:
+            logits[index] = chosen
         return logits
 
     def _note(self, requests: Sequence[_Request], logits: torch.Tensor) -> list[int]:
