@@ -27,7 +27,7 @@ class Row(NamedTuple):
     """The tokens before it, prompt included."""
 
 
-class Tokens(NamedTuple):
+class DrawnBatch(NamedTuple):
     """The tokens of the rows, on the host.
 
     Attributes:
@@ -41,7 +41,7 @@ class Tokens(NamedTuple):
     finite: np.ndarray
 
 
-def draw(logits: torch.Tensor, rows: Sequence[Row]) -> Tokens:
+def draw(logits: torch.Tensor, rows: Sequence[Row]) -> DrawnBatch:
     """Draws a token for each row, or takes the token that a score forces.
 
     Args:
@@ -59,7 +59,7 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> Tokens:
     for members, part in parts:
         values[members, 1 : 1 + part.shape[1]] = part
     found = values.cpu().numpy()  # one copy from the device for all rows
-    return Tokens(found[:, 1].astype(np.int64), found[:, 2:], found[:, 0] > 0)
+    return DrawnBatch(found[:, 1].astype(np.int64), found[:, 2:], found[:, 0] > 0)
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple, list[int]]:
