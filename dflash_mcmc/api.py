@@ -22,7 +22,7 @@ from dflash_mcmc.types import ChainResult, Cost, Problem, Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from dflash_mcmc.inference.interface import Finished, Tag, Target
+    from dflash_mcmc.inference.interface import ChainTarget, Finished, Tag
     from dflash_mcmc.inference.language_model import LanguageModel
 
 
@@ -152,7 +152,7 @@ def _problems(prompts: Sequence[str] | Mapping[str, str]) -> list[Problem]:
 
 
 @contextmanager
-def _loaded(model: Any, tokenizer: Any, chat: bool, config: Config) -> Iterator[Target]:
+def _loaded(model: Any, tokenizer: Any, chat: bool, config: Config) -> Iterator[ChainTarget]:
     """The target, which also becomes part of the configuration. Inside the context a loaded model is in evaluation mode."""
     if isinstance(model, (str, Path)) or _is_component("model", model):
         if tokenizer is not None:
@@ -199,7 +199,7 @@ class _LoadedModel(Model):
         return conversation.with_template(tokenizer, enable_thinking=False)
 
 
-def _sample(done: Finished[tuple[int, int]], problem: Problem, token_ids: dict[str, Any], target: Target) -> Sample:
+def _sample(done: Finished[tuple[int, int]], problem: Problem, token_ids: dict[str, Any], target: ChainTarget) -> Sample:
     index, chain = done.tag
     result = done.result or ChainResult(Trajectory.start(token_ids[problem.id]))
     drawn = result.trajectory

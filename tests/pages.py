@@ -15,6 +15,7 @@ README = ROOT / "README.md"
 PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 ADDED = "  # with the three files above"
 NEEDS_GPU = "  # needs a GPU"
+NEEDS_VLLM = "  # needs vLLM"  # what it does is under test in tests/vllm
 NEEDS_SLURM = "  # needs SLURM"  # run by tests/launchers/test_readme.py
 
 
@@ -40,7 +41,8 @@ def marked(found: list[str], marker: str) -> list[str]:
 
 def plain(found: list[str]) -> list[str]:
     """The commands that run as they are, in any folder."""
-    return [line for line in found if not line.endswith((ADDED, NEEDS_GPU, NEEDS_SLURM)) and not line.startswith("make ")]
+    return [line for line in found if not line.endswith((ADDED, NEEDS_GPU, NEEDS_VLLM, NEEDS_SLURM))
+            and not line.startswith("make ")]
 
 
 def shell(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:

@@ -25,7 +25,7 @@ from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.training import recipe
 from tests import pages, processes
 from tests.conftest import ROOT
-from tests.pages import ADDED, NEEDS_GPU, PAGES, README
+from tests.pages import ADDED, NEEDS_GPU, NEEDS_VLLM, PAGES, README
 
 ALL = pages.commands(*PAGES)
 PLAIN = pages.plain(ALL)
@@ -34,6 +34,7 @@ FROM_NOTHING = {part.split()[2]: part for line in reversed(PLAIN) for part in li
                 if part.startswith("python -m ")}.values()
 """The first command of each program: it runs in a process that has imported nothing."""
 ON_GPUS = pages.marked(ALL, NEEDS_GPU)
+WITH_VLLM = pages.marked(ALL, NEEDS_VLLM)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,12 @@ def test_command_for_a_gpu_composes(command, tmp_path, monkeypatch, real_data):
         assert [job.config.num_chains * job.config.dataset.limit for job in jobs] == [150]
     else:
         assert command == "python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=prompts.jsonl"
+
+
+@pytest.mark.parametrize("command", WITH_VLLM)
+def test_command_with_vllm_composes(command, tmp_path, monkeypatch, real_data):
+    monkeypatch.chdir(tmp_path)
+    assert composed(command, tmp_path, **real_data)[-1].choices["engine"] == "vllm"
 
 
 def test_make_has_the_targets():

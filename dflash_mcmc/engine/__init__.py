@@ -26,7 +26,7 @@ class Engine(Component):
 
     @abstractmethod
     def load(self, config: Config, device: str) -> Any:
-        """The target on a device, as `start` takes it. It has the attributes of `interface.Target`. Raises UserError."""
+        """The target on a device, as `start` takes it. It has the attributes of `interface.ChainTarget`. Raises UserError."""
 
     @abstractmethod
     def start(self, config: Config, target: Any, prompt_length: int, num_chains: int) -> ChainRunner:

@@ -84,7 +84,7 @@ class Counters(NamedTuple):
         return self.busy_row_steps / self.busy_slot_steps if self.busy_slot_steps else 1.0
 
 
-class Target(Protocol):
+class ChainTarget(Protocol):
     """The target of an engine, as far as prompts and answers need it."""
 
     @property
@@ -106,7 +106,7 @@ class ChainRunner(Protocol):
     """An engine that has been started."""
 
     @property
-    def model(self) -> Target:
+    def model(self) -> ChainTarget:
         """The target."""
 
     @property

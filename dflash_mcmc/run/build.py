@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.blend import Blend
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.batched import BatchedEngine
-    from dflash_mcmc.inference.interface import Options, Target
+    from dflash_mcmc.inference.interface import ChainTarget, Options
     from dflash_mcmc.inference.language_model import LanguageModel
     from dflash_mcmc.inference.plan import MemoryPlan
     from dflash_mcmc.inference.prompt_encoder import PromptEncoder
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler
 
 
-def prompts(config: Config, model: Target | PromptEncoder, problems: Sequence[Problem],
+def prompts(config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
             room: int | None = None) -> dict[str, np.ndarray]:
     """The token ids of each problem's prompt, by problem id. Raises UserError for a prompt that leaves too little room.
 

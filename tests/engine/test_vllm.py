@@ -9,7 +9,7 @@ import pytest
 from dflash_mcmc.config.identity import identity_of, run_folder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.vllm import core, starting
-from dflash_mcmc.inference.vllm.settings import CONFIG, Settings
+from dflash_mcmc.inference.vllm.settings import CONFIG, VllmSettings
 
 SMALL = ("engine=vllm", "sampler=greedy", "hardware.device=cpu")
 
@@ -128,9 +128,9 @@ def test_equal_settings_share_an_engine(monkeypatch):
             self.closed = True
 
     monkeypatch.setattr(core, "VllmCore", Engine)
-    settings = Settings("folder", "float32", 100, 4, ())
+    settings = VllmSettings("folder", "float32", 100, 4, ())
     first = core.shared(settings)
-    assert core.shared(Settings("folder", "float32", 100, 4, ())) is first
+    assert core.shared(VllmSettings("folder", "float32", 100, 4, ())) is first
     other = core.shared(settings._replace(max_model_len=200))
     assert first.closed
     assert other is not first

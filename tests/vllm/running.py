@@ -12,7 +12,7 @@ from dflash_mcmc.inference.interface import Finished
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.vllm.core import shared
 from dflash_mcmc.inference.vllm.session import VllmEngine
-from dflash_mcmc.inference.vllm.settings import Settings
+from dflash_mcmc.inference.vllm.settings import VllmSettings
 from dflash_mcmc.inference.vllm.target import VllmTarget
 from dflash_mcmc.types import ChainResult
 
@@ -36,7 +36,7 @@ def engine_of(target: VllmTarget, num_chains: int = 16, skip_identical: bool = T
     """An engine on the CPU. The same settings share a loaded model."""
     values = dict(model=str(target.folder), dtype=target.dtype, max_model_len=target.max_positions, max_num_seqs=16,
                   forbidden=target.forbidden, kv_cache_bytes=100_000_000, more=(("block_size", 32), ("enforce_eager", True)))
-    return VllmEngine(target, shared(Settings(**{**values, **changes})), num_chains, skip_identical)
+    return VllmEngine(target, shared(VllmSettings(**{**values, **changes})), num_chains, skip_identical)
 
 
 class Comparison(NamedTuple):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.blend import Blend
 
 
-class _Blended:
+class _WithBlend:
     """Adds the outputs of the tapped layers to a model's forward, and mixes them.
 
     vLLM's models can return the outputs of chosen layers, for its EAGLE drafts: entry n is the input of layer n.
@@ -42,15 +42,15 @@ class _Blended:
         return self._blend.mix(last, tapped, self.model.norm)  # type: ignore[attr-defined]
 
 
-class BlendedQwen3(_Blended, Qwen3ForCausalLM):
+class BlendedQwen3(_WithBlend, Qwen3ForCausalLM):
     """Qwen3 with a blend."""
 
 
-class BlendedQwen2(_Blended, Qwen2ForCausalLM):
+class BlendedQwen2(_WithBlend, Qwen2ForCausalLM):
     """Qwen2 and Qwen2.5 with a blend."""
 
 
-class BlendedLlama(_Blended, LlamaForCausalLM):
+class BlendedLlama(_WithBlend, LlamaForCausalLM):
     """Llama with a blend."""
 
 

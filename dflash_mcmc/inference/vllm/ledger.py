@@ -34,7 +34,7 @@ class Drawn(NamedTuple):
     failed: bool
 
 
-class Entry:
+class LedgerEntry:
     """The tokens of one request so far.
 
     Attributes:
@@ -86,12 +86,12 @@ class Ledger:
     """The entries of a worker's requests."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, LedgerEntry] = {}
 
-    def open(self, ticket: Ticket) -> Entry:
+    def open(self, ticket: Ticket) -> LedgerEntry:
         """The entry of a request, which is new or was preempted."""
         if ticket.number not in self._entries:
-            self._entries[ticket.number] = Entry(ticket)
+            self._entries[ticket.number] = LedgerEntry(ticket)
         return self._entries[ticket.number]
 
     def take(self, numbers: Iterable[int]) -> dict[int, Drawn]:

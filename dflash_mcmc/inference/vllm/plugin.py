@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 blended.register()  # a worker imports this module before it makes the model
 
 
-class Drawing(LogitsProcessor):
+class DrawingProcessor(LogitsProcessor):
     """Draws the token of every row, and leaves vLLM's sampler nothing else to choose."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool):

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from dflash_mcmc.inference.vllm.drawing import Row, draw
-from dflash_mcmc.inference.vllm.ledger import Entry, Ledger
+from dflash_mcmc.inference.vllm.ledger import Ledger, LedgerEntry
 from dflash_mcmc.inference.vllm.ticket import FIELD, Ticket
 
 
-class _Request(NamedTuple):
-    entry: Entry
+class _BatchRequest(NamedTuple):
+    entry: LedgerEntry
     prompt: Sequence[int]
     output: Sequence[int]
 
@@ -38,7 +38,7 @@ class BatchRows:
     """
 
     def __init__(self, ledger: Ledger, forbidden: Sequence[int], device: torch.device | str):
-        self._ledger, self._requests = ledger, dict[int, _Request]()
+        self._ledger, self._requests = ledger, dict[int, _BatchRequest]()
         self._forbidden = torch.tensor(forbidden, dtype=torch.int64, device=device)
 
     def update(self, removed: Sequence[int], added: Sequence[tuple[int, Any, Sequence[int] | None, Sequence[int]]],
@@ -50,7 +50,7 @@ class BatchRows:
             self._requests.pop(row, None)
             values = (params.extra_args or {}).get(FIELD)
             if values is not None:
-                self._requests[row] = _Request(self._ledger.open(Ticket.from_values(values)), prompt or (), output)
+                self._requests[row] = _BatchRequest(self._ledger.open(Ticket.from_values(values)), prompt or (), output)
         for source, target, direction in moved:
             here, there = self._requests.pop(source, None), self._requests.pop(target, None)
             if here is not None:
@@ -70,14 +70,18 @@ class BatchRows:
         if not places:
             return logits
         requests = [self._requests[place] for place in places]
-        index = slice(None) if len(places) == len(logits) else torch.tensor(places, device=logits.device)
-        chosen = logits[index].index_fill(1, self._forbidden, -torch.inf)
-        told = self._note(requests, chosen)
-        chosen = torch.full_like(chosen, -torch.inf).scatter_(1, torch.tensor(told, device=logits.device)[:, None], 0.0)
-        logits[index] = chosen
+        whole = len(places) == len(logits)
+        index = torch.tensor(places, device=logits.device)
+        chosen = logits if whole else logits[index]  # a copy only where other rows must stay
+        if len(self._forbidden):
+            chosen.index_fill_(1, self._forbidden, -torch.inf)
+        told = torch.tensor(self._note(requests, chosen), device=logits.device)
+        chosen.fill_(-torch.inf).scatter_(1, told[:, None], 0.0)
+        if not whole:
+            logits[index] = chosen
         return logits
 
-    def _note(self, requests: Sequence[_Request], logits: torch.Tensor) -> list[int]:
+    def _note(self, requests: Sequence[_BatchRequest], logits: torch.Tensor) -> list[int]:
         """Writes the tokens of requests to the ledger. Returns the tokens that vLLM is told."""
         rows, told = [request.row() for request in requests], []
         tokens, scores, finite = draw(logits, rows)

@@ -12,7 +12,7 @@ from dflash_mcmc.inference.draws import is_abandoned, uniforms_of, until_abandon
 from dflash_mcmc.inference.interface import NOT_NUMBERS, Counters, Finished, Tag
 from dflash_mcmc.inference.live_chain import LiveChain
 from dflash_mcmc.inference.meter import Meter
-from dflash_mcmc.inference.vllm.core import Core, Ended
+from dflash_mcmc.inference.vllm.core import Core, EndedRequest
 from dflash_mcmc.inference.vllm.ledger import Drawn
 from dflash_mcmc.inference.vllm.target import VllmTarget
 from dflash_mcmc.inference.vllm.ticket import Ticket
@@ -63,7 +63,7 @@ class VllmEngine:
     def steps(self, chains: Iterable[tuple[Tag, Chain]]) -> Generator[Finished[Tag] | None, None, None]:
         """Like `run`, but also yields None after every step, to let the caller do something else in between."""
         self._meter.reset_clock()
-        run = _Run(iter(chains), self._num_chains, self._begin, self._meter)
+        run = _LiveChains(iter(chains), self._num_chains, self._begin, self._meter)
         try:
             yield from run.fill()
             while run.live:
@@ -112,14 +112,14 @@ class VllmEngine:
         chain.charge(number, tokens_skipped=shared)
         return along.prefix(start + shared)
 
-    def _answers(self, ended: list[Ended]) -> list[tuple[_Asked, Trajectory | None]]:
+    def _answers(self, ended: list[EndedRequest]) -> list[tuple[_Asked, Trajectory | None]]:
         """The answers of requests that have ended; None where logits are not numbers."""
         if not ended:
             return []
         drawn = self._core.take([request.number for request in ended])
         return [self._answer(self._asked.pop(request.number), request, drawn[request.number]) for request in ended]
 
-    def _answer(self, asked: _Asked, request: Ended, drawn: Drawn) -> tuple[_Asked, Trajectory | None]:
+    def _answer(self, asked: _Asked, request: EndedRequest, drawn: Drawn) -> tuple[_Asked, Trajectory | None]:
         chain, number, base = asked
         operation, count = chain.operations[number], len(drawn.tokens)
         read = base.sequence_length - request.cached
@@ -143,7 +143,7 @@ class VllmEngine:
                 del self._asked[number]
 
 
-class _Run:
+class _LiveChains:
     """The chains of one run.
 
     Attributes:

@@ -12,7 +12,7 @@ BLENDED = {name: f"DflashMcmc{name}" for name in ("LlamaForCausalLM", "Qwen2ForC
 _PLUGIN = "dflash_mcmc.inference.vllm.plugin"
 
 
-class Settings(NamedTuple):
+class VllmSettings(NamedTuple):
     """Values for vLLM's engine. Two equal settings can share an engine.
 
     Attributes:
@@ -52,7 +52,7 @@ class Settings(NamedTuple):
         values = dict(
             model=self.model, dtype=self.dtype, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs, seed=0,
             skip_tokenizer_init=True, generation_config="vllm", trust_remote_code=False, async_scheduling=False,
-            disable_log_stats=True, enable_prefix_caching=True, logits_processors=[f"{_PLUGIN}:Drawing"],
+            disable_log_stats=True, enable_prefix_caching=True, logits_processors=[f"{_PLUGIN}:DrawingProcessor"],
             worker_extension_cls=f"{_PLUGIN}.Extension", kv_cache_memory_bytes=self.kv_cache_bytes,
             additional_config={CONFIG: {"forbidden": list(self.forbidden), "blend": dict(self.blend)}},
             hf_overrides=overrides, limit_mm_per_prompt={}, **dict(self.more))

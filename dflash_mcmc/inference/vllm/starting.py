@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.inference.vllm.settings import BLENDED, Settings
+from dflash_mcmc.inference.vllm.settings import BLENDED, VllmSettings
 from dflash_mcmc.inference.vllm.target import VllmTarget
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import name_of
@@ -38,10 +38,10 @@ def chains(num_slots: int | None, num_chains: int, width: int) -> int:
     return max(1, min(slots // width, -(-num_chains // ranks.place().total)))
 
 
-def settings(engine: Vllm, config: Config, target: VllmTarget, max_model_len: int, max_num_seqs: int) -> Settings:
+def settings(engine: Vllm, config: Config, target: VllmTarget, max_model_len: int, max_num_seqs: int) -> VllmSettings:
     """What vLLM is started with."""
     on_cpu, blend = target.device == "cpu", _blend(config)
-    return Settings(
+    return VllmSettings(
         model=str(target.folder), dtype=target.dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
         forbidden=target.forbidden, kv_cache_bytes=_cache_bytes(config.hardware.memory_gb, on_cpu),
         device_ids=None if on_cpu else _devices(target.device, engine.tensor_parallel_size * engine.pipeline_parallel_size),

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from dflash_mcmc.inference.vllm.core import Ended
+from dflash_mcmc.inference.vllm.core import EndedRequest
 from dflash_mcmc.inference.vllm.ledger import Drawn, Ledger
 from dflash_mcmc.inference.vllm.rows import BatchRows
 from dflash_mcmc.inference.vllm.ticket import FIELD, Ticket
@@ -55,7 +55,7 @@ class FakeCore:
         assert tokens
         self.waiting.append(Request(ticket, list(tokens), self._chunks))
 
-    def step(self) -> list[Ended]:
+    def step(self) -> list[EndedRequest]:
         self.steps += 1
         self._preempt()
         self._swap()
@@ -74,7 +74,7 @@ class FakeCore:
                 request.output.append(token)
         ended = [request for request in self.running if self._ends(request)]
         self._remove(ended)
-        return [Ended(request.ticket.number, 0) for request in ended]
+        return [EndedRequest(request.ticket.number, 0) for request in ended]
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         return self.ledger.take(numbers)
