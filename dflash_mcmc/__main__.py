@@ -160,7 +160,8 @@ def _run(job: Job, tables: Tables) -> RunResult:
     result = execute(job)
     if ranks.rank():
         return result
-    drawn = f"{result.num_new} new {result.unit}s" if result.num_new else "already complete, nothing drawn"
+    units = result.unit + "s" * (result.num_new != 1)
+    drawn = f"{result.num_new} new {units}" if result.num_new else "already complete, nothing drawn"
     beyond = (f"; {result.num_beyond} recorded {result.unit}s that were not requested are counted as well"
               if result.num_beyond else "")
     left = f"; {result.num_left} more are being drawn by other processes" if result.num_left else ""

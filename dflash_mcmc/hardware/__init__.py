@@ -36,6 +36,10 @@ class Hardware(Component):
     def resolve(self) -> str:
         """The device's name for PyTorch. Sets the number of threads. Raises ConfigError for a missing device."""
 
+    @abstractmethod
+    def found(self) -> str:
+        """The device's name for PyTorch. Raises ConfigError for a device that this machine does not have."""
+
     def options(self) -> Options:
         """The options of the engine."""
         from dflash_mcmc.inference.interface import Options

@@ -63,6 +63,12 @@ class Local(Hardware):
         processes = ranks.local_world_size()
         if self.num_threads is not None or processes > 1:
             torch.set_num_threads(self.num_threads or max(1, len(os.sched_getaffinity(0)) // processes))
+        return self.found()
+
+    def found(self) -> str:
+        """The device's name for PyTorch. Raises ConfigError for a device that this machine does not have."""
+        import torch
+
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,5 +77,6 @@ class Local(Hardware):
         if device.startswith("cuda"):
             count = torch.cuda.device_count()
             if int(device.partition(":")[2] or 0) >= count:
-                raise ConfigError("hardware.device", self.device, f"cpu, or one of the {count} GPUs that PyTorch finds here")
+                found = f"or one of the {count} GPUs that PyTorch finds here" if count else "since PyTorch finds no GPU here"
+                raise ConfigError("hardware.device", self.device, f"cpu, {found}")
         return device

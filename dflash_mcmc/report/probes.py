@@ -61,7 +61,7 @@ def report_of(found: Sequence[Found]) -> tuple[Heading, list[Section]]:
 def _section(probe: str, runs: list[ProbeRun]) -> Section:
     labels = labels_of([run.summary["condition"] for run in runs], [run.identity for run in runs],
                        [configuration_of(run.folder) for run in runs])
-    identities = [run.identity for run in runs]
+    identities = {label: run.identity for label, run in zip(labels, runs, strict=True)}
     tables = []
     for name in dict.fromkeys(name for run in runs for name in run.summary["tables"]):
         rows = [{RUN: label, **row} for label, run in zip(labels, runs, strict=True)

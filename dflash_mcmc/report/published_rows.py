@@ -20,22 +20,24 @@ def source_of(probe: str) -> str | None:
     return _content().get(probe, {}).get("source")
 
 
-def beside(probe: str, identities: Sequence[Mapping[str, object]], table: str, rows: Sequence[dict]) -> list[dict]:
+def beside(probe: str, identities: Mapping[str, Mapping[str, object]], table: str, rows: Sequence[dict]) -> list[dict]:
     """The rows of a table, each followed by the published row of its kind.
 
     A published row is of the same kind as a row if both agree in the columns that the data file names. It is shown after the
-    last such row, once, and only if a run has the setting of the document. No number of a published row enters a statistic.
+    last such row of a run with the setting of the document, once. No number of a published row enters a statistic.
 
     Args:
-        identities: the identities of the runs, as in run.json.
+        identities: the identities of the runs as in run.json, by the value of `RUN` in their rows.
         rows: rows with the column `RUN`.
     """
     shown, of = list(rows), _content().get(probe, {"tables": {}})
     found = of["tables"].get(table)
-    if found is None or not any(_holds(of["where"], identity) for identity in identities):
+    if found is None:
         return shown
+    runs = {label for label, identity in identities.items() if _holds(of["where"], identity)}
     for published in found["rows"]:
-        alike = [place for place, row in enumerate(shown) if all(row.get(key) == published.get(key) for key in found["by"])]
+        alike = [place for place, row in enumerate(shown)
+                 if row.get(RUN) in runs and all(row.get(key) == published.get(key) for key in found["by"])]
         if alike:
             shown.insert(alike[-1] + 1, {RUN: f"published, section {found['section']}", **published})
     return shown

@@ -15,7 +15,6 @@ from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.schema import groups_of
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.run.tasks import tasks_of
 from dflash_mcmc.store.records import recorded_keys
@@ -60,6 +59,8 @@ class _Checks:
         problems = self._problems(config)
         if not config.dry_run and self._is_complete(config):
             return
+        if self._here and not config.dry_run and "model" in used:
+            config.hardware.found()
         drafts = "draft" in used and not config.draft.is_null
         if (drafts or not config.dry_run) and not self._fits(config, drafts):
             return
@@ -117,7 +118,7 @@ class _Checks:
         A run with a folder is not refused here, because its remaining samples may need fewer slots.
         """
         given = config.hardware.memory_gb is not None
-        device = _device_here(config) if self._here and not config.dry_run else None
+        device = config.hardware.found() if self._here and not config.dry_run else None
         target = self._shape(config) if given or device is not None else None
         weights = None if target is None else target.weight_bytes()
         if target is None or (weights is None and not given):
@@ -138,17 +139,6 @@ class _Checks:
 
 def _folder(config: Config) -> Path:
     return run_folder(config, hash_of(identity_of(config)))
-
-
-def _device_here(config: Config) -> str | None:
-    """The device of this machine on which a job runs; None if this machine does not have it."""
-    import torch
-
-    wanted, count = config.hardware.device, torch.cuda.device_count()
-    if wanted == "cpu" or (wanted == "auto" and not count):
-        return "cpu"
-    number = int(wanted.partition(":")[2]) if ":" in wanted else ranks.local_rank()
-    return f"cuda:{number}" if number < count else None
 
 
 def _plan(config: Config, target: TargetShape, device: str, longest: int, num_draws: int, weights: int) -> None:

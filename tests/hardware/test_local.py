@@ -23,7 +23,7 @@ def test_threads_are_set(make_config):
 
 
 def test_a_missing_gpu_is_refused(make_config):
-    with pytest.raises(ConfigError, match="GPUs that PyTorch finds here"):
+    with pytest.raises(ConfigError, match="cpu, since PyTorch finds no GPU here"):
         make_config("hardware.device=cuda:99").hardware.resolve()
 
 

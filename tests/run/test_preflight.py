@@ -71,6 +71,12 @@ def test_solutions_are_measured_where_a_probe_reads_them(capsys, other_target):
     assert "dataset.max_new_tokens: given 128" in refused(capsys, *probe, "probe.answers=greedy")
 
 
+def test_a_device_that_is_not_here_is_refused_before_any_point_is_drawn(capsys):
+    error = refused(capsys, "-m", "condition=greedy,ps", "dataset.limit=1", "hardware.device=cuda:99")
+    assert error.startswith("error: hardware.device: given 'cuda:99'; allowed: cpu, ")
+    assert error.endswith("(the point condition=greedy)")
+
+
 def test_memory_that_does_not_suffice_is_refused(capsys, monkeypatch):
     few = ("condition=ps", "num_chains=99")
     error = refused(capsys, "-m", *few, "hardware.memory_gb=100,0.00001")
