@@ -43,8 +43,8 @@ equal-cost: $(READY)  ## samplers and votes at two budgets on the embedded model
 PROCESSOR ?= this
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --processor=$(PROCESSOR)
 
-test: $(READY)  ## the tests, two at a time (minutes); PROCESSOR=intel or amd: with the settings of that processor
-	$(PYTEST) -n 2 --dist worksteal
+test: $(READY)  ## the tests, three at a time, since many wait for a program (minutes); PROCESSOR=intel or amd: with the settings of that processor
+	$(PYTEST) -n 3 --dist worksteal
 
 test-slow: $(READY)  ## the long campaigns too (an hour)
 	$(PYTEST) -n 2 --dist worksteal -m 'not slurm'

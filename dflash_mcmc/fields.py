@@ -51,6 +51,10 @@ class Spec(NamedTuple):
                   ((">", self.gt), (">=", self.ge), ("<", self.lt), ("<=", self.le)) if bound is not None]
         return words + (f"{each} " + " and ".join(bounds) if bounds else "") + (" or null" if optional else "")
 
+    def in_older_runs(self) -> object:
+        """The value in runs that were made before the field was added; None if it was there from the start."""
+        return None if self.off is _NEVER else self.off
+
     def is_off(self, value: object) -> bool:
         """Whether the field has the value at which it changes nothing."""
         return self.off is not _NEVER and value == self.off

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.fields import spec_of
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.locate import RUN, Found
 from dflash_mcmc.report.table import labels_of
@@ -221,8 +222,8 @@ def _asked_for(dataset: dict) -> int | None:
     component = components("dataset").get(str(dataset.get("name")))
     if component is None or dataset.get("path") is not None or dataset.get("ids"):
         return len(dataset["ids"]) if dataset.get("ids") else dataset.get("limit")
-    fields = [field.name for field in dataclasses.fields(component.cls)]
-    return component.cls(**{name: dataset.get(name) for name in fields}).num_chosen()
+    added = {field.name: spec_of(field).in_older_runs() for field in dataclasses.fields(component.cls)}
+    return component.cls(**{name: dataset.get(name, value) for name, value in added.items()}).num_chosen()
 
 
 def _summarised(folder: Path) -> int | None:
