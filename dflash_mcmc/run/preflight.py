@@ -15,6 +15,7 @@ from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.schema import groups_of
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.grading import check_golds
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.run.tasks import tasks_of
 from dflash_mcmc.store.records import recorded_keys
@@ -57,6 +58,8 @@ class _Checks:
         if config.show is not None or "dataset" not in used:
             return
         problems = self._problems(config)
+        if "grader" in used:
+            self._once(("golds", repr(config.grader), repr(config.dataset)), lambda: check_golds(config.grader, problems))
         if not config.dry_run and self._is_complete(config):
             return
         if self._here and not config.dry_run and "model" in used:

@@ -71,6 +71,13 @@ def test_solutions_are_measured_where_a_probe_reads_them(capsys, other_target):
     assert "dataset.max_new_tokens: given 128" in refused(capsys, *probe, "probe.answers=greedy")
 
 
+def test_gold_answers_that_the_grader_cannot_read_are_refused_in_a_dry_run_too(capsys):
+    swept = ("-m", "condition=greedy,temp", "dataset=arith", "grader=code", "grader.allow_execution=true", "dry_run=true")
+    error = refused(capsys, *swept)
+    assert error.startswith("error: grader=code: given the gold answer '")
+    assert error.endswith("(the point condition=greedy)")
+
+
 def test_a_device_that_is_not_here_is_refused_before_any_point_is_drawn(capsys):
     error = refused(capsys, "-m", "condition=greedy,ps", "dataset.limit=1", "hardware.device=cuda:99")
     assert error.startswith("error: hardware.device: given 'cuda:99'; allowed: cpu, ")
