@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
+from dflash_mcmc.inference.interface import Finished
 from dflash_mcmc.inference.slots import Slot, chunks
 from dflash_mcmc.ops import Chain, Operation, Request, Together
-from dflash_mcmc.types import Cost, Trajectory, common_prefix
+from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
 
 class LiveChain:
@@ -63,6 +64,28 @@ class LiveChain:
         """The answer to the complete request. Adds up its cost."""
         self.settle()
         return tuple(self._answers) if self._together else self._answers[0]
+
+    def advance(self, begin: Callable[[LiveChain], None], end: Callable[[LiveChain, ChainResult], None]) -> None:
+        """Gives the chain the answers to complete requests, until one is not complete or the chain ends.
+
+        Args:
+            begin: begins the operations of a new request.
+            end: takes the result of a chain that has ended.
+        """
+        while self.complete and not self.ended:
+            try:
+                request: Request = self.generator.send(self.answer())
+            except StopIteration as stop:
+                end(self, stop.value)
+                return
+            self.ask(request)
+            begin(self)
+
+    def finished(self, result: ChainResult | None, failure: str = "") -> Finished:
+        """Ends the chain. Returns what the engine yields of it."""
+        self.ended = True
+        seconds = time.perf_counter() - self.started
+        return Finished(self.tag, result, self.cost, seconds, self.seconds, failure, tuple(self.walk))
 
     def settle(self) -> None:
         """Adds up the cost of the request. Its depth is that of its longest reading plus that of its longest operation."""

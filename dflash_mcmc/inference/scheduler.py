@@ -6,7 +6,6 @@ belong to slots that rest. A slot that rests gives up its row when another opera
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 
@@ -20,7 +19,7 @@ from dflash_mcmc.inference.rows import Status
 from dflash_mcmc.inference.slot_memory import SlotMemory
 from dflash_mcmc.inference.slots import Slot
 from dflash_mcmc.inference.waiting import Waiting, prompt_of
-from dflash_mcmc.ops import Chain, Request
+from dflash_mcmc.ops import Chain
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 
@@ -118,14 +117,7 @@ class Scheduler:
 
     def _advance(self, chain: LiveChain) -> None:
         """Gives a chain the answers to complete requests, until one needs decode steps or the chain ends."""
-        while chain.complete and not chain.ended:
-            try:
-                request: Request = chain.generator.send(chain.answer())
-            except StopIteration as stop:
-                self._end(chain, stop.value)
-                return
-            chain.ask(request)
-            self._begin(chain)
+        chain.advance(self._begin, self._end)
 
     def _begin(self, chain: LiveChain) -> None:
         """Begins the operations of a new request. Those that get no row wait for one."""
@@ -223,9 +215,7 @@ class Scheduler:
                 self._loop.drop(slot.row, 0)
                 self._rows[slot.row] = None
                 slot.row = None
-        chain.ended = True
-        self._finished.append(Finished(chain.tag, result, chain.cost, time.perf_counter() - chain.started, chain.seconds,
-                                       failure, tuple(chain.walk)))
+        self._finished.append(chain.finished(result, failure))
 
     def _arrange(self) -> None:
         """Brings the rows into their order."""

@@ -58,10 +58,10 @@ class _Checks:
         if config.show is not None or "dataset" not in used:
             return
         problems = self._problems(config)
-        if "grader" in used:
-            self._once(("golds", repr(config.grader), repr(config.dataset)), lambda: check_golds(config.grader, problems))
         if not config.dry_run and self._is_complete(config):
             return
+        if "grader" in used:
+            self._once(("golds", repr(config.grader), repr(config.dataset)), lambda: check_golds(config.grader, problems))
         if self._here and not config.dry_run and "model" in used:
             config.hardware.found()
         drafts = "draft" in used and not config.draft.is_null

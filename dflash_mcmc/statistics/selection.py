@@ -26,8 +26,13 @@ def check_key(records: Sequence[Record], key: str, alpha: float | None) -> None:
         return
     if alpha is None or not alpha > 0.0:
         raise UserError(f"best of several chains by power: alpha given {alpha}; allowed: a number > 0")
+    check_log_q(records, "best of several chains by power")
+
+
+def check_log_q(records: Sequence[Record], what: str) -> None:
+    """Checks that log_q of each record is the log-probability of its draw, as `what` needs. Raises UserError."""
     for record in records:
-        name = f"best of several chains by power: problem {record['problem']}, chain {record['chain']}:"
+        name = f"{what}: problem {record['problem']}, chain {record['chain']}:"
         if record.get("log_q") is None:
             raise UserError(f"{name} the record has no log_q; allowed: records with the log-probability of their draw")
         if record.get("proposals") or record.get("trace"):

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.outcomes import by_problem
+from dflash_mcmc.statistics.selection import check_log_q
 from dflash_mcmc.statistics.votes import Votes
 
 if TYPE_CHECKING:
@@ -120,15 +120,8 @@ def expected_weighted(chains: Sequence[Record], rule: VoteRule, ks: Sequence[int
 
 def check_weights(records: Sequence[Record], rule: VoteRule) -> None:
     """Checks that the records have the weights of a rule. Raises UserError."""
-    if not rule.needs_log_q:
-        return
-    for record in records:
-        name = f"aggregate={rule.name}: problem {record['problem']}, chain {record['chain']}:"
-        if record.get("log_q") is None:
-            raise UserError(f"{name} the record has no log_q; allowed: records with the log-probability of their draw")
-        if record.get("proposals") or record.get("trace"):
-            raise UserError(f"{name} its sampler chose among draws, so log_q is not its log-probability; allowed: independent "
-                            "draws, as of sampler=temperature")
+    if rule.needs_log_q:
+        check_log_q(records, f"aggregate={rule.name}")
 
 
 @lru_cache(maxsize=64)

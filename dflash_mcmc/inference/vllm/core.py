@@ -56,8 +56,9 @@ class VllmCore:
         except ImportError as error:
             raise UserError(MISSING if error.name == "vllm" else
                             f"engine: given 'vllm', which cannot be imported: {one_line(error)}") from error
+        arguments = settings.arguments()  # a mistake in it is ours, and nothing that vLLM refuses
         try:
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**settings.arguments()))
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, RuntimeError, NotImplementedError, TypeError, AssertionError, ImportError, KeyError) as error:
             raise UserError(f"engine: vLLM refuses {settings.model!r}: {one_line(error)}") from error
         atexit.register(self.close)

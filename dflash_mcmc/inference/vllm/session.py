@@ -197,17 +197,9 @@ class _LiveChains:
 
     def _advance(self, chain: LiveChain) -> None:
         """Gives a chain the answers to complete requests, until one needs vLLM or the chain ends."""
-        while chain.complete and not chain.ended:
-            try:
-                request = chain.generator.send(chain.answer())
-            except StopIteration as stop:
-                self._end(chain, stop.value)
-                return
-            chain.ask(request)
-            self._begin(chain)
+        chain.advance(self._begin, self._end)
 
     def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
-        chain.ended = True
         self.live.remove(chain)
-        share = self._meter.clock - self._clocks.pop(chain)
-        self._finished.append(Finished(chain.tag, result, chain.cost, time.perf_counter() - chain.started, share, failure))
+        chain.seconds = self._meter.clock - self._clocks.pop(chain)
+        self._finished.append(chain.finished(result, failure))
