@@ -71,11 +71,17 @@ def grouped_attention(
     if attention_mask.dtype == torch.bool:
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, -torch.inf)
     scale = dim**-0.5 if scaling is None else scaling
-    scores = torch.matmul((query * scale).reshape(rows, key_heads, groups * queries, dim), key.transpose(2, 3))
-    scores = scores.view(rows, key_heads, groups, queries, keys).add_(attention_mask[:, :, None])
+    grouped = (query * scale).reshape(rows, key_heads, groups * queries, dim)
+    heads_first = key.stride(1) > key.stride(0)  # pages are gathered so; a product in another order would copy them
+    if heads_first:
+        grouped, key, value, attention_mask = (x.transpose(0, 1) for x in (grouped, key, value, attention_mask))
+    scores = torch.matmul(grouped, key.transpose(2, 3))
+    scores = scores.view(*key.shape[:2], groups, queries, keys).add_(attention_mask[:, :, None])
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    mixed = torch.matmul(weights.view(rows, key_heads, groups * queries, keys), value)
-    return mixed.view(rows, heads, queries, -1).transpose(1, 2), None
+    mixed = torch.matmul(weights.view(*key.shape[:2], groups * queries, keys), value)
+    if heads_first:
+        mixed = mixed.transpose(0, 1)
+    return mixed.reshape(rows, heads, queries, -1).transpose(1, 2), None
 
 
 def ragged_attention(

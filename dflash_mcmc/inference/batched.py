@@ -36,7 +36,7 @@ import torch
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference import attention
 from dflash_mcmc.inference.blending import TargetBlend
-from dflash_mcmc.inference.cache import CacheShape, SlotCache
+from dflash_mcmc.inference.caches import Caches
 from dflash_mcmc.inference.decode_loop import DecodeLoop, Stop
 from dflash_mcmc.inference.graphs import GraphedSteps
 from dflash_mcmc.inference.interface import DEFAULTS, Counters, Finished, Options, Tag
@@ -72,11 +72,12 @@ class BatchedEngine:
         prompt_length: longest prompt; None takes `max_length`.
         speculation: the rule for drawing block by block; None to draw token by token.
         drafter: the draft that the blend mixes in or that tokens are drawn from; None without such a draft.
+        num_pages: pages of the cache; 0 for a contiguous cache, which has a row of `max_length` for each slot.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
                  options: Options = DEFAULTS, prompt_length: int | None = None,
-                 speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None):
+                 speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None, num_pages: int = 0):
         if model.max_positions is not None and max_length > model.max_positions:
             raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
                             f"{model.max_positions} (the model's)")
@@ -90,13 +91,12 @@ class BatchedEngine:
         companion = proposer.companion if proposer else None
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
                              proposer if companion else None, grid)
-        # CUDA graphs refer to fixed memory, so on a GPU all of it is allocated at the start.
-        length = longest if on_gpu else ladder.key_step
-        keeps = options.keep_current and options.reuse_prefix
-        cache = SlotCache(model.cache_shape, num_rows, length, model.device, companion)
-        spare = SlotCache(model.cache_shape, num_rows, length, model.device, companion) if keeps else None
-        prompts = _prompts(runner, options, num_slots, prompt_length or max_length, padding, companion)
-        self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, padding, longest)
+        caches = Caches(model, companion, num_rows, longest, padding, num_pages)
+        keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
+        most = prompt_length or max_length
+        cache, spare = caches.rows(), caches.rows() if keeps else None
+        prompts = PromptReader(runner, caches.prompts(min(ahead, num_slots), most)) if ahead else None
+        self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, padding, longest, most)
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         stepper, tracer = _stepper(runner, speculation, options.whole_blocks)
         if options.cuda_graphs and on_gpu and model.capturable and not (tracer or grid):
@@ -141,6 +141,7 @@ class BatchedEngine:
 
     def _step(self, scheduler: Scheduler) -> Stop:
         """Reads the missing tokens of the rows, then steps the rows. Returns what has ended."""
+        scheduler.make_room()
         started = time.perf_counter()
         read = self._memory.read()
         if read[0]:
@@ -160,16 +161,6 @@ def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, ladder: La
         raise UserError("blend: given draft; allowed: another, since this draft scales or caps its logits, and a mixture of "
                         "hidden states cannot do this")
     return BlockGrid(drafter, num_rows, ladder.row_step, device)
-
-
-def _prompts(runner: ModelRunner, options: Options, num_slots: int, longest: int, padding: int,
-             companion: CacheShape | None) -> PromptReader | None:
-    """The reader of prompts ahead of their chains; None if each slot reads its own prompt."""
-    if not (options.read_ahead and options.reuse_prefix):
-        return None
-    model = runner.model
-    length, rows = cache_size(model.device, 1, longest, padding)[1], min(options.read_ahead, num_slots)
-    return PromptReader(runner, SlotCache(model.cache_shape, rows, length, model.device, companion))
 
 
 def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,

@@ -70,7 +70,7 @@ class DecodeLoop:
         """Forgets all draws."""
         self._starts: dict[int, Start] = {}
         self.groups: tuple[Group, ...] = ()
-        self._num_fed, self._riders = 0, _NO_RIDERS
+        self._num_fed, self._num_riders, self._riders = 0, 0, _NO_RIDERS
         self.rows.idle(slice(None))
         # On the host, per row: an upper bound on its position, its number of steps at the last check, and the position at
         # which it is idle, or -1.
@@ -111,7 +111,7 @@ class DecodeLoop:
             slots: the live slots in the order of their rows: slots that are fed, then slots that share their forwards.
             num_fed: the number of slots that are fed.
         """
-        self._num_fed, self._riders = num_fed, _NO_RIDERS
+        self._num_fed, self._num_riders, self._riders = num_fed, len(slots) - num_fed, _NO_RIDERS
         if len(self.groups) != 1:
             self.groups = ()
         if num_fed < len(slots):
@@ -142,12 +142,18 @@ class DecodeLoop:
         live, batch = len(slots), self._batch(self._num_fed)
         floors = any(isinstance(slot.operation, Draw) and slot.operation.floor is not None for slot in slots)
         for _ in range(self.steps_a_look):
-            keys = self._memory.reserve_step(int(self._top[:batch].max()) + self.stepper.reach)
+            keys = self._memory.reserve_step(self._top[:batch], self.stepper.reach)
             self.stepper.step(self._memory.cache, self.rows, batch, keys, self.groups, floors,
                               self._riders)
             self._top[:live] += self.stepper.tokens_a_step
             if self._tracer:
                 self._tracer.keep(slots)
+
+    def num_pages(self) -> int:
+        """Number of pages that the pending reading and the steps until the next check take."""
+        ahead = (self.steps_a_look - 1) * self.stepper.tokens_a_step + self.stepper.reach
+        parting = self._memory.pages_to_place(self._num_riders)
+        return parting + self._memory.pages_of_step(self._top[: self._batch(self._num_fed)], ahead)
 
     def _batch(self, rows: int) -> int:
         return min(self._ladder.batch(rows), self.rows.num_rows)

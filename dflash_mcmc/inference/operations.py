@@ -92,6 +92,7 @@ class Operations:
                                *split(slot.operation, drawn.columns))
         if slot.leader is not None:
             self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
+        self._memory.close(slot)
         slot.contents.hold(answer.sequence[:-1])  # the last token has not been fed
         slot.chain.charge(slot.number, **self._loop.stepper.cost(len(drawn.tokens), slot.counts))
         return answer
@@ -114,6 +115,7 @@ class Operations:
         self._memory.reserve(len(sequence))
         if slot.leader is None:
             self._memory.fill(slot)
+            self._memory.open(slot, len(sequence) - 1)
         uniforms = uniforms_of(draw)[base.length - draw.trajectory.length :]
         start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
         if self._speculation is not None and self._loop.rows.noise.shape[2]:
@@ -145,7 +147,9 @@ class Operations:
         self._memory.read()
         forwards = len(list(chunks(start, len(sequence) - 1, self._options.prefill_chunk)))
         slot.chain.charge(slot.number, target_forwards=forwards)
+        self._memory.open_to_score(slot, start, len(sequence))
         found = scoring.scores(self._runner, self._memory.cache, slot.place, score, sequence)
+        self._memory.close(slot)
         if found is None:
             raise UnusableLogits
         slot.contents.hold(sequence[:-1])

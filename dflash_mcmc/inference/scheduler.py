@@ -6,8 +6,9 @@ belong to slots that rest. A slot that rests gives up its row when another opera
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from dflash_mcmc.inference.contents import assign
 from dflash_mcmc.inference.decode_loop import DecodeLoop, EndedDraw, Parted, Stop
@@ -15,11 +16,12 @@ from dflash_mcmc.inference.interface import NOT_NUMBERS, Finished
 from dflash_mcmc.inference.live_chain import LiveChain
 from dflash_mcmc.inference.meter import Meter
 from dflash_mcmc.inference.operations import Operations, UnusableLogits
+from dflash_mcmc.inference.room import Room
 from dflash_mcmc.inference.rows import Status
 from dflash_mcmc.inference.slot_memory import SlotMemory
 from dflash_mcmc.inference.slots import Slot
 from dflash_mcmc.inference.waiting import Waiting, prompt_of
-from dflash_mcmc.ops import Chain
+from dflash_mcmc.ops import Chain, Score
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 
@@ -43,6 +45,9 @@ class Scheduler:
         self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
         self._waiting = Waiting(chains, memory.prompts, self._count_prompts)
         self._late: deque[Slot] = deque()
+        self._chains: dict[LiveChain, None] = {}
+        self._ending: list[Slot] = []
+        self._room = Room(memory, self._stop)
         self._finished: list[Finished] = []
 
     @property
@@ -53,20 +58,46 @@ class Scheduler:
     def fill(self) -> list[Finished]:
         """Gives all rows work, as far as there is work. Returns the chains that have ended."""
         while any(map(_rests, self._rows)):
-            if self._late:
-                self._begin_late()
-            elif not self._admit():
+            if not (self._begin_late() if self._late else self._admit()):
                 break
         self._arrange()
         finished, self._finished = self._finished, []
         return finished
+
+    def make_room(self) -> None:
+        """Stops the youngest draws until the next steps of the others have the pages that they take."""
+        if not self._room.suffices(self._loop.num_pages()):
+            self._room.make(self._pages_of_steps, self._slots)
+
+    def _pages_of_steps(self) -> int:
+        self._arrange()
+        return self._loop.num_pages()
+
+    def _slots(self) -> Iterator[Slot]:
+        """The slots of all live chains, except those whose draws have just ended."""
+        return (slot for chain in self._chains for slot in chain.slots if slot not in self._ending)
+
+    def _stop(self, slot: Slot) -> None:
+        """Stops a draw, and those that share its forwards. They wait for a row, before the others that wait."""
+        for each in [other for other in slot.chain.slots if other is slot or other.leader is slot]:
+            if each.row is None:
+                continue
+            row = each.place
+            self._loop.drop(row, 0)
+            self._memory.stop(each)
+            self._memory.stash(each)
+            self._rows[row], each.row, each.leader, each.walk = None, None, None, []
+            self._late.appendleft(each)
 
     def end_steps(self, stop: Stop) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
         if not (stop.ended or stop.parted):
             return []
         self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
-        for slot, draw in [(self.live[draw.row], draw) for draw in reversed(stop.ended)]:
+        ending = [(self.live[draw.row], draw) for draw in reversed(stop.ended)]
+        self._ending = [slot for slot, _ in reversed(ending)]
+        for slot, draw in ending:
+            self._ending.pop()
             if slot.operation is not None:  # else another operation of the chain has failed
                 self._end_draw(slot, draw)
         return self.fill()
@@ -80,6 +111,7 @@ class Scheduler:
             if leader is not None:
                 self._memory.follow(leader, first, position)
             first.leader = None
+            self._memory.open(first, position)
             for other in others:
                 other.leader = first
         self._loop.rows.go_on([entry.row for entry in parted])
@@ -97,7 +129,10 @@ class Scheduler:
             self._advance(chain)
 
     def _admit(self) -> bool:
-        """Begins the next chain that waits. Returns whether there was one."""
+        """Begins the next chain that waits, if there is one and it has room. Returns whether there was one."""
+        working = sum(not _rests(slot) for slot in self._rows)
+        if working and not self._room.suffices(self._memory.pages_to_admit(self._waiting.reads_next) + working):
+            return False
         entry = self._waiting.next()
         if entry is None:
             return False
@@ -105,6 +140,7 @@ class Scheduler:
             self._finished.append(Finished(entry.tag, entry.result, Cost(), 0.0, 0.0))
             return True
         chain, prompt = LiveChain(entry.tag, entry.chain), prompt_of(entry.request)
+        self._chains[chain] = None
         chain.ask(entry.request)
         if prompt is not None:
             chain.slots.append(Slot(chain))
@@ -124,6 +160,7 @@ class Scheduler:
         bases = {number: base for number in range(len(chain.operations))
                  if (base := self._operations.prepare(chain, number)) is not None}
         chain.share({number: base for number, base in bases.items() if self._operations.shares(chain.operations[number])})
+        self._room.make(lambda: self._memory.pages_to_place(len(bases) + len(self._ending)), self._slots)
         first = self._first_alike(bases)
         slots = self._slots_for(chain, bases, first)
         for number, slot in slots.items():
@@ -153,14 +190,20 @@ class Scheduler:
         rest = [slot for slot in chain.slots if slot not in slots.values()]
         return slots | dict(zip(again, rest, strict=False))
 
-    def _begin_late(self) -> None:
-        """Begins the operations that have waited longest, as many as there are free rows."""
-        slots = [self._late.popleft() for _ in range(min(len(self._late), sum(map(_rests, self._rows))))]
+    def _begin_late(self) -> bool:
+        """Begins the operations that have waited longest, as far as there are rows and room. Returns whether any began."""
+        slots: list[Slot] = []
+        working = sum(not _rests(slot) for slot in self._rows)
+        for _ in range(min(len(self._late), len(self._rows) - working)):
+            if (working or slots) and not self._room.suffices(self._memory.pages_to_begin([*slots, self._late[0]]) + working):
+                break
+            slots.append(self._late.popleft())
         for slot in slots:
             self._give_row(slot)
         self._work(slots)
         for chain in dict.fromkeys(slot.chain for slot in slots):
             self._advance(chain)
+        return bool(slots)
 
     def _work(self, slots: Sequence[Slot]) -> None:
         """Begins the operations of slots that have rows. Draws of a chain that extend the same tokens share forwards."""
@@ -172,6 +215,9 @@ class Scheduler:
                 leader = first.setdefault((slot.chain, slot.in_progress.sequence.tobytes()), slot)
                 slot.leader = None if leader is slot else leader
             slot.clock = self._meter.clock
+            if isinstance(slot.operation, Score):
+                self._room.make(functools.partial(self._memory.pages_to_score, slot.in_progress.sequence_length
+                                                  + len(slot.operation.tokens)), self._slots, slot)
             try:
                 self._operations.begin(slot)
             except UnusableLogits:
@@ -200,8 +246,7 @@ class Scheduler:
         """Ends a chain whose logits are not numbers, and clears its keys and values."""
         chain.generator.close()
         for slot in chain.slots:
-            if slot.row is not None:
-                self._memory.clear(slot.row)
+            self._memory.clear(slot)
         self._waiting.read()  # prompts that are read ahead are cleared too
         chain.settle()
         self._late = deque(slot for slot in self._late if slot.chain is not chain)
@@ -211,10 +256,12 @@ class Scheduler:
         """Frees the rows of a chain that has ended."""
         for slot in chain.slots:
             slot.rest()
+            self._memory.forget(slot)
             if slot.row is not None:
                 self._loop.drop(slot.row, 0)
                 self._rows[slot.row] = None
                 slot.row = None
+        self._chains.pop(chain)
         self._finished.append(chain.finished(result, failure))
 
     def _arrange(self) -> None:

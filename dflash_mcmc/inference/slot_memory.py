@@ -27,27 +27,88 @@ class SlotMemory:
         ladder: shapes of the keys.
         padding: number of positions for padding after a sequence.
         longest: maximal number of positions of a row.
+        prompt_length: longest prompt.
     """
 
     def __init__(self, runner: ModelRunner, cache: SlotCache, spare: SlotCache | None, prompts: PromptReader | None,
-                 options: Options, ladder: Ladder, padding: int, longest: int):
+                 options: Options, ladder: Ladder, padding: int, longest: int, prompt_length: int):
         self.runner, self.cache, self.spare, self.prompts = runner, cache, spare, prompts
         self._options, self._ladder, self._padding, self._longest = options, ladder, padding, longest
+        self._prompt_length = prompt_length
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the pending reads of an earlier run."""
+        """Forgets the pending reads of an earlier run, and what its chains held."""
         self._unread: list[Slot] = []
+        for cache in (self.cache, self.spare, self.prompts):
+            if cache is not None:
+                cache.restart()
 
     def reserve(self, length: int) -> None:
         """Makes the rows long enough for a sequence of `length` tokens and its padding."""
         self.cache.reserve(self._key_length(length + self._padding))
 
-    def reserve_step(self, reach: int) -> int:
-        """Makes the rows long enough for a step that touches `reach` positions. Returns the length of its keys."""
-        keys = self._key_length(reach)
+    def reserve_step(self, tops: np.ndarray, reach: int) -> int:
+        """Makes the rows long enough for a step. Returns the length of its keys.
+
+        Args:
+            tops: int64 (rows,), bounds on the positions of the first rows.
+            reach: number of positions, from a row's position on, that the step may touch.
+        """
+        keys = self._key_length(int(tops.max()) + reach)
         self.cache.reserve(keys)
+        self.cache.extend(np.minimum(tops + reach, self._longest))
         return keys
+
+    @property
+    def page_size(self) -> int:
+        """Positions of a page."""
+        return self._ladder.key_step
+
+    @property
+    def num_pages(self) -> int:
+        """Number of pages, free or not."""
+        return self.cache.num_pages
+
+    @property
+    def num_free_pages(self) -> int:
+        """Number of free pages."""
+        return self.cache.num_free_pages
+
+    def pages_of_step(self, tops: np.ndarray, reach: int) -> int:
+        """Number of pages that the pending reading and the steps up to `reach` positions after `tops` take."""
+        unread = sum(self.cache.pages_of(len(slot.contents.held) - slot.contents.filled) + 1 for slot in self._unread)
+        return unread + self.cache.pages_to_extend(np.minimum(tops + reach, self._longest))
+
+    def pages_to_place(self, count: int) -> int:
+        """A bound on the pages that placing `count` operations takes: each copies the ends of up to four spans."""
+        return self.cache.pages_of(1) * 4 * count
+
+    def pages_to_begin(self, slots: Sequence[Slot]) -> int:
+        """Number of pages that slots without a row take to begin their operations."""
+        missing = sum(self.cache.pages_of(len(slot.contents.held) - slot.contents.filled) for slot in slots)
+        return missing + self.pages_to_place(len(slots))
+
+    def pages_to_score(self, length: int) -> int:
+        """A bound on the pages that a score in a sequence of `length` tokens takes."""
+        return self.cache.pages_of(length + self._margin) + 2
+
+    def pages_to_admit(self, reading: bool) -> int:
+        """A bound on the pages that a new chain takes at first, where `reading` is whether prompts are read ahead for it."""
+        ahead = self.prompts.num_rows if self.prompts is not None and reading else 1
+        return ahead * self.cache.pages_of(self._prompt_length) + self.pages_to_place(1)
+
+    def open(self, slot: Slot, position: int) -> None:
+        """Lets the next steps write a slot's row from `position` on. Blocks of the draft's grid begin before it."""
+        self.cache.open(slot.place, max(0, position - self._margin), position + 1)
+
+    def close(self, slot: Slot) -> None:
+        """Ends the writing to a slot's row."""
+        self.cache.close(slot.place)
+
+    def open_to_score(self, slot: Slot, start: int, stop: int) -> None:
+        """Lets a score write positions `start` to `stop - 1` of a slot's row, and the draft's blocks around them."""
+        self.cache.open(slot.place, max(0, start - self._margin), min(stop + self._margin, self.cache.length))
 
     def admit(self, slot: Slot, prompt: np.ndarray) -> None:
         """Copies a prompt that has been read ahead into a slot's row.
@@ -74,8 +135,6 @@ class SlotMemory:
         others = [other for other in slot.chain.slots if other is not slot]
         done = slot.contents.place(sequence, along, [other.contents for other in others], self._options,
                                    None if like is None else others.index(like))
-        if not done.forked and done.saved[0] >= done.saved[1]:
-            return 0
         home = self._home(slot, len(sequence) if along is None else max(len(sequence), along.sequence_length))
         if home.spare is not None and done.kept < done.restored:
             home.cache.copy(home.spare, home.row, home.row, done.kept, done.restored)
@@ -85,6 +144,9 @@ class SlotMemory:
         if home.spare is not None and done.saved[0] < done.saved[1]:
             home.spare.reserve(home.cache.length)  # spare rows grow only when one is written: plain draws never need them
             home.spare.copy(home.cache, home.row, home.row, *done.saved)
+        home.cache.keep(home.row, 0, done.forked)
+        if home.spare is not None:
+            home.spare.keep(home.row, slot.contents.saved_from, len(slot.contents.saved))
         return done.forked
 
     def fill(self, slot: Slot) -> None:
@@ -97,7 +159,7 @@ class SlotMemory:
         """Copies the positions up to `length` that a slot lacks from its leader's row."""
         start = slot.contents.filled
         if start < length:
-            self.cache.copy(self.cache, leader.place, slot.place, start, length)
+            self.cache.follow(leader.place, slot.place, start, length)
 
     def stash(self, slot: Slot) -> None:
         """Copies a slot's keys and values out of its row."""
@@ -108,6 +170,7 @@ class SlotMemory:
         slot.stash.cache.copy(self.cache, row, 0, 0, held.filled)
         if self.spare is not None and slot.stash.spare is not None and held.saved_from < len(held.saved):
             slot.stash.spare.copy(self.spare, row, 0, held.saved_from, len(held.saved))
+        _free(Home(self.cache, self.spare, row))
 
     def unstash(self, slot: Slot) -> None:
         """Copies a slot's keys and values into its row."""
@@ -119,10 +182,30 @@ class SlotMemory:
         if self.spare is not None and stash.spare is not None and held.saved_from < len(held.saved):
             self.spare.reserve(self.cache.length)
             self.spare.copy(stash.spare, 0, slot.place, held.saved_from, len(held.saved))
+        _free(Home(*stash, 0))
+
+    def forget(self, slot: Slot) -> None:
+        """Frees what a slot holds. If it has an operation, all tokens before it are missing then."""
+        _free(self._home(slot))
+        slot.stash = None
+        if slot in self._unread:
+            self._unread.remove(slot)
+        held = slot.contents.held if slot.operation is not None else slot.contents.held[:0]
+        slot.contents.clear()
+        slot.contents.held = held
+
+    def stop(self, slot: Slot) -> None:
+        """Frees what the steps of a draw have written to a slot's row. The slot holds what it held before the draw."""
+        if slot in self._unread:
+            self._unread.remove(slot)
+        self.cache.keep(slot.place, 0, slot.contents.filled)
 
     def read(self) -> tuple[int, int]:
         """Reads the missing tokens of all rows. Returns the number of tokens and of forwards."""
         slots, self._unread = self._unread, []
+        for slot in slots:
+            if slot.row is not None and slot.operation is not None:
+                self.cache.open(slot.row, slot.contents.filled, len(slot.contents.held))
         spans = [Span(slot.row, slot.in_progress.sequence, slot.contents.filled, len(slot.contents.held))
                  for slot in slots if slot.row is not None and slot.operation is not None]
         for slot in slots:
@@ -144,11 +227,12 @@ class SlotMemory:
         if self.runner.grid:
             self.runner.grid.swap(a, b)
 
-    def clear(self, row: int) -> None:
-        """Removes numbers that are not finite from a row and from the prompts that are read ahead."""
-        for cache in (self.cache, self.spare):
+    def clear(self, slot: Slot) -> None:
+        """Removes numbers that are not finite from a slot and from the prompts that are read ahead."""
+        home = self._home(slot)
+        for cache in (home.cache, home.spare):
             if cache is not None:
-                cache.clear(row)
+                cache.clear(home.row)
         if self.prompts is not None:
             self.prompts.clear()
 
@@ -164,5 +248,17 @@ class SlotMemory:
         slot.stash.cache.reserve(length)
         return Home(*slot.stash, 0)
 
+    @property
+    def _margin(self) -> int:
+        """Positions before and after its anchor that a block of the draft's grid may write."""
+        return self.runner.grid.block_size if self.runner.grid else 0
+
     def _new_stash(self, length: int) -> Stash:
         return Stash(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))
+
+
+def _free(home: Home) -> None:
+    """Frees the memory of a slot."""
+    home.cache.keep(home.row, 0, 0)
+    if home.spare is not None:
+        home.spare.keep(home.row, 0, 0)

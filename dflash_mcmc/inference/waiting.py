@@ -43,6 +43,11 @@ class Waiting:
         """Whether another chain may follow."""
         return bool(self._ahead) or not self._drained
 
+    @property
+    def reads_next(self) -> bool:
+        """Whether `next` reads prompts first."""
+        return not self._ahead and not self._drained
+
     def next(self) -> Next | None:
         """The next chain; None after the last."""
         if not self._ahead and not self._drained:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash_mcmc.inference.cache import SlotCache
+from dflash_mcmc.inference.contiguous_cache import ContiguousCache
 from dflash_mcmc.inference.language_model import LanguageModel
 from tests.targets import FAMILIES, random_model
 
@@ -26,7 +26,7 @@ def test_ragged_rows_and_roll_back_equal_fresh_forwards(family):
     model, lengths = random_model(family), [3, 11, 7]
     generator = torch.Generator().manual_seed(1)
     sequences = [torch.randint(0, 61, (length + 4,), generator=generator) for length in lengths]
-    cache = SlotCache(LanguageModel(model).cache_shape, 4, 64)
+    cache = ContiguousCache(LanguageModel(model).cache_shape, 4, 64)
     for row, (length, sequence) in enumerate(zip(lengths, sequences, strict=True)):
         feed(model, cache, torch.tensor([row]), sequence[None, :length], torch.arange(length)[None])
     # Feeds two wrong tokens, then goes back to the right ones. Entries above a position must never be read.
@@ -45,7 +45,7 @@ def test_ragged_rows_and_roll_back_equal_fresh_forwards(family):
 @torch.inference_mode()
 def test_a_copied_row_goes_on_as_before():
     model = random_model()
-    cache, spare = (SlotCache(LanguageModel(model).cache_shape, 4, 64) for _ in range(2))
+    cache, spare = (ContiguousCache(LanguageModel(model).cache_shape, 4, 64) for _ in range(2))
     tokens = torch.arange(8)[None]
     feed(model, cache, torch.tensor([2]), tokens, torch.arange(8)[None])
     spare.copy(cache, 2, 3, 2, 8)
@@ -59,7 +59,7 @@ def test_a_copied_row_goes_on_as_before():
 @torch.inference_mode()
 def test_a_cache_that_grows_goes_on_as_before():
     model = random_model()
-    cache = SlotCache(LanguageModel(model).cache_shape, 2, 8)
+    cache = ContiguousCache(LanguageModel(model).cache_shape, 2, 8)
     tokens = torch.arange(9)[None]
     feed(model, cache, torch.tensor([1]), tokens[:, :8], torch.arange(8)[None])
     cache.reserve(8)
@@ -72,6 +72,6 @@ def test_a_cache_that_grows_goes_on_as_before():
 
 def test_bytes_of_a_token_are_those_of_the_tensors():
     shape = LanguageModel(random_model()).cache_shape
-    cache = SlotCache(shape, 4, 64)
+    cache = ContiguousCache(shape, 4, 64)
     assert cache.keys.nbytes + cache.values.nbytes == 4 * 64 * shape.token_bytes()
     assert shape.token_bytes() == 3 * 2 * (8 + 8) * 4  # layers, key heads, dimensions, float32
