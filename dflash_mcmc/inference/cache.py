@@ -100,6 +100,14 @@ class SlotCache(Cache, ABC):
         """A cache of the same shape with one row of at least `length` positions, for a slot without a row of the batch."""
 
     @abstractmethod
+    def on_host(self, length: int) -> SlotCache:
+        """Like `of_one_row`, in the host's memory and without pages."""
+
+    @abstractmethod
+    def span(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values at positions `start` to `stop - 1` of a row, each (layers, heads, positions, dim)."""
+
+    @abstractmethod
     def reserve(self, length: int) -> None:
         """Makes rows at least `length` long."""
 
@@ -132,6 +140,10 @@ class SlotCache(Cache, ABC):
     @abstractmethod
     def num_free_pages(self) -> int:
         """Number of free pages; UNLIMITED where rows have memory of their own."""
+
+    @abstractmethod
+    def has_pages(self, row: int) -> bool:
+        """Whether a row has pages that it could free."""
 
     @abstractmethod
     def pages_of(self, length: int) -> int:

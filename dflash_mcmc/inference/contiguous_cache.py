@@ -63,6 +63,9 @@ class ContiguousCache(SlotCache):
 
     def of_one_row(self, length: int) -> ContiguousCache:
         """See `SlotCache`. The memory is the host's."""
+        return self.on_host(length)
+
+    def on_host(self, length: int) -> ContiguousCache:
         return ContiguousCache(self._shape, 1, length, "cpu", self.companion._shape if self.companion else None)
 
     @property
@@ -109,6 +112,9 @@ class ContiguousCache(SlotCache):
     def num_free_pages(self) -> int:
         return UNLIMITED
 
+    def has_pages(self, row: int) -> bool:
+        return False
+
     def pages_of(self, length: int) -> int:
         return 0
 
@@ -132,12 +138,12 @@ class ContiguousCache(SlotCache):
         return keys, values
 
     def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
-        if not isinstance(source, ContiguousCache):
-            raise TypeError(f"given a {type(source).__name__}; allowed: a ContiguousCache")
-        self.keys[:, row, :, start:stop] = source.keys[:, source_row, :, start:stop]
-        self.values[:, row, :, start:stop] = source.values[:, source_row, :, start:stop]
+        self.keys[:, row, :, start:stop], self.values[:, row, :, start:stop] = source.span(source_row, start, stop)
         if self.companion is not None:
             self.companion.copy(source.drafts, source_row, row, start, stop)
+
+    def span(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.keys[:, row, :, start:stop], self.values[:, row, :, start:stop]
 
     def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
         if not length_a or not length_b:

@@ -152,7 +152,7 @@ class DecodeLoop:
     def num_pages(self) -> int:
         """Number of pages that the pending reading and the steps until the next check take."""
         ahead = (self.steps_a_look - 1) * self.stepper.tokens_a_step + self.stepper.reach
-        parting = self._memory.pages_to_place(self._num_riders)
+        parting = self._memory.pages_to_follow(self._num_riders)
         return parting + self._memory.pages_of_step(self._top[: self._batch(self._num_fed)], ahead)
 
     def _batch(self, rows: int) -> int:

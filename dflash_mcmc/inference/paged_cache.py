@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.inference.cache import CacheShape, SlotCache, SlotLayer
+from dflash_mcmc.inference.contiguous_cache import ContiguousCache
 from dflash_mcmc.inference.page_table import NO_PAGE, WASTE, PagePool, PageTable
 
 
@@ -76,7 +77,8 @@ class PagedMemory:
     def __init__(self, shape: CacheShape, num_pages: int, page_size: int, device: torch.device | str = "cpu",
                  companion: CacheShape | None = None):
         self.page_size, self.device = page_size, device
-        self.pages = [Pages(each, num_pages, page_size, device) for each in (shape, companion) if each is not None]
+        self.shapes = [each for each in (shape, companion) if each is not None]
+        self.pages = [Pages(each, num_pages, page_size, device) for each in self.shapes]
         self.pool = PagePool(num_pages, self._erase)
 
     def copy(self, source: int, page: int, start: int, stop: int) -> None:
@@ -116,6 +118,10 @@ class PagedCache(SlotCache):
         """See `SlotCache`. The row can be as long as those of this cache, and can share their pages."""
         return PagedCache(self.memory, 1, self.length)
 
+    def on_host(self, length: int) -> ContiguousCache:
+        target, *draft = self.memory.shapes
+        return ContiguousCache(target, 1, length, "cpu", draft[0] if draft else None)
+
     def reserve(self, length: int) -> None:
         """Does nothing: pages are taken where a row is opened."""
 
@@ -123,9 +129,7 @@ class PagedCache(SlotCache):
         table = self.table
         pages = table.span(start, stop)
         for page in pages:
-            before, now = table.own(row, page)
-            if before not in (now, NO_PAGE):
-                self.memory.copy(before, now, 0, self.memory.page_size)
+            self._own(row, page)
         table.open(row, pages)
 
     def close(self, row: int) -> None:
@@ -150,6 +154,9 @@ class PagedCache(SlotCache):
     @property
     def num_free_pages(self) -> int:
         return self.memory.pool.num_free
+
+    def has_pages(self, row: int) -> bool:
+        return bool((self.table.pages[row] != NO_PAGE).any())
 
     def pages_of(self, length: int) -> int:
         return -(-length // self.memory.page_size)
@@ -192,19 +199,41 @@ class PagedCache(SlotCache):
         return self.table.write_to[rows].gather(1, positions // size) * size + positions % size
 
     def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
-        """See `SlotCache`. Raises OutOfPages. Whole pages are shared, unless the source's row is open there."""
-        if not isinstance(source, PagedCache) or source.memory is not self.memory:
-            raise TypeError(f"given a {type(source).__name__}; allowed: a PagedCache with the same memory")
+        """See `SlotCache`. Raises OutOfPages. Whole pages of this memory are shared, unless the source's row is open there."""
+        if not isinstance(source, PagedCache):
+            self._copy_from_host(source, source_row, row, start, stop)
+            return
         table, size = self.table, self.memory.page_size
         for page in table.span(start, stop):
             theirs = int(source.table.pages[source_row, page])
             if table.covers(page, start, stop) and not source.table.is_open(source_row, page):
                 table.put(row, page, self.memory.pool.share(theirs))
-                continue
-            before, now = table.own(row, page)
-            if before not in (now, NO_PAGE):
-                self.memory.copy(before, now, 0, size)
-            self.memory.copy(theirs, now, max(start - page * size, 0), min(stop - page * size, size))
+            else:
+                self.memory.copy(theirs, self._own(row, page), max(start - page * size, 0), min(stop - page * size, size))
+
+    def _copy_from_host(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
+        """Copies positions of a cache without pages into a row."""
+        size, caches = self.memory.page_size, [source] + ([source.companion] if source.companion else [])
+        for page in self.table.span(start, stop):
+            now, first, last = self._own(row, page), max(start, page * size), min(stop, (page + 1) * size)
+            for cache, pages in zip(caches, self.memory.pages, strict=True):
+                for memory, given in zip((pages.keys, pages.values), cache.span(source_row, first, last), strict=True):
+                    memory[:, :, now, first - page * size : last - page * size] = given
+
+    def _own(self, row: int, page: int) -> int:
+        """Makes a page of a row its own, with what it held. Returns its number. Raises OutOfPages."""
+        before, now = self.table.own(row, page)
+        if before not in (now, NO_PAGE):
+            self.memory.copy(before, now, 0, self.memory.page_size)
+        return now
+
+    def span(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pages = self.table.span(start, stop)
+        held = torch.from_numpy(self.table.pages[row, pages.start : pages.stop])
+        first = pages.start * self.memory.page_size
+        keys, values = (memory[:, :, held.to(memory.device)].flatten(2, 3)[:, :, start - first : stop - first]
+                        for memory in (self._pages.keys, self._pages.values))
+        return keys, values
 
     def follow(self, leader: int, row: int, start: int, stop: int) -> None:
         opened = int(self.table.opened[leader])

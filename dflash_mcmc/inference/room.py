@@ -19,10 +19,11 @@ class Room:
     Args:
         memory: keys and values of the slots.
         stop: stops a draw, and the draws that share its forwards. They wait for a row again.
+        offload: moves what another slot holds to the host's memory.
     """
 
-    def __init__(self, memory: SlotMemory, stop: Callable[[Slot], None]):
-        self._memory, self._stop = memory, stop
+    def __init__(self, memory: SlotMemory, stop: Callable[[Slot], None], offload: Callable[[Slot], None]):
+        self._memory, self._stop, self._offload = memory, stop, offload
 
     def suffices(self, pages: int) -> bool:
         """Whether so many pages are free."""
@@ -31,8 +32,8 @@ class Room:
     def make(self, pages: Callable[[], int], slots: Callable[[], Iterable[Slot]], pinned: Slot | None = None) -> None:
         """Frees pages until `pages()` are free. Raises UserError if they are more than there are.
 
-        The youngest draws are stopped first, and the oldest goes on. Then slots without a row forget what they hold. It is
-        read again when it is needed, with other last bits.
+        The youngest draws are stopped first, and the oldest goes on. Then slots that do not draw are moved to the host's
+        memory. They come back with the same bits.
 
         Args:
             slots: the slots of all live chains.
@@ -45,12 +46,12 @@ class Room:
             if young:
                 self._stop(max(young, key=_age))
                 continue
-            idle = [slot for slot in slots() if slot is not pinned and not _draws(slot) and _holds(slot)]
+            idle = [slot for slot in slots() if slot is not pinned and _waits(slot) and self._memory.holds_pages(slot)]
             if not idle:
                 raise UserError(f"hardware.memory_gb: the cache has {self._memory.num_pages} pages of "
                                 f"{self._memory.page_size} tokens, and one chain needs more; allowed: more memory, a smaller "
                                 "dataset.max_new_tokens, or fewer draws together")
-            self._memory.forget(idle[-1])
+            self._offload(idle[-1])
 
 
 def _draws(slot: Slot) -> bool:
@@ -58,9 +59,9 @@ def _draws(slot: Slot) -> bool:
     return slot.row is not None and isinstance(slot.operation, Draw)
 
 
-def _holds(slot: Slot) -> bool:
-    """Whether a slot holds keys or values."""
-    return bool(slot.contents.filled or len(slot.contents.saved))
+def _waits(slot: Slot) -> bool:
+    """Whether a slot rests, or waits for a row."""
+    return slot.row is None or slot.operation is None
 
 
 def _age(slot: Slot) -> tuple[float, int]:

@@ -47,7 +47,7 @@ class Scheduler:
         self._late: deque[Slot] = deque()
         self._chains: dict[LiveChain, None] = {}
         self._ending: list[Slot] = []
-        self._room = Room(memory, self._stop)
+        self._room = Room(memory, self._stop, self._offload)
         self._finished: list[Finished] = []
 
     @property
@@ -88,6 +88,15 @@ class Scheduler:
             self._memory.stash(each)
             self._rows[row], each.row, each.leader, each.walk = None, None, None, []
             self._late.appendleft(each)
+
+    def _offload(self, slot: Slot) -> None:
+        """Moves what a slot that does not draw holds to the host's memory."""
+        if slot.row is not None:
+            self._loop.drop(slot.row, 0)
+            self._memory.stash(slot)
+            self._rows[slot.row] = None
+            slot.row = None
+        self._memory.offload(slot)
 
     def end_steps(self, stop: Stop) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
@@ -160,7 +169,8 @@ class Scheduler:
         bases = {number: base for number in range(len(chain.operations))
                  if (base := self._operations.prepare(chain, number)) is not None}
         chain.share({number: base for number, base in bases.items() if self._operations.shares(chain.operations[number])})
-        self._room.make(lambda: self._memory.pages_to_place(len(bases) + len(self._ending)), self._slots)
+        riders = sum(slot.leader is not None for slot in self._ending)
+        self._room.make(lambda: self._memory.pages_to_place(len(bases)) + self._memory.pages_to_follow(riders), self._slots)
         first = self._first_alike(bases)
         slots = self._slots_for(chain, bases, first)
         for number, slot in slots.items():
@@ -209,10 +219,13 @@ class Scheduler:
         """Begins the operations of slots that have rows. Draws of a chain that extend the same tokens share forwards."""
         first: dict[tuple[LiveChain, bytes], Slot] = {}
         for slot in slots:
-            if slot.operation is None:  # another operation of the chain has failed
+            if slot.operation is None or slot.row is None:  # another operation of the chain has failed, or took its pages
                 continue
             if self._operations.shares(slot.operation):
-                leader = first.setdefault((slot.chain, slot.in_progress.sequence.tobytes()), slot)
+                name = slot.chain, slot.in_progress.sequence.tobytes()
+                leader = first.setdefault(name, slot)
+                if leader.row is None:
+                    leader = first[name] = slot
                 slot.leader = None if leader is slot else leader
             slot.clock = self._meter.clock
             if isinstance(slot.operation, Score):
@@ -256,7 +269,7 @@ class Scheduler:
         """Frees the rows of a chain that has ended."""
         for slot in chain.slots:
             slot.rest()
-            self._memory.forget(slot)
+            self._memory.free(slot)
             if slot.row is not None:
                 self._loop.drop(slot.row, 0)
                 self._rows[slot.row] = None

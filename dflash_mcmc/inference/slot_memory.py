@@ -84,6 +84,10 @@ class SlotMemory:
         """A bound on the pages that placing `count` operations takes: each copies the ends of up to four spans."""
         return self.cache.pages_of(1) * 4 * count
 
+    def pages_to_follow(self, count: int) -> int:
+        """A bound on the pages that so many rows take when they part from their leaders."""
+        return self.cache.pages_of(1) * 2 * count
+
     def pages_to_begin(self, slots: Sequence[Slot]) -> int:
         """Number of pages that slots without a row take to begin their operations."""
         missing = sum(self.cache.pages_of(len(slot.contents.held) - slot.contents.filled) for slot in slots)
@@ -97,6 +101,13 @@ class SlotMemory:
         """A bound on the pages that a new chain takes at first, where `reading` is whether prompts are read ahead for it."""
         ahead = self.prompts.num_rows if self.prompts is not None and reading else 1
         return ahead * self.cache.pages_of(self._prompt_length) + self.pages_to_place(1)
+
+    def holds_pages(self, slot: Slot) -> bool:
+        """Whether a slot that does not draw has pages."""
+        if slot.row is None and slot.stash is None:
+            return False
+        home = self._home(slot)
+        return any(cache is not None and cache.has_pages(home.row) for cache in (home.cache, home.spare))
 
     def open(self, slot: Slot, position: int) -> None:
         """Lets the next steps write a slot's row from `position` on. Blocks of the draft's grid begin before it."""
@@ -184,15 +195,22 @@ class SlotMemory:
             self.spare.copy(stash.spare, 0, slot.place, held.saved_from, len(held.saved))
         _free(Home(*stash, 0))
 
-    def forget(self, slot: Slot) -> None:
-        """Frees what a slot holds. If it has an operation, all tokens before it are missing then."""
-        _free(self._home(slot))
+    def free(self, slot: Slot) -> None:
+        """Frees what the slot of a chain that has ended holds."""
+        if slot.row is not None or slot.stash is not None:
+            _free(self._home(slot))
         slot.stash = None
-        if slot in self._unread:
-            self._unread.remove(slot)
-        held = slot.contents.held if slot.operation is not None else slot.contents.held[:0]
-        slot.contents.clear()
-        slot.contents.held = held
+
+    def offload(self, slot: Slot) -> None:
+        """Moves what a slot without a row holds to the host's memory, and frees its pages."""
+        held, home = slot.contents, self._home(slot)
+        length = max(held.filled, len(held.saved))
+        host = Stash(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
+        host.cache.copy(home.cache, 0, 0, 0, held.filled)
+        if host.spare is not None and home.spare is not None and held.saved_from < len(held.saved):
+            host.spare.copy(home.spare, 0, 0, held.saved_from, len(held.saved))
+        _free(home)
+        slot.stash = host
 
     def stop(self, slot: Slot) -> None:
         """Frees what the steps of a draw have written to a slot's row. The slot holds what it held before the draw."""
