@@ -20,7 +20,7 @@ from dflash_mcmc.bench.subject import Subject, subject_of
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
-from dflash_mcmc.inference.plan import predict
+from dflash_mcmc.inference.plan import Workload, predict
 from dflash_mcmc.rng import Key
 
 _OFF = Options(read_ahead=0, reuse_prefix=False, keep_current=False, skip_identical=False)
@@ -133,7 +133,7 @@ def memory(subject: Subject, sizes: Sizes) -> list[dict]:
     """(f) Peak memory compared with the plan. Each measurement has a fresh process."""
     rows, longest = [], max(map(len, subject.prompts))
     for count in (8, sizes.slots):
-        planned = predict(subject.model, count, longest + subject.horizon, longest, Options())
+        planned = predict(Workload(subject.model, longest + subject.horizon, longest, Options()), count)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             peak = pool.apply(_peak_bytes, (subject.name, subject.horizon, count))
         rows.append({"slots": count, "planned MB": planned.total / 1e6, "planned caches MB": planned.caches / 1e6,

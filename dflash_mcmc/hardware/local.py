@@ -25,6 +25,9 @@ class Local(Hardware):
     num_slots: int | None = runtime("draws in the batch at once; null takes as many as the memory holds, at most 256", ge=1)
     memory_gb: float | None = runtime("memory besides the model's weights (KV cache, activations), in GB; null takes 90 % "
                                       "of the free memory", gt=0)
+    kv_cache: str = runtime("contiguous: a row of the longest length for each slot; paged: memory that follows the text, and "
+                            "draws that wait if it is full; auto = contiguous where it fits",
+                            choices=("auto", "contiguous", "paged"))
     prefill_chunk: int = runtime("longest chunk of a prompt in a prefill step, a power of two", ge=8, le=8192)
     read_ahead: int = runtime("number of waiting prompts that are prefilled together; 0 prefills each in its slot", ge=0)
     reuse_prefix: bool = runtime("keep keys and values of a proposal's and the state's common prefix; false reads it again")

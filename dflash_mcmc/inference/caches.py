@@ -6,6 +6,7 @@ from dflash_mcmc.inference.cache import CacheShape, SlotCache
 from dflash_mcmc.inference.contiguous_cache import ContiguousCache
 from dflash_mcmc.inference.ladder import cache_size, ladder_of
 from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.page_table import PAGE_SIZE
 from dflash_mcmc.inference.paged_cache import PagedCache, PagedMemory
 
 
@@ -24,8 +25,7 @@ class Caches:
                  num_pages: int):
         self._model, self._companion = model, companion
         self._num_rows, self._longest, self._padding = num_rows, longest, padding
-        page_size = ladder_of(model.device).key_step
-        self._pages = PagedMemory(model.cache_shape, num_pages, page_size, model.device, companion) if num_pages else None
+        self._pages = PagedMemory(model.cache_shape, num_pages, PAGE_SIZE, model.device, companion) if num_pages else None
 
     def rows(self) -> SlotCache:
         """A cache with a row for each slot."""

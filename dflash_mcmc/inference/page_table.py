@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 
+PAGE_SIZE = 64
+"""Positions of a page. The lengths of keys are multiples of it (`ladder.py`)."""
 NO_PAGE = 0
 """Stands in a table where a row has no page. Its keys and values are zero. It is never written."""
 WASTE = 1
 """Takes what forwards write to closed positions. It is never read."""
-_RESERVED = 2
+NUM_RESERVED = 2
 
 
 class OutOfPages(MemoryError):
@@ -39,8 +41,8 @@ class PagePool:
         if self._spoiled:
             self._erase(sorted(self._spoiled))
             self._spoiled.clear()
-        self._users = np.zeros(self.num_pages + _RESERVED, np.int64)
-        self._free = list(range(self.num_pages + _RESERVED - 1, _RESERVED - 1, -1))
+        self._users = np.zeros(self.num_pages + NUM_RESERVED, np.int64)
+        self._free = list(range(self.num_pages + NUM_RESERVED - 1, NUM_RESERVED - 1, -1))
 
     @property
     def num_free(self) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from dflash_mcmc.inference.cache import CacheShape, SlotCache, SlotLayer
 from dflash_mcmc.inference.contiguous_cache import ContiguousCache
-from dflash_mcmc.inference.page_table import NO_PAGE, WASTE, PagePool, PageTable
+from dflash_mcmc.inference.page_table import NO_PAGE, NUM_RESERVED, WASTE, PagePool, PageTable
 
 
 class PagedLayer(SlotLayer):
@@ -49,8 +49,9 @@ class Pages:
     """
 
     def __init__(self, shape: CacheShape, num_pages: int, page_size: int, device: torch.device | str):
+        size = shape.num_layers, shape.num_heads, num_pages + NUM_RESERVED, page_size
         self.keys, self.values = (
-            torch.zeros(shape.num_layers, shape.num_heads, num_pages + 2, page_size, dim, dtype=shape.dtype, device=device)
+            torch.zeros(*size, dim, dtype=shape.dtype, device=device)
             for dim in (shape.key_dim, shape.value_dim)
         )
 

@@ -12,6 +12,7 @@ from dflash_mcmc.inference import attention
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.ladder import cache_size
 from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.page_table import NUM_RESERVED, PAGE_SIZE
 from dflash_mcmc.inference.speculative.drafter import Drafter
 from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
 from dflash_mcmc.process import ranks
@@ -21,6 +22,8 @@ _SHARE = 0.9
 _MOST_SLOTS = 256
 """Largest number of slots that a plan chooses by itself: more rows hardly increase the rate (LOG.md)."""
 _GB = 1e9
+_ENDS = 2
+"""Pages of a draw that are not full: the ends of its row and of its spare row."""
 _ROW_STATE_BYTES = 8 + 8 + 4 * 8
 """Bytes per position of a row: a token, a uniform and four scores."""
 _LOGIT_COPIES = 5
@@ -42,64 +45,154 @@ class MemoryPlan(NamedTuple):
     """Working memory of reading prompts."""
     growing: int
     """Additional memory of a cache while it grows."""
+    num_pages: int = 0
+    """Pages of the cache; 0 for a contiguous cache."""
+    page_size: int = 0
+    """Positions of a page."""
 
     @property
     def total(self) -> int:
         return self.caches + max(self.step, self.reading, self.growing)
 
+    def describe(self) -> str:
+        """The plan in a line."""
+        room = f"{self.num_slots} slots of {self.max_length} tokens"
+        if self.num_pages:
+            each = self.num_pages * self.page_size // self.num_slots
+            room = f"{self.num_pages} pages of {self.page_size} tokens, {each} tokens for each of {self.num_slots} slots"
+        return f"{self.caches / _GB:.2f} GB of keys and values ({room}), {(self.total - self.caches) / _GB:.2f} GB to compute"
 
-def predict(model: LanguageModel | TargetShape, num_slots: int, max_length: int, prompt_length: int, options: Options,
-            drafter: Drafter | DraftSize | None = None) -> MemoryPlan:
-    """The memory of an engine, without the weights of model and draft."""
-    num_drafted = drafter.num_drafted if drafter else 0
-    implementation = attention.implementation(options.attention, model.device, model.dtype)
-    padding = attention.padding(implementation, options.prefill_chunk, num_drafted)
-    rows, length = cache_size(model.device, num_slots, max_length, padding)
-    ahead = min(options.read_ahead, num_slots) if options.reuse_prefix else 0
-    prompts = ahead * cache_size(model.device, 1, prompt_length, padding)[1]
-    positions = rows * length * (2 if options.keep_current and options.reuse_prefix else 1) + prompts
-    token_bytes = model.cache_shape.token_bytes()
-    if drafter and drafter.companion:
-        token_bytes += drafter.companion.token_bytes()
-    row_bytes = _ROW_STATE_BYTES + 2 * num_drafted * 8
-    caches = positions * token_bytes + rows * length * row_bytes
-    copies = _BLOCK_COPIES if drafter else _LOGIT_COPIES
-    step = rows * (1 + num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
+
+class Workload(NamedTuple):
+    """What an engine's memory depends on, beside its numbers of slots and pages."""
+
+    model: LanguageModel | TargetShape
+    max_length: int
+    prompt_length: int
+    options: Options
+    drafter: Drafter | DraftSize | None = None
+
+    @property
+    def padding(self) -> int:
+        """Positions after a sequence."""
+        model, chunk = self.model, self.options.prefill_chunk
+        implementation = attention.implementation(self.options.attention, model.device, model.dtype)
+        return attention.padding(implementation, chunk, self.num_drafted)
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens of a draft's block."""
+        return self.drafter.num_drafted if self.drafter else 0
+
+    @property
+    def keeps_current(self) -> bool:
+        """Whether spare rows are kept."""
+        return self.options.keep_current and self.options.reuse_prefix
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of a token, those of the draft included."""
+        drafted = self.drafter.companion if self.drafter else None
+        return self.model.cache_shape.token_bytes() + (drafted.token_bytes() if drafted else 0)
+
+    def prompts(self, num_slots: int) -> tuple[int, int]:
+        """Rows and positions of the prompts that are read ahead."""
+        ahead = min(self.options.read_ahead, num_slots) if self.options.reuse_prefix else 0
+        return ahead, cache_size(self.model.device, 1, self.prompt_length, self.padding)[1]
+
+
+def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
+    """The memory of an engine, without the weights of model and draft.
+
+    Args:
+        num_pages: pages of the cache; 0 for a contiguous cache.
+    """
+    model = work.model
+    rows, length = cache_size(model.device, num_slots, work.max_length, work.padding)
+    ahead, longest_prompt = work.prompts(num_slots)
+    positions = rows * length * (2 if work.keeps_current else 1) + ahead * longest_prompt
+    if num_pages:
+        positions = (num_pages + NUM_RESERVED) * PAGE_SIZE
+    caches = positions * work.token_bytes + rows * length * (_ROW_STATE_BYTES + 2 * work.num_drafted * 8)
+    copies = _BLOCK_COPIES if work.drafter else _LOGIT_COPIES
+    step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
+    layer_bytes = model.cache_shape.token_bytes() // model.cache_shape.num_layers
+    if num_pages:  # the pages of all rows are gathered for each layer
+        step += rows * length * layer_bytes
     # Without `keep_current` all rows may have to read their sequences again at once.
-    readers, keys = (ahead, prompt_length) if ahead and options.keep_current else (rows, length)
-    chunk = min(options.prefill_chunk, keys)
-    gathered = keys * model.cache_shape.token_bytes() // model.cache_shape.num_layers
-    reading = max(readers, 1) * (_activation_bytes(model, chunk, keys) + gathered)
+    readers, keys = (ahead, work.prompt_length) if ahead and work.options.keep_current else (rows, length)
+    chunk = min(work.options.prefill_chunk, keys)
+    reading = max(readers, 1) * (_activation_bytes(model, chunk, keys) + keys * layer_bytes)
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
-    growing = rows * length * token_bytes // 2 if model.device.type == "cpu" else 0
-    return MemoryPlan(num_slots, max_length, caches, step, reading, growing)
+    growing = rows * length * work.token_bytes // 2 if model.device.type == "cpu" and not num_pages else 0
+    return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, PAGE_SIZE if num_pages else 0)
 
 
-def plan(model: LanguageModel | TargetShape, num_slots: int | None, num_draws: int, max_length: int, prompt_length: int,
-         options: Options, memory_gb: float | None, drafter: Drafter | DraftSize | None = None,
+def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float | None, kv_cache: str = "auto",
          still_to_load: int = 0) -> MemoryPlan:
     """The plan for `num_slots` slots, or for as many as fit if it is None. Raises ConfigError if they do not fit.
 
     Args:
+        num_draws: number of draws that can be in progress.
+        kv_cache: auto, contiguous or paged. auto is contiguous if that fits, otherwise paged.
         still_to_load: bytes of weights that are not loaded yet. The free memory must hold them too.
     """
-    limit = memory_gb * _GB if memory_gb is not None else _SHARE * max(0, free_bytes(model.device) - still_to_load)
+    if memory_gb is None:
+        limit = int(_SHARE * max(0, free_bytes(work.model.device) - still_to_load))
+        source = f"{100 * _SHARE:.0f} % of what is free"
+    else:
+        limit, source = int(memory_gb * _GB), "hardware.memory_gb"
     wanted = min(num_slots or _MOST_SLOTS, num_draws)
+    if kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit):
+        return _paged(work, num_slots, wanted, limit, source)
+    return _contiguous(work, num_slots, wanted, limit, source)
 
-    def plan_of(slots: int) -> MemoryPlan:
-        return predict(model, slots, max_length, prompt_length, options, drafter)
 
-    if plan_of(wanted).total <= limit:
-        return plan_of(wanted)
-    most = max((slots for slots in range(1, wanted) if plan_of(slots).total <= limit), default=0)
+def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:
+    """The plan of a cache with a row for each slot."""
+    short = predict(work, wanted)
+    if short.total <= limit:
+        return short
+    most = max((slots for slots in range(1, wanted) if predict(work, slots).total <= limit), default=0)
     if num_slots is None and most:
-        return plan_of(most)
-    short = plan_of(wanted)
-    allowed = f"at most {most}" if most else f"none: one slot takes {plan_of(1).total / _GB:.2f} GB"
-    source = "hardware.memory_gb" if memory_gb is not None else f"{100 * _SHARE:.0f} % of what is free"
-    raise ConfigError("hardware.num_slots", num_slots, f"{allowed} ({wanted} slots of {max_length} tokens take "
-                      f"{short.total / _GB:.2f} GB, of which {short.caches / _GB:.2f} GB are keys and values; there are "
-                      f"{limit / _GB:.2f} GB, {source})")
+        return predict(work, most)
+    allowed = f"at most {most}" if most else f"none: one slot takes {predict(work, 1).total / _GB:.2f} GB"
+    raise ConfigError("hardware.num_slots", num_slots, f"{allowed} with hardware.kv_cache=contiguous ({wanted} slots of "
+                      f"{work.max_length} tokens take {short.total / _GB:.2f} GB, of which {short.caches / _GB:.2f} GB are "
+                      f"keys and values; there are {limit / _GB:.2f} GB, {source})")
+
+
+def _paged(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:
+    """The plan of a cache of pages, as many as fit and can be used.
+
+    If the number of slots is not given, each has at least half of the longest sequence.
+    """
+    fewest = wanted if num_slots is not None else 1
+    for slots in range(wanted, fewest - 1, -1):
+        pages = _pages_that_fit(work, slots, limit)
+        enough = slots * work.max_length // 2 if num_slots is None and slots > 1 else 0
+        if pages >= max(_fewest_pages(work, slots), enough // PAGE_SIZE):
+            return predict(work, slots, pages)
+    needed = predict(work, fewest, _fewest_pages(work, fewest)).total
+    raise ConfigError("hardware.num_slots", num_slots, f"less, or more memory: {fewest} slots of up to {work.max_length} "
+                      f"tokens take at least {needed / _GB:.2f} GB; there are {limit / _GB:.2f} GB, {source}")
+
+
+def _pages_that_fit(work: Workload, slots: int, limit: int) -> int:
+    """Number of pages that fit, at most those that can be used."""
+    without = predict(work, slots, num_pages=1)
+    page_bytes = PAGE_SIZE * work.token_bytes
+    rows, length = cache_size(work.model.device, slots, work.max_length, work.padding)
+    ahead, longest_prompt = work.prompts(slots)
+    useful = (rows * length * (2 if work.keeps_current else 1) + ahead * longest_prompt) // PAGE_SIZE
+    return min(useful, 1 + (limit - without.total) // page_bytes)
+
+
+def _fewest_pages(work: Workload, slots: int) -> int:
+    """Pages of one draw and its current sequence at full length, of the prompts read ahead, and of the ends of all rows."""
+    length = cache_size(work.model.device, 1, work.max_length, work.padding)[1]
+    ahead, longest_prompt = work.prompts(slots)
+    return (2 * length + ahead * longest_prompt) // PAGE_SIZE + _ENDS * slots
 
 
 def free_bytes(device: torch.device) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from dflash_mcmc.inference.contents import assign
 from dflash_mcmc.inference.decode_loop import DecodeLoop, EndedDraw, Parted, Stop
@@ -45,9 +45,7 @@ class Scheduler:
         self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
         self._waiting = Waiting(chains, memory.prompts, self._count_prompts)
         self._late: deque[Slot] = deque()
-        self._chains: dict[LiveChain, None] = {}
-        self._ending: list[Slot] = []
-        self._room = Room(memory, self._stop, self._offload)
+        self._room = Room(self._rows, self._late, memory, loop)
         self._finished: list[Finished] = []
 
     @property
@@ -67,36 +65,11 @@ class Scheduler:
     def make_room(self) -> None:
         """Stops the youngest draws until the next steps of the others have the pages that they take."""
         if not self._room.suffices(self._loop.num_pages()):
-            self._room.make(self._pages_of_steps, self._slots)
+            self._room.make(self._pages_of_steps)
 
     def _pages_of_steps(self) -> int:
         self._arrange()
         return self._loop.num_pages()
-
-    def _slots(self) -> Iterator[Slot]:
-        """The slots of all live chains, except those whose draws have just ended."""
-        return (slot for chain in self._chains for slot in chain.slots if slot not in self._ending)
-
-    def _stop(self, slot: Slot) -> None:
-        """Stops a draw, and those that share its forwards. They wait for a row, before the others that wait."""
-        for each in [other for other in slot.chain.slots if other is slot or other.leader is slot]:
-            if each.row is None:
-                continue
-            row = each.place
-            self._loop.drop(row, 0)
-            self._memory.stop(each)
-            self._memory.stash(each)
-            self._rows[row], each.row, each.leader, each.walk = None, None, None, []
-            self._late.appendleft(each)
-
-    def _offload(self, slot: Slot) -> None:
-        """Moves what a slot that does not draw holds to the host's memory."""
-        if slot.row is not None:
-            self._loop.drop(slot.row, 0)
-            self._memory.stash(slot)
-            self._rows[slot.row] = None
-            slot.row = None
-        self._memory.offload(slot)
 
     def end_steps(self, stop: Stop) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
@@ -104,9 +77,9 @@ class Scheduler:
             return []
         self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
         ending = [(self.live[draw.row], draw) for draw in reversed(stop.ended)]
-        self._ending = [slot for slot, _ in reversed(ending)]
+        self._room.ending = [slot for slot, _ in reversed(ending)]
         for slot, draw in ending:
-            self._ending.pop()
+            self._room.ending.pop()
             if slot.operation is not None:  # else another operation of the chain has failed
                 self._end_draw(slot, draw)
         return self.fill()
@@ -149,7 +122,7 @@ class Scheduler:
             self._finished.append(Finished(entry.tag, entry.result, Cost(), 0.0, 0.0))
             return True
         chain, prompt = LiveChain(entry.tag, entry.chain), prompt_of(entry.request)
-        self._chains[chain] = None
+        self._room.chains[chain] = None
         chain.ask(entry.request)
         if prompt is not None:
             chain.slots.append(Slot(chain))
@@ -169,8 +142,8 @@ class Scheduler:
         bases = {number: base for number in range(len(chain.operations))
                  if (base := self._operations.prepare(chain, number)) is not None}
         chain.share({number: base for number, base in bases.items() if self._operations.shares(chain.operations[number])})
-        riders = sum(slot.leader is not None for slot in self._ending)
-        self._room.make(lambda: self._memory.pages_to_place(len(bases)) + self._memory.pages_to_follow(riders), self._slots)
+        riders = sum(slot.leader is not None for slot in self._room.ending)
+        self._room.make(lambda: self._memory.pages_to_place(len(bases)) + self._memory.pages_to_follow(riders))
         first = self._first_alike(bases)
         slots = self._slots_for(chain, bases, first)
         for number, slot in slots.items():
@@ -230,7 +203,7 @@ class Scheduler:
             slot.clock = self._meter.clock
             if isinstance(slot.operation, Score):
                 self._room.make(functools.partial(self._memory.pages_to_score, slot.in_progress.sequence_length
-                                                  + len(slot.operation.tokens)), self._slots, slot)
+                                                  + len(slot.operation.tokens)), slot)
             try:
                 self._operations.begin(slot)
             except UnusableLogits:
@@ -262,7 +235,8 @@ class Scheduler:
             self._memory.clear(slot)
         self._waiting.read()  # prompts that are read ahead are cleared too
         chain.settle()
-        self._late = deque(slot for slot in self._late if slot.chain is not chain)
+        for slot in [slot for slot in self._late if slot.chain is chain]:
+            self._late.remove(slot)
         self._end(chain, None, reason)
 
     def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
@@ -274,7 +248,7 @@ class Scheduler:
                 self._loop.drop(slot.row, 0)
                 self._rows[slot.row] = None
                 slot.row = None
-        self._chains.pop(chain)
+        self._room.chains.pop(chain)
         self._finished.append(chain.finished(result, failure))
 
     def _arrange(self) -> None:

@@ -10,6 +10,7 @@ from dflash_mcmc.inference.cache import SlotCache
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.ladder import Ladder
 from dflash_mcmc.inference.model_runner import ModelRunner, Span
+from dflash_mcmc.inference.page_table import PAGE_SIZE
 from dflash_mcmc.inference.prompts import PromptReader
 from dflash_mcmc.inference.slots import Slot
 from dflash_mcmc.inference.stash import Home, Stash
@@ -63,7 +64,7 @@ class SlotMemory:
     @property
     def page_size(self) -> int:
         """Positions of a page."""
-        return self._ladder.key_step
+        return PAGE_SIZE
 
     @property
     def num_pages(self) -> int:

@@ -92,7 +92,7 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
 
     options, planned = memory_plan(config, model, prompt_length, num_draws, drafter)
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
-                         drafter if asked else None)
+                         drafter if asked else None, planned.num_pages)
 
 
 def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,
@@ -103,7 +103,7 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
         num_draws: number of draws that all processes together can have in progress.
         still_to_load: bytes of weights that are not loaded yet.
     """
-    from dflash_mcmc.inference.plan import plan
+    from dflash_mcmc.inference.plan import Workload, plan
 
     processes = ranks.place().total
     share = -(-num_draws // processes)
@@ -111,8 +111,9 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
     if processes > 1:  # a process that reads many prompts ahead claims them before the others can
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
-    return options, plan(model, config.hardware.num_slots, share, length, prompt_length, options, config.hardware.memory_gb,
-                         drafter, still_to_load)
+    hardware = config.hardware
+    return options, plan(Workload(model, length, prompt_length, options, drafter), hardware.num_slots, share,
+                         hardware.memory_gb, hardware.kv_cache, still_to_load)
 
 
 def chain(config: Config, sampler: Sampler, problem: str, number: int, prompt: np.ndarray) -> Chain:

@@ -114,6 +114,7 @@ def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
 def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
     """The engine. Raises ConfigError if the responses do not fit the model's positions or the memory."""
     from dflash_mcmc.inference.batched import BatchedEngine
+    from dflash_mcmc.inference.plan import Workload
     from dflash_mcmc.inference.plan import plan as plan_memory
 
     prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
@@ -123,8 +124,9 @@ def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) ->
     options = hardware.options()
     share = min(_PIECE, -(-len(prompts) // ranks.world_size()))
     length = prompt_length + horizon
-    planned = plan_memory(model, hardware.num_slots, share, length, prompt_length, options, hardware.memory_gb)
-    return BatchedEngine(model, None, planned.num_slots, length, options, prompt_length)
+    work = Workload(model, length, prompt_length, options)
+    planned = plan_memory(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache)
+    return BatchedEngine(model, None, planned.num_slots, length, options, prompt_length, num_pages=planned.num_pages)
 
 
 def _write(piece: Path, drawn: list[Response]) -> None:

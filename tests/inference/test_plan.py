@@ -9,7 +9,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.plan import plan, predict
+from dflash_mcmc.inference.plan import Workload, plan, predict
 from tests.targets import random_model
 
 
@@ -29,23 +29,57 @@ def test_caches_are_as_large_as_predicted(model, changes):
     caches = [memory.cache, memory.spare, memory.prompts and memory.prompts._cache]
     held = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches if cache)
     held += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
-    assert predict(model, 12, 150, 100, options).caches == held
+    assert predict(Workload(model, 150, 100, options), 12).caches == held
 
 
 def test_slots_that_do_not_fit_are_refused_with_the_numbers(model):
-    one = predict(model, 8, 150, 100, Options()).total
+    work = Workload(model, 150, 100, Options())
+    one = predict(work, 8).total
     with pytest.raises(ConfigError) as refused:
-        plan(model, 64, 1000, 150, 100, Options(), memory_gb=1.2 * one / 1e9)
+        plan(work, 64, 1000, 1.2 * one / 1e9, "contiguous")
     text = str(refused.value)
-    assert text.startswith("hardware.num_slots: given 64; allowed: at most 8 (64 slots of 150 tokens take 0.0")
+    assert text.startswith("hardware.num_slots: given 64; allowed: at most 8 with hardware.kv_cache=contiguous (64 slots of "
+                           "150 tokens take 0.0")
     assert "hardware.memory_gb" in text
     with pytest.raises(ConfigError, match="allowed: none: one slot takes"):
-        plan(model, None, 1000, 150, 100, Options(), memory_gb=1e-5)
+        plan(work, None, 1000, 1e-5, "contiguous")
+    for num_slots in (64, None):
+        with pytest.raises(ConfigError, match="allowed: less, or more memory: "):
+            plan(work, num_slots, 1000, 1e-5)
 
 
 def test_null_takes_what_fits_and_no_more_than_there_are_chains(model):
-    one = predict(model, 8, 150, 100, Options()).total
-    assert plan(model, None, 1000, 150, 100, Options(), memory_gb=1.2 * one / 1e9).num_slots == 8
-    assert plan(model, None, 1000, 150, 100, Options(), memory_gb=None).num_slots == 256
-    assert plan(model, None, 5, 150, 100, Options(), memory_gb=None).num_slots == 5
-    assert plan(model, 3, 1000, 150, 100, Options(), memory_gb=None).num_slots == 3
+    work = Workload(model, 150, 100, Options())
+    one = predict(work, 8).total
+    assert plan(work, None, 1000, 1.2 * one / 1e9, "contiguous").num_slots == 8
+    assert plan(work, None, 1000, None).num_slots == 256
+    assert plan(work, None, 5, None).num_slots == 5
+    assert plan(work, 3, 1000, None).num_slots == 3
+
+
+def test_auto_takes_pages_where_rows_do_not_fit(model):
+    work = Workload(model, 1500, 100, Options())
+    fits = predict(work, 16).total / 1e9
+    assert plan(work, 16, 1000, fits + 1e-6).num_pages == 0
+    less = plan(work, 16, 1000, 0.7 * fits)
+    assert less.num_slots == 16
+    assert less.num_pages > 0
+    assert 0.66 * fits < less.total / 1e9 <= 0.7 * fits
+    assert plan(work, 16, 1000, 2 * fits, "paged").num_pages <= 2 * 16 * 25 + 16 * 3  # no more than can be used
+    assert "pages of 64 tokens" in less.describe()
+    assert "16 slots of 1500 tokens" in plan(work, 16, 1000, None).describe()
+
+
+def test_null_leaves_each_slot_half_of_the_longest_sequence(model):
+    work = Workload(model, 1500, 100, Options())
+    found = plan(work, None, 1000, predict(work, 16).total / 1e9, "paged")
+    assert found.num_slots > 16
+    assert found.num_pages * 64 // found.num_slots >= 700
+
+
+def test_pages_take_what_is_planned(model):
+    work = Workload(model, 150, 100, Options())
+    engine = BatchedEngine(model, NoBlend(), 12, 150, Options(), prompt_length=100, num_pages=77)
+    pages, rows = engine._memory.cache.memory.pages[0], engine._loop.rows
+    held = pages.keys.nbytes + pages.values.nbytes + rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
+    assert predict(work, 12, 77).caches == held
