@@ -67,6 +67,16 @@ class Measurement(NamedTuple):
         return self.mean_cost("token_forwards")
 
     @property
+    def mean_steps(self) -> float:
+        """Mean number of Metropolis-Hastings steps of a chain."""
+        return sum(result_of(chain).proposals for chain in self.done) / self.num_chains
+
+    @property
+    def mean_log_p(self) -> float:
+        """Mean log p of the answers."""
+        return sum(float(result_of(chain).trajectory.log_p.sum()) for chain in self.done) / self.num_chains
+
+    @property
     def acceptance(self) -> float:
         return self._rate("accepted")
 
@@ -124,9 +134,9 @@ def result_of(chain: Finished[int]) -> ChainResult:
 
 def power_mh(**changes) -> PowerMH:
     """The sampler with the published setting, 16 blocks of 2 steps, and `changes`."""
-    values = dict(alpha=4.0, proposal_temperature=None, num_blocks=16, num_steps=2, cut="current", proposal="base",
-                  rule="exact", after_eos="continue", early_reject="exact", epsilon=1e-5, rescore=False, top_k=0, top_p=1.0,
-                  min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+    values = dict(alpha=4.0, proposal_temperature=None, num_blocks=16, num_steps=2, schedule="published", cut="current",
+                  proposal="base", rule="exact", after_eos="continue", early_reject="exact", epsilon=1e-5, rescore=False,
+                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
     return PowerMH(**{**values, **changes})
 
 

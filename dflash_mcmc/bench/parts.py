@@ -153,12 +153,14 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
         *((f"4 blocks, length {n * shortest}", {"num_blocks": 4}, {"horizon": n * shortest}) for n in (1, 2, 4)),
         *((f"4 blocks, {n} chains a problem", {"num_blocks": 4}, {"chains_per_prompt": n}) for n in (1, 4)),
         ("16 blocks, after_eos=return", {"after_eos": "return"}, {}),
+        *((f"16 blocks of {n} steps, schedule=adaptive", {"schedule": "adaptive", "num_steps": n}, {}) for n in (2, 4, 8)),
     ]
     for name, changes, extra in cases if subject.name == "tiny" else (cases[0], cases[2], cases[4]):
         got = run(subject, power_mh(**changes), slots, chains, label=name, **extra)
         rows.append({"power_mh": name, **_rates(got), "time / temperature": got.seconds / unit.seconds,
-                     "token-forwards": got.mean_token_forwards, "tokens drawn": got.mean_drawn,
-                     "skipped": got.mean_skipped, "read tokens": got.counters.read_tokens / chains})
+                     "steps": got.mean_steps, "log p": got.mean_log_p, "token-forwards": got.mean_token_forwards,
+                     "tokens drawn": got.mean_drawn, "skipped": got.mean_skipped,
+                     "read tokens": got.counters.read_tokens / chains})
     return rows
 
 
