@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from dflash_mcmc.bench.subject import Subject
@@ -70,11 +71,6 @@ class Measurement(NamedTuple):
     def mean_steps(self) -> float:
         """Mean number of Metropolis-Hastings steps of a chain."""
         return sum(result_of(chain).proposals for chain in self.done) / self.num_chains
-
-    @property
-    def mean_log_p(self) -> float:
-        """Mean log p of the answers."""
-        return sum(float(result_of(chain).trajectory.log_p.sum()) for chain in self.done) / self.num_chains
 
     @property
     def acceptance(self) -> float:
@@ -171,6 +167,14 @@ def run(subject: Subject, sampler: Sampler, slots: int, num_chains: int, options
     done = list(tqdm(engine.run(chains()), total=num_chains, desc=f"{subject.name} {label}", unit="chain", mininterval=1.0,
                      leave=False))
     return Measurement(time.perf_counter() - started, done, engine.counters)
+
+
+def gain(got: Measurement, unit: Measurement) -> tuple[float, float]:
+    """Mean gain in log p of a run's answers on those of another run of the same prompts, and its standard error."""
+    log_p, others = ({chain.tag: float(result_of(chain).trajectory.log_p.sum()) for chain in each.done}
+                     for each in (got, unit))
+    differences = np.array([log_p[tag] - others[tag] for tag in log_p])
+    return float(differences.mean()), float(differences.std(ddof=1) / len(differences) ** 0.5)
 
 
 def joined(runs: Sequence[Measurement]) -> Measurement:
