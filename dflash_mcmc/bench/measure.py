@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from dflash_mcmc.bench.subject import Subject
@@ -67,6 +68,11 @@ class Measurement(NamedTuple):
         return self.mean_cost("token_forwards")
 
     @property
+    def mean_steps(self) -> float:
+        """Mean number of Metropolis-Hastings steps of a chain."""
+        return sum(result_of(chain).proposals for chain in self.done) / self.num_chains
+
+    @property
     def acceptance(self) -> float:
         return self._rate("accepted")
 
@@ -124,9 +130,9 @@ def result_of(chain: Finished[int]) -> ChainResult:
 
 def power_mh(**changes) -> PowerMH:
     """The sampler with the published setting, 16 blocks of 2 steps, and `changes`."""
-    values = dict(alpha=4.0, proposal_temperature=None, num_blocks=16, num_steps=2, cut="current", proposal="base",
-                  rule="exact", after_eos="continue", early_reject="exact", epsilon=1e-5, rescore=False, top_k=0, top_p=1.0,
-                  min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+    values = dict(alpha=4.0, proposal_temperature=None, num_blocks=16, num_steps=2, schedule="published", cut="current",
+                  proposal="base", rule="exact", after_eos="continue", early_reject="exact", epsilon=1e-5, rescore=False,
+                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
     return PowerMH(**{**values, **changes})
 
 
@@ -161,6 +167,14 @@ def run(subject: Subject, sampler: Sampler, slots: int, num_chains: int, options
     done = list(tqdm(engine.run(chains()), total=num_chains, desc=f"{subject.name} {label}", unit="chain", mininterval=1.0,
                      leave=False))
     return Measurement(time.perf_counter() - started, done, engine.counters)
+
+
+def gain(got: Measurement, unit: Measurement) -> tuple[float, float]:
+    """Mean gain in log p of a run's answers on those of another run of the same prompts, and its standard error."""
+    log_p, others = ({chain.tag: float(result_of(chain).trajectory.log_p.sum()) for chain in each.done}
+                     for each in (got, unit))
+    differences = np.array([log_p[tag] - others[tag] for tag in log_p])
+    return float(differences.mean()), float(differences.std(ddof=1) / len(differences) ** 0.5)
 
 
 def joined(runs: Sequence[Measurement]) -> Measurement:

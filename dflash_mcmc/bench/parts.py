@@ -145,7 +145,6 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
     """(g) Cost of power sampling by blocks, steps, length and chains, in units of plain sampling."""
     slots = max(1, sizes.slots // 2)
     chains, rows = sizes.waves * slots, []
-    unit = run(subject, temperature(0.25), slots, chains, label="temperature")
     shortest = subject.horizon // 4
     cases: Sequence[tuple[str, dict, dict]] = [
         *((f"{n} blocks of 2 steps", {"num_blocks": n}, {}) for n in (1, 2, 4, 8, 16)),
@@ -153,12 +152,16 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
         *((f"4 blocks, length {n * shortest}", {"num_blocks": 4}, {"horizon": n * shortest}) for n in (1, 2, 4)),
         *((f"4 blocks, {n} chains a problem", {"num_blocks": 4}, {"chains_per_prompt": n}) for n in (1, 4)),
         ("16 blocks, after_eos=return", {"after_eos": "return"}, {}),
+        *((f"16 blocks of {n} steps, schedule=adaptive", {"schedule": "adaptive", "num_steps": n}, {}) for n in (2, 4, 8)),
     ]
     for name, changes, extra in cases if subject.name == "tiny" else (cases[0], cases[2], cases[4]):
+        unit = run(subject, temperature(0.25), slots, chains, label="temperature")  # each time, since a machine is not steady
         got = run(subject, power_mh(**changes), slots, chains, label=name, **extra)
+        gain, error = measure.gain(got, unit) if not extra else (None, None)
         rows.append({"power_mh": name, **_rates(got), "time / temperature": got.seconds / unit.seconds,
-                     "token-forwards": got.mean_token_forwards, "tokens drawn": got.mean_drawn,
-                     "skipped": got.mean_skipped, "read tokens": got.counters.read_tokens / chains})
+                     "steps": got.mean_steps, "log p gained": gain, "+-": error, "token-forwards": got.mean_token_forwards,
+                     "tokens drawn": got.mean_drawn, "skipped": got.mean_skipped,
+                     "read tokens": got.counters.read_tokens / chains})
     return rows
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import cuts
-from dflash_mcmc.kernel.cost import mh_cost
+from dflash_mcmc.kernel.cost import doubling, doubling_cost, mh_cost
 from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, trace_entry
 from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
@@ -41,6 +42,11 @@ class PowerMH(Sampler):
     L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over the whole suffix.
     g is log |x| - log |y| if the cut was chosen among |x| places, 0 if it was chosen among all places up to the horizon,
     and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/cuts.py`).
+
+    With `schedule=adaptive` the horizon of a stage is twice that before, and the last stage follows as soon as the answer has
+    ended. Every stage before the last is start-up: its steps leave their own pi_k invariant, but how many are made depends on
+    the answer. The last stage makes `num_steps` steps at the full horizon, whatever the answer. So it leaves pi_K invariant,
+    as the last stage of `schedule=published` does, and the chain's law tends to pi_K as `num_steps` grows.
     """
 
     alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
@@ -48,6 +54,9 @@ class PowerMH(Sampler):
                                                    le=LARGEST)
     num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
     num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
+    schedule: str = identity("stages of a chain: published = all num_blocks stages, also those after the answer has ended; "
+                             "adaptive = horizons that double from length / num_blocks, and the last stage as soon as the "
+                             "answer has ended", choices=("published", "adaptive"), off="published")
     cut: str = identity("where a suffix may start: current = any place of the current sequence, with the length term "
                         "(law B); horizon = any place up to the horizon, places past the end change nothing (law A); "
                         "entropy = more often where the entropy of p rises", choices=("current", "horizon", "entropy"))
@@ -83,6 +92,12 @@ class PowerMH(Sampler):
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+        if self.schedule == "adaptive" and self.rule == "published":
+            raise ConfigError("sampler.schedule", self.schedule, "'published' with sampler.rule=published, which ends at the "
+                              "first stop id")
+        if self.schedule == "adaptive" and self.after_eos == "return":
+            raise ConfigError("sampler.after_eos", self.after_eos, "'continue' with sampler.schedule=adaptive, which makes "
+                              "the last stage for every answer")
         if self.rule == "published" and self.cut != "current":
             raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
         if self.cut == "entropy" and config.blend.restarts_grid():
@@ -169,34 +184,56 @@ class PowerMH(Sampler):
         """Steps of each stage scale the cost."""
         return "num_steps"
 
+    @property
+    def returns(self) -> bool:
+        """Whether a chain ends with the first stage in which its answer ends."""
+        return self.rule == "published" or self.after_eos == "return"
+
+    def blocks(self) -> Sequence[int]:
+        """The stages of a chain whose answer does not end early, by the blocks of their horizons."""
+        return doubling(self.num_blocks) if self.schedule == "adaptive" else range(1, self.num_blocks + 1)
+
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end."""
         # In law A a cut can be after the end of the state. Such a step costs nothing.
-        cost = mh_cost(length, horizon, self.num_blocks, self.num_steps,
-                       lambda state, reach: (state + 1) / 2 * (state / reach if self.cut == "horizon" else 1.0),
-                       self.rule == "published" or self.after_eos == "return")
+        def redrawn(state: float, reach: float) -> float:
+            return (state + 1) / 2 * (state / reach if self.cut == "horizon" else 1.0)
+
+        if self.schedule == "adaptive":
+            cost = doubling_cost(length, horizon, self.num_blocks, self.num_steps, redrawn)
+        else:
+            cost = mh_cost(length, horizon, self.num_blocks, self.num_steps, redrawn, self.returns)
         return cost._replace(scored=cost.proposed) if self.rescore else cost
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
         block_length = horizon // self.num_blocks
-        path, steps, trace = Trajectory.start(prompt), [], []
-        for block in range(1, self.num_blocks + 1):
+        path, steps, trace = Trajectory.start(prompt), list[MetropolisStep](), list[dict]()
+        for block in self.blocks():
             block_key = key.fold_in("block", block)
-            stage = path.length + block_length if self.rule == "published" else block * block_length
+            reach = path.length + block_length if self.rule == "published" else block * block_length
             if not path.ended:
-                path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"), self.source(),
+                path = yield Draw(path, reach, self.law(), block_key.fold_in("extend"), self.source(),
                                   entropy=self.cut == "entropy")
-            for number in range(1, self.num_steps + 1):
-                length = path.length
-                step = yield from self.step(path, stage, block_key.fold_in("step", number))
+            if path.ended and self.schedule == "adaptive":
+                block, reach, block_key = self.num_blocks, horizon, key.fold_in("block", self.num_blocks)
+            made = yield from self.stage(path, reach, block_key)
+            for number, step in enumerate(made, 1):
+                trace.append(trace_entry(step, block, number, path.length))
                 path = step.trajectory
-                steps.append(step)
-                trace.append(trace_entry(step, block, number, length))
-            if path.ended and (self.rule == "published" or self.after_eos == "return"):
+            steps += made
+            if block == self.num_blocks or (path.ended and self.returns):
                 break
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
         return result(path, steps, bound, trace)
+
+    def stage(self, path: Trajectory, horizon: int, key: Key) -> Steps[list[MetropolisStep]]:
+        """The steps of a stage. Their number depends on nothing, so that together they leave the law of a step invariant."""
+        steps: list[MetropolisStep] = []
+        for number in range(1, self.num_steps + 1):
+            steps.append((yield from self.step(path, horizon, key.fold_in("step", number))))
+            path = steps[-1].trajectory
+        return steps
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""

@@ -36,7 +36,7 @@ TOLERANCE = 1e-4
 
 def power_mh(**changes) -> PowerMH:
     values = dict(alpha=2.0, proposal_temperature=None, num_blocks=3, num_steps=2, cut="current", proposal="base",
-                  rule="exact", after_eos="continue", early_reject="auto", epsilon=1e-5, rescore=False,
+                  rule="exact", schedule="published", after_eos="continue", early_reject="auto", epsilon=1e-5, rescore=False,
                   top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
     return PowerMH(**{**values, **changes})
 
@@ -78,6 +78,7 @@ SAMPLERS = {
     "power_mh_entropy": power_mh(cut="entropy", entropy_power=2.0),
     "power_mh_matched": power_mh(proposal="matched", frequency_penalty=0.6, presence_penalty=-0.4),
     "power_mh_published": power_mh(rule="published"),
+    "power_mh_adaptive": power_mh(schedule="adaptive", num_blocks=6),
     "power_mh_early": power_mh(proposal="matched", early_reject="exact", num_steps=3),
 }
 BLENDS = {"none": NoBlend(), "layer": LayerBlend(beta=0.2, layer=-2, layers=None, norm="none"),

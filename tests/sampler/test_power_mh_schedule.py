@@ -1,0 +1,216 @@
+"""`sampler.schedule=adaptive` on the tabular engine: its law, the invariance of its last stage, and schedules that lack it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.inference.oracle.tabular import TabularEngine, TabularModel
+from dflash_mcmc.kernel.cost import doubling
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.power_mh import PowerMH
+from dflash_mcmc.testing import (
+    PROMPT,
+    law_of,
+    power_target,
+    product_target,
+    score,
+    total_variation,
+    transition_matrix,
+)
+from tests.runs import execute
+
+EXACT, WRONG = 1e-12, 1e-3
+"""Rounding, and the smallest error of a mutant."""
+HORIZON = 4
+STOP = 0
+ADAPTIVE = ("sampler=power_mh", "sampler.schedule=adaptive")
+
+
+def make(cls=PowerMH, **changes) -> PowerMH:
+    values = dict(alpha=4.0, proposal_temperature=None, num_blocks=4, num_steps=1, schedule="adaptive", cut="current",
+                  proposal="base", rule="exact", after_eos="continue", early_reject="off", epsilon=1e-5, rescore=False,
+                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+    return cls(**{**values, **changes})
+
+
+def engine_of(vocab_size=2) -> TabularEngine:
+    return TabularEngine(TabularModel(vocab_size, (STOP,), seed=0, scale=0.5))
+
+
+def enumerated(engine, sampler, horizon=HORIZON) -> dict:
+    """The law of the answer of a chain, by enumeration of all its random choices."""
+    return law_of(lambda key: engine.run(sampler.chain(PROMPT, horizon, key)).trajectory)
+
+
+def extended(engine, sampler, law: dict, horizon: int) -> dict:
+    """The law after each sequence without a stop id is continued by q up to the horizon."""
+    whole, found = product_target(engine, horizon, sampler.law(), sampler.source()), dict[tuple, float]()
+    for tokens, probability in law.items():
+        ended = len(tokens) > 0 and tokens[-1] == STOP
+        later = {tokens: 1.0} if ended else {t: q for t, q in whole.items() if t[: len(tokens)] == tokens}
+        for longer, q in later.items():
+            found[longer] = found.get(longer, 0.0) + probability * q / sum(later.values())
+    return found
+
+
+def stepped(engine, sampler, law: dict, horizon: int) -> dict:
+    """The law after the steps of a stage, by the transition matrix of a step."""
+    target = power_target(engine, horizon, sampler.alpha, sampler.law(), sampler.source())
+    matrix = np.linalg.matrix_power(transition_matrix(engine, sampler, horizon, target), sampler.num_steps)
+    vector = np.array([law.get(state, 0.0) for state in target.states])
+    return dict(zip(target.states, (vector @ matrix).tolist(), strict=True))
+
+
+def by_hand(engine, sampler, horizons=(1, 2, 4)) -> dict:
+    """The law of `schedule=adaptive` from its definition: answers that have ended wait for the last stage."""
+    law, waiting = {(): 1.0}, dict[tuple, float]()
+    for horizon in horizons:
+        law = extended(engine, sampler, law, horizon)
+        for tokens in [tokens for tokens in law if tokens[-1] == STOP]:
+            waiting[tokens] = waiting.get(tokens, 0.0) + law.pop(tokens)
+        if horizon < HORIZON:
+            law = stepped(engine, sampler, law, horizon)
+    for tokens, probability in law.items():
+        waiting[tokens] = waiting.get(tokens, 0.0) + probability
+    return stepped(engine, sampler, waiting, HORIZON)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"cut": "horizon"}, {"early_reject": "exact"}, {"proposal_temperature": 0.7}, {"num_steps": 0},
+    pytest.param({"num_steps": 2}, marks=pytest.mark.slow)], ids=str)
+def test_the_law_of_a_chain_is_the_one_that_is_stated(options):
+    engine, sampler = engine_of(), make(**options)
+    law = enumerated(engine, sampler)
+    assert abs(sum(law.values()) - 1.0) <= EXACT
+    assert total_variation(law, by_hand(engine, sampler)) <= EXACT
+
+
+def test_blocks_that_are_no_power_of_two_double_up_to_the_horizon():
+    assert [doubling(n) for n in (1, 2, 3, 5, 8, 16)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 8],
+                                                          [1, 2, 4, 8, 16]]
+
+
+def law_of_last_stage(engine, sampler, start: dict) -> dict:
+    """The law after the sampler's last stage, for a state drawn from `start`."""
+    found = dict[tuple, float]()
+    for tokens, probability in start.items():
+        path = score(engine, tokens, sampler.law(), sampler.source())
+
+        def stage(key, path=path):
+            steps = engine.run(sampler.stage(path, HORIZON, key))
+            return steps[-1].trajectory if steps else path
+
+        for state, share in law_of(stage).items():
+            found[state] = found.get(state, 0.0) + probability * share
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class StopsWhenShort(PowerMH):
+    """Ends the last stage as soon as the answer is short. Each of its steps is right, and it prefers short answers."""
+
+    def stage(self, path, horizon, key):
+        steps = []
+        for number in range(1, self.num_steps + 1):
+            if path.ended and path.length <= horizon // 2:
+                break
+            steps.append((yield from self.step(path, horizon, key.fold_in("step", number))))
+            path = steps[-1].trajectory
+        return steps
+
+
+@pytest.mark.parametrize("cut", ["current", "horizon"])
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_the_last_stage_leaves_the_power_target_invariant(cut, num_steps):
+    engine = engine_of()
+    target = power_target(engine, HORIZON, 4.0, make().law(), "base")
+    exact = dict(zip(target.states, target.probability.tolist(), strict=True))
+    assert total_variation(law_of_last_stage(engine, make(cut=cut, num_steps=num_steps), exact), exact) <= EXACT
+
+
+def test_a_last_stage_whose_steps_depend_on_the_answer_does_not():
+    engine, mutant = engine_of(), make(StopsWhenShort, num_steps=2)
+    target = power_target(engine, HORIZON, 4.0, mutant.law(), "base")
+    exact = dict(zip(target.states, target.probability.tolist(), strict=True))
+    law = law_of_last_stage(engine, mutant, exact)
+    assert total_variation(law, exact) > WRONG
+    short = [sum(p for tokens, p in each.items() if tokens[-1] == STOP and len(tokens) <= 2) for each in (law, exact)]
+    assert short[0] > short[1] + WRONG
+
+
+@dataclass(slots=True, kw_only=True)
+class ReturnsWhenEnded(PowerMH):
+    """Makes no last stage for an answer that has ended before it."""
+
+    def stage(self, path, horizon, key):
+        return [] if path.ended and horizon == HORIZON else (yield from PowerMH.stage(self, path, horizon, key))
+
+
+def test_a_schedule_without_its_last_stage_has_another_law():
+    engine = engine_of()
+    assert total_variation(enumerated(engine, make(ReturnsWhenEnded)), by_hand(engine, make())) > WRONG
+
+
+def test_chains_tend_to_the_power_target():
+    """With more steps in each stage, the law of a chain comes closer to the target."""
+    engine = engine_of(3)
+    target = power_target(engine, HORIZON, 4.0, make().law(), "base")
+    exact = dict(zip(target.states, target.probability.tolist(), strict=True))
+    errors = [total_variation(by_hand(engine, make(num_steps=n)), exact) for n in (0, 1, 4, 16, 64)]
+    assert all(later < earlier for earlier, later in itertools.pairwise(errors))
+    assert errors[-1] <= EXACT
+
+
+def test_steps_after_the_answer_has_ended_are_those_of_one_stage():
+    engine = engine_of(3)
+    for seed in range(20):
+        result = engine.run(make(num_blocks=16, num_steps=3).chain(PROMPT, 64, Key(seed)))
+        blocks = [entry["block"] for entry in result.trace]
+        assert blocks == sorted(blocks)
+        assert set(blocks) <= {1, 2, 4, 8, 16}
+        assert blocks.count(16) == 3
+        ended = [entry for entry in result.trace if entry["block"] < 16 and entry["length"] < entry["block"] * 4]
+        assert len(ended) <= 2  # steps at which the answer ends leave the rest of their stage
+
+
+def test_the_option_is_part_of_the_identity_and_the_default_is_not(make_config):
+    plain, published = (identity_hash(make_config("sampler=power_mh", *more)) for more in
+                        ((), ("sampler.schedule=published",)))
+    assert plain == published != identity_hash(make_config(*ADAPTIVE))
+
+
+@pytest.mark.parametrize(("other", "message"), [
+    ("sampler.rule=published", r"sampler\.schedule: given 'adaptive'; allowed: 'published' with sampler\.rule=published"),
+    ("sampler.after_eos=return", r"sampler\.after_eos: given 'return'; allowed: 'continue' with sampler\.schedule=adaptive")])
+def test_settings_that_contradict_it_are_errors(make_config, other, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(*ADAPTIVE, other)
+
+
+def test_expected_cost_counts_the_stages_that_are_made(make_config):
+    def cost(length, *more):
+        config = make_config(*ADAPTIVE, "sampler.num_blocks=5", "sampler.num_steps=2", "dataset.max_new_tokens=40", *more)
+        return config.sampler.expected_cost(length, 40)
+
+    assert cost(15).proposed == 2 * (9 + 16) / 2  # horizons 8, then 16, in which it ends
+    assert cost(40).proposed == 2 * (9 + 17 + 33 + 41) / 2
+    assert cost(15).num_draws == 2 + 2 * 2
+    assert cost(15).prefixes == 8 + 2 * (8 - 4.5) + 2 * (15 - 8)
+    assert cost(15, "sampler.cut=horizon").proposed == pytest.approx(2 * (9 / 2 + 16 / 2 * 15 / 40))
+
+
+def test_a_run_makes_one_stage_after_its_answers_have_ended(make_config):
+    folder = execute(make_config("condition=ps", "sampler.schedule=adaptive", "dataset.limit=3")).folder
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    assert len(records) == 3
+    for record in records:
+        stages = [entry["block"] for entry in record["trace"]]
+        assert stages.count(16) == 2
+        assert record["proposals"] == len(stages) <= 10
