@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dflash_mcmc.inference import attention, masks
 from dflash_mcmc.inference.cache import CacheShape
 from dflash_mcmc.inference.prompt_encoder import max_positions
 
@@ -31,6 +32,10 @@ class TargetShape(NamedTuple):
     @property
     def max_positions(self) -> int | None:
         return max_positions(self.config)
+
+    @property
+    def attention_needs(self) -> attention.Needs:
+        return attention.needs_of(self.config, masks.masks_of(self.config).plain)
 
     @property
     def cache_shape(self) -> CacheShape:
