@@ -47,7 +47,7 @@ class HFModel(Model):
         """Checks that the folder exists if the path looks like a folder. Raises ConfigError."""
         self._checkpoint().check()
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
-            raise ConfigError("model.rope_scaling", self.rope_scaling, "a mapping such as {rope_type:yarn,factor:4.0}, or null")
+            raise ConfigError("model.rope_scaling", self.rope_scaling, "null, or a mapping such as {rope_type:yarn,factor:4}")
 
     def num_layers(self) -> int | None:
         """Number of layers in config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
