@@ -156,10 +156,8 @@ def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, 
     most = max((slots for slots in range(1, wanted) if predict(work, slots).total <= limit), default=0)
     if num_slots is None and most:
         return predict(work, most)
-    allowed = f"at most {most}" if most else f"none: one slot takes {predict(work, 1).total / _GB:.2f} GB"
-    raise ConfigError("hardware.num_slots", num_slots, f"{allowed} with hardware.kv_cache=contiguous ({wanted} slots of "
-                      f"{work.max_length} tokens take {short.total / _GB:.2f} GB, of which {short.caches / _GB:.2f} GB are "
-                      f"keys and values; there are {limit / _GB:.2f} GB, {source})")
+    suffix = " with hardware.kv_cache=contiguous"
+    raise _refusal(work, num_slots, most, short, predict(work, 1), f"{limit / _GB:.2f} GB, {source}", suffix)
 
 
 def _paged(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:
@@ -173,9 +171,25 @@ def _paged(work: Workload, num_slots: int | None, wanted: int, limit: int, sourc
         enough = slots * work.max_length // 2 if num_slots is None and slots > 1 else 0
         if pages >= max(_fewest_pages(work, slots), enough // PAGE_SIZE):
             return predict(work, slots, pages)
-    needed = predict(work, fewest, _fewest_pages(work, fewest)).total
-    raise ConfigError("hardware.num_slots", num_slots, f"less, or more memory: {fewest} slots of up to {work.max_length} "
-                      f"tokens take at least {needed / _GB:.2f} GB; there are {limit / _GB:.2f} GB, {source}")
+    fitting = (slots for slots in range(1, fewest) if _pages_that_fit(work, slots, limit) >= _fewest_pages(work, slots))
+    most = max(fitting, default=0)
+    least, one = (predict(work, slots, _fewest_pages(work, slots)) for slots in (fewest, 1))
+    raise _refusal(work, num_slots, most, least, one, f"{limit / _GB:.2f} GB, {source}")
+
+
+def _refusal(work: Workload, num_slots: int | None, most: int, least: MemoryPlan, one: MemoryPlan, room: str,
+             suffix: str = "") -> ConfigError:
+    """The error of slots that do not fit.
+
+    Args:
+        most: the number of slots that fit.
+        least, one: the smallest plans of the slots that are asked for, and of one slot.
+        room: the memory that there is, and where the number is from.
+    """
+    allowed = f"at most {most}" if most else f"none: one slot takes {one.total / _GB:.2f} GB"
+    return ConfigError("hardware.num_slots", num_slots, f"{allowed}{suffix} ({least.num_slots} slots of up to "
+                       f"{work.max_length} tokens take at least {least.total / _GB:.2f} GB, of which {least.caches / _GB:.2f} "
+                       f"GB are keys and values; there are {room})")
 
 
 def _pages_that_fit(work: Workload, slots: int, limit: int) -> int:

@@ -39,13 +39,24 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers(model):
         plan(work, 64, 1000, 1.2 * one / 1e9, "contiguous")
     text = str(refused.value)
     assert text.startswith("hardware.num_slots: given 64; allowed: at most 8 with hardware.kv_cache=contiguous (64 slots of "
-                           "150 tokens take 0.0")
+                           "up to 150 tokens take at least 0.0")
     assert "hardware.memory_gb" in text
     with pytest.raises(ConfigError, match="allowed: none: one slot takes"):
         plan(work, None, 1000, 1e-5, "contiguous")
     for num_slots in (64, None):
-        with pytest.raises(ConfigError, match="allowed: less, or more memory: "):
+        with pytest.raises(ConfigError, match="allowed: none: one slot takes "):
             plan(work, num_slots, 1000, 1e-5)
+
+
+def test_the_number_of_slots_that_a_refusal_names_fits(model):
+    work = Workload(model, 150, 100, Options())
+    memory_gb = predict(work, 20).total / 1e9
+    with pytest.raises(ConfigError, match=r"allowed: at most \d+ \(64 slots of up to 150 tokens take") as refused:
+        plan(work, 64, 1000, memory_gb, "paged")
+    most = int(str(refused.value).split("at most ")[1].split()[0])
+    assert plan(work, most, 1000, memory_gb, "paged").num_slots == most
+    with pytest.raises(ConfigError):
+        plan(work, most + 1, 1000, memory_gb, "paged")
 
 
 def test_null_takes_what_fits_and_no_more_than_there_are_chains(model):

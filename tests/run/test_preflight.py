@@ -94,7 +94,8 @@ def test_memory_that_does_not_suffice_is_refused(capsys, monkeypatch):
 
 
 def test_weights_that_are_not_loaded_yet_take_their_part_of_the_free_memory(make_config, monkeypatch):
-    config = make_config("condition=ps", "num_chains=99", "dataset.limit=2", "hardware.device=cpu")
+    config = make_config("condition=ps", "num_chains=99", "dataset.limit=2", "hardware.device=cpu",
+                         "hardware.kv_cache=contiguous")
     shape = config.model.shape("cpu")
     assert shape.weight_bytes() == pytest.approx(1.65e6 * 4, rel=0.01)
     prompts = build.prompts(config, config.model.prompt_encoder(), config.dataset.problems())
