@@ -49,18 +49,32 @@ class MemoryPlan(NamedTuple):
     """Pages of the cache; 0 for a contiguous cache."""
     page_size: int = 0
     """Positions of a page."""
+    limit: int | None = None
+    """Memory for all of this. None if it is not known."""
 
     @property
     def total(self) -> int:
         return self.caches + max(self.step, self.reading, self.growing)
 
-    def describe(self) -> str:
-        """The plan in a line."""
-        room = f"{self.num_slots} slots of {self.max_length} tokens"
+    @property
+    def mean_length(self) -> int:
+        """Tokens for which each slot has room if all slots have the same: the current sequence, and a draw besides it."""
+        return self.num_pages * self.page_size // self.num_slots if self.num_pages else self.max_length
+
+    def describe(self, weight_bytes: int | None = None) -> str:
+        """The plan in a line.
+
+        Args:
+            weight_bytes: bytes of the target's weights, which are not part of the plan; None if they are not known.
+        """
+        lengths = f"{self.max_length:,} tokens"
         if self.num_pages:
-            each = self.num_pages * self.page_size // self.num_slots
-            room = f"{self.num_pages} pages of {self.page_size} tokens, {each} tokens for each of {self.num_slots} slots"
-        return f"{self.caches / _GB:.2f} GB of keys and values ({room}), {(self.total - self.caches) / _GB:.2f} GB to compute"
+            lengths = f"up to {self.max_length:,} tokens, {self.mean_length:,} on average for sequences and draws together"
+        uses = [] if weight_bytes is None else [f"weights {weight_bytes / _GB:.2f} GB"]
+        uses += [f"keys and values {self.caches / _GB:.2f} GB for {self.num_slots} slots of {lengths}",
+                 f"work space {(self.total - self.caches) / _GB:.2f} GB"]
+        uses += [] if self.limit is None else [f"free {(self.limit - self.total) / _GB:.2f} GB of {self.limit / _GB:.2f} GB"]
+        return "memory: " + "; ".join(uses)
 
 
 class Workload(NamedTuple):
@@ -143,9 +157,8 @@ def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float
     else:
         limit, source = int(memory_gb * _GB), "hardware.memory_gb"
     wanted = min(num_slots or _MOST_SLOTS, num_draws)
-    if kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit):
-        return _paged(work, num_slots, wanted, limit, source)
-    return _contiguous(work, num_slots, wanted, limit, source)
+    paged = kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit)
+    return (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
 
 
 def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:

@@ -77,8 +77,10 @@ def test_auto_takes_pages_where_rows_do_not_fit(model):
     assert less.num_pages > 0
     assert 0.66 * fits < less.total / 1e9 <= 0.7 * fits
     assert plan(work, 16, 1000, 2 * fits, "paged").num_pages <= 2 * 16 * 25 + 16 * 3  # no more than can be used
-    assert "pages of 64 tokens" in less.describe()
-    assert "16 slots of 1500 tokens" in plan(work, 16, 1000, None).describe()
+    assert f"for 16 slots of up to 1,500 tokens, {less.mean_length:,} on average" in less.describe()
+    assert "; free 0.00 GB of 0." in less.describe()
+    assert plan(work, 16, 1000, 1).describe(2_000_000_000).startswith("memory: weights 2.00 GB; keys and values 0.")
+    assert "for 16 slots of 1,500 tokens; work space" in plan(work, 16, 1000, 1).describe()
 
 
 def test_null_leaves_each_slot_half_of_the_longest_sequence(model):
