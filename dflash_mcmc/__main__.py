@@ -61,9 +61,9 @@ def _checked(arguments: list[str]) -> Command:
         if command.launcher and command.jobs and ranks.world_size() > 1:
             raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: in one "
                             "process, which submits the jobs")
-        preflight.check(command.jobs, here=not command.launcher)
+        memory = preflight.check(command.jobs, here=not command.launcher)
         budget.check(command)
-        return command
+        return command._replace(memory=memory)
     except UserError:
         if ranks.rank():
             # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
@@ -109,7 +109,7 @@ def _print_plan(command: Command, *notes: str) -> None:
     from dflash_mcmc.run import estimate
 
     if not ranks.rank():
-        print(estimate.of(command), *notes, sep="\n", flush=True)
+        print(estimate.of(command), *filter(None, [command.memory]), *notes, sep="\n", flush=True)
 
 
 def _run_single(command: Command) -> None:

@@ -81,6 +81,8 @@ class Command(NamedTuple):
     """The number of points. Points that do the same share a job."""
     optional: frozenset[str] = frozenset()
     """Names of the fields and groups that are left out where they do not apply."""
+    memory: str | None = None
+    """The memory of the largest engine, as a line; None if no memory was planned."""
 
 
 def check_command(arguments: Sequence[str]) -> Command:

@@ -13,6 +13,7 @@ import torch
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.inference import attention, experts, families, masks
 from dflash_mcmc.inference.cache import CacheShape
+from dflash_mcmc.inference.float32_head import Float32Head
 from dflash_mcmc.inference.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
 
 _LAYER_NAMES = ("layers", "h")
@@ -27,7 +28,6 @@ class LanguageModel:
         head: linear, hidden state to logits.
         layers: the decoder layers; `tapped` reads their outputs.
         vocab_size: rows of the head.
-        forbidden: bool (vocab_size,), True for ids without a token (padding rows of the head), which can never be drawn.
         stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
         cache_shape: shape of the keys and values of a token.
         capturable: whether a forward can be captured as a CUDA graph. A model with a growing rotary embedding cannot be
@@ -36,9 +36,13 @@ class LanguageModel:
         masks: which earlier tokens the layers attend to.
         attention_needs: what the attention has beside a softmax over all earlier tokens.
         softcap: the logits x of the head become softcap · tanh(x / softcap); None if they stay.
+
+    Args:
+        head_copy: whether a float32 copy of the head's weights is kept; see `Float32Head`.
     """
 
-    def __init__(self, model: torch.nn.Module, tokenizer: Any = None, stop_ids: Iterable[int] = ()):
+    def __init__(self, model: torch.nn.Module, tokenizer: Any = None, stop_ids: Iterable[int] = (),
+                 head_copy: bool | None = None):
         families.refuse(model)
         self.decoder, self.head, self.config = _parts(model)
         self.tokenizer = tokenizer
@@ -53,11 +57,8 @@ class LanguageModel:
         self._has_experts = experts.has_experts(self.decoder)
         growing = any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config))
         self.capturable = not growing and not self._has_experts
-        # The head works in float32. Logits in bfloat16 would have errors of up to 0.1 nat per token, multiplied by alpha.
-        self._head_weight = self.head.weight.detach().float()
+        self._float32_head = Float32Head(self.head, head_copy)
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
-        self.forbidden = torch.zeros(self.vocab_size, dtype=torch.bool, device=self.device)
-        self._head_bias = None if self.head.bias is None else self.head.bias.detach().float()
         if tokenizer is not None:
             known = set(tokenizer.get_vocab().values())
             self.forbid([token for token in range(self.vocab_size) if token not in known])
@@ -81,15 +82,16 @@ class LanguageModel:
 
     def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Like `logits`, without the model's soft-cap. A draft that uses the head has a soft-cap of its own, or none."""
-        return torch.nn.functional.linear(hidden.float(), self._head_weight, self._head_bias)
+        return self._float32_head.logits(hidden)
+
+    @property
+    def forbidden(self) -> torch.Tensor:
+        """Bool (vocab_size,), True for ids without a token (padding rows of the head), which can never be drawn."""
+        return self._float32_head.forbidden
 
     def forbid(self, tokens: Sequence[int]) -> None:
-        """Sets the logits of tokens to -inf through the head's bias, which needs no extra pass over the vocabulary."""
-        if not len(tokens):
-            return
-        self.forbidden[torch.tensor(tokens, device=self.device)] = True
-        bias = torch.zeros(self.vocab_size, device=self.device) if self._head_bias is None else self._head_bias
-        self._head_bias = bias.masked_fill(self.forbidden, -torch.inf)
+        """Sets the logits of tokens to -inf."""
+        self._float32_head.forbid(tokens)
 
     @contextmanager
     def tapped(self, layers: tuple[int, ...]) -> Iterator[list[torch.Tensor]]:

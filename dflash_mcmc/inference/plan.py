@@ -49,18 +49,32 @@ class MemoryPlan(NamedTuple):
     """Pages of the cache; 0 for a contiguous cache."""
     page_size: int = 0
     """Positions of a page."""
+    limit: int | None = None
+    """Memory for all of this. None if it is not known."""
 
     @property
     def total(self) -> int:
         return self.caches + max(self.step, self.reading, self.growing)
 
-    def describe(self) -> str:
-        """The plan in a line."""
-        room = f"{self.num_slots} slots of {self.max_length} tokens"
+    @property
+    def mean_length(self) -> int:
+        """Tokens for which each slot has room if all slots have the same: the current sequence, and a draw besides it."""
+        return self.num_pages * self.page_size // self.num_slots if self.num_pages else self.max_length
+
+    def describe(self, weight_bytes: int | None = None) -> str:
+        """The plan in a line.
+
+        Args:
+            weight_bytes: bytes of the target's weights, which are not part of the plan; None if they are not known.
+        """
+        lengths = f"{self.max_length:,} tokens"
         if self.num_pages:
-            each = self.num_pages * self.page_size // self.num_slots
-            room = f"{self.num_pages} pages of {self.page_size} tokens, {each} tokens for each of {self.num_slots} slots"
-        return f"{self.caches / _GB:.2f} GB of keys and values ({room}), {(self.total - self.caches) / _GB:.2f} GB to compute"
+            lengths = f"up to {self.max_length:,} tokens, {self.mean_length:,} on average for sequences and draws together"
+        uses = [] if weight_bytes is None else [f"weights {weight_bytes / _GB:.2f} GB"]
+        uses += [f"keys and values {self.caches / _GB:.2f} GB for {self.num_slots} slots of {lengths}",
+                 f"work space {(self.total - self.caches) / _GB:.2f} GB"]
+        uses += [] if self.limit is None else [f"free {(self.limit - self.total) / _GB:.2f} GB of {self.limit / _GB:.2f} GB"]
+        return "memory: " + "; ".join(uses)
 
 
 class Workload(NamedTuple):
@@ -143,9 +157,8 @@ def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float
     else:
         limit, source = int(memory_gb * _GB), "hardware.memory_gb"
     wanted = min(num_slots or _MOST_SLOTS, num_draws)
-    if kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit):
-        return _paged(work, num_slots, wanted, limit, source)
-    return _contiguous(work, num_slots, wanted, limit, source)
+    paged = kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit)
+    return (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
 
 
 def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:
@@ -156,10 +169,8 @@ def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, 
     most = max((slots for slots in range(1, wanted) if predict(work, slots).total <= limit), default=0)
     if num_slots is None and most:
         return predict(work, most)
-    allowed = f"at most {most}" if most else f"none: one slot takes {predict(work, 1).total / _GB:.2f} GB"
-    raise ConfigError("hardware.num_slots", num_slots, f"{allowed} with hardware.kv_cache=contiguous ({wanted} slots of "
-                      f"{work.max_length} tokens take {short.total / _GB:.2f} GB, of which {short.caches / _GB:.2f} GB are "
-                      f"keys and values; there are {limit / _GB:.2f} GB, {source})")
+    suffix = " with hardware.kv_cache=contiguous"
+    raise _refusal(work, num_slots, most, short, predict(work, 1), f"{limit / _GB:.2f} GB, {source}", suffix)
 
 
 def _paged(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:
@@ -173,9 +184,25 @@ def _paged(work: Workload, num_slots: int | None, wanted: int, limit: int, sourc
         enough = slots * work.max_length // 2 if num_slots is None and slots > 1 else 0
         if pages >= max(_fewest_pages(work, slots), enough // PAGE_SIZE):
             return predict(work, slots, pages)
-    needed = predict(work, fewest, _fewest_pages(work, fewest)).total
-    raise ConfigError("hardware.num_slots", num_slots, f"less, or more memory: {fewest} slots of up to {work.max_length} "
-                      f"tokens take at least {needed / _GB:.2f} GB; there are {limit / _GB:.2f} GB, {source}")
+    fitting = (slots for slots in range(1, fewest) if _pages_that_fit(work, slots, limit) >= _fewest_pages(work, slots))
+    most = max(fitting, default=0)
+    least, one = (predict(work, slots, _fewest_pages(work, slots)) for slots in (fewest, 1))
+    raise _refusal(work, num_slots, most, least, one, f"{limit / _GB:.2f} GB, {source}")
+
+
+def _refusal(work: Workload, num_slots: int | None, most: int, least: MemoryPlan, one: MemoryPlan, room: str,
+             suffix: str = "") -> ConfigError:
+    """The error of slots that do not fit.
+
+    Args:
+        most: the number of slots that fit.
+        least, one: the smallest plans of the slots that are asked for, and of one slot.
+        room: the memory that there is, and where the number is from.
+    """
+    allowed = f"at most {most}" if most else f"none: one slot takes {one.total / _GB:.2f} GB"
+    return ConfigError("hardware.num_slots", num_slots, f"{allowed}{suffix} ({least.num_slots} slots of up to "
+                       f"{work.max_length} tokens take at least {least.total / _GB:.2f} GB, of which {least.caches / _GB:.2f} "
+                       f"GB are keys and values; there are {room})")
 
 
 def _pages_that_fit(work: Workload, slots: int, limit: int) -> int:

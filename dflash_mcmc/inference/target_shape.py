@@ -8,6 +8,7 @@ import torch
 
 from dflash_mcmc.inference import attention, masks
 from dflash_mcmc.inference.cache import CacheShape
+from dflash_mcmc.inference.float32_head import keeps_copy
 from dflash_mcmc.inference.prompt_encoder import max_positions
 
 
@@ -20,6 +21,8 @@ class TargetShape(NamedTuple):
     dtype: torch.dtype
     num_parameters: int | None
     """Parameters in the files of the checkpoint; None if it has no safetensors files here."""
+    head_copy: bool | None = None
+    """See `Float32Head`."""
 
     @property
     def vocab_size(self) -> int:
@@ -45,11 +48,11 @@ class TargetShape(NamedTuple):
         return CacheShape(self.num_layers, getattr(self.config, "num_key_value_heads", None) or heads, dim, dim, self.dtype)
 
     def weight_bytes(self) -> int | None:
-        """Bytes of the weights and of the float32 copy of the head that `LanguageModel` makes; None if not known."""
+        """Bytes of the weights and of the float32 copy of the head; None if not known."""
         if self.num_parameters is None:
             return None
-        copy = 0 if self.dtype == torch.float32 else 4 * self.vocab_size * self.config.hidden_size
-        return self.num_parameters * self.dtype.itemsize + copy
+        copied = keeps_copy(self.head_copy, self.device) and self.dtype != torch.float32
+        return self.num_parameters * self.dtype.itemsize + (4 * self.vocab_size * self.config.hidden_size if copied else 0)
 
 
 class DraftSize(NamedTuple):

@@ -37,6 +37,8 @@ class HFModel(Model):
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
     dtype: str = identity("precision of weights and activations; auto = the checkpoint's own",
                           choices=("auto", "float32", "bfloat16", "float16"))
+    head_copy: bool | None = runtime("keep a float32 copy of the head's weights; false multiplies the checkpoint's own, with "
+                                     "float32 sums too; null = true on a CPU, where it is faster")
     chat: bool = identity("format the prompt with the tokenizer's chat template; false sends the bare text")
     enable_thinking: bool = identity("passed to the chat template; false closes the think block of Qwen3")
     rope_scaling: Any = identity(  # noqa: RUF009
@@ -80,7 +82,7 @@ class HFModel(Model):
 
         config = self._config()
         dtype = (config.dtype or torch.float32) if self.dtype == "auto" else getattr(torch, self.dtype)
-        return TargetShape(config, torch.device(device), dtype, checkpoint.num_parameters())
+        return TargetShape(config, torch.device(device), dtype, checkpoint.num_parameters(), self.head_copy)
 
     def prompt_encoder(self) -> PromptEncoder | None:
         """The tokenizer, and the positions in config.json; None for a hub name that is not in the cache yet.
@@ -116,7 +118,7 @@ class HFModel(Model):
 
     def load(self, device: str) -> LanguageModel:
         """The model on a device, in eval mode. It stays loaded, so the jobs of a sweep share it. Raises UserError."""
-        return _load(self.path, self._checkpoint().commit(), self.dtype, device, self._rope())
+        return _load(self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope())
 
     def files(self) -> Files:
         """The folder of the checkpoint, downloaded if necessary. Raises UserError."""
@@ -138,7 +140,8 @@ class HFModel(Model):
 
 
 @lru_cache(maxsize=1)
-def _load(path: str, revision: str | None, dtype: str, device: str, rope: str | None) -> LanguageModel:
+def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: bool | None,
+          rope: str | None) -> LanguageModel:
     import torch
     import transformers
 
@@ -150,7 +153,7 @@ def _load(path: str, revision: str | None, dtype: str, device: str, rope: str | 
     # Without a name, transformers takes sdpa, or eager for a model with attention sinks or a soft-cap.
     model = _pretrained(transformers.AutoModelForCausalLM, path, revision, **changed,
                         dtype=dtype if dtype == "auto" else getattr(torch, dtype))
-    return LanguageModel(model.to(device).eval(), tokenizer)
+    return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy)
 
 
 def _configuration(path: str, revision: str | None, rope: str | None) -> Any:

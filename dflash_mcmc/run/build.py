@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
@@ -97,6 +97,8 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
     from dflash_mcmc.inference.batched import BatchedEngine
 
     options, planned = memory_plan(config, model, prompt_length, num_draws, drafter)
+    if planned.num_pages or config.hardware.num_slots is None:  # what the plan has chosen
+        note(planned.describe())
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
                          drafter if asked else None, planned.num_pages)
 

@@ -23,6 +23,7 @@ from dflash_mcmc.store.records import recorded_keys
 if TYPE_CHECKING:
     from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.inference.plan import MemoryPlan
     from dflash_mcmc.inference.prompt_encoder import PromptEncoder
     from dflash_mcmc.inference.target_shape import TargetShape
     from dflash_mcmc.types import Problem
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def check(jobs: Sequence[Job], here: bool = True) -> None:
+def check(jobs: Sequence[Job], here: bool = True) -> str | None:
     """Checks all jobs. Raises UserError for the first job that cannot run; in a sweep the error names its point.
 
     Args:
         here: whether the jobs run on this machine. Otherwise its device and its free memory do not count.
+
+    Returns the memory of the largest engine as a line; None if no memory was planned.
     """
     checks = _Checks(here)
     for job, point in zip(jobs, differing([job.overrides for job in jobs]), strict=True):
@@ -44,6 +47,7 @@ def check(jobs: Sequence[Job], here: bool = True) -> None:
             if len(jobs) == 1 or not point:
                 raise
             raise UserError(f"{error} (the point {point})") from error
+    return checks.memory()
 
 
 class _Checks:
@@ -51,6 +55,12 @@ class _Checks:
 
     def __init__(self, here: bool):
         self._here, self._read = here, dict[tuple[str, ...], object]()
+        self._plans: list[tuple[MemoryPlan, int | None]] = []
+
+    def memory(self) -> str | None:
+        """The largest plan of memory as a line; None without a plan."""
+        plan, weights = max(self._plans, key=lambda planned: planned[0].total + (planned[1] or 0), default=(None, None))
+        return None if plan is None else plan.describe(weights)
 
     def check(self, config: Config) -> None:
         """Raises UserError."""
@@ -126,12 +136,14 @@ class _Checks:
         given = config.hardware.memory_gb is not None
         device = config.hardware.found() if self._here and not config.dry_run else None
         target = self._shape(config) if given or device is not None else None
-        weights = None if target is None else target.weight_bytes()
-        if target is None or (weights is None and not given):
+        if target is None:
             return
-        assumed = "cpu" if config.hardware.device == "cpu" else "cuda"
+        target = _on(target, device or ("cpu" if config.hardware.device == "cpu" else "cuda"))
+        weights = target.weight_bytes()
+        if weights is None and not given:
+            return
         try:
-            _plan(config, target, device or assumed, longest, num_draws, weights or 0)
+            self._plans.append((_plan(config, target, longest, num_draws, weights or 0), weights))
         except UserError:
             if not _folder(config).exists():
                 raise
@@ -147,10 +159,14 @@ def _folder(config: Config) -> Path:
     return run_folder(config, hash_of(identity_of(config)))
 
 
-def _plan(config: Config, target: TargetShape, device: str, longest: int, num_draws: int, weights: int) -> None:
-    """Raises ConfigError."""
+def _on(target: TargetShape, device: str) -> TargetShape:
     import torch
 
+    return target._replace(device=torch.device(device))
+
+
+def _plan(config: Config, target: TargetShape, longest: int, num_draws: int, weights: int) -> MemoryPlan:
+    """Raises ConfigError."""
     from dflash_mcmc.run.build import memory_plan
 
-    memory_plan(config, target._replace(device=torch.device(device)), longest, num_draws, config.draft.size(), weights)
+    return memory_plan(config, target, longest, num_draws, config.draft.size(), weights)[1]

@@ -64,7 +64,7 @@ def test_a_huge_coordinate_that_the_norm_takes_down_spoils_raw_ranks_alone():
     """A possible reason for the published rank of a raw layer: one huge meaningless coordinate hides the predicted token."""
     model = LanguageModel(random_model())
     tokens = torch.arange(40)
-    head = model._head_weight.clone()
+    head = model.head.weight.clone()
     states = head[tokens] / head[tokens].norm(dim=-1, keepdim=True)
     states[:, 0] = 1000.0
     model.final_norm.weight.fill_(1.0)

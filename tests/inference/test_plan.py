@@ -39,13 +39,24 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers(model):
         plan(work, 64, 1000, 1.2 * one / 1e9, "contiguous")
     text = str(refused.value)
     assert text.startswith("hardware.num_slots: given 64; allowed: at most 8 with hardware.kv_cache=contiguous (64 slots of "
-                           "150 tokens take 0.0")
+                           "up to 150 tokens take at least 0.0")
     assert "hardware.memory_gb" in text
     with pytest.raises(ConfigError, match="allowed: none: one slot takes"):
         plan(work, None, 1000, 1e-5, "contiguous")
     for num_slots in (64, None):
-        with pytest.raises(ConfigError, match="allowed: less, or more memory: "):
+        with pytest.raises(ConfigError, match="allowed: none: one slot takes "):
             plan(work, num_slots, 1000, 1e-5)
+
+
+def test_the_number_of_slots_that_a_refusal_names_fits(model):
+    work = Workload(model, 150, 100, Options())
+    memory_gb = predict(work, 20).total / 1e9
+    with pytest.raises(ConfigError, match=r"allowed: at most \d+ \(64 slots of up to 150 tokens take") as refused:
+        plan(work, 64, 1000, memory_gb, "paged")
+    most = int(str(refused.value).split("at most ")[1].split()[0])
+    assert plan(work, most, 1000, memory_gb, "paged").num_slots == most
+    with pytest.raises(ConfigError):
+        plan(work, most + 1, 1000, memory_gb, "paged")
 
 
 def test_null_takes_what_fits_and_no_more_than_there_are_chains(model):
@@ -66,8 +77,10 @@ def test_auto_takes_pages_where_rows_do_not_fit(model):
     assert less.num_pages > 0
     assert 0.66 * fits < less.total / 1e9 <= 0.7 * fits
     assert plan(work, 16, 1000, 2 * fits, "paged").num_pages <= 2 * 16 * 25 + 16 * 3  # no more than can be used
-    assert "pages of 64 tokens" in less.describe()
-    assert "16 slots of 1500 tokens" in plan(work, 16, 1000, None).describe()
+    assert f"for 16 slots of up to 1,500 tokens, {less.mean_length:,} on average" in less.describe()
+    assert "; free 0.00 GB of 0." in less.describe()
+    assert plan(work, 16, 1000, 1).describe(2_000_000_000).startswith("memory: weights 2.00 GB; keys and values 0.")
+    assert "for 16 slots of 1,500 tokens; work space" in plan(work, 16, 1000, 1).describe()
 
 
 def test_null_leaves_each_slot_half_of_the_longest_sequence(model):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.identity import identity_hash, run_folder
@@ -93,8 +94,29 @@ def test_memory_that_does_not_suffice_is_refused(capsys, monkeypatch):
     assert "90 % of what is free" in refused(capsys, *few, "hardware.device=cpu")
 
 
+def test_a_dry_run_prints_the_memory_of_its_largest_engine(make_config):
+    jobs = [Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true", "hardware.memory_gb=2", *more))
+            for more in ((), ("hardware.num_slots=null", "num_chains=30"), ("hardware.kv_cache=paged", "num_chains=9"))]
+    slots = [preflight.check([job]) for job in jobs]
+    assert [line.split(" slots of ")[0].split()[-1] for line in slots] == ["2", "60", "18"]
+    assert all(line.startswith("memory: weights 0.01 GB; keys and values 0.") for line in slots)
+    assert all(line.endswith(" of 2.00 GB") for line in slots)
+    assert preflight.check(jobs) == slots[1]
+    assert preflight.check([Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true"))]) is None
+
+
+def test_a_head_without_a_copy_takes_less_memory(make_config):
+    shapes = [make_config("condition=temp", "model.dtype=bfloat16", f"model.head_copy={copy}").model.shape("cpu")
+              for copy in ("true", "false", "null")]
+    copied, plain, null = (shape.weight_bytes() for shape in shapes)
+    assert copied - plain == 4 * 512 * 128
+    assert null == copied
+    assert shapes[2]._replace(device=torch.device("cuda")).weight_bytes() == plain
+
+
 def test_weights_that_are_not_loaded_yet_take_their_part_of_the_free_memory(make_config, monkeypatch):
-    config = make_config("condition=ps", "num_chains=99", "dataset.limit=2", "hardware.device=cpu")
+    config = make_config("condition=ps", "num_chains=99", "dataset.limit=2", "hardware.device=cpu",
+                         "hardware.kv_cache=contiguous")
     shape = config.model.shape("cpu")
     assert shape.weight_bytes() == pytest.approx(1.65e6 * 4, rel=0.01)
     prompts = build.prompts(config, config.model.prompt_encoder(), config.dataset.problems())
@@ -145,6 +167,7 @@ def test_plan_without_weights_is_the_plan_of_the_loaded_pair(make_config, monkey
         model.vocab_size, model.max_positions, model.cache_shape, model.dtype)
     assert shape.num_parameters == sum(weight.numel() for weight in {*model.decoder.parameters(), *model.head.parameters()})
     config.draft.check_target(shape)
+    monkeypatch.setattr(plan, "free_bytes", lambda _: 10**10)
     assert build.memory_plan(config, shape, 100, 50, config.draft.size()) == build.memory_plan(
         config, model, 100, 50, config.draft.load(model))
 

@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.inference.cache import SlotCache
+from dflash_mcmc.inference.contiguous_cache import ContiguousCache
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.model_runner import ModelRunner, Span
 from dflash_mcmc.inference.speculative.drafter import Anchors, DFlashDrafter
@@ -206,7 +206,7 @@ def engine_logits(drafter: DFlashDrafter, sequence: np.ndarray, anchors: list[in
     """
     model, size, length = drafter.target, drafter.num_drafted + 1, 256
     runner = ModelRunner(model, NoBlend(), "sdpa", length, 32, 64, drafter)
-    cache = SlotCache(model.cache_shape, 2, length, model.device, drafter.companion)
+    cache = ContiguousCache(model.cache_shape, 2, length, model.device, drafter.companion)
     tokens = torch.zeros(2, length, dtype=torch.int64)
     tokens[1, : len(sequence)] = torch.from_numpy(sequence)
     rows, found, start = torch.tensor([1]), [], 0

@@ -1,0 +1,64 @@
+"""The head of a target: hidden states to logits, with sums in float32.
+
+Logits in bfloat16 would have errors of up to 0.1 nat per token, multiplied by alpha. A product of two bfloat16 numbers is
+exact in float32. What matters is therefore the precision of the sums, and not that of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_CHUNK = 8192
+"""Rows of the weights that are converted to float32 at once where the device has no product with float32 sums."""
+
+
+def keeps_copy(copied: bool | None, device: torch.device) -> bool:
+    """Whether a head keeps a float32 copy of its weights; see `Float32Head`."""
+    return device.type == "cpu" if copied is None else copied
+
+
+class Float32Head:
+    """A linear map to logits, with sums in float32.
+
+    Args:
+        linear: the head of a model of `transformers`.
+        copied: keep a copy of the weights in float32. Otherwise the weights stay in the checkpoint's precision. None means
+            True on a CPU, where a copy is faster, and False on a GPU, where it is not. Weights in float32 are never copied.
+
+    Attributes:
+        weight: (vocabulary, width).
+        bias: float32 (vocabulary,), or None.
+        forbidden: bool (vocabulary,), True for tokens whose logit is always -inf.
+    """
+
+    def __init__(self, linear: Any, copied: bool | None = None):
+        weight = linear.weight.detach()
+        self.weight = weight.float() if keeps_copy(copied, weight.device) else weight
+        self.bias: torch.Tensor | None = None if linear.bias is None else linear.bias.detach().float()
+        self.forbidden = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits (..., vocabulary) of hidden states (..., width) after the final norm."""
+        if self.weight.dtype == torch.float32:
+            return torch.nn.functional.linear(hidden.float(), self.weight, self.bias)
+        flat = hidden.flatten(0, -2) if hidden.ndim > 1 else hidden[None]
+        logits = self._product(flat).view(*hidden.shape[:-1], -1)
+        return logits if self.bias is None else logits + self.bias
+
+    def forbid(self, tokens: Sequence[int]) -> None:
+        """Sets the logits of tokens to -inf through the bias, which needs no extra pass over the vocabulary."""
+        if not len(tokens):
+            return
+        self.forbidden[torch.tensor(tokens, device=self.weight.device)] = True
+        bias = torch.zeros(len(self.forbidden), device=self.weight.device) if self.bias is None else self.bias
+        self.bias = bias.masked_fill(self.forbidden, -torch.inf)
+
+    def _product(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 (rows, vocabulary) of hidden states (rows, width), with weights that are not in float32."""
+        if hidden.dtype == self.weight.dtype and hidden.device.type == "cuda":
+            return torch.mm(hidden, self.weight.t(), out_dtype=torch.float32)
+        exact = hidden.float()
+        return torch.cat([exact @ part.float().t() for part in self.weight.split(_CHUNK)], dim=1)
