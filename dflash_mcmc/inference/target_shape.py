@@ -42,8 +42,10 @@ class TargetShape(NamedTuple):
 
     @property
     def cache_shape(self) -> CacheShape:
-        """Shape of the keys and values of a token, for layers of the usual multi-head or grouped attention."""
-        heads = self.config.num_attention_heads
+        """Shape of the keys and values of a token. Latent attention (DeepSeek) has a latent and a rotated part for all heads."""
+        heads, latent = self.config.num_attention_heads, getattr(self.config, "kv_lora_rank", None)
+        if latent is not None:
+            return CacheShape(self.num_layers, 1, latent, self.config.qk_rope_head_dim, self.dtype)
         dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         return CacheShape(self.num_layers, getattr(self.config, "num_key_value_heads", None) or heads, dim, dim, self.dtype)
 

@@ -28,6 +28,7 @@ from tests.inference.test_batched import power_mh, temperature
 from tests.targets import RememberingReference, random_model, randomised, rows_do_not_depend_on_the_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rope_parameters.*")
+CPU = torch.device("cpu")
 WINDOW, HORIZON, STOPS, TOLERANCE = 8, 12, (3, 7, 20), 1e-4
 PROMPTS = [np.arange(length) * 7 % 61 for length in (20, 28, 23)]
 LONGEST = 28 + HORIZON
@@ -47,6 +48,10 @@ _MADE = {
     "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", dict(**_BOTH, **_EXPERTS, rope_parameters=_YARN)),
     "llama4": ("Llama4ForCausalLM", "Llama4TextConfig",
                dict(attention_chunk_size=WINDOW, intermediate_size_mlp=48, num_experts_per_tok=1, num_local_experts=4)),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", dict(
+        n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=48, first_k_dense_replace=1,
+        kv_lora_rank=12, q_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=8, head_dim=4,
+        num_key_value_heads=4)),
     "qwen3_moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", _EXPERTS),
     "olmoe": ("OlmoeForCausalLM", "OlmoeConfig", _EXPERTS),
     "llama_yarn": ("LlamaForCausalLM", "LlamaConfig", dict(max_position_embeddings=16, rope_parameters=_YARN)),
@@ -146,7 +151,13 @@ def test_flash_attention_is_refused_for_windows_and_sinks():
     for family, found in (("gemma3", needs), ("gpt_oss", sinks), ("gemma2", sinks), ("olmoe", attention.PLAIN)):
         model = model_of(family)
         assert LanguageModel(model).attention_needs == found
-        assert TargetShape(model.config, torch.device("cpu"), torch.float32, None).attention_needs == found
+        assert TargetShape(model.config, CPU, torch.float32, None).attention_needs == found
+
+
+@pytest.mark.parametrize("family", _MADE)
+def test_the_plan_before_the_weights_are_loaded_knows_the_keys(family):
+    model = model_of(family)
+    assert TargetShape(model.config, CPU, torch.float32, None).cache_shape == LanguageModel(model).cache_shape
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma2"])
