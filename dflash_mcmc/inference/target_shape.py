@@ -42,7 +42,7 @@ class TargetShape(NamedTuple):
 
     @property
     def cache_shape(self) -> CacheShape:
-        """Shape of the keys and values of a token. Latent attention (DeepSeek) has a latent and a rotated part for all heads."""
+        """Shape of the keys and values of a token. Latent attention (DeepSeek) has one latent and one rotated part."""
         heads, latent = self.config.num_attention_heads, getattr(self.config, "kv_lora_rank", None)
         if latent is not None:
             return CacheShape(self.num_layers, 1, latent, self.config.qk_rope_head_dim, self.dtype)
