@@ -57,6 +57,8 @@ _MADE = {
     "llama_yarn": ("LlamaForCausalLM", "LlamaConfig", dict(max_position_embeddings=16, rope_parameters=_YARN)),
 }
 WINDOWED = ("gemma3", "gemma2", "olmo3", "mistral", "qwen2", "gpt_oss", "llama4")
+_SLOW = ("olmo3", "qwen2", "llama4", "deepseek_v3", "olmoe")
+"""Families whose kinds of layers others have, too."""
 MIXTURES = ("qwen3_moe", "olmoe", "gpt_oss")
 
 
@@ -93,7 +95,7 @@ def assert_near(found, expected, tolerance=TOLERANCE):
         assert (found[tag].accepted, found[tag].moved) == (result.accepted, result.moved)
 
 
-@pytest.mark.parametrize("family", _MADE)
+@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in _MADE])
 def test_batched_is_reference_is_a_fresh_forward(family):
     """Plain sampling, and power_mh, whose rejected proposals are rolled back, with both caches."""
     model = model_of(family)
