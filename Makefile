@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report dashboard probes equal-cost test vllm test-slow test-slurm golden bench lint house options docs docs-pictures train clean
+.PHONY: help install demo report dashboard probes equal-cost test vllm test-slow test-slurm test-gpu golden bench bench-gpu lint house options docs docs-pictures train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,11 +66,18 @@ $(VLLM_READY): pyproject.toml
 vllm: $(VLLM_READY)  ## the tests with vLLM on this CPU, in an environment of its own, .venv-vllm (3.5 GB, minutes)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/vllm $(ONLY)
 
+test-gpu: $(READY)  ## what only a GPU shows: CUDA graphs, kernels, bfloat16, peak memory; skipped where there is none (minutes)
+	$(PYTEST) -m gpu -rs tests/gpu $(ONLY)
+
 golden: $(READY)  ## the stored runs again, compared to the last bit on the machine that stored them (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.runs compare $(NAMES)
 
 bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
 	$(BIN)/python -m dflash_mcmc.bench
+
+bench-gpu: $(READY)  ## rates, CUDA graphs and peak memory on a GPU at the shape of Qwen3-4B with random weights (minutes)
+	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU: PyTorch finds none here")'
+	$(BIN)/python -m dflash_mcmc.bench 'subjects=[qwen3_4b]' 'parts=[n]' mid_slots=64 waves=2
 
 lint: $(READY)  ## style, types and errors that can be seen without running
 	$(BIN)/ruff check dflash_mcmc docs launchers tests

@@ -38,6 +38,18 @@ def of_the_disk(error: BaseException) -> UserError | None:
                      "safe; fix this and run the same command again")
 
 
+def of_memory(error: BaseException) -> UserError | None:
+    """The UserError for an allocation by PyTorch that failed; None for any other error."""
+    text = str(error)
+    # PyTorch is not imported here. It names its GPU error so, and a CPU's is a RuntimeError.
+    if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in text:
+        return None
+    reason = " ".join(text.split())
+    return UserError(f"hardware.memory_gb: the memory ran out while the run was computing ({reason[:160]}); allowed: a lower "
+                     "hardware.memory_gb or hardware.num_slots, or less memory for other programs. Nothing recorded is lost: "
+                     "the same command continues")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns a write that fails for lack of space or permission into a UserError."""
