@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -39,9 +40,14 @@ def random_model(family: str = "qwen3", sharpness: float = 4.0, **changes) -> to
     `sharpness` scales the head so that the laws of tokens are neither flat nor almost certain. The norm weights are random
     too, because with ones the tests could not detect a norm that is left out or applied twice.
     """
+    return randomised(lambda: _FAMILIES[family](changes), sharpness)
+
+
+def randomised(build: Callable[[], torch.nn.Module], sharpness: float = 4.0) -> torch.nn.Module:
+    """A model of this function with the weights that `random_model` describes."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = _FAMILIES[family](changes).eval()
+        model = build().eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "norm" in name or "ln_" in name:

@@ -33,7 +33,7 @@ class Tree:
 
     def __init__(self, model: LanguageModel, cache: Cache, length: int):
         self._model, self._length = model, length
-        self._attention = attention.implementation("auto", model.device, model.dtype)
+        self._attention = attention.implementation("auto", model.device, model.dtype, model.attention_needs)
         known: Any = cache.layers
         self._cache = Cache(layers=[_BranchLayer(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in known])
         self._paths: list[tuple[int, ...]] = []
@@ -56,10 +56,11 @@ class Tree:
         seen = np.zeros((len(new), self._length + len(self._paths)), dtype=bool)
         seen[:, : self._length] = True
         seen[np.repeat(np.arange(len(new)), depths), self._length + np.concatenate(new)] = True
-        mask = torch.from_numpy(seen).to(device)[None, None]
-        if self._attention in attention.ADDITIVE:
-            mask = torch.zeros_like(mask, dtype=self._model.dtype).masked_fill_(~mask, -torch.inf)
-        given, places = (torch.from_numpy(row).to(device)[None] for row in (np.array(tokens), self._length - 1 + depths))
+        every = np.concatenate([np.arange(self._length), self._length - 1 + np.array([len(path) for path in self._paths])])
+        given, places, keys = (torch.from_numpy(row).to(device)[None]
+                               for row in (np.array(tokens), self._length - 1 + depths, every))
+        additive = self._model.dtype if self._attention in attention.ADDITIVE else None
+        mask = self._model.masks.of(torch.from_numpy(seen).to(device)[None], places, keys, additive)
         with self._model.attending(self._attention):
             return self._model.decoder(input_ids=given, attention_mask=mask, past_key_values=self._cache, use_cache=True,
                                        position_ids=places).last_hidden_state[0]

@@ -19,6 +19,8 @@ from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 
 _CHUNK = 4096
 """Maximal number of positions in one forward. It bounds the memory of a layer."""
+_CHUNK_OF_SCORES = 512
+"""Like `_CHUNK`, for attention that holds the scores of all positions."""
 _LOGITS_BYTES = 64 * 2**20
 
 
@@ -62,12 +64,13 @@ class Reading(NamedTuple):
 def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...] = (), keep_cache: bool = False) -> Reading:
     """Reads sequences, int64 (rows, length). Padding on the right has no effect on earlier positions."""
     length = tokens.shape[1]
-    cache = DynamicCache() if keep_cache or length > _CHUNK else None
+    chunk = _CHUNK if model.reading_attention == "sdpa" else _CHUNK_OF_SCORES
+    cache = DynamicCache() if keep_cache or length > chunk else None
     hidden, outputs = [], []
     # A running engine has set its own attention, which would materialise the scores of all positions.
-    with model.attending("sdpa"), model.tapped(layers) as tapped:
-        for start in range(0, length, _CHUNK):
-            piece = tokens[:, start : start + _CHUNK]
+    with model.attending(model.reading_attention), model.tapped(layers) as tapped:
+        for start in range(0, length, chunk):
+            piece = tokens[:, start : start + chunk]
             read = model.decoder(input_ids=piece, past_key_values=cache, use_cache=cache is not None)
             hidden.append(read.last_hidden_state)
             outputs.append(tuple(tapped))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import label
-from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.types import Grade
 
 if TYPE_CHECKING:
@@ -132,9 +132,9 @@ def _kept_records(found: Regraded) -> list[Record]:
 
 
 def _graded(records: Sequence[Record], pool: GradingPool, name: str) -> list[Record]:
-    """The records with new grades. Records without a text (`not_drawn`) keep their verdict."""
+    """The records with new grades. Records without a text (`not_drawn`, `too_long`) keep their verdict."""
     for number, record in enumerate(records):
-        if record["verdict"] != NOT_DRAWN:
+        if record["verdict"] not in UNDRAWN:
             pool.submit(number, record["text"], record["gold"])
     grades = dict(pool.finished(wait=True))
     return [_regraded(record, grades.get(number), name) for number, record in enumerate(records)]

@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 CORRECT, WRONG, NO_ANSWER = "correct", "wrong", "no_answer"
 UNSUPPORTED, TIMEOUT, ERROR = "unsupported", "timeout", "error"
-NOT_DRAWN = "not_drawn"
+NOT_DRAWN, TOO_LONG = "not_drawn", "too_long"
 GIVEN = (CORRECT, WRONG, NO_ANSWER, UNSUPPORTED, TIMEOUT, ERROR)
 """The verdicts of a grader. The last three mean that the comparison was not completed: the answer exceeded a limit, the time
 ran out, or the grading failed."""
-VERDICTS = (*GIVEN, NOT_DRAWN)
-"""All verdicts of records. NOT_DRAWN means that there is no text to grade."""
+UNDRAWN = (NOT_DRAWN, TOO_LONG)
+"""The verdicts of records without a text. TOO_LONG: prompt and answer do not fit into the model's positions."""
+VERDICTS = (*GIVEN, *UNDRAWN)
+"""All verdicts of records."""
 
 
 class Decision(NamedTuple):

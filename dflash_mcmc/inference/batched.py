@@ -83,7 +83,7 @@ class BatchedEngine:
                             f"{model.max_positions} (the model's)")
         self.model, self.num_slots, self.options = model, num_slots, options
         on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
-        implementation = attention.implementation(options.attention, model.device, model.dtype)
+        implementation = attention.implementation(options.attention, model.device, model.dtype, model.attention_needs)
         proposer: Drafter | None = speculation.drafter if speculation else drafter
         padding = attention.padding(implementation, options.prefill_chunk, proposer.num_drafted if proposer else 0)
         num_rows, longest = cache_size(model.device, num_slots, max_length, padding)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.inference import attention, experts, families, masks
 from dflash_mcmc.inference.cache import CacheShape
 from dflash_mcmc.inference.float32_head import Float32Head
-from dflash_mcmc.inference.prompt_encoder import GROWING_ROPES, encode, max_positions, rope_of
+from dflash_mcmc.inference.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
 
 _LAYER_NAMES = ("layers", "h")
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f")
-_FULL_ATTENTION = {"full_attention", "attention", "sliding_attention"}
 
 
 class LanguageModel:
@@ -31,9 +31,11 @@ class LanguageModel:
         stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
         cache_shape: shape of the keys and values of a token.
         capturable: whether a forward can be captured as a CUDA graph. A model with a growing rotary embedding cannot be
-            captured, because this embedding reads the positions on the host.
-        max_positions: longest sequence, prompt included, on which the model has plain full attention. A sliding window
-            limits it to the window.
+            captured, because this embedding reads the positions on the host, and neither can a mixture of experts.
+        max_positions: longest sequence, prompt included.
+        masks: which earlier tokens the layers attend to.
+        attention_needs: what the attention has beside a softmax over all earlier tokens.
+        softcap: the logits x of the head become softcap · tanh(x / softcap); None if they stay.
 
     Args:
         head_copy: whether a float32 copy of the head's weights is kept; see `Float32Head`.
@@ -41,6 +43,7 @@ class LanguageModel:
 
     def __init__(self, model: torch.nn.Module, tokenizer: Any = None, stop_ids: Iterable[int] = (),
                  head_copy: bool | None = None):
+        families.refuse(model)
         self.decoder, self.head, self.config = _parts(model)
         self.tokenizer = tokenizer
         self.device, self.dtype = self.head.weight.device, self.head.weight.dtype
@@ -48,7 +51,12 @@ class LanguageModel:
         self.final_norm = _find(self.decoder, _NORM_NAMES)
         self.vocab_size = self.head.weight.shape[0]
         self.max_positions = max_positions(self.config)
-        self.capturable = rope_of(self.config).get("rope_type") not in GROWING_ROPES
+        self.masks = masks.masks_of(self.config, self.decoder)
+        self.attention_needs = attention.needs_of(self.config, self.masks.plain)
+        self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        self._has_experts = experts.has_experts(self.decoder)
+        growing = any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config))
+        self.capturable = not growing and not self._has_experts
         self._float32_head = Float32Head(self.head, head_copy)
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         if tokenizer is not None:
@@ -65,6 +73,15 @@ class LanguageModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocab_size) of hidden states after the final norm; -inf for ids without a token."""
+        raw = self.head_logits(hidden)
+        return raw if self.softcap is None else torch.where(self.forbidden, raw, self.capped(raw))
+
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Finite logits with the model's soft-cap, if it has one."""
+        return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
+
+    def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Like `logits`, without the model's soft-cap. A draft that uses the head has a soft-cap of its own, or none."""
         return self._float32_head.logits(hidden)
 
     @property
@@ -95,13 +112,26 @@ class LanguageModel:
 
     @contextmanager
     def attending(self, implementation: str) -> Iterator[None]:
-        """A context in which this implementation of `transformers`' registry computes attention."""
-        before = self.config._attn_implementation
+        """A context in which this implementation of `transformers`' registry computes attention.
+
+        On a CPU, experts are computed so that their numbers do not depend on the batch.
+        """
+        before, experts_before = self.config._attn_implementation, self.config._experts_implementation
+        own_experts = self._has_experts and self.device.type == "cpu"
         self.decoder.set_attn_implementation(implementation)
+        if own_experts:
+            self.decoder.set_experts_implementation(experts.NAME)
         try:
             yield
         finally:
             self.decoder.set_attn_implementation(before)
+            if own_experts:
+                self.decoder.set_experts_implementation(experts_before)
+
+    @property
+    def reading_attention(self) -> str:
+        """The implementation of attention for a forward over a whole sequence."""
+        return "grouped" if self.attention_needs.scores else "sdpa"
 
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids of a prompt, int64. Set `add_special_tokens` for text without a chat template."""
@@ -112,32 +142,35 @@ class LanguageModel:
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
 
     def _refuse_unsupported(self, model: torch.nn.Module) -> None:
-        kinds = set(getattr(self.config, "layer_types", None) or _FULL_ATTENTION) - _FULL_ATTENTION
-        if kinds or getattr(model, "_is_stateful", False):
-            kind = ", ".join(sorted(kinds)) or "recurrent"
-            raise UserError(f"model.path: {type(model).__name__} has layers of kind {kind}; allowed: full attention in every "
-                            "layer (a cache that can be rolled back)")
         probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]
         with torch.inference_mode():
-            ours = self.head(self.decoder(input_ids=probe, use_cache=False).last_hidden_state)
+            ours = self.capped(self.head(self.decoder(input_ids=probe, use_cache=False).last_hidden_state))
             theirs = model(input_ids=probe, use_cache=False).logits
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
-            raise UserError(f"model.path: {type(model).__name__} does more to its logits than a linear head (a soft-cap or a "
-                            "scale); allowed: a plain linear head")
+            raise families.refused(model, "does more to its logits than a linear head and a soft-cap (a scale)",
+                                   "a linear head, with or without a soft-cap")
+        with self.attending("grouped"):
+            if not (self.masks.plain or masks.agrees(self.decoder, self.config, self.device)):
+                raise families.refused(model, f"has other windows than its layer_types say ({self.masks.reaches})",
+                                       "windows and chunks by layer_types")
+        if self.device.type == "cpu" and experts.depends_on_batch(self.decoder):
+            note(f"model.path: the experts of {type(model).__name__} are computed for all tokens of a batch together, so that "
+                 "the last bits of a record depend on the other samples in its batch")
 
 
 def _parts(model: Any) -> tuple[Any, Any, Any]:
     """Decoder, head and config of a model of `transformers`."""
-    return model.base_model, model.get_output_embeddings(), model.config
+    decoder = model.model if model.base_model is model else model.base_model
+    return decoder, model.get_output_embeddings(), model.config
 
 
 def _cache_shape(model: Any, device: torch.device) -> CacheShape:
     with torch.inference_mode():
-        cache = model.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=True).past_key_values
+        cache = _parts(model)[0](input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=True).past_key_values
     shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in cache.layers}
     if len(shapes) > 1:
-        raise UserError(f"model.path: {type(model).__name__} has layers whose keys differ in shape; allowed: the same number "
-                        "of key heads and the same dimensions in every layer")
+        raise families.refused(model, "has layers whose keys differ in shape",
+                               "the same number of key heads and the same dimensions in every layer")
     return CacheShape(len(cache.layers), *shapes.pop())
 
 

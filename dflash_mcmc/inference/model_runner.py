@@ -13,6 +13,7 @@ from dflash_mcmc.inference import attention
 from dflash_mcmc.inference.blending import TargetBlend, Unblended
 from dflash_mcmc.inference.cache import SlotCache
 from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.inference.masks import Reach
 from dflash_mcmc.inference.slots import chunks, round_up
 from dflash_mcmc.inference.speculative.block_grid import BlockGrid, Said
 from dflash_mcmc.inference.speculative.drafter import Drafter
@@ -83,11 +84,10 @@ class ModelRunner:
             window: number of tokens that each query attends to, itself included; None for all.
         """
         cache.aim(rows, positions, key_length)
-        mask = (self._keys[:key_length] <= positions[..., None])[:, None]
-        if window is not None:
-            mask &= (self._keys[:key_length] > positions[..., None] - window)[:, None]
-        if self.attention in attention.ADDITIVE:
-            mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill_(~mask, -torch.inf)
+        keys = self._keys[:key_length]
+        causal = Reach(window=window).limit(keys <= positions[..., None], positions, keys)
+        additive = self.model.dtype if self.attention in attention.ADDITIVE else None
+        mask = self.model.masks.of(causal, positions, keys, additive)
         # A chunk may reach beyond the last position. Its queries there are padding, so clamping their rotation is harmless.
         limit = self.model.max_positions
         output = self.model.decoder(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True,

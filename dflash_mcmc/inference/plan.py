@@ -90,7 +90,7 @@ class Workload(NamedTuple):
     def padding(self) -> int:
         """Positions after a sequence."""
         model, chunk = self.model, self.options.prefill_chunk
-        implementation = attention.implementation(self.options.attention, model.device, model.dtype)
+        implementation = attention.implementation(self.options.attention, model.device, model.dtype, model.attention_needs)
         return attention.padding(implementation, chunk, self.num_drafted)
 
     @property

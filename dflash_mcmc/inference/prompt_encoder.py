@@ -33,20 +33,28 @@ def encode(tokenizer: Any, text: str, add_special_tokens: bool) -> np.ndarray:
 
 
 def max_positions(config: Any) -> int | None:
-    """Longest sequence on which a model of this configuration has plain full attention; None without a limit."""
-    limits = [getattr(config, "max_position_embeddings", None)]
-    if getattr(config, "use_sliding_window", True):
-        limits.append(getattr(config, "sliding_window", None))
-    rope = rope_of(config)
-    if rope.get("rope_type") in GROWING_ROPES:
-        limits.append(rope.get("original_max_position_embeddings")
-                      or getattr(config, "original_max_position_embeddings", None))
-    return min((limit for limit in limits if limit is not None), default=None)
+    """Longest sequence of a model with this configuration; None without a limit.
+
+    A growing rotary embedding is limited to its original length. YaRN extends it by a factor (Peng et al. 2023, arXiv
+    2309.00071), even if the configuration does not state the extended length.
+    """
+    length = getattr(config, "max_position_embeddings", None)
+    for rope in ropes_of(config):
+        original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        if original is None:
+            continue
+        if rope.get("rope_type") in GROWING_ROPES:
+            length = original if length is None else min(length, original)
+        elif rope.get("rope_type") == "yarn" and length is not None and rope.get("factor"):
+            length = max(length, int(original * rope["factor"]))
+    return length
 
 
-def rope_of(config: Any) -> dict:
-    """The parameters of a configuration's rotary embedding."""
-    return getattr(config, "rope_parameters", None) or {}
+def ropes_of(config: Any) -> list[dict]:
+    """The parameters of a configuration's rotary embeddings: of one for all layers, or of one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [rope for rope in parameters.values() if isinstance(rope, dict)]
+    return nested or ([parameters] if parameters else [])
 
 
 def stated_positions(values: dict[str, Any]) -> int | None:

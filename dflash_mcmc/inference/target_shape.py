@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dflash_mcmc.inference import attention, masks
 from dflash_mcmc.inference.cache import CacheShape
 from dflash_mcmc.inference.float32_head import keeps_copy
 from dflash_mcmc.inference.prompt_encoder import max_positions
@@ -36,9 +37,15 @@ class TargetShape(NamedTuple):
         return max_positions(self.config)
 
     @property
+    def attention_needs(self) -> attention.Needs:
+        return attention.needs_of(self.config, masks.masks_of(self.config).plain)
+
+    @property
     def cache_shape(self) -> CacheShape:
-        """Shape of the keys and values of a token, for layers of the usual multi-head or grouped attention."""
-        heads = self.config.num_attention_heads
+        """Shape of the keys and values of a token. Latent attention (DeepSeek) has one latent and one rotated part."""
+        heads, latent = self.config.num_attention_heads, getattr(self.config, "kv_lora_rank", None)
+        if latent is not None:
+            return CacheShape(self.num_layers, 1, latent, self.config.qk_rope_head_dim, self.dtype)
         dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         return CacheShape(self.num_layers, getattr(self.config, "num_key_value_heads", None) or heads, dim, dim, self.dtype)
 

@@ -50,6 +50,10 @@ class Model(Component):
         """Parameters, hidden size and layers, as far as they are known without loading the model. Raises ConfigError."""
         return CheckpointSize()
 
+    def rope_override(self) -> dict[str, Any] | None:
+        """Parameters of the rotary embedding in place of the checkpoint's; None for the checkpoint's own."""
+        return None
+
     def files(self) -> Files | None:
         """The files of the checkpoint, downloaded if necessary; None if the model is not in files. Raises UserError."""
         return None

@@ -12,7 +12,7 @@ from dflash_mcmc.data import hub
 from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.data.conversations import Conversation
 from dflash_mcmc.data.sizes import CheckpointSize, size_of
-from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.model import Files, Model
 from dflash_mcmc.registry import register
@@ -30,7 +30,7 @@ _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 @register("model", "hf")
 @dataclass(slots=True, kw_only=True)
 class HFModel(Model):
-    """Any transformers causal language model with full attention: a folder, or a name on the hub."""
+    """Any transformers causal language model: a folder, or a name on the hub."""
 
     path: str = runtime("folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; its content is part of the "
                         "identity, but its location is not")
@@ -41,10 +41,15 @@ class HFModel(Model):
                                      "float32 sums too; null = true on a CPU, where it is faster")
     chat: bool = identity("format the prompt with the tokenizer's chat template; false sends the bare text")
     enable_thinking: bool = identity("passed to the chat template; false closes the think block of Qwen3")
+    rope_scaling: Any = identity(  # noqa: RUF009
+        "parameters of the rotary embedding in place of the checkpoint's, such as {rope_type:yarn,factor:4.0}; null = the "
+        "checkpoint's own", off=None)
 
     def check(self, config: Config) -> None:
         """Checks that the folder exists if the path looks like a folder. Raises ConfigError."""
         self._checkpoint().check()
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
+            raise ConfigError("model.rope_scaling", self.rope_scaling, "null, or a mapping such as {rope_type:yarn,factor:4}")
 
     def num_layers(self) -> int | None:
         """Number of layers in config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
@@ -89,7 +94,7 @@ class HFModel(Model):
         values = self._values()
         if values is None:
             return None
-        positions = stated_positions(values)
+        positions = stated_positions(values) if self.rope_scaling is None else None
         return PromptEncoder(self.tokenizer(), max_positions(self._config()) if positions is None else positions)
 
     def _values(self) -> dict | None:
@@ -102,13 +107,18 @@ class HFModel(Model):
 
     def _config(self) -> Any:
         """The configuration of transformers. Raises UserError."""
-        import transformers
+        return _configuration(self.path, self._checkpoint().commit(), self._rope()).get_text_config()
 
-        return _pretrained(transformers.AutoConfig, self.path, self._checkpoint().commit()).get_text_config()
+    def rope_override(self) -> dict[str, Any] | None:
+        return self.rope_scaling
+
+    def _rope(self) -> str | None:
+        """The given parameters of the rotary embedding as JSON."""
+        return None if self.rope_scaling is None else json.dumps(self.rope_scaling)
 
     def load(self, device: str) -> LanguageModel:
         """The model on a device, in eval mode. It stays loaded, so the jobs of a sweep share it. Raises UserError."""
-        return _load(self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy)
+        return _load(self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope())
 
     def files(self) -> Files:
         """The folder of the checkpoint, downloaded if necessary. Raises UserError."""
@@ -130,7 +140,8 @@ class HFModel(Model):
 
 
 @lru_cache(maxsize=1)
-def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: bool | None) -> LanguageModel:
+def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: bool | None,
+          rope: str | None) -> LanguageModel:
     import torch
     import transformers
 
@@ -138,9 +149,23 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
 
     transformers.utils.logging.disable_progress_bar()
     tokenizer = _tokenizer(path, revision)
-    model = _pretrained(transformers.AutoModelForCausalLM, path, revision, attn_implementation="sdpa",
+    changed = {} if rope is None else {"config": _configuration(path, revision, rope)}
+    # Without a name, transformers takes sdpa, or eager for a model with attention sinks or a soft-cap.
+    model = _pretrained(transformers.AutoModelForCausalLM, path, revision, **changed,
                         dtype=dtype if dtype == "auto" else getattr(torch, dtype))
     return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy)
+
+
+def _configuration(path: str, revision: str | None, rope: str | None) -> Any:
+    """The configuration of transformers, with these parameters of the rotary embedding. Raises UserError."""
+    import transformers
+
+    config = _pretrained(transformers.AutoConfig, path, revision)
+    if rope is not None:
+        from dflash_mcmc.inference import rope as ropes
+
+        ropes.override(config.get_text_config(), json.loads(rope))
+    return config
 
 
 @lru_cache(maxsize=1)

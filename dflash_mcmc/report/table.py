@@ -19,7 +19,9 @@ HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg to
 _UNLIKE = ("The rows cover different samples: each row uses all recorded samples of its run. python -m dflash_mcmc.report "
            "compares runs on the problems that they share.")
 _DRAFTED = "accepted length"
-"""Heading of the last column, shown if a run used a draft."""
+"""Heading of a column that is shown if a run used a draft."""
+_TOO_LONG = "too long"
+"""Heading of a column that is shown if prompts did not fit into the model's positions. These samples count as not correct."""
 
 
 def overall(folders: Sequence[Path]) -> str:
@@ -36,6 +38,9 @@ def overall(folders: Sequence[Path]) -> str:
     if any(summary["accepted_length"] is not None for _, summary in pairs):
         headers.append(_DRAFTED)
         rows = [[*row, _number(summary["accepted_length"], "{:.2f}")] for row, (_, summary) in zip(rows, pairs, strict=True)]
+    if any(summary.get("too_long") for _, summary in pairs):
+        headers.append(_TOO_LONG)
+        rows = [[*row, str(summary.get("too_long", 0))] for row, (_, summary) in zip(rows, pairs, strict=True)]
     align = ("left", *["right"] * (len(headers) - 1))
     table = tabulate(rows, headers=headers, tablefmt="github", colalign=align, disable_numparse=True)
     alike = len({summary["num_samples"] for summary in summaries if summary["num_samples"]}) <= 1

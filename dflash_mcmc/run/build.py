@@ -36,17 +36,23 @@ def prompts(config: Config, model: ChainTarget | PromptEncoder, problems: Sequen
         room: positions needed after a prompt; None means dataset.max_new_tokens.
     """
     room = config.dataset.max_new_tokens if room is None else room
-    found, prompting = {}, config.dataset.prompting()
-    for problem in problems:
-        if problem.id in found:
-            continue
-        tokens = found[problem.id] = model.encode(
-            config.model.render(model.tokenizer, prompting.conversation(problem)), not config.model.chat)
-        if not len(tokens):
-            raise UserError(f"dataset.prompt: problem {problem.id} gives an empty prompt; allowed: at least one token")
+    found = encoded(config, model, problems)
+    for name, tokens in found.items():
         if model.max_positions is not None and len(tokens) + room > model.max_positions:
             raise UserError(f"dataset.max_new_tokens: given {room}; allowed: at most {model.max_positions - len(tokens)} "
-                            f"(problem {problem.id} takes {len(tokens)} of the model's {model.max_positions} positions)")
+                            f"(problem {name} takes {len(tokens)} of the model's {model.max_positions} positions)")
+    return found
+
+
+def encoded(config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem]) -> dict[str, np.ndarray]:
+    """The token ids of each problem's prompt, of any length, by problem id. Raises UserError for an empty prompt."""
+    found, prompting = {}, config.dataset.prompting()
+    for problem in problems:
+        if problem.id not in found:
+            found[problem.id] = model.encode(
+                config.model.render(model.tokenizer, prompting.conversation(problem)), not config.model.chat)
+            if not len(found[problem.id]):
+                raise UserError(f"dataset.prompt: problem {problem.id} gives an empty prompt; allowed: at least one token")
     return found
 
 

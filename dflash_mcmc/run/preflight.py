@@ -113,15 +113,18 @@ class _Checks:
         return self._once(("problems", repr(dataset)), dataset.problems)
 
     def _longest_prompt(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> int:
-        """Tokens of the longest prompt. Raises UserError if a prompt leaves too few positions for an answer."""
-        from dflash_mcmc.forcing.answers import solutions
-        from dflash_mcmc.run.build import prompts
+        """Tokens of the longest prompt that fits. Raises UserError if no prompt leaves enough positions for an answer."""
+        from dflash_mcmc.run.fitting import fit
 
         drawn = config.probe.draws_answers()
 
         def longest() -> int:
-            found = prompts(config, encoder, problems) if drawn else solutions(config, encoder, problems)[0]
-            return max(map(len, found.values()))
+            found = fit(config, encoder, problems, gold=not drawn)
+            found.check()
+            if found.too_long:
+                name, first = next(iter(found.too_long.items()))
+                note(f"{len(found.too_long)} of {len(problems)} problems are recorded as too_long: {name}: {first.reason}")
+            return max(map(len, found.prompts.values()))
 
         return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), longest)
 

@@ -7,18 +7,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from dflash_mcmc.grading import check_golds, label
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, TOO_LONG
 from dflash_mcmc.process import stopping
-from dflash_mcmc.run import build, cost
+from dflash_mcmc.run import build, cost, fitting
 from dflash_mcmc.run.tasks import Results, Tasks, Worker
 from dflash_mcmc.statistics import summaries
 from dflash_mcmc.store.records import Record, SampleKey, record_of
 from dflash_mcmc.types import Cost, Grade, Problem
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
@@ -50,9 +50,15 @@ class Samples(Tasks[Record]):
         check_golds(self._config.grader, problems)
         self._config.grader.preflight()
         model = self._config.engine.load(self._config, device)
-        prompts = build.prompts(self._config, model, problems)
-        engine = self._config.engine.start(self._config, model, max(map(len, prompts.values())), len(pending))
-        return SampleWorker(self._config, engine, {problem.id: Prompted(problem, prompts[problem.id]) for problem in problems})
+        fit = fitting.fit(self._config, model, problems)
+        if len(fit.too_long) == len(problem_of):
+            fit.check()
+        longest = max(map(len, fit.prompts.values()), default=1)
+        engine = self._config.engine.start(self._config, model, longest, len(pending))
+        nothing = np.empty(0, np.int64)
+        return SampleWorker(self._config, engine, {
+            problem.id: Prompted(problem, fit.prompts.get(problem.id, nothing), fit.too_long.get(problem.id))
+            for problem in problems})
 
     def metrics(self, record: Record) -> dict[str, float | None]:
         return metrics_of(record)
@@ -87,11 +93,13 @@ class Samples(Tasks[Record]):
         return f"correct {100 * self._num_correct / self._num_seen:.1f} % of {self._num_seen}" if self._num_seen else ""
 
     def warning(self, records: Sequence[Record]) -> str | None:
-        failed = [record for record in records if record["verdict"] == NOT_DRAWN]
-        if not failed:
-            return None
-        return (f"{len(failed)} of {len(records)} samples could not be drawn and count as not correct: "
-                f"{failed[0]['problem']}: {failed[0]['reason']}")
+        lines = []
+        for verdict, what in ((NOT_DRAWN, "could not be drawn"), (TOO_LONG, "are too long for the model")):
+            failed = [record for record in records if record["verdict"] == verdict]
+            if failed:
+                lines.append(f"{len(failed)} of {len(records)} samples {what} and count as not correct: "
+                             f"{failed[0]['problem']}: {failed[0]['reason']}")
+        return "; ".join(lines) or None
 
 
 class Prompted(NamedTuple):
@@ -99,7 +107,8 @@ class Prompted(NamedTuple):
 
     problem: Problem
     prompt: np.ndarray
-    """Token ids, int64."""
+    """Token ids, int64; empty if the problem is too long."""
+    too_long: fitting.TooLong | None = None
 
 
 class SampleWorker(Worker[Record]):
@@ -112,6 +121,7 @@ class SampleWorker(Worker[Record]):
     def __init__(self, config: Config, engine: ChainRunner, problems: dict[str, Prompted]):
         self._config, self._engine, self._problems = config, engine, problems
         self._grading: dict[SampleKey, Finished[SampleKey]] = {}
+        self._too_long: list[SampleKey] = []
         self._pool = config.grader.start()
 
     def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[Record | None, None, None]:
@@ -130,10 +140,15 @@ class SampleWorker(Worker[Record]):
     def _chains(self, claimed: Iterable[SampleKey]) -> Iterator[tuple[SampleKey, Chain]]:
         for key in claimed:
             problem, number = key
+            if self._problems[problem].too_long is not None:
+                self._too_long.append(key)
+                continue
             yield key, build.chain(self._config, self._config.sampler, problem, number, self._problems[problem].prompt)
 
     def ready(self, wait: bool = False) -> Iterator[Record]:
-        """Yields graded samples. With `wait` it waits until all drawn samples are graded."""
+        """Yields graded samples, and those that are too long. With `wait` it waits until all drawn samples are graded."""
+        while self._too_long:
+            yield self._of_too_long(self._too_long.pop(0))
         for key, grade in self._pool.finished(wait):
             # A signal to every process of a job also ends the grading processes. Their result is then not a grade.
             if not (stopping.requested() and grade.verdict in (ERROR, TIMEOUT)):
@@ -144,8 +159,17 @@ class SampleWorker(Worker[Record]):
 
         return self._record(Grade(NOT_DRAWN, None, reason=reason), Finished(key, None, Cost(), 0.0, 0.0, reason))
 
+    def _of_too_long(self, key: SampleKey) -> Record:
+        """The record of a sample that cannot be drawn, with the length of its prompt."""
+        found = self._problems[key[0]].too_long
+        if found is None:
+            raise ValueError(f"problem {key[0]} is not too long")
+        record = self.failed(key, found.reason)
+        record["verdict"], record["prompt_tokens"] = TOO_LONG, found.prompt_tokens
+        return record
+
     def _record(self, grade: Grade, done: Finished[SampleKey]) -> Record:
-        problem, prompt = self._problems[done.tag[0]]
+        problem, prompt, _ = self._problems[done.tag[0]]
         return record_of(problem, done.tag[1], prompt, grade, done, self._engine.model.decode, label(self._config.grader))
 
     def counters(self) -> dict[str, object]:

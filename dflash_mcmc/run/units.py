@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.grading.verdicts import TOO_LONG
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.run import cost
+from dflash_mcmc.run import cost, fitting
 from dflash_mcmc.run.cost import CostEstimate
 from dflash_mcmc.run.tasks import Results, Tasks, Worker
 from dflash_mcmc.store.files import write_atomically
@@ -83,17 +84,25 @@ class UnitWorker(Worker[dict]):
     def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[dict, None, None]:
         """Yields the record of each unit. Raises RuntimeError if the probe does not yield one for each unit that it took."""
         probe: Probe = self._config.probe
-        taken, recorded = 0, 0
+        taken, recorded, unfit = 0, 0, list[dict]()
+        too_long = fitting.too_long_units(self._config, [problem for problem, _ in keys])
 
         def counted() -> Iterator[Unit]:
             nonlocal taken
             for key in claimed:
+                if key[0] in too_long:
+                    unfit.append(self.failed(key, f"{TOO_LONG}: {too_long[key[0]].reason}"))
+                    continue
                 taken += 1
                 yield Unit(*key)
 
-        for unit, record in probe.measure(self._config, Work([Unit(*key) for key in keys], self._device, counted())):
+        fits = [Unit(*key) for key in keys if key[0] not in too_long]
+        measured = (probe.measure(self._config, Work(fits, self._device, counted())) if fits
+                    else ((unit, {}) for unit in counted()))  # claims the units, and yields none of them
+        for unit, record in measured:
             recorded += 1
             yield {**unit._asdict(), **record}
+        yield from unfit
         if recorded != taken:
             raise RuntimeError(f"probe={name_of(probe)} has taken {taken} units and recorded {recorded}")
 

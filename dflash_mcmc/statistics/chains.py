@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN
+from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
 from dflash_mcmc.statistics.outcomes import Summed, by_problem
 from dflash_mcmc.statistics.selection import check_key, expected_likeliest, weights
 from dflash_mcmc.statistics.shares import mean_share
@@ -132,9 +132,9 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha
     """One record per problem, combined from several chains, for tables that also have single samples.
 
     `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). `verdict` is `correct`, `wrong`, `no_answer`
-    (no chain has an answer), `not_drawn` (no chain could be drawn), `tied` (a tied vote with a correct answer among the
-    winners) or `expected` (any other share between 0 and 1). Tokens, forwards and `share_seconds` are sums over the chains.
-    `seconds` is the time of the slowest chain, as if all chains had started together. `num_chains` is the number of chains.
+    (no chain has an answer), `not_drawn` or `too_long` (no chain has a text), `tied` (a tied vote with a correct answer among
+    the winners) or `expected` (any other share between 0 and 1). Tokens, forwards and `share_seconds` are sums over the
+    chains. `seconds` is the time of the slowest chain, as if all had started together. `num_chains` is the number of chains.
     `log_p` is None, because a vote has no log probability. A weighted vote also has `effective` and `dominated`.
 
     Args:
@@ -182,8 +182,8 @@ def _of_fewer(row: dict, chains: list[Record], by: str | VoteRule, number: int |
 
 def _aggregate(row: dict, chains: list[Record], number: int) -> Combined:
     first, verdicts = chains[0], {record["verdict"] for record in chains}
-    if verdicts <= {NO_ANSWER, NOT_DRAWN}:
-        verdict = NO_ANSWER if NO_ANSWER in verdicts else NOT_DRAWN
+    if verdicts <= {NO_ANSWER, *UNDRAWN}:
+        verdict = next(name for name in (NO_ANSWER, NOT_DRAWN, TOO_LONG) if name in verdicts)
     else:
         verdict = {0.0: "wrong", 1.0: "correct"}.get(row["correct"], "tied" if row["tied"] else "expected")
     combined: Combined = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.grading.verdicts import UNDRAWN
 
 if TYPE_CHECKING:
     from dflash_mcmc.store.records import Record
@@ -42,7 +42,7 @@ def check_log_q(records: Sequence[Record], what: str) -> None:
 
 def weights(chains: Sequence[Record], key: str, alpha: float | None) -> np.ndarray:
     """Probability of choosing each chain, float64 (chains,). They sum to 1, or to 0 if no chain could be drawn."""
-    drawn = np.array([record["verdict"] != NOT_DRAWN for record in chains])
+    drawn = np.array([record["verdict"] not in UNDRAWN for record in chains])
     if not drawn.any():
         return np.zeros(len(chains))
     log_p = np.array([record["log_p"] for record in chains], np.float64)
@@ -64,7 +64,7 @@ def expected_likeliest(chains: Sequence[Record], k: int) -> float:
     not correct.
     """
     def rank(record: Record) -> tuple[bool, float]:
-        not_drawn = record["verdict"] == NOT_DRAWN
+        not_drawn = record["verdict"] in UNDRAWN
         return not_drawn, 0.0 if not_drawn else -record["log_p"]
 
     value, place, passed, ways = 0.0, 0, 0.0, math.comb(len(chains), k)

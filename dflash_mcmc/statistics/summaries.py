@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN, VERDICTS
+from dflash_mcmc.grading.verdicts import CORRECT, UNDRAWN, VERDICTS
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.statistics.outcomes import score
@@ -33,7 +33,7 @@ def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
     if not records:
         return {"condition": condition, "num_problems": 0, "num_samples": 0}
     verdicts = [record["verdict"] for record in records]
-    drawn = [record for record in records if record["verdict"] != NOT_DRAWN]
+    drawn = [record for record in records if record["verdict"] not in UNDRAWN]
     share, proposals = accuracy(records), _total(records, "proposals")
     correct = sum(map(score, records), 0.0)
 

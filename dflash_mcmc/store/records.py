@@ -47,7 +47,7 @@ class Record(TypedDict):
     rule: str
     """The grading rule that decided."""
     reason: str
-    """A detail that the rule does not give: an exception, a signal, or why the sample was not drawn."""
+    """A detail that the rule does not give: an exception, a signal, or why the sample was not drawn or is too long."""
     same_string: bool | None
     """Verdict of the string rule, for comparison; None if it was not applied."""
     walls: Sequence[str]
@@ -102,6 +102,8 @@ class Record(TypedDict):
     """Diagnostics of the whole chain, by name; only of samplers that have some."""
     walk: NotRequired[list[dict[str, object]]]
     """One entry per drafted block, if the decoder keeps a trace."""
+    prompt_tokens: NotRequired[int]
+    """Tokens of a prompt that is too long; only with this verdict."""
     grader: NotRequired[str]
     """The grader and its version. Older records lack it."""
     before: NotRequired[dict[str, Any]]

@@ -74,7 +74,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
 def _piece(model: LanguageModel, objective: Objective, autocast: bool, hidden: torch.Tensor, labels: torch.Tensor,
            weights: torch.Tensor, teacher: torch.Tensor | None) -> torch.Tensor:
     with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
-        logits = model.logits(hidden).float()
+        logits = model.head_logits(hidden).float()
     if teacher is None:
         return (weights * torch.nn.functional.cross_entropy(logits, labels, reduction="none")).sum()
     with torch.no_grad():

@@ -12,27 +12,16 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3Config,
     Qwen3ForCausalLM,
 )
 
-from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.model.tiny import build_config
-from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler.greedy import Greedy
 from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
@@ -147,42 +136,10 @@ def test_an_answer_longer_than_the_positions_is_refused(make_config):
         execute(make_config("dataset.max_new_tokens=1024", "dataset.limit=2"))
 
 
-def test_models_that_transform_their_logits_are_refused():
-    config = Gemma2Config(vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-                          num_key_value_heads=2, head_dim=8, layer_types=["full_attention"] * 2, final_logit_softcapping=0.1,
-                          pad_token_id=None, bos_token_id=None, eos_token_id=None)
-    with pytest.raises(UserError, match="more to its logits than a linear head"):
-        LanguageModel(Gemma2ForCausalLM(config).eval())
-
-
-def test_a_sliding_window_limits_the_length():
-    for config, cls in ((Qwen3Config(**SMALL, head_dim=8, use_sliding_window=True, sliding_window=24, max_window_layers=1),
-                         Qwen3ForCausalLM), (MistralConfig(**SMALL, sliding_window=24), MistralForCausalLM)):
-        torch.manual_seed(0)
-        model = cls(config).eval()
-        parts = LanguageModel(model)
-        assert parts.max_positions == 24
-        engine = BatchedEngine(parts, NoBlend(), 1, 24)
-        (done,) = engine.run([(0, Greedy(alpha=1.0).chain(np.arange(4), 20, Key(0)))])
-        with torch.inference_mode():
-            sequence = np.concatenate([np.arange(4), done.result.trajectory.tokens])
-            logits = model(input_ids=torch.from_numpy(sequence)[None]).logits
-        log_p = torch.log_softmax(logits[0, 3:-1], dim=-1).gather(1, torch.from_numpy(done.result.trajectory.tokens)[:, None])
-        np.testing.assert_allclose(done.result.trajectory.log_p, log_p[:, 0], atol=1e-4)
-        with pytest.raises(UserError, match="allowed: 24"):
-            BatchedEngine(parts, NoBlend(), 1, 25)
-
-
 def test_a_dynamic_rope_limits_the_length_to_its_original_positions():
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
     config = LlamaConfig(**{**SMALL, "max_position_embeddings": 128}, rope_parameters=rope)
     assert LanguageModel(LlamaForCausalLM(config).eval()).max_positions == 32
-
-
-def test_recurrent_models_are_refused():
-    config = MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, state_size=4)
-    with pytest.raises(UserError, match="allowed: "):
-        LanguageModel(MambaForCausalLM(config).eval())
 
 
 def test_special_tokens_are_added_to_bare_text_only(make_config, checkpoint):

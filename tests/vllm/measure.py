@@ -28,7 +28,7 @@ def measure(name: str, folder: Path, horizon: int) -> list[dict]:
     from dflash_mcmc.rng import Key
     from tests.vllm.running import engine_of, saved
 
-    chosen = HFModel(path=str(folder), revision=None, dtype="float32", chat=True, enable_thinking=False)
+    chosen = HFModel(path=str(folder), revision=None, dtype="float32", chat=True, enable_thinking=False, rope_scaling=None)
     model = chosen.load("cpu")
     prompts = [model.encode(chosen.prompt(model.tokenizer, f"What is {3 + i} * {5 + i}? Explain.")) for i in range(PROMPTS)]
     longest, target, found = max(map(len, prompts)) + horizon, saved(model, folder), []

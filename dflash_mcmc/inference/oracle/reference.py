@@ -80,11 +80,14 @@ class ReferenceEngine:
         output, tapped = self._forward(tokens)
         states = [layer[0, -1] for layer in tapped]
         # Each term has its own head product: this engine mixes logits, and the batched engine mixes hidden states.
-        base = output.logits[0, -1].double()
-        drafted = self._drafted(trajectory, tokens, output.hidden_states, base) if self.drafter else None
+        # A blend comes before the model's soft-cap. `hidden_states` has the last layer's output after the final norm.
+        base, softcap = output.logits[0, -1].double(), self.parts.softcap
+        last = base if softcap is None else head(output.hidden_states[-1][0, -1]).double()
+        drafted = self._drafted(trajectory, tokens, output.hidden_states, last) if self.drafter else None
         parts = [drafted] if self.blend.needs_draft else [head(state).double() for state in states]
         normed = {id(part): state for part, state in zip(parts, states, strict=False)}
-        blended = self.blend.mix(base, parts, lambda part: head(norm(normed[id(part)])).double())
+        blended = self.blend.mix(last, parts, lambda part: head(norm(normed[id(part)])).double())
+        blended = blended if softcap is None else softcap * torch.tanh(blended / softcap)
         sources = {"blended": blended, "base": base}
         if drafted is not None:
             sources["draft"] = drafted if self._slot(trajectory) else blended

@@ -137,7 +137,7 @@ class DFlashDrafter:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (rows, n, vocabulary), through the target's head."""
-        logits = self.target.logits(hidden)
+        logits = self.target.head_logits(hidden)
         shape = self.network.shape
         if shape.logit_scale != 1.0:
             logits = logits * shape.logit_scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report.parts import Column, Section, Table, counted, named, paragraphs, probability
 from dflash_mcmc.report.runs import Run
 from dflash_mcmc.report.study import same_but
@@ -49,7 +49,7 @@ def _row(a: Run, b: Run, name: str) -> dict | None:
 def _values(run: Run, field: str) -> dict[str, list[float]]:
     values: dict[str, list[float]] = {}
     for record in run.records:
-        if record["verdict"] != NOT_DRAWN:
+        if record["verdict"] not in UNDRAWN:
             values.setdefault(record["problem"], []).append(record[field])  # type: ignore[literal-required]
     return values
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, counted, ends, named, paragraphs, shared
 from dflash_mcmc.report.runs import Run
 from dflash_mcmc.report.study import Study, full, votes
@@ -69,7 +69,7 @@ def _diagnosed(run: Run) -> dict:
 
 def _mean_log_p(run: Run) -> float | None:
     """Mean log p of the samples that could be drawn. Other samples are left out, because their log p is recorded as 0."""
-    drawn = [record["log_p"] for record in run.records if record["verdict"] != NOT_DRAWN]
+    drawn = [record["log_p"] for record in run.records if record["verdict"] not in UNDRAWN]
     return sum(drawn) / len(drawn) if drawn else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.report.parts import Column, Section, Table, counted, named, paragraphs
 from dflash_mcmc.report.runs import Run
 from dflash_mcmc.report.study import Study
@@ -37,7 +37,8 @@ def _row(run: Run) -> dict:
     return {"run": run.label, "experiment": run.experiment, "identity": run.digest, "problems": len(run.problems),
             "chains": run.num_chains, "records": len(run.records), "expected": run.expected,
             "state": "complete" if run.complete else "interrupted",
-            "not_drawn": sum(record["verdict"] == NOT_DRAWN for record in run.records), "starts": len(run.sessions),
+            "not_drawn": sum(record["verdict"] == NOT_DRAWN for record in run.records),
+            "too_long": sum(record["verdict"] == TOO_LONG for record in run.records), "starts": len(run.sessions),
             "started": first.get("started"), "commit": _joined(run, _commit),
             "host": _joined(run, lambda start: start.get("host")),
             "device": _joined(run, lambda start: start.get("device")), "python": last.get("python"), "folder": str(run.folder)}
@@ -60,6 +61,7 @@ def _columns() -> list[Column]:
     return [named("run", "run"), text("experiment", "experiment"), text("identity", "identity"),
             counted("problems", "problems"), counted("chains", "chains"), counted("records", "records"),
             counted("expected", "expected"), text("state", "state"), counted("not drawn", "not_drawn"),
+            counted("too long", "too_long"),
             counted("starts", "starts"), text("first start", "started"),
             text("commit (* modified)", "commit"), text("host", "host"), text("device", "device"), text("Python", "python")]
 

@@ -1,0 +1,92 @@
+"""Which problems fit into the model's positions, with their answers. Those that do not are recorded as too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.run import build
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.inference.interface import ChainTarget
+    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
+    from dflash_mcmc.types import Problem
+
+
+class TooLong(NamedTuple):
+    """A problem that does not fit."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    """Tokens that the answer may have, or that the dataset's solution has."""
+    positions: int
+    """Positions of the model."""
+
+    @property
+    def reason(self) -> str:
+        """The numbers in words."""
+        return (f"the prompt has {self.prompt_tokens:,} tokens, and with an answer of up to {self.answer_tokens:,} tokens it "
+                f"exceeds the model's {self.positions:,} positions")
+
+
+class Fit(NamedTuple):
+    """Problems by id."""
+
+    prompts: dict[str, np.ndarray]
+    """Token ids of the prompts that fit."""
+    too_long: dict[str, TooLong]
+    gold: bool = False
+    """Whether the answers are the dataset's solutions."""
+
+    def check(self) -> None:
+        """Raises UserError if no problem fits, since that is no property of a single problem."""
+        if not self.prompts and self.too_long:
+            name, found = min(self.too_long.items(), key=lambda item: item[1].prompt_tokens + item[1].answer_tokens)
+            if self.gold:
+                raise UserError(f"dataset: the solution of problem {name} takes {found.answer_tokens} tokens after a prompt "
+                                f"of {found.prompt_tokens}, and no problem is shorter; allowed: {found.positions} positions "
+                                "together (the model's)")
+            raise UserError(f"dataset.max_new_tokens: given {found.answer_tokens}; allowed: at most "
+                            f"{max(0, found.positions - found.prompt_tokens)} (the shortest problem, {name}, takes "
+                            f"{found.prompt_tokens} of the model's {found.positions} positions)")
+
+
+def fit(config: Config, model: ChainTarget | PromptEncoder, problems: Iterable[Problem], gold: bool = False) -> Fit:
+    """Encodes the prompts of problems. Raises UserError for an empty prompt.
+
+    Args:
+        gold: whether the answers are the dataset's solutions. Otherwise an answer may have dataset.max_new_tokens.
+    """
+    by_id = {problem.id: problem for problem in problems}
+    prompts, too_long = build.encoded(config, model, list(by_id.values())), {}
+    positions = model.max_positions
+    if positions is None:
+        return Fit(prompts, {}, gold)
+    for name in list(prompts):
+        room = _room(config, model, by_id[name], gold)
+        if len(prompts[name]) + room > positions:
+            too_long[name] = TooLong(len(prompts.pop(name)), room, positions)
+    return Fit(prompts, too_long, gold)
+
+
+def too_long_units(config: Config, problems: Sequence[str]) -> dict[str, TooLong]:
+    """The units of a probe, by the ids of their problems, whose problem does not fit. Raises UserError if none fits."""
+    if not {"model", "dataset"} <= set(config.probe.sources()):
+        return {}
+    encoder = config.engine.prompt_encoder(config)
+    if encoder is None:
+        return {}
+    every = config.dataset.problems()
+    found = fit(config, encoder, every, gold=not config.probe.draws_answers())
+    found.check()
+    return {name: found.too_long[name] for name in problems if name in found.too_long}
+
+
+def _room(config: Config, model: ChainTarget | PromptEncoder, problem: Problem, gold: bool) -> int:
+    if not gold:
+        return config.dataset.max_new_tokens
+    return len(model.encode(problem.solution)) if problem.solution else 0
