@@ -38,6 +38,14 @@ class Engine(Component):
             num_chains: number of chains that all processes run together.
         """
 
+    def resource(self, target: Any) -> object:
+        """What one run at a time can use in this process. It can be referenced weakly.
+
+        Args:
+            target: the result of `load`.
+        """
+        return target
+
     def prompt_encoder(self, config: Config) -> PromptEncoder | None:
         """The encoder of prompts before a start; None if the model's configuration is not here. Raises UserError."""
         return config.model.prompt_encoder()
