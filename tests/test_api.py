@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dflash_mcmc
+from dflash_mcmc.__main__ import main
 from dflash_mcmc.api import sampling
 from dflash_mcmc.config import defaults
 from dflash_mcmc.config.schema import PACKAGE
@@ -131,7 +132,7 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
     ({"sampler": "greedy", "prompts": "one text"}, "prompts: given 'one text'; allowed: a list of texts"),
     ({"sampler": "greedy", "prompts": []}, "prompts: given []; allowed: a list of texts"),
     ({"sampler": "greedy", "prompts": [1]}, "prompts: given 1; allowed: texts"),
-    ({"sampler": "greedy", "prompts": [{"role": "user", "content": "a"}]}, "prompts: given {'role': 'user', 'content': 'a'}; "),
+    ({"sampler": "greedy", "prompts": [{"role": "user", "content": "a"}]}, "prompts: given {'role': 'user', "),
     ({"sampler": "greedy", "prompts": [[{"role": "user"}]]}, "prompts: given [{'role': 'user'}]; allowed: messages"),
     ({"sampler": "greedy", "prompts": [[{"role": "assistant", "content": "a"}]]}, "prompts: given [{'role': 'assistant', "),
     ({"sampler": "greedy", "prompts": [[1, -2]]}, "prompts: given -2; allowed: token ids from 0 to "),
@@ -159,8 +160,8 @@ def test_a_field_that_is_set_later_is_checked(loaded):
 
 def test_mistakes_are_found_before_a_model_is_loaded(monkeypatch):
     monkeypatch.setattr(dflash_mcmc.HFModel, "load", lambda *_: pytest.fail("loaded"))
-    for given, said in (({"sampler": "powr"}, "sampler: unknown option 'powr'"), ({"max_new_tokens": 100}, "sampler.num_blocks"),
-                        ({"prompts": "text"}, "prompts: given 'text'")):
+    for given, said in (({"sampler": "powr"}, "sampler: unknown option 'powr'"), ({"prompts": "text"}, "prompts: given 'text'"),
+                        ({"max_new_tokens": 100}, "sampler.num_blocks: given 16")):
         with refused(start=said):
             dflash_mcmc.sample(**{"model": TINY, "tokenizer": None, "prompts": QUESTIONS, **given})
 
@@ -174,9 +175,8 @@ def test_prompts_are_texts_messages_or_token_ids(loaded):
     drawn = {name: dflash_mcmc.sample(model, tokenizer, prompts, sampler="temperature", progress=False)[0].tokens
              for name, prompts in asked.items()}
     assert len(set(map(tuple, drawn.values()))) == 1
-    other = dflash_mcmc.sample(model, tokenizer, [[{"role": "system", "content": "Answer."}, *messages]], sampler="temperature",
-                               progress=False)
-    assert other[0].cost.token_forwards != 0
+    guided = [{"role": "system", "content": "Answer."}, *messages]
+    other = dflash_mcmc.sample(model, tokenizer, [guided], sampler="temperature", progress=False)
     assert other[0].tokens != drawn["text"]
 
 
@@ -202,18 +202,20 @@ def test_an_engine_stays_loaded_and_streams(monkeypatch):
         engine.sample(QUESTIONS)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["one engine", "one model"])
-def test_threads_get_what_each_gets_alone(loaded, shared):
-    engines = [dflash_mcmc.Engine(*loaded) for _ in range(2)]
-    asked = [dict(sampler="temperature", blend=dflash_mcmc.LayerBlend(beta=0.1, layer=5), seed=1), dict(sampler="power_mh", seed=2)]
+def test_threads_get_what_each_gets_alone(loaded):
+    """Three threads draw with one model, two of them with the same engine. A blend taps the layers of the model."""
+    engine, other = dflash_mcmc.Engine(*loaded), dflash_mcmc.Engine(*loaded)
+    asked = [(engine, dict(sampler="temperature", blend=dflash_mcmc.LayerBlend(beta=0.1, layer=5), seed=1)),
+             (engine, dict(sampler=dflash_mcmc.PowerMH(num_blocks=2), seed=2)),
+             (other, dict(sampler="temperature", blend=dflash_mcmc.LayerBlend(beta=0.3, layer=2), seed=3))]
 
     def draw(number: int) -> list:
-        engine = engines[0 if shared else number]
-        return [sample.tokens for sample in engine.sample(QUESTIONS[:2], progress=False, max_new_tokens=32, **asked[number])]
+        engine, options = asked[number]
+        return [sample.tokens for sample in engine.sample(QUESTIONS[:1], progress=False, max_new_tokens=16, **options)]
 
-    alone = [draw(0), draw(1)]
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(draw, [0, 1])) == alone
+    alone = list(map(draw, range(3)))
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(draw, [0, 1, 2])) == alone
 
 
 def test_threads_make_components_at_once():
@@ -267,8 +269,8 @@ def test_logits_that_are_not_numbers_are_a_failure_of_the_sample(loaded, monkeyp
 
 
 def test_nothing_heavy_is_imported_before_it_is_used():
-    code = ("import sys, dflash_mcmc as dm; first = set(sys.modules); sampler = dm.PowerMH(alpha=4); dir(dm); dm.run; dm.read; "
-            "dm.Engine; print(*first); print(*sys.modules)")
+    code = ("import sys, dflash_mcmc as dm; first = set(sys.modules); sampler = dm.PowerMH(alpha=4); dir(dm); dm.run; "
+            "dm.read; dm.Engine; print(*first); print(*sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     first, then = (set(line.split()) for line in done.stdout.splitlines())
     assert not first & {*HEAVY, "numpy", "hydra", "dflash_mcmc.api", "dflash_mcmc.errors", "dflash_mcmc.registry"}
@@ -301,30 +303,39 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error(name, said):
     assert str(caught.value) == said
 
 
-def test_run_read_and_compare(tmp_path, monkeypatch, capfd):
-    """Runs in this process give the records of the command line; their tables and the paired test follow from them."""
+def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
+    """The command line takes the run for its own, and the table and the paired test follow from the records."""
     monkeypatch.chdir(tmp_path)
-    overrides = ["condition=greedy", "dataset.limit=4", "dataset.max_new_tokens=32", "tracker=none"]
+    overrides = ["condition=greedy", "dataset.limit=4", "tracker=none"]
     done = dflash_mcmc.run(*overrides)
     assert (done.num_new, done.summary["num_samples"]) == (4, 4)
     assert dflash_mcmc.run(*overrides)._replace(num_new=4) == done
+    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit, match="0"):
+        main(overrides)
+    assert f"{done.folder}: already complete, nothing drawn" in capsys.readouterr().out
+    records = [json.loads(line) for line in (done.folder / "records.jsonl").read_text().splitlines()]
     table = dflash_mcmc.read(done.folder)
-    (tmp_path / "other").mkdir()
-    records = records_of(tmp_path / "other", *overrides)
-    assert table.drop(columns=["run", "seconds", "share_seconds"]).to_dict("records") == [
-        {name: value for name, value in record.items() if name not in ("seconds", "share_seconds")} for record in records]
-    assert set(table["run"]) == {"greedy"}
+    assert list(table.columns) == ["run", *records[0]]
+    for name in ("problem", "verdict", "text", "tokens", "log_p"):
+        assert table[name].tolist() == [record[name] for record in records]
     other = dflash_mcmc.run("condition=temp", *overrides[1:])
     both = dflash_mcmc.read(other, done)
     assert both["run"].value_counts().to_dict() == {"greedy": 4, "temp": 4}
-    compared = dflash_mcmc.compare(done, other.folder)
-    correct = {name: (part["verdict"] == "correct").to_numpy() for name, part in both.groupby("run")}
-    assert compared.only_a == (correct["greedy"] & ~correct["temp"]).sum()
-    assert compared.both + compared.only_a + compared.only_b + compared.neither == 4
-    assert dflash_mcmc.compare(done, done).verdict == "tie"
+    correct = {name: (part.sort_values("problem")["verdict"] == "correct").to_numpy() for name, part in both.groupby("run")}
+    assert 0 < correct["greedy"].sum() < 4
+    found = dflash_mcmc.compare(done, other.folder)
+    assert found.both == (correct["greedy"] & correct["temp"]).sum()
+    assert found.only_a == (correct["greedy"] & ~correct["temp"]).sum()
+    assert found.both + found.only_a + found.only_b + found.neither == 4
     with refused(start=f"compare: given {done.folder.parent}, which has 2 runs; allowed: the folder of one run"):
         dflash_mcmc.compare(done.folder.parent, done)
-    assert capfd.readouterr().out == ""
+
+
+def test_a_table_has_the_units_of_a_probe(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"identity": {"probe": "difficulty"}, "sessions": []}))
+    (tmp_path / "records.jsonl").write_text('{"problem": "a", "chain": 0, "gain": 0.5}\n')
+    assert dflash_mcmc.read(tmp_path).to_dict("records") == [{"run": tmp_path.name, "problem": "a", "chain": 0, "gain": 0.5}]
 
 
 @pytest.mark.parametrize("overrides", [["-m", "condition=greedy,ps"], ["sweep=alpha_beta"], ["dry_run=true"], ["--cfg", "job"],
@@ -332,7 +343,7 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capfd):
 def test_what_is_not_one_run_is_refused(overrides, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refused(start=f"run: given {' '.join(overrides)!r}; allowed: the overrides of one run"):
-        dflash_mcmc.run(*overrides, "dataset.limit=2") if overrides[0] != "--cfg" else dflash_mcmc.run(*overrides)
+        dflash_mcmc.run(*overrides)
     assert not list(tmp_path.iterdir())
 
 
