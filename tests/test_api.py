@@ -125,7 +125,7 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"sampler": "power_mh", "max_new_tokens": 100}, "sampler.num_blocks: given 16; allowed: a divisor of"),
+    ({"sampler": "power_mh", "max_new_tokens": 15}, "sampler.num_blocks: given 16; allowed: at most dataset.max_new_"),
     ({"sampler": "greedy", "decoder": "speculative_match"}, "draft: given 'none'; allowed: a draft, such as tiny"),
     ({"sampler": "greedy", "num_chains": 0}, "num_chains: given 0; allowed: a whole number >= 1"),
     ({"sampler": 3}, "sampler: given 3; allowed: a component of the group, or one of best_of_n"),
@@ -160,8 +160,8 @@ def test_a_field_that_is_set_later_is_checked(loaded):
 
 def test_mistakes_are_found_before_a_model_is_loaded(monkeypatch):
     monkeypatch.setattr(dflash_mcmc.HFModel, "load", lambda *_: pytest.fail("loaded"))
-    for given, said in (({"sampler": "powr"}, "sampler: unknown option 'powr'"), ({"prompts": "text"}, "prompts: given 'text'"),
-                        ({"max_new_tokens": 100}, "sampler.num_blocks: given 16")):
+    for given, said in (({"sampler": "powr"}, "sampler: unknown option 'powr'"), ({"prompts": "a"}, "prompts: given 'a'"),
+                        ({"max_new_tokens": 15}, "sampler.num_blocks: given 16")):
         with refused(start=said):
             dflash_mcmc.sample(**{"model": TINY, "tokenizer": None, "prompts": QUESTIONS, **given})
 

@@ -17,7 +17,8 @@ PRINTED = {"own_sampler.py": r"one draw: mean log p -[\d.]+\nthe better of two: 
 
 def cells(name: str) -> list[str]:
     """The code of a notebook."""
-    return ["".join(cell["source"]) for cell in json.loads((EXAMPLES / name).read_text())["cells"] if cell["cell_type"] == "code"]
+    stored = json.loads((EXAMPLES / name).read_text())["cells"]
+    return ["".join(cell["source"]) for cell in stored if cell["cell_type"] == "code"]
 
 
 def test_the_notebook_runs_and_power_sampling_takes_ten_lines(tmp_path):

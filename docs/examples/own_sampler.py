@@ -1,6 +1,6 @@
 """A sampler in a package of your own: the better of two draws, by log p.
 
-Run this file, or import it. In a package, name its module as an entry point. The command line then knows `sampler=best_of_two`:
+Run this file, or import it. In a package, name its module as an entry point, and the command line knows `sampler=best_of_two`:
 
     [project.entry-points."dflash_mcmc.plugins"]
     my_package = "my_package.own_sampler"
