@@ -180,14 +180,20 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
     ..., like the rows of a file with `dataset=jsonl`. The keys of a mapping are the ids of its prompts.
 
     Args:
-        model, tokenizer, engine, hardware, chat: see `LoadedEngine`.
+        model: a loaded model, the folder or hub name of one, or a component; see `LoadedEngine`.
+        tokenizer: the tokenizer of a loaded model; None otherwise.
         prompts: texts; conversations, each a list of messages with `role` and `content`; or token ids, which are used as they
             are. In order, or by id.
         sampler: a component, such as `dm.PowerMH(alpha=4)`, or a name; None takes `power_mh` with the values of `conf/`.
         blend: a component or a name; None leaves the target as it is.
         decoder: a component or a name; None decodes token by token.
         draft: a component or a name, for a decoder, blend or sampler that needs one.
+        engine: a component or a name; see `LoadedEngine`.
+        hardware: a component or a name; see `LoadedEngine`.
+        num_chains: samples of each prompt.
         max_new_tokens: longest answer in tokens.
+        seed: seed of all randomness.
+        chat: whether the chat template is used; see `LoadedEngine`.
         progress: whether a progress bar is shown.
 
     Returns:
