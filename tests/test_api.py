@@ -139,11 +139,12 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
     ({"sampler": "greedy", "prompts": [[1, 500]]}, "prompts: given 500; allowed: token ids from 0 to "),
     ({"sampler": "greedy", "prompts": [[0.5]]}, "prompts: given [0.5]; allowed: texts"),
     ({"sampler": "greedy", "prompts": [[]]}, "prompts: given []; allowed: texts"),
+    ({"sampler": "greedy", "prompts": [""], "chat": False}, "prompts: given nothing in prompt 00000; allowed: at least"),
     ({"sampler": "greedy", "model": 3}, "model: given 3; allowed: a causal language model of transformers"),
     ({"sampler": "greedy", "tokenizer": None}, "tokenizer: given None; allowed: the tokenizer of a loaded model"),
     ({"sampler": "greedy", "model": TINY}, "tokenizer: given"),
     ({"sampler": "greedy", "model": "/no/folder", "tokenizer": None}, "model.path: given '/no/folder'; allowed: a folder"),
-    ({"sampler": "greedy", "max_new_tokens": 2000}, "dataset.max_new_tokens: given 2000; allowed: at most"),
+    ({"sampler": "greedy", "max_new_tokens": 2000}, "max_new_tokens: given 2000; allowed: at most"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_what_does_not_fit_is_refused_in_one_line(loaded, given, said):
     arguments = {"model": loaded[0], "tokenizer": loaded[1], "prompts": QUESTIONS, **given}

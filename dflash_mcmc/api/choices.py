@@ -64,6 +64,8 @@ def _override(field: str, value: Any) -> str:
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_written(entry)}" for name, entry in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_written, value)) + "]"
     if isinstance(value, (str, Path)):

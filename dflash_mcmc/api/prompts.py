@@ -43,12 +43,18 @@ def _read(prompt: Prompt) -> Conversation | np.ndarray:
     return tokens.astype(np.int64)
 
 
-def token_ids(config: Config, target: ChainTarget, prompt: Conversation | np.ndarray) -> np.ndarray:
-    """The token ids of a prompt, int64. Raises UserError."""
+def token_ids(config: Config, target: ChainTarget, name: str, prompt: Conversation | np.ndarray) -> np.ndarray:
+    """The token ids of a prompt, int64. Raises UserError, also for a prompt that leaves too few of the model's positions."""
     if isinstance(prompt, Conversation):
-        return target.encode(config.model.render(target.tokenizer, prompt), not config.model.chat)
-    known = len(target.tokenizer)
-    if prompt.min() < 0 or prompt.max() >= known:
-        wrong = int(prompt[(prompt < 0) | (prompt >= known)][0])
-        raise ConfigError("prompts", wrong, f"token ids from 0 to {known - 1}")
-    return prompt
+        tokens = target.encode(config.model.render(target.tokenizer, prompt), not config.model.chat)
+    else:
+        tokens, known = prompt, len(target.tokenizer)
+        if tokens.min() < 0 or tokens.max() >= known:
+            raise ConfigError("prompts", int(tokens[(tokens < 0) | (tokens >= known)][0]), f"token ids from 0 to {known - 1}")
+    room, positions = config.dataset.max_new_tokens, target.max_positions
+    if not len(tokens):
+        raise ConfigError("prompts", f"nothing in prompt {name}", "at least one token")
+    if positions is not None and len(tokens) + room > positions:
+        raise ConfigError("max_new_tokens", room, f"at most {positions - len(tokens)} (prompt {name} takes {len(tokens)} of "
+                          f"the model's {positions} positions)")
+    return tokens

@@ -119,11 +119,7 @@ class LoadedEngine:
                                {"seed": seed, "num_chains": num_chains, "dataset.max_new_tokens": max_new_tokens})
         config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
         config, target = checked(config), self._target
-        token_ids = {name: read_prompts.token_ids(config, target, prompt) for name, prompt in asked.items()}
-        from dflash_mcmc.run import build
-
-        for name, tokens in token_ids.items():
-            build.check_room(target, name, len(tokens), max_new_tokens)
+        token_ids = {name: read_prompts.token_ids(config, target, name, prompt) for name, prompt in asked.items()}
         return self._drawn(config, target, token_ids, progress)
 
     def _drawn(self, config: Config, target: ChainTarget, token_ids: Mapping[str, np.ndarray],

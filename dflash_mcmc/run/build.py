@@ -42,17 +42,12 @@ def prompts(config: Config, model: ChainTarget | PromptEncoder, problems: Sequen
             continue
         tokens = found[problem.id] = model.encode(
             config.model.render(model.tokenizer, prompting.conversation(problem)), not config.model.chat)
-        check_room(model, problem.id, len(tokens), room)
+        if not len(tokens):
+            raise UserError(f"dataset.prompt: problem {problem.id} gives an empty prompt; allowed: at least one token")
+        if model.max_positions is not None and len(tokens) + room > model.max_positions:
+            raise UserError(f"dataset.max_new_tokens: given {room}; allowed: at most {model.max_positions - len(tokens)} "
+                            f"(problem {problem.id} takes {len(tokens)} of the model's {model.max_positions} positions)")
     return found
-
-
-def check_room(model: ChainTarget | PromptEncoder, problem: str, length: int, room: int) -> None:
-    """Checks that a prompt of `length` tokens leaves `room` of the model's positions. Raises UserError."""
-    if not length:
-        raise UserError(f"dataset.prompt: problem {problem} gives an empty prompt; allowed: at least one token")
-    if model.max_positions is not None and length + room > model.max_positions:
-        raise UserError(f"dataset.max_new_tokens: given {room}; allowed: at most {model.max_positions - length} "
-                        f"(problem {problem} takes {length} of the model's {model.max_positions} positions)")
 
 
 def first_prompt(config: Config) -> str:
