@@ -187,7 +187,7 @@ def test_an_engine_stays_loaded_and_streams(monkeypatch):
 
     loads, right = [], dflash_mcmc.HFModel.load
     monkeypatch.setattr(dflash_mcmc.HFModel, "load", lambda *given: loads.append(given) or right(*given))
-    draw = {"prompts": QUESTIONS, "sampler": dflash_mcmc.Temperature(alpha=1.0), "num_chains": 2}
+    draw = {"prompts": QUESTIONS[:2], "sampler": dflash_mcmc.Temperature(alpha=1.0), "num_chains": 2, "max_new_tokens": 16}
     with dflash_mcmc.Engine(TINY, hardware=dflash_mcmc.Local(num_slots=2)) as engine:
         samples = engine.sample(**draw, progress=False)
         stream = engine.stream(**draw)
@@ -197,7 +197,7 @@ def test_an_engine_stays_loaded_and_streams(monkeypatch):
             engine.sample(**draw, progress=False)
         assert tokens([first, *stream]) == tokens(samples)
         engine.stream(**draw).close()
-        assert tokens(engine.sample(QUESTIONS[2:], progress=False, sampler="greedy"))
+        assert tokens(engine.sample(QUESTIONS[2:], progress=False, sampler="greedy", max_new_tokens=16))
     assert len(loads) == 1
     with refused(start="engine: is closed"):
         engine.sample(QUESTIONS)
@@ -219,6 +219,20 @@ def test_threads_get_what_each_gets_alone(loaded):
         assert list(pool.map(draw, [0, 1, 2])) == alone
 
 
+def test_a_run_waits_for_a_stream_of_its_model_in_another_thread(tmp_path, monkeypatch):
+    """The model in files is loaded once for both."""
+    monkeypatch.chdir(tmp_path)
+    overrides = ["condition=greedy", "dataset.limit=1", "tracker=none", "dataset.max_new_tokens=16"]
+    with dflash_mcmc.Engine(dflash_mcmc.component("model", "tiny")) as engine, ThreadPoolExecutor(1) as pool:
+        stream = engine.stream(QUESTIONS, sampler="temperature", max_new_tokens=32)
+        drawn = [next(stream)]
+        done = pool.submit(dflash_mcmc.run, *overrides)
+        processes.wait_until(lambda: list(tmp_path.glob("outputs/default/*")))
+        drawn += stream
+        assert done.result().num_new == 1
+        assert sorted(drawn) == engine.sample(QUESTIONS, sampler="temperature", max_new_tokens=32, progress=False)
+
+
 def test_threads_make_components_at_once():
     """Hydra's state belongs to the process."""
     defaults._composed.cache_clear()
@@ -230,7 +244,8 @@ def test_threads_make_components_at_once():
 
 def test_ctrl_c_returns_what_is_finished(loaded, monkeypatch, capsys):
     """The signal arrives at the third finished chain."""
-    everything = dflash_mcmc.sample(*loaded, QUESTIONS, sampler="temperature", num_chains=2, progress=False)
+    asked = {"prompts": QUESTIONS, "sampler": "temperature", "max_new_tokens": 32, "progress": False}
+    everything = dflash_mcmc.sample(*loaded, **asked)
     finished, right = [], sampling._sample
 
     def interrupted(*given):
@@ -241,13 +256,13 @@ def test_ctrl_c_returns_what_is_finished(loaded, monkeypatch, capsys):
 
     monkeypatch.setattr(sampling, "_sample", interrupted)
     engine = dflash_mcmc.Engine(*loaded)
-    samples = engine.sample(QUESTIONS, sampler="temperature", num_chains=2, progress=False)
+    samples = engine.sample(**asked)
     assert samples == sorted(finished)
     assert len(samples) == 2
-    assert {sample.cost for sample in samples} < {sample.cost for sample in everything}
-    assert capsys.readouterr().err == "stopped: 2 of 6 samples are finished\n"
+    assert {tuple(sample.tokens) for sample in samples} < {tuple(sample.tokens) for sample in everything}
+    assert capsys.readouterr().err == "stopped: 2 of 3 samples are finished\n"
     monkeypatch.undo()
-    assert engine.sample(QUESTIONS, sampler="temperature", num_chains=2, progress=False) == everything
+    assert engine.sample(**asked) == everything
 
 
 def test_the_model_is_left_as_it_was(loaded, capfd):

@@ -70,7 +70,8 @@ class LoadedEngine:
     """A model that stays loaded, and draws samples with any sampler. `import dflash_mcmc as dm` calls it `dm.Engine`.
 
     The first call that draws loads the weights, after its arguments are checked. Threads can share an engine or a model: one
-    draws at a time, and each gets the samples that it gets alone. The engine is a context manager.
+    draws at a time, and each gets the samples that it gets alone. Runs of `dm.run` take turns with engines in the same way.
+    The engine is a context manager.
 
     Args:
         model: a loaded `transformers` causal language model with full attention; or the folder or hub name of one; or a
@@ -131,7 +132,7 @@ class LoadedEngine:
         total, names = len(token_ids) * config.num_chains, list(token_ids)
         chains = (((index, chain), build.chain(config, config.sampler, name, chain, token_ids[name]))
                   for index, name in enumerate(names) for chain in range(config.num_chains))
-        with turn_of(config.engine.resource(target)).taken(), self._evaluating():
+        with turn_of(config.engine.resource(target)).taken(nests=False), self._evaluating():
             runner = config.engine.start(config, target, max(map(len, token_ids.values())), total)
             with closing(runner), tqdm(total=total, unit="sample", mininterval=0.5, dynamic_ncols=True,
                                        disable=not progress) as bar:

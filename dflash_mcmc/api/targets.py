@@ -1,4 +1,4 @@
-"""Targets from Python: a model that the user has loaded, or one in files; and whose turn it is to run one."""
+"""Targets from Python: a model that the user has loaded, or one in files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from weakref import WeakKeyDictionary
 
 from dflash_mcmc.api.choices import component, is_component
 from dflash_mcmc.data.conversations import Conversation
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.model import Model
+from dflash_mcmc.process.turns import Turn
 
 if TYPE_CHECKING:
     from dflash_mcmc.inference.language_model import LanguageModel
@@ -55,7 +56,7 @@ def model_of(model: Any, tokenizer: Any, chat: bool) -> Model:
         raise ConfigError("tokenizer", None, "the tokenizer of a loaded model")
     from dflash_mcmc.inference.language_model import LanguageModel
 
-    with turn_of(model.base_model).taken(), evaluating(model):
+    with turn_of(model.base_model).taken(nests=False), evaluating(model):
         return LoadedModel(LanguageModel(model, tokenizer), chat)
 
 
@@ -68,26 +69,6 @@ def evaluating(model: Any) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-class Turn:
-    """Lets one thread at a time draw with a model: a run changes the model's attention and taps its layers."""
-
-    def __init__(self) -> None:
-        self._lock, self._owner = threading.Lock(), 0
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Waits for the other threads. Raises UserError if this thread has not ended its turn: it would wait for itself."""
-        if self._owner == threading.get_ident():
-            raise UserError("engine: given a second call while a stream of the same model is open; allowed: after the stream "
-                            "has ended or is closed")
-        with self._lock:
-            self._owner = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._owner = 0
 
 
 _turns: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()

@@ -13,6 +13,7 @@ import torch
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.cache import CacheShape
 from dflash_mcmc.inference.prompt_encoder import GROWING_ROPES, encode, max_positions, rope_of
+from dflash_mcmc.process.turns import Turn
 
 _LAYER_NAMES = ("layers", "h")
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f")
@@ -32,6 +33,7 @@ class LanguageModel:
         cache_shape: shape of the keys and values of a token.
         capturable: whether a forward can be captured as a CUDA graph. A model with a growing rotary embedding cannot be
             captured, because this embedding reads the positions on the host.
+        turn: taken by the engine that runs the model.
         max_positions: longest sequence, prompt included, on which the model has plain full attention. A sliding window
             limits it to the window.
     """
@@ -55,6 +57,7 @@ class LanguageModel:
             self.forbid([token for token in range(self.vocab_size) if token not in known])
         self._refuse_unsupported(model)
         self.cache_shape = _cache_shape(model, self.device)
+        self.turn = Turn()
 
     def without_stops(self) -> LanguageModel:
         """The same model, whose generations end at their horizon alone."""
