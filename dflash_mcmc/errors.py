@@ -16,8 +16,8 @@ class UserError(Exception):
     """One line that names the mistake and the allowed values. The process ends with exit code 2."""
 
 
-class ConfigError(UserError):
-    """A wrong value of a configuration field: `field: given X; allowed: Y`."""
+class ConfigError(UserError, ValueError):
+    """A wrong value of a configuration field: `field: given X; allowed: Y`. A ValueError, as Python programs expect."""
 
     def __init__(self, field: str, given: object, allowed: str):
         super().__init__(f"{field}: given {_shorten(given)}; allowed: {allowed}")

@@ -28,6 +28,14 @@ class Engine(Component):
     def load(self, config: Config, device: str) -> Any:
         """The target on a device, as `start` takes it. It has the attributes of `interface.ChainTarget`. Raises UserError."""
 
+    def resource(self, target: Any) -> object:
+        """What one run at a time can use in this process. It can be referenced weakly.
+
+        Args:
+            target: the result of `load`.
+        """
+        return target
+
     @abstractmethod
     def start(self, config: Config, target: Any, prompt_length: int, num_chains: int) -> ChainRunner:
         """An engine that runs chains on the target. Its user closes it. Raises UserError.

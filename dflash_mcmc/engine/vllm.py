@@ -67,6 +67,10 @@ class Vllm(Engine):
                             f"with engine=vllm, {_INSTEAD}")
         return target.read(files.folder, files.dtype, device, config.model.tokenizer())
 
+    def resource(self, target: VllmTarget) -> object:
+        """This class: a process has one engine of vLLM."""
+        return Vllm
+
     def prompt_encoder(self, config: Config) -> PromptEncoder | None:
         """The tokenizer, and the positions of the model without regard to sliding windows, which vLLM computes."""
         encoder = config.model.prompt_encoder()

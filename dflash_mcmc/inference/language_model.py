@@ -15,6 +15,7 @@ from dflash_mcmc.inference import attention, experts, families, masks
 from dflash_mcmc.inference.cache import CacheShape
 from dflash_mcmc.inference.float32_head import Float32Head
 from dflash_mcmc.inference.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
+from dflash_mcmc.process.turns import Turn
 
 _LAYER_NAMES = ("layers", "h")
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f")
@@ -32,6 +33,7 @@ class LanguageModel:
         cache_shape: shape of the keys and values of a token.
         capturable: whether a forward can be captured as a CUDA graph. A model with a growing rotary embedding cannot be
             captured, because this embedding reads the positions on the host, and neither can a mixture of experts.
+        turn: taken by the engine that runs the model.
         max_positions: longest sequence, prompt included.
         masks: which earlier tokens the layers attend to.
         attention_needs: what the attention has beside a softmax over all earlier tokens.
@@ -64,6 +66,7 @@ class LanguageModel:
             self.forbid([token for token in range(self.vocab_size) if token not in known])
         self._refuse_unsupported(model)
         self.cache_shape = _cache_shape(model, self.device)
+        self.turn = Turn()
 
     def without_stops(self) -> LanguageModel:
         """The same model, whose generations end at their horizon alone."""

@@ -59,8 +59,9 @@ class ModelRunner:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """A context in which the model's layers are tapped and the model uses the engine's attention."""
+        """A context for one thread at a time, in which the model has tapped layers and the engine's attention."""
         with ExitStack() as stack:
+            stack.enter_context(self.model.turn.taken(nests=True))
             if self.model.device.type == "cuda":  # streams and graphs belong to the current device
                 stack.enter_context(torch.cuda.device(self.model.device))
             stack.enter_context(self.model.attending(self.attention))

@@ -19,7 +19,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import cuts
 from dflash_mcmc.kernel.cost import doubling, doubling_cost, mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, stage_horizon, trace_entry
 from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class PowerMH(Sampler):
     """Metropolis-Hastings on p^alpha: regenerate a random suffix, accept by the weight of the whole suffix.
 
-    Target at stage k, with horizon L_k = k * length / num_blocks: pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
+    Target at stage k, with horizon L_k = floor(k * length / num_blocks): pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
     over the sequences that end in a stop id or are L_k tokens long. If the proposal has top-k, top-p or min-p, pi_k is
     restricted to the tokens that they keep, and p is not renormalised. Each stage extends the state to L_k by the proposal
     law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws a new suffix from q up to
@@ -52,7 +52,7 @@ class PowerMH(Sampler):
     alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
     proposal_temperature: float | None = identity("temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
                                                    le=LARGEST)
-    num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
+    num_blocks: int = identity("stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
     schedule: str = identity("stages of a chain: published = all num_blocks stages, also those after the answer has ended; "
                              "adaptive = horizons that double from length / num_blocks, and the last stage as soon as the "
@@ -207,11 +207,12 @@ class PowerMH(Sampler):
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
-        block_length = horizon // self.num_blocks
         path, steps, trace = Trajectory.start(prompt), list[MetropolisStep](), list[dict]()
         for block in self.blocks():
             block_key = key.fold_in("block", block)
-            reach = path.length + block_length if self.rule == "published" else block * block_length
+            reach = stage_horizon(block, self.num_blocks, horizon)
+            if self.rule == "published":  # as many more tokens as the stage is longer than the one before
+                reach += path.length - stage_horizon(block - 1, self.num_blocks, horizon)
             if not path.ended:
                 path = yield Draw(path, reach, self.law(), block_key.fold_in("extend"), self.source(),
                                   entropy=self.cut == "entropy")

@@ -131,7 +131,7 @@ def test_eps_errs_by_at_most_epsilon():
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (["sampler.num_blocks=7"], "sampler.num_blocks: given 7; allowed: a divisor of dataset.max_new_tokens="),
+    (["sampler.num_blocks=999"], "sampler.num_blocks: given 999; allowed: at most dataset.max_new_tokens="),
     (["draft=ngram"], "draft: given 'ngram'; allowed: tiny or dflash with sampler=draft_mh"),
     (["draft=none"], "draft: given 'none'; allowed: a draft"),
     (["decoder=speculative_match"], "decoder: given 'speculative_match'; allowed: plain with sampler=draft_mh"),
