@@ -93,6 +93,14 @@ def test_integers_of_any_type_are_equal_parts_and_floats_are_refused():
         Key(0).fold_in(3.0)
 
 
+def test_bounds_of_any_integer_type_are_equal_and_floats_are_refused():
+    key = Key(3)
+    for kind in (np.int64, np.int32, np.uint8):
+        assert np.array_equal(key.uniforms(kind(4), kind(13)), key.uniforms(4, 13))
+    with pytest.raises(TypeError):
+        key.uniforms(0.0, 3)
+
+
 def test_bad_slice_is_refused():
     with pytest.raises(ValueError, match="start <= stop"):
         Key(0).uniforms(3, 2)

@@ -12,8 +12,8 @@ from dflash_mcmc.types import Trajectory
 
 
 def path(*tokens: int) -> Trajectory:
-    count = len(tokens)
-    return Trajectory.start(np.array([0])).extended(np.array(tokens), np.zeros(count), np.zeros(count), np.zeros((count, 2)), False)
+    zeros = np.zeros(len(tokens))
+    return Trajectory.start(np.array([0])).extended(np.array(tokens), zeros, zeros, np.zeros((len(tokens), 2)), False)
 
 
 STATE, OTHER = path(1, 2), path(1, 3, 4)

@@ -1,9 +1,9 @@
 """Applies each wrong edit to a copy of the tree and runs its tests: `python -m tests.mutants`, or `make mutants`.
 
-An edit that no test fails under is a survivor: a hole of the tests. The exit code is 1 if an edit survives without being marked
-harmless, if a harmless one is caught, or if a result is unclear (tests that fail without the edit, run out of time or cannot be
-started). Results are stored as they come and are used again while the edit, the edited file and its test files are the same;
-`--fresh` forgets them, which is right before a release.
+An edit that no test fails under is a survivor: a hole of the tests. The exit code is 1 if an edit survives and is not marked
+harmless, if a harmless one is caught, or if a result is unclear: tests that fail without the edit, run out of time or cannot
+be started. Results are stored as they come. They are used again while the edit, the edited file and its test files are the
+same. `--fresh` forgets them, which is right before a release.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -72,7 +73,7 @@ def run_tests(tree: Path, tests: Iterable[str], limit: float) -> tuple[str, str]
     return {_FAILED: CAUGHT, _PASSED: SURVIVED}.get(done.returncode, NOT_RUN), lines[-1]
 
 
-def judged(edit: Edit, root: Path, tree: Path, limit: float) -> Outcome:
+def judged(edit: Edit, tree: Path, limit: float) -> Outcome:
     """The outcome of an edit in a copy of the tree, which is as before afterwards."""
     began, path = time.monotonic(), tree / edit.file
     text = path.read_text(encoding="utf-8")
@@ -81,7 +82,7 @@ def judged(edit: Edit, root: Path, tree: Path, limit: float) -> Outcome:
         result, last = run_tests(tree, edit.tests, limit)
     finally:
         path.write_text(text, encoding="utf-8")
-    return Outcome(edit.name, edit.digest(root), result, round(time.monotonic() - began, 1), last)
+    return Outcome(edit.name, edit.digest(tree), result, round(time.monotonic() - began, 1), last)
 
 
 def red_without(edits: Iterable[Edit], tree: Path, jobs: int, limit: float) -> str:
@@ -109,6 +110,7 @@ def outcomes(edits: list[Edit], root: Path, results: Path, jobs: int, limit: flo
     missing = [edit for edit in edits if edit.digest(root) not in known]
     trees: SimpleQueue[Path] = SimpleQueue()
     results.parent.mkdir(parents=True, exist_ok=True)
+    digests = [edit.digest(root) for edit in edits]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, results.open("a", encoding="utf-8") as file:
         for number in range(min(jobs, max(1, len(missing)))):
             trees.put(copied(root, Path(folder, str(number))))
@@ -116,7 +118,7 @@ def outcomes(edits: list[Edit], root: Path, results: Path, jobs: int, limit: flo
         def judge(edit: Edit) -> Outcome:
             tree = trees.get()
             try:
-                return judged(edit, root, tree, limit)
+                return judged(edit, tree, limit)
             finally:
                 trees.put(tree)
 
@@ -127,16 +129,16 @@ def outcomes(edits: list[Edit], root: Path, results: Path, jobs: int, limit: flo
                 file.write(json.dumps(outcome._asdict()) + "\n")
                 file.flush()
                 print(f"{outcome.result}: {outcome.name} ({outcome.seconds:g} s)", flush=True)
-    return [known[edit.digest(root)] for edit in edits]
+    return [known[digest] for digest in digests]
 
 
 def table(edits: list[Edit], found: list[Outcome]) -> str:
     """The edits whose outcome is not as the list says, and the counts."""
     rows = [(outcome.result, edit.name, edit.file, outcome.last) for edit, outcome in zip(edits, found, strict=True)
             if not outcome.wanted(edit)]
-    counts = {result: sum(outcome.result == result for outcome in found) for result in (CAUGHT, SURVIVED, OUT_OF_TIME, NOT_RUN)}
+    counts = Counter(outcome.result for outcome in found)
     harmless = sum(bool(edit.harmless) for edit in edits)
-    summary = (f"{len(edits)} edits: " + ", ".join(f"{count} {result}" for result, count in counts.items() if count)
+    summary = (f"{len(edits)} edits: " + ", ".join(f"{count} {result}" for result, count in counts.most_common())
                + f" ({harmless} marked harmless)")
     return (tabulate(rows, ("result", "edit", "file", "last line")) + "\n\n" if rows else "") + summary
 

@@ -30,8 +30,8 @@ def test_tokens_of_a_rejection_rule_claim_no_interval(rule):
     rows, drafted = 6, 3
     target, draft = (laws.weigh(torch.randn(rows * slots, 5, generator=generator)) for slots in (drafted + 1, drafted))
     block = Block(torch.randint(5, (rows, drafted), generator=generator), target, draft, torch.zeros(rows, dtype=torch.bool))
-    numbers = [torch.rand(rows, count, generator=generator, dtype=torch.float64) for count in (drafted + 1, drafted, drafted)]
-    verdict = rule(block, Uniforms(*numbers))
+    numbers = [torch.from_numpy(Key(count).uniforms(0, rows * count).reshape(rows, count)) for count in (drafted + 1, drafted)]
+    verdict = rule(block, Uniforms(*numbers, numbers[1].flip(0)))
     assert 0 <= verdict.accepted.min() < verdict.accepted.max()
     assert verdict.interval.shape == (rows, drafted + 1, 2)
     assert not verdict.interval.any()
