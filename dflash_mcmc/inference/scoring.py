@@ -15,7 +15,9 @@ from dflash_mcmc.ops import Score, grid_origin
 
 def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
            sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """(log p, log q, intervals, columns) of the tokens of `score`, read piece by piece; None if logits or processed logits are not finite.
+    """(log p, log q, intervals, columns) of the tokens of `score`, read piece by piece.
+
+    Returns None if logits or processed logits are not finite.
 
     Args:
         cache, row: this row of the cache holds the tokens before the scored ones, except the last of them.

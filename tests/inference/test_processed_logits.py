@@ -49,15 +49,15 @@ def outcomes(engine, *chains) -> list[bool]:
     done = sorted(engine.run(enumerate(chains)), key=lambda one: one.tag)
     for one in done:
         assert one.result is not None or "not numbers" in one.failure
-        assert one.result is None or np.isfinite(one.result.trajectory.log_q).all()
+        assert one.result is None or not np.isnan(one.result.trajectory.log_q).any()
     return [one.result is not None for one in done]
 
 
-def batched(model, decoder=None, grid=None) -> BatchedEngine:
+def batched(model, decoder=None, draft=None) -> BatchedEngine:
     parts = LanguageModel(model, stop_ids=STOPS)
     speculation = None if decoder is None else decoder.speculation(drafter("dflash_short", parts, model))
     return BatchedEngine(parts, NoBlend(), 4, 16, Options(), None, speculation,
-                         None if grid is None else drafter(grid, parts, model))
+                         None if draft is None else drafter(draft, parts, model))
 
 
 @pytest.mark.parametrize("params", TOO_LARGE.values(), ids=TOO_LARGE)
@@ -70,7 +70,7 @@ def test_draws_end_and_spoil_no_other(qwen3, decoder, params):
 
 
 def test_draws_from_the_draft_end_with_the_block(qwen3):
-    engine = batched(qwen3, grid="dflash")
+    engine = batched(qwen3, draft="dflash")
     for params in (SamplingParams(1e-39), SamplingParams(0.7, repetition_penalty=1e-39)):
         assert outcomes(engine, drawn(params, "draft"), drawn(SamplingParams(0.7), "draft")) == [False, True]
 
@@ -99,7 +99,8 @@ def test_the_oracle_says_so():
     (["sampler=temperature", "sampler.temperature=1e-39"],
      "sampler.temperature: given 1e-39; allowed: a number >= 1e-06 and <= 1e+06 or null"),
     (["condition=ps", "sampler.alpha=1e39"], "sampler.alpha: given 1e+39; allowed: a number >= 1e-06 and <= 1e+06"),
-    (["sampler=temperature", "sampler.repetition_penalty=1e-39"], "sampler.repetition_penalty: given 1e-39; allowed: a number"),
+    (["sampler=temperature", "sampler.repetition_penalty=1e-39"],
+     "sampler.repetition_penalty: given 1e-39; allowed: a number >= 1e-06 and <= 1e+06"),
     (["sampler=power_mh", "sampler.frequency_penalty=1e39"], "sampler.frequency_penalty: given 1e+39; allowed: a number"),
     (["decoder=speculative_rejection", "draft=ngram", "decoder.draft_temperature=1e-39"],
      "decoder.draft_temperature: given 1e-39; allowed: 0, or a number from 1e-06 to 1e+06"),
