@@ -99,11 +99,11 @@ def sign_flip(differences: ArrayLike) -> float:
 
 
 def mean_difference(differences: np.ndarray, chains: int, widest: float = 1.0) -> IntervalEstimate:
-    """Mean of one difference per problem, float64 (problems,), each in [-widest, widest], with its 95 % interval over problems.
+    """Mean of one difference per problem, float64 (problems,), each in [-widest, widest], with an interval over problems.
 
-    The interval is Student's, of the differences and of two more values, 1/sqrt(chains) and -1/sqrt(chains). With one chain per
-    problem they add one problem to each of the two cells in which the runs differ, as in the adjusted Wald interval of Bonett &
-    Price 2012, which has a normal quantile. A bootstrap over problems covers less than its level with few problems.
+    The interval is Student's, of the differences and of two more values, 1/sqrt(chains) and -1/sqrt(chains). With one chain
+    per problem they add one problem to each of the two cells in which the runs differ, as in the adjusted Wald interval of
+    Bonett & Price 2012, which has a normal quantile. A bootstrap covers less than its level with few problems.
 
     Args:
         chains: smallest number of chains of a problem in a run.

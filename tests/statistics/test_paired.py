@@ -123,11 +123,13 @@ def test_the_interval_is_bonett_and_price_s_with_student_s_quantile():
 
 def coverage(number: int, only_a: float, only_b: float) -> float:
     """Probability that the interval of single chains covers the difference, by the sum over all tables of two runs."""
-    found = 0.0
-    for a, b in ((a, b) for a in range(number + 1) for b in range(number + 1 - a)):
+    found, rest = 0.0, max(0.0, 1.0 - only_a - only_b)
+    for a, b in itertools.product(range(number + 1), repeat=2):
+        if a + b > number:
+            continue
         difference = mean_difference(np.repeat([1.0, -1.0, 0.0], (a, b, number - a - b)), 1)
         if difference.low - 1e-12 <= only_a - only_b <= difference.high + 1e-12:
-            found += stats.multinomial.pmf((a, b, number - a - b), number, (only_a, only_b, 1.0 - only_a - only_b))
+            found += stats.multinomial.pmf((a, b, number - a - b), number, (only_a, only_b, rest))
     return found
 
 
@@ -147,7 +149,7 @@ def test_the_interval_covers_whatever_the_shares_are(number, least):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [8, 20])
 @pytest.mark.parametrize("chains", [2, 4, 16])
-@pytest.mark.parametrize(("ability", "shift", "spread"), [(0.6, -0.2, 3.0), (0.95, -0.1, 0.5), (0.5, 0.1, 0.5), (0.03, 0.05, 0.5)])
+@pytest.mark.parametrize(("ability", "shift", "spread"), [(0.6, -0.2, 3.0), (0.95, -0.1, 0.5), (0.03, 0.05, 0.5)])
 def test_the_interval_of_several_chains_covers(number, chains, ability, shift, spread):
     """Problems differ in difficulty, and the runs differ more on some than on others."""
     rng, experiments = np.random.default_rng(0), 2000
