@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.draws import start_of
+from dflash_mcmc.inference.interface import Options
+from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.rows import Rows
 from dflash_mcmc.inference.speculative.commit import below_floor
 from dflash_mcmc.ops import Draw, Floor, SamplingParams
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import Trajectory
+from dflash_mcmc.types import ChainResult, Trajectory
+from tests.inference.speculative.test_speculator import drafter, match
 from tests.inference.test_batched import BLENDS, TOLERANCE, power_mh, run_batched, same
 from tests.targets import random_model, rows_do_not_depend_on_the_batch
 
@@ -41,6 +45,39 @@ def test_a_row_is_below_its_floor_exactly_where_the_floor_is_crossed(length, mar
             assert below == floor.crossed(weight, generated) == (weight < edge)
             found.add(below)
     assert found == {True, False}
+
+
+LAW = SamplingParams(0.4, top_k=30)
+
+
+def drawn_early(number: int, shared: bool):
+    """A draw with a floor, and the same draw without one. The floor is crossed somewhere in most of these draws."""
+    start, key = Trajectory.start(np.array([11, 5, number])), Key(number)
+    along = (yield Draw(start, 12, LAW, key.fold_in("along"))) if shared else None
+    whole = yield Draw(start, 12, LAW, key.fold_in("draw"))
+    floor = Floor(0.0, 1.5, 0.0, 9 if number % 2 else None, 0.25)
+    bounds = [floor.bound(float(weight), generated) for generated, weight in enumerate(floor.weights(whole, 0), 1)]
+    place = number % len(bounds)
+    floor = floor._replace(log_uniform=bounds[place] + floor.margin + 1e-6)
+    early = yield Draw(start, 12, LAW, key.fold_in("draw"), along=along, floor=floor)
+    crossed = [floor.crossed(float(weight), generated) for generated, weight in enumerate(floor.weights(whole, 0), 1)]
+    expected = whole.prefix(crossed.index(True) + 1)
+    return ChainResult(early, measures={"expected": expected.length, "whole": whole.length,
+                                        "same": float(np.array_equal(early.tokens, expected.tokens))})
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "along"])
+@pytest.mark.parametrize("decoder", [None, match()], ids=["plain", "match"])
+def test_a_draw_ends_with_the_first_token_at_which_its_floor_is_crossed(qwen3, decoder, shared):
+    """Also if some of its tokens are those of another trajectory, and need no forward."""
+    parts = LanguageModel(qwen3, stop_ids=(3,))
+    speculation = None if decoder is None else decoder.speculation(drafter("self", parts, qwen3))
+    engine = BatchedEngine(parts, BLENDS["none"], 8, 24, Options(), None, speculation)
+    found = [done for done in engine.run((number, drawn_early(number, shared)) for number in range(24))]
+    for done in found:
+        assert done.result.measures["same"], done.tag
+    assert sum(done.result.measures["expected"] < done.result.measures["whole"] for done in found) >= 8
+    assert not shared or sum(done.cost.tokens_skipped for done in found) >= 10
 
 
 @pytest.mark.parametrize("cut", ["current", "horizon"])

@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     result: str
     seconds: float
     last: str
-    """The last line that pytest printed."""
+    """The failed test, or the last line that pytest printed."""
 
     def wanted(self, edit: Edit) -> bool:
         """Whether the outcome is as the list says."""
@@ -74,7 +74,8 @@ def run_tests(tree: Path, tests: Iterable[str], limit: float) -> tuple[str, str]
         except subprocess.TimeoutExpired:
             return OUT_OF_TIME, f"no result in {limit:g} s"
     lines = (output + errors).strip().splitlines() or [""]
-    return {_FAILED: CAUGHT, _PASSED: SURVIVED}.get(program.returncode, NOT_RUN), lines[-1]
+    named = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return {_FAILED: CAUGHT, _PASSED: SURVIVED}.get(program.returncode, NOT_RUN), [*lines[-1:], *named][-1]
 
 
 def judged(edit: Edit, tree: Path, limit: float) -> Outcome:

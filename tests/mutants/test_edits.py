@@ -104,4 +104,4 @@ def test_tests_that_fail_without_an_edit_catch_nothing(tree, capsys):
     edits.write_text(edits.read_text().partition("[[edit]]\nname = \"the other")[0])
     (tree / "tests/test_tiny.py").write_text(TESTS + "    assert False\n")
     assert main(["--edits", str(tree / "edits")], tree) == 1
-    assert "so that these tests catch nothing:\ntests/test_tiny.py: caught: 1 failed" in capsys.readouterr().out
+    assert "so that these tests catch nothing:\ntests/test_tiny.py: caught: FAILED tests/test_tiny.py::test_largest" in capsys.readouterr().out

@@ -11,7 +11,9 @@ from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.speculative import rules
+from dflash_mcmc.inference.speculative.drafter import NgramDrafter
 from dflash_mcmc.inference.speculative.speculation import Block, Noise, Uniforms
+from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from tests.inference.speculative.test_speculator import drafter, reject
 from tests.inference.test_batched import BLENDS, STOPS, TOLERANCE, power_mh, same
@@ -66,3 +68,12 @@ def test_the_numbers_of_an_anchor_do_not_depend_on_where_the_draw_starts():
     whole, part = Noise.of(Key(3), 0, 7, 4), Noise.of(Key(3), 2, 5, 4)
     for of_all, of_some in zip(whole, part, strict=True):
         assert np.array_equal(of_all[2:5], of_some)
+
+
+def test_the_draft_has_its_own_temperature_but_no_penalties_and_none_at_greedy_decoding():
+    """A draft that is drawn while the target is greedy would be kept less often."""
+    params = SamplingParams(0.8, 20, 0.9, 0.01, 1.3, 0.4, 0.3)
+    own, same = (reject(temperature=given).speculation(NgramDrafter(3, 2)) for given in (1.2, None))
+    assert own.draft_params(params) == SamplingParams(1.2, 20, 0.9, 0.01)
+    assert same.draft_params(params) == SamplingParams(0.8, 20, 0.9, 0.01)
+    assert own.draft_params(params._replace(temperature=0.0)).temperature == 0.0
