@@ -99,9 +99,11 @@ def test_survivors_are_reported_until_a_test_sees_them(tree, capsys):
     assert (tree / "dflash_mcmc/tiny.py").read_text() == SOURCE
 
 
+@pytest.mark.slow
 def test_tests_that_fail_without_an_edit_catch_nothing(tree, capsys):
     edits = tree / "edits" / "all.toml"
     edits.write_text(edits.read_text().partition("[[edit]]\nname = \"the other")[0])
     (tree / "tests/test_tiny.py").write_text(TESTS + "    assert False\n")
     assert main(["--edits", str(tree / "edits")], tree) == 1
-    assert "so that these tests catch nothing:\ntests/test_tiny.py: caught: FAILED tests/test_tiny.py::test_largest" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "so that these tests catch nothing:\ntests/test_tiny.py: caught: FAILED tests/test_tiny.py::test_largest" in said
