@@ -17,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from dflash_mcmc.inference import columns
 from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
@@ -130,6 +131,15 @@ def test_rows_that_are_not_numbers_spoil_no_other_row():
         good, bad = (laws.draw(laws.weigh(laws.process(x, law, laws.NO_HISTORY)), uniforms)[0] for x in (logits, spoilt))
         assert good[0] == bad[0]
         assert ((bad >= 0) & (bad < 700)).all()
+
+
+def test_the_entropy_is_that_of_the_definition():
+    logits = torch.randn(4, 700, generator=torch.Generator().manual_seed(1)) * 3.0
+    logits[2, 5:] = -torch.inf
+    found = columns.entropy(laws.weigh(logits))
+    expected = [exact_law.entropy(exact_law.log_softmax(row)) for row in logits.numpy()]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert columns.entropy(laws.weigh(torch.zeros(1, 8)))[0] == pytest.approx(math.log(8.0))
 
 
 def test_argmax_takes_the_smallest_id_among_equals():
