@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report dashboard probes equal-cost test vllm test-slow test-slurm test-gpu golden bench bench-gpu lint house options docs docs-pictures train clean
+.PHONY: help install demo report dashboard probes equal-cost test vllm test-slow test-slurm test-gpu mutants golden bench bench-gpu lint house options docs docs-pictures train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ test-slow: $(READY)  ## the long campaigns too (an hour)
 
 test-slurm: $(READY)  ## the tests that start a SLURM cluster on this machine, which they install where it is missing (12 minutes)
 	$(PYTEST) tests/launchers -m 'slurm and not slow' $(ONLY)
+
+mutants: $(READY)  ## wrong edits of the code, each of which a test must see; survivors in a table (half an hour); ONLY=TEXT for some
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(if $(ONLY),--only '$(ONLY)')
 
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready

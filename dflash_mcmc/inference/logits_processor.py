@@ -94,12 +94,16 @@ def process(logits: torch.Tensor, params: SamplingParams, history: History) -> t
         history: the earlier tokens of each row, as far as a penalty needs them.
 
     Returns:
-        float32 (rows, vocabulary), with -inf outside the support.
+        float32 (rows, vocabulary), with -inf outside the support. If they are too large for float32 in a row, its largest
+        value is not finite, and the weights and log-probabilities made of them are not numbers.
     """
     if params.has_penalty:
         logits = _penalised(logits, params, history)
     if params.temperature == 0.0:
-        return torch.full_like(logits, -torch.inf).scatter_(-1, argmax(logits)[:, None], 0.0)
+        certain = torch.zeros_like(logits[:, :1])
+        if params.has_penalty:  # without one the logits are those of the model, which are checked
+            certain = (logits.amax(dim=-1, keepdim=True) * 0.0).abs()  # nan where the largest logit is not finite, else 0
+        return torch.full_like(logits, -torch.inf).scatter_(-1, argmax(logits)[:, None], certain)
     if params.temperature != 1.0:
         logits = logits / params.temperature
     if params.top_k and params.top_k < logits.shape[-1]:

@@ -167,7 +167,8 @@ class ModelRunner:
         given = np.pad(sequence[first : first + count], (0, size - count))
         positions, key_length = self._laid(cache, np.array([first]), size)
         hidden = self.forward(cache, *self._sent(np.array([row]), given[None], positions), key_length)[0, :count]
-        said = self.grid.along(cache, row, sequence, origin, first, count) if self.grid else None
+        drafted = self.on_grid or "draft" in sources  # else nothing reads the draft's blocks
+        said = self.grid.along(cache, row, sequence, origin, first, count) if self.grid and drafted else None
         return self.logits(hidden, [state[0, :count] for state in self.tapped], sources, said)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from dflash_mcmc.inference import columns
 from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
@@ -130,6 +133,42 @@ def test_rows_that_are_not_numbers_spoil_no_other_row():
         assert ((bad >= 0) & (bad < 700)).all()
 
 
+def test_the_entropy_is_that_of_the_definition():
+    logits = torch.randn(4, 700, generator=torch.Generator().manual_seed(1)) * 3.0
+    logits[2, 5:] = -torch.inf
+    found = columns.entropy(laws.weigh(logits))
+    expected = [exact_law.entropy(exact_law.log_softmax(row)) for row in logits.numpy()]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert columns.entropy(laws.weigh(torch.zeros(1, 8)))[0] == pytest.approx(math.log(8.0))
+
+
 def test_argmax_takes_the_smallest_id_among_equals():
     logits = torch.tensor([[0.0, 3.0, 3.0], [1.0, 1.0, 1.0]])
     assert laws.argmax(logits).tolist() == [1, 0]
+
+
+def kept(logits: list[float], **options) -> list[int]:
+    """The ids that can be drawn. The batched and the exact law agree on them."""
+    law = SamplingParams(**options)
+    batched = laws.process(torch.tensor([logits]), law, laws.NO_HISTORY)[0]
+    exact = exact_law.process(np.array(logits), law, np.empty(0), np.empty(0))
+    assert torch.isfinite(batched).tolist() == np.isfinite(exact).tolist()
+    return torch.isfinite(batched).nonzero()[:, 0].tolist()
+
+
+def test_ties_at_a_cut_off_are_kept_in_the_order_of_token_ids():
+    assert kept([1.0, 2.0, 1.0, 1.0], top_k=2) == [0, 1]
+    assert kept([0.0, 0.0, 0.0, 0.0], top_k=3) == [0, 1, 2]
+    assert kept([0.0, 0.0, 0.0, 0.0], top_p=0.5) == [0, 1]
+    assert kept([0.0, 1.0, 1.0, 0.0], temperature=0.0) == [1]
+
+
+def test_cut_offs_apply_in_the_documented_order():
+    """Top-k, then top-p of what is left, then min-p of what is left, all after the temperature."""
+    logits = [math.log(share) for share in (0.4, 0.3, 0.2, 0.1)]
+    assert kept(logits, top_p=0.69) == [0, 1]
+    assert kept(logits, top_p=0.71) == [0, 1, 2]
+    assert kept(logits, top_k=2, top_p=0.57) == [0]  # 4/7 of what top-k leaves, and 0.4 of all
+    assert kept(logits, min_p=0.49) == [0, 1, 2]
+    assert kept(logits, min_p=0.5, temperature=0.5) == [0, 1]  # shares 1, 9/16, 1/4
+    assert kept(logits, top_p=0.6, temperature=0.5) == [0, 1]  # masses 16/30, 25/30

@@ -33,7 +33,7 @@ class DrawnBatch(NamedTuple):
     Attributes:
         tokens: int64 (rows,).
         scores: float64 (rows, 4 + k) as in `ledger.Drawn`, with the largest k of a row.
-        finite: bool (rows,), False where the logits are not numbers. The row's other values are then arbitrary.
+        finite: bool (rows,), False where logits or processed logits are not finite. The row's other values are then arbitrary.
     """
 
     tokens: np.ndarray
@@ -58,6 +58,7 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> DrawnBatch:
     values[:, 0] = finite
     for members, part in parts:
         values[members, 1 : 1 + part.shape[1]] = part
+    values[:, 0] *= ~values.isnan().any(dim=1)  # processed logits are not finite
     found = values.cpu().numpy()  # one copy from the device for all rows
     return DrawnBatch(found[:, 1].astype(np.int64), found[:, 2:], found[:, 0] > 0)
 
