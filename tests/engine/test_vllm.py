@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 
 import pytest
+import torch
+import transformers
 
+from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import identity_of, run_folder
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.vllm import core, starting
+from dflash_mcmc.inference.vllm import cache_plan, core, starting
 from dflash_mcmc.inference.vllm.settings import CONFIG, VllmSettings
+from dflash_mcmc.run import estimate
 
 SMALL = ("engine=vllm", "sampler=greedy", "hardware.device=cpu")
 
@@ -72,10 +77,52 @@ def test_the_target_has_the_stop_ids_and_ids_of_the_loaded_model(make_config):
 
 
 @pytest.mark.parametrize("experiment", ["guided_power_sampling", "power_sampling_paper"])
-def test_the_experiments_compose_and_are_estimated(command, experiment):
-    done = command("dflash_mcmc", f"experiment={experiment}", "engine=vllm", "dry_run=true", "condition=ps")
-    assert done.returncode == 0, done.stderr
-    assert "ps_vllm" in done.stdout
+def test_the_experiments_compose_and_are_estimated(experiment):
+    assert "ps_vllm" in estimate.of(check_command([f"experiment={experiment}", "engine=vllm", "dry_run=true", "condition=ps"]))
+
+
+@pytest.mark.parametrize(("experiment", "dataset"), [
+    ("guided_power_sampling", ("dataset.shards=null", "dataset.num_shards=null")), ("power_sampling_paper", ())])
+def test_the_plan_of_the_experiments_fits_80_gb(make_config, shared_data, experiment, dataset):
+    """Qwen3-4B in bfloat16, all 500 problems at 3,072 tokens, at the assumed length of an answer."""
+    folder = shared_data / "model_configs" / "Qwen3-4B"
+    config = make_config(f"experiment={experiment}", "engine=vllm", "condition=ps", "model=hf", f"model.path={folder}",
+                         "model.dtype=bfloat16", "dataset=math500", "dataset.max_new_tokens=3072", *dataset)
+    shape = config.model.shape("cpu")
+    plan = cache_plan.of(config.engine, config, shape)
+    assert plan.token_bytes == 2 * 36 * 8 * 128 * 2  # keys and values, layers, heads, width, bytes
+    assert (plan.requests, plan.longest) == (256, config.assumed.prompt_length + 3072)
+    with torch.device("meta"):
+        weights = 2 * sum(value.numel() for value in transformers.AutoModelForCausalLM.from_config(shape.config).parameters())
+    head = 4 * shape.vocab_size * shape.config.hidden_size  # a copy in float32
+    assert weights > 8e9
+    assert plan.of_requests(plan.mean_length) + (weights + head) / 1e9 < 0.9 * 80
+    assert config.engine.memory_note(config) == plan.line()
+    assert config.dataset.num_chosen() == 500
+
+
+def test_a_dry_run_prints_the_plan_and_refuses_too_little_memory(make_config):
+    config, shared = (make_config(*SMALL, "hardware.num_slots=4", f"engine.pipeline_parallel_size={n}") for n in (1, 2))
+    line = config.engine.memory_note(config)
+    assert "keys and values of 4 requests, " in line
+    assert line in estimate.of(check_command([*SMALL, "dry_run=true", "hardware.num_slots=4"]))
+    whole, half = (cache_plan.of(one.engine, one, one.model.shape("cpu")) for one in (config, shared))
+    assert (whole.token_bytes, whole.weights) == (2 * half.token_bytes, 2 * half.weights)
+    with pytest.raises(UserError, match=r"hardware.memory_gb: given 0.0001; allowed: at least 0.00\d+, the keys and values"):
+        estimate.of(check_command([*SMALL, "dry_run=true", "hardware.memory_gb=0.0001"]))
+
+
+def test_fields_of_the_same_name_reach_vllm_unchanged(make_config):
+    given = {"pipeline_parallel_size": 3, "tensor_parallel_size": 2, "enable_expert_parallel": True, "kv_cache_dtype":
+             "fp8_e5m2", "quantization": "fp8", "max_num_batched_tokens": 777, "gpu_memory_utilization": 0.55,
+             "block_size": 64, "enforce_eager": True}
+    config = make_config("engine=vllm", "sampler=greedy", *(f"engine.{name}={value}" for name, value in given.items()))
+    target = config.engine.load(config, "cpu")._replace(device="cuda:0")
+    arguments = starting.settings(config.engine, config, target, 500, 8).arguments()
+    assert {name: arguments[name] for name in given} == given
+    assert arguments["device_ids"] == [0, 1, 2, 3, 4, 5]
+    names = {field.name for field in dataclasses.fields(config.engine)}
+    assert names - set(given) == {"max_model_len", "float32_head"}  # a new field is tested here too
 
 
 @pytest.mark.parametrize(("slots", "total", "width", "expected"), [(32, 100, 1, 32), (32, 3, 1, 3), (32, 100, 5, 6),
