@@ -1,7 +1,7 @@
 """Measures vLLM next to the engine of slots, in the environment of `make vllm`:
 
     python -m tests.vllm.measure rates FOLDER [HORIZON [STEPS [CHAINS...]]]    rates, and the share of the processor
-    python -m tests.vllm.measure memory FOLDER                                 peak memory at a horizon of 2,048 tokens
+    python -m tests.vllm.measure memory FOLDER [SAMPLERS...]                    peak memory at a horizon of 2,048 tokens
 
 FOLDER is a checkpoint, run in float32. Each engine has a process of its own. For the rates the processes take turns, case by
 case, so that both see the same load of the machine; a process that waits takes no processor time. Seconds are those of the
@@ -23,7 +23,7 @@ import psutil
 from tabulate import tabulate
 
 SAMPLERS, CHAINS, TURNS, HORIZON, STEPS = ("temperature", "power_mh"), (1, 8, 32), 2, 64, 4
-LONG, CACHE_BYTES, MEMORY_CHAINS = 2048, int(9e8), 32
+LONG, CACHE_BYTES, MEMORY_CHAINS = 2048, int(6e8), 16
 ENGINES, PARTS = ("slots", "vllm"), ("step", "processor", "rows", "take", "add")
 MEMORY = {"slots, contiguous": ("slots", 0), "slots, paged": ("slots", CACHE_BYTES), "vllm": ("vllm", CACHE_BYTES)}
 
@@ -78,6 +78,7 @@ class Process:
         sampler = temperature(0.7) if sampler_name == "temperature" else power_mh(num_blocks=4, num_steps=steps)
         engine = self.engine(count)
         list(engine.run([(0, temperature(1.0).chain(self.prompts[0], 4, Key(0)))]))
+        ready = psutil.Process().memory_info().rss
         if self.clock:
             self.clock.seconds.clear()
             engine._core._engine.reset_prefix_cache()  # what an earlier turn has read
@@ -89,7 +90,8 @@ class Process:
         for field in ("tokens_drawn", "token_forwards"):
             found[field] = sum(getattr(each.cost, field) for each in done)
         found["length"] = sum(each.result.trajectory.length for each in done) / count
-        found["peak"] = _peak()
+        found["longest"] = max(each.result.trajectory.length for each in done)
+        found["peak"], found["ready"] = _peak(), ready
         return found
 
 
@@ -127,12 +129,22 @@ def started(name: str, folder: str, horizon: int, most_chains: int, cache_bytes:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def ask(process: subprocess.Popen, sampler: str, steps: int, count: int) -> dict[str, Any]:
-    """The measurement of a case."""
+def ask(process: subprocess.Popen, *case: str | int) -> dict[str, Any]:
+    """The measurement of a case: sampler, steps a block, chains."""
+    begin(process, *case)
+    return answer(process)
+
+
+def begin(process: subprocess.Popen, *case: str | int) -> None:
+    """Lets a process begin a case."""
     assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps([sampler, steps, count]) + "\n")
+    process.stdin.write(json.dumps(case) + "\n")
     process.stdin.flush()
+
+
+def answer(process: subprocess.Popen) -> dict[str, Any]:
+    """The measurement of the case that a process has begun."""
+    assert process.stdout is not None
     return json.loads(process.stdout.readline())
 
 
@@ -166,16 +178,19 @@ def rates(folder: str, horizon: str = str(HORIZON), steps: str = str(STEPS), *ch
         process.communicate()
 
 
-def memory(folder: str) -> None:
+def memory(folder: str, *samplers: str) -> None:
     """Each engine alone in a process: peak memory, that before the model is loaded, and the difference without weights."""
-    weights, rows = 2 * sum(path.stat().st_size for path in Path(folder).glob("*.safetensors")), []
-    for sampler in SAMPLERS:
-        for case, (name, cache_bytes) in MEMORY.items():
-            process = started(name, folder, LONG, MEMORY_CHAINS, cache_bytes)
-            found = ask(process, sampler, 1, MEMORY_CHAINS)
+    weights, rows = 2 * sum(path.stat().st_size for path in Path(folder).glob("*.safetensors")), []  # from bfloat16
+    for sampler in samplers or SAMPLERS:
+        processes = {case: started(name, folder, LONG, MEMORY_CHAINS, size) for case, (name, size) in MEMORY.items()}
+        for process in processes.values():
+            begin(process, sampler, 1, MEMORY_CHAINS)
+        for case, process in processes.items():
+            found = answer(process)
             process.communicate()
-            rows.append({"engine": case, "sampler": sampler, "mean length": found["length"], "CPU seconds":
-                         found["CPU seconds"], "peak GB": found["peak"] / 1e9, "before loading GB": found["before"] / 1e9,
+            rows.append({"engine": case, "sampler": sampler, "mean length": found["length"], "longest": found["longest"],
+                         "CPU seconds": found["CPU seconds"], "peak GB": found["peak"] / 1e9, "ready GB": found["ready"] / 1e9,
+                         "before loading GB": found["before"] / 1e9,
                          "without weights GB": (found["peak"] - found["before"] - weights) / 1e9})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".2f"))

@@ -132,14 +132,14 @@ def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path, sent):
 
 
 FAILURES = {signal.SIGKILL: "error: engine: worker 1 of 2 of vLLM has ended with exit code -9; the same command draws what is",
-            signal.SIGSTOP: "error: engine: a worker of vLLM has not answered for 60 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS);"}
+            signal.SIGSTOP: "error: engine: a worker of vLLM has not answered for 120 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS);"}
 """A worker that dies, and one that hangs."""
 
 
 @pytest.mark.parametrize("sent", FAILURES)
 def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, monkeypatch, sent):
     """Tensor parallelism by two processes. Another run, with one process, draws what is missing."""
-    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "60")
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "120")
     few = ("sampler=temperature", "dataset.max_new_tokens=3", "num_chains=1", "hardware.num_slots=1")
     process = start(tmp_path, *few, "engine.tensor_parallel_size=2")
     while process.poll() is None and not recorded(tmp_path):
@@ -147,7 +147,7 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
     children = psutil.Process(process.pid).children(recursive=True)
     worker, = (child for child in children if any("Worker_TP1" in word for word in child.cmdline()))
     worker.send_signal(sent)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=400)
     assert process.returncode == 2, output
     line, = (line for line in output.splitlines() if line.startswith("error: "))
     assert line.startswith(FAILURES[sent])
