@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,3 +186,42 @@ def test_equal_settings_share_an_engine(monkeypatch):
     assert other is not first
     core.close_shared()
     assert other.closed
+
+
+class FailingEngine:
+    """Stands in for vLLM's engine, whose step raises."""
+
+    def __init__(self, error: Exception, codes: Sequence[int | None] = ()):
+        self.error, self.closed = error, False
+        workers = [SimpleNamespace(proc=SimpleNamespace(exitcode=code)) for code in codes]
+        self.engine_core = SimpleNamespace(shutdown=self.shutdown, engine_core=SimpleNamespace(
+            model_executor=SimpleNamespace(workers=workers, is_failed=bool(codes))))
+
+    def step(self):
+        raise self.error
+
+    def shutdown(self):
+        self.closed = True
+        raise RuntimeError("what has failed may fail to close")
+
+    def abort_request(self, numbers):
+        raise AssertionError("nothing is left to abort")
+
+
+@pytest.mark.parametrize(("error", "codes", "line"), [
+    (RuntimeError("cancelled"), (-15, -9), "worker 1 of 2 of vLLM has ended with exit code -9"),
+    (TimeoutError("RPC call to sample_tokens timed out."), (),
+     "a worker of vLLM has not answered for 300 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)"),
+    (ValueError("two\nlines"), (), "vLLM has failed: ValueError: two lines")], ids=["dead", "hangs", "other"])
+def test_a_failure_of_a_step_is_one_line_and_ends_the_engine(monkeypatch, error, codes, line):
+    monkeypatch.setattr(core, "_patience", lambda: 300.0)
+    failing = core.VllmCore.__new__(core.VllmCore)
+    failing.settings, failing._has_failed = VllmSettings("folder", "float32", 9, 1, ()), False
+    engine = failing._engine = FailingEngine(error, codes)
+    monkeypatch.setattr(core, "_shared", [failing])
+    with pytest.raises(UserError) as raised:
+        failing.step()
+    assert str(raised.value) == f"engine: {line}; the same command draws what is missing"
+    assert engine.closed
+    assert not core._shared  # the next job starts another
+    failing.abort([1, 2])  # a session does so when it ends
