@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report dashboard probes equal-cost test vllm test-slow test-slurm test-gpu mutants golden bench bench-gpu lint house options docs docs-pictures train clean
+.PHONY: help install demo report dashboard probes equal-cost test vllm vllm-short test-slow test-slurm test-gpu mutants golden bench bench-gpu lint house options docs docs-pictures train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ $(VLLM_READY): pyproject.toml
 
 vllm: $(VLLM_READY)  ## the tests with vLLM on this CPU, in an environment of its own, .venv-vllm (3.5 GB, minutes)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/vllm $(ONLY)
+
+vllm-short:  ## some of them: a law, preemption, scores, refusals
+	$(MAKE) vllm ONLY="-k 'plain or preemption or not_numbers or refuses or scores_and_further'"
 
 test-gpu: $(READY)  ## what only a GPU shows: CUDA graphs, kernels, bfloat16, peak memory; skipped where there is none (minutes)
 	$(PYTEST) -m gpu -rs tests/gpu $(ONLY)

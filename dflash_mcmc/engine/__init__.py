@@ -46,6 +46,11 @@ class Engine(Component):
             num_chains: number of chains that all processes run together.
         """
 
+    def memory_note(self, config: Config) -> str:
+        """A line on the engine's memory for the table of a dry run, which is empty where `plans_memory` checks it or the
+        model's configuration is not here. Raises ConfigError."""
+        return ""
+
     def prompt_encoder(self, config: Config) -> PromptEncoder | None:
         """The encoder of prompts before a start; None if the model's configuration is not here. Raises UserError."""
         return config.model.prompt_encoder()

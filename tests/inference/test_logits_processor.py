@@ -172,3 +172,23 @@ def test_cut_offs_apply_in_the_documented_order():
     assert kept(logits, min_p=0.49) == [0, 1, 2]
     assert kept(logits, min_p=0.5, temperature=0.5) == [0, 1]  # shares 1, 9/16, 1/4
     assert kept(logits, top_p=0.6, temperature=0.5) == [0, 1]  # masses 16/30, 25/30
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25, 0.02])
+def test_weights_that_no_sum_can_hold_change_no_draw(temperature):
+    """The first tokens have weights that float32 cannot hold normally: 2**-126 and less of the largest one."""
+    values = np.random.Generator(np.random.Philox(1)).normal(size=(8, 1500)) * 6
+    values[:, :600] -= 22
+    logits = torch.tensor(values, dtype=torch.float32) / temperature
+    maximum = logits.amax(dim=-1, keepdim=True)
+    every, some = laws._summed(logits, maximum, (logits - maximum).exp()), laws.weigh(logits)
+    gone = some.values.flatten(1)[:, :1500] == 0
+    assert gone.any() == (temperature < 1)
+    assert torch.equal(every.values.flatten(1)[:, :1500][~gone], some.values.flatten(1)[:, :1500][~gone])
+    assert float(every.values.flatten(1)[:, :1500][gone].amax() if gone.any() else 0) <= 2.0**-125
+    for uniform in (2.0**-54, 1e-9, 0.3, 0.9, 1 - 2.0**-53):
+        uniforms = torch.full((8,), uniform, dtype=torch.float64)
+        (tokens, interval), (expected, whole) = laws.draw(some, uniforms), laws.draw(every, uniforms)
+        assert torch.equal(tokens, expected)
+        torch.testing.assert_close(interval, whole, rtol=0, atol=1e-37)
+        assert torch.equal(some.log_probability(tokens), every.log_probability(tokens))
