@@ -62,7 +62,8 @@ class Reading(NamedTuple):
 def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...] = (), keep_cache: bool = False) -> Reading:
     """Reads sequences, int64 (rows, length). Padding on the right has no effect on earlier positions."""
     length = tokens.shape[1]
-    cache = DynamicCache() if keep_cache or length > _CHUNK else None
+    known = model.config if model.recurrent_nets else None  # without a configuration all layers get keys and values
+    cache = DynamicCache(config=known) if keep_cache or length > _CHUNK else None
     hidden, outputs = [], []
     # A running engine has set its own attention, which would materialise the scores of all positions.
     with model.attending("sdpa"), model.tapped(layers) as tapped:

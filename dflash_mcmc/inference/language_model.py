@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.inference import delta_net
 from dflash_mcmc.inference.cache import CacheShape
 from dflash_mcmc.inference.prompt_encoder import GROWING_ROPES, encode, max_positions, rope_of
+from dflash_mcmc.inference.recurrent_shape import LINEAR, RecurrentShape, recurrent_shape
 
 _LAYER_NAMES = ("layers", "h")
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f")
@@ -29,9 +31,11 @@ class LanguageModel:
         vocab_size: rows of the head.
         forbidden: bool (vocab_size,), True for ids without a token (padding rows of the head), which can never be drawn.
         stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
-        cache_shape: shape of the keys and values of a token.
+        cache_shape: shape of the keys and values of a token, and of the states of recurrent layers.
+        recurrent_nets: the recurrent parts of the layers that have one, in the order of the layers.
         capturable: whether a forward can be captured as a CUDA graph. A model with a growing rotary embedding cannot be
-            captured, because this embedding reads the positions on the host.
+            captured, because this embedding reads the positions on the host. A model with recurrent layers has not been
+            captured yet.
         max_positions: longest sequence, prompt included, on which the model has plain full attention. A sliding window
             limits it to the window.
     """
@@ -44,7 +48,10 @@ class LanguageModel:
         self.final_norm = _find(self.decoder, _NORM_NAMES)
         self.vocab_size = self.head.weight.shape[0]
         self.max_positions = max_positions(self.config)
-        self.capturable = rope_of(self.config).get("rope_type") not in GROWING_ROPES
+        recurrent = recurrent_shape(self.config, self.dtype)
+        self.recurrent_nets = [self.layers[number].linear_attn for number in recurrent.layers] if recurrent else []
+        delta_net.install(self.recurrent_nets)
+        self.capturable = rope_of(self.config).get("rope_type") not in GROWING_ROPES and recurrent is None
         # The head works in float32. Logits in bfloat16 would have errors of up to 0.1 nat per token, multiplied by alpha.
         self._head_weight = self.head.weight.detach().float()
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
@@ -53,8 +60,8 @@ class LanguageModel:
         if tokenizer is not None:
             known = set(tokenizer.get_vocab().values())
             self.forbid([token for token in range(self.vocab_size) if token not in known])
-        self._refuse_unsupported(model)
-        self.cache_shape = _cache_shape(model, self.device)
+        self._refuse_unsupported(model, recurrent)
+        self.cache_shape = _cache_shape(model, self.device, recurrent)
 
     def without_stops(self) -> LanguageModel:
         """The same model, whose generations end at their horizon alone."""
@@ -109,12 +116,13 @@ class LanguageModel:
         """Text of generated tokens, without special tokens. Think tags are kept, because graders search after them."""
         return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
 
-    def _refuse_unsupported(self, model: torch.nn.Module) -> None:
-        kinds = set(getattr(self.config, "layer_types", None) or _FULL_ATTENTION) - _FULL_ATTENTION
-        if kinds or getattr(model, "_is_stateful", False):
+    def _refuse_unsupported(self, model: torch.nn.Module, recurrent: RecurrentShape | None) -> None:
+        known = _FULL_ATTENTION | ({LINEAR} if recurrent else set())
+        kinds = set(getattr(self.config, "layer_types", None) or known) - known
+        if kinds or (getattr(model, "_is_stateful", False) and not recurrent):
             kind = ", ".join(sorted(kinds)) or "recurrent"
-            raise UserError(f"model.path: {type(model).__name__} has layers of kind {kind}; allowed: full attention in every "
-                            "layer (a cache that can be rolled back)")
+            raise UserError(f"model.path: {type(model).__name__} has layers of kind {kind}; allowed: full attention, and the "
+                            "linear attention of Qwen3-Next and Qwen3.5 (a cache that can be rolled back)")
         probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]
         with torch.inference_mode():
             ours = self.head(self.decoder(input_ids=probe, use_cache=False).last_hidden_state)
@@ -129,14 +137,16 @@ def _parts(model: Any) -> tuple[Any, Any, Any]:
     return model.base_model, model.get_output_embeddings(), model.config
 
 
-def _cache_shape(model: Any, device: torch.device) -> CacheShape:
+def _cache_shape(model: Any, device: torch.device, recurrent: RecurrentShape | None) -> CacheShape:
     with torch.inference_mode():
         cache = model.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=True).past_key_values
-    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in cache.layers}
+    others = set(recurrent.layers) if recurrent else set()
+    layers = [layer for number, layer in enumerate(cache.layers) if number not in others]
+    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in layers}
     if len(shapes) > 1:
         raise UserError(f"model.path: {type(model).__name__} has layers whose keys differ in shape; allowed: the same number "
                         "of key heads and the same dimensions in every layer")
-    return CacheShape(len(cache.layers), *shapes.pop())
+    return CacheShape(len(layers), *shapes.pop(), recurrent)
 
 
 def _find(decoder: Any, names: tuple[str, ...]) -> Any:

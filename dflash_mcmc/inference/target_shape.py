@@ -8,6 +8,7 @@ import torch
 
 from dflash_mcmc.inference.cache import CacheShape
 from dflash_mcmc.inference.prompt_encoder import max_positions
+from dflash_mcmc.inference.recurrent_shape import recurrent_shape
 
 
 class TargetShape(NamedTuple):
@@ -37,7 +38,9 @@ class TargetShape(NamedTuple):
         """Shape of the keys and values of a token, for layers of the usual multi-head or grouped attention."""
         heads = self.config.num_attention_heads
         dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
-        return CacheShape(self.num_layers, getattr(self.config, "num_key_value_heads", None) or heads, dim, dim, self.dtype)
+        recurrent = recurrent_shape(self.config, self.dtype)
+        attending = self.num_layers - (len(recurrent.layers) if recurrent else 0)
+        return CacheShape(attending, getattr(self.config, "num_key_value_heads", None) or heads, dim, dim, self.dtype, recurrent)
 
     def weight_bytes(self) -> int | None:
         """Bytes of the weights and of the float32 copy of the head that `LanguageModel` makes; None if not known."""
