@@ -9,8 +9,8 @@ position to which a row is rolled back. A row therefore keeps
 
 The state at a position is the state before its token is fed. A state that is neither a snapshot nor recent is replayed: the
 recurrence runs from the last snapshot over the kept inputs (`delta_net.replay`). The recurrence goes token by token in every
-forward, so that its bits do not depend on how a text was split into forwards. A row that was rolled back therefore has the bits
-of a row that never went further.
+forward, so that its bits do not depend on how a text was split into forwards. A row that was rolled back therefore has the
+bits of a row that never went further.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNKNOWN = -1
 
 
 class RecurrentStates:
-    """RecurrentStates of all recurrent layers: `count` of them for each row. They begin as zero, the state at position 0.
+    """States of all recurrent layers: `count` of them for each row. They begin as zero, the state at position 0.
 
     Attributes:
         windows: (layers, num_rows, count, window, channels), the convolution's last inputs.
@@ -132,7 +132,8 @@ class HybridCache(ContiguousCache):
         if shape.recurrent is None:
             raise ValueError("this model has no recurrent layers")
         recurrent, self.every, self.num_recent = shape.recurrent, every, num_recent
-        self.inputs = torch.zeros(len(recurrent.layers), num_rows, length, recurrent.width, dtype=recurrent.dtype, device=device)
+        sizes = len(recurrent.layers), num_rows, length, recurrent.width
+        self.inputs = torch.zeros(sizes, dtype=recurrent.dtype, device=device)
         self.snapshots = RecurrentStates(recurrent, num_rows, length // every + 1, device)
         self.recent = RecurrentStates(recurrent, num_rows, num_recent, device)
         self.known = np.zeros(num_rows, np.int64)
@@ -158,7 +159,7 @@ class HybridCache(ContiguousCache):
         self.row_ids, self.positions = self._row_ids[rows][:, 0], positions
 
     def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
-        """See `SlotCache`. RecurrentStates at positions `start + 1` to `stop` are copied too, as far as the source has them."""
+        """See `SlotCache`. States at positions `start + 1` to `stop` are copied too, as far as the source has them."""
         super().copy(source, source_row, row, start, stop)
         theirs = _hybrid(source)
         self.inputs[:, row, start:stop] = theirs.inputs[:, source_row, start:stop]

@@ -40,7 +40,8 @@ class TargetShape(NamedTuple):
         dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         recurrent = recurrent_shape(self.config, self.dtype)
         attending = self.num_layers - (len(recurrent.layers) if recurrent else 0)
-        return CacheShape(attending, getattr(self.config, "num_key_value_heads", None) or heads, dim, dim, self.dtype, recurrent)
+        key_heads = getattr(self.config, "num_key_value_heads", None) or heads
+        return CacheShape(attending, key_heads, dim, dim, self.dtype, recurrent)
 
     def weight_bytes(self) -> int | None:
         """Bytes of the weights and of the float32 copy of the head that `LanguageModel` makes; None if not known."""
