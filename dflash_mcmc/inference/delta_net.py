@@ -19,13 +19,12 @@ import numpy as np
 import torch
 from transformers.activations import ACT2FN
 
+from dflash_mcmc.inference.recurrent_shape import PIECE
 from dflash_mcmc.inference.recurrent_state import HybridCache, RecurrentLayer
 from dflash_mcmc.inference.slots import round_up
 
 _ROW_STEP = 8
 """A projection has the same bits in every batch whose number of rows is a multiple of it (LOG.md, "Bits")."""
-_PIECE = 64
-"""Longest piece of a replay, which limits its memory."""
 
 
 class _Projected(NamedTuple):
@@ -86,8 +85,8 @@ def replay(nets: Sequence[Any], cache: HybridCache, rows: np.ndarray, positions:
     at = np.minimum(start[:, None] + np.arange(longest), cache.length - 1)
     for number, net in enumerate(nets):
         windows, matrices = cache.snapshots.get(number, row_ids, torch.from_numpy(snapshots).to(device))
-        for first in range(0, longest, _PIECE):
-            index = torch.from_numpy(at[:, first : first + _PIECE]).to(device)
+        for first in range(0, longest, PIECE):
+            index = torch.from_numpy(at[:, first : first + PIECE]).to(device)
             inputs = cache.inputs[number][row_ids[:, None], index]
             windows, matrices = _advance(net, inputs, windows, matrices, counts - first)
         cache.recent.put(number, row_ids, torch.from_numpy(positions % cache.num_recent).to(device), windows, matrices)

@@ -13,7 +13,7 @@ from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.ladder import cache_size
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.page_table import NUM_RESERVED, PAGE_SIZE
-from dflash_mcmc.inference.recurrent_shape import num_recent
+from dflash_mcmc.inference.recurrent_shape import PIECE, num_recent
 from dflash_mcmc.inference.speculative.drafter import Drafter
 from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
 from dflash_mcmc.process import ranks
@@ -131,8 +131,6 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     caches = states + positions * work.token_bytes + rows * length * (_ROW_STATE_BYTES + 2 * work.num_drafted * 8)
     copies = _BLOCK_COPIES if work.drafter else _LOGIT_COPIES
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
-    if model.cache_shape.recurrent:
-        step += rows * model.cache_shape.recurrent.step_bytes
     layer_bytes = model.cache_shape.layer_bytes()
     if num_pages:  # the pages of all rows are gathered for each layer
         step += rows * length * layer_bytes
@@ -140,6 +138,9 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     readers, keys = (ahead, work.prompt_length) if ahead and work.options.keep_current else (rows, length)
     chunk = min(work.options.prefill_chunk, keys)
     reading = max(readers, 1) * (_activation_bytes(model, chunk, keys) + keys * layer_bytes)
+    if shape := model.cache_shape.recurrent:
+        step += rows * shape.work_bytes(1 + work.num_drafted)
+        reading = max(reading + max(readers, 1) * shape.work_bytes(chunk), rows * shape.work_bytes(PIECE))
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
     growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" and not num_pages else 0
     return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, PAGE_SIZE if num_pages else 0,

@@ -16,8 +16,10 @@ LINEAR = "linear_attention"
 """The name of a recurrent layer in `layer_types`."""
 FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Values of `model_type` whose recurrent layers `delta_net.py` computes."""
-_STEP_COPIES = 6
-"""Number of arrays, each as large as the state in a layer, that a step holds at the same time."""
+PIECE = 64
+"""Most tokens of a piece of a replay, which limits its memory."""
+_WORK_COPIES = 6
+"""Number of float32 arrays, as large as the matrices or the channels of all tokens, that a layer holds at the same time."""
 
 
 class RecurrentShape(NamedTuple):
@@ -43,10 +45,10 @@ class RecurrentShape(NamedTuple):
         matrix = self.num_heads * self.key_dim * self.value_dim * torch.float32.itemsize
         return len(self.layers) * (self.window * self.channels * self.dtype.itemsize + matrix)
 
-    @property
-    def step_bytes(self) -> int:
-        """Bytes that a layer takes to compute the next state of one sequence."""
-        return _STEP_COPIES * self.state_bytes // len(self.layers)
+    def work_bytes(self, queries: int) -> int:
+        """Bytes that a layer takes to compute the states after so many tokens of one sequence."""
+        matrix = self.num_heads * self.key_dim * self.value_dim
+        return _WORK_COPIES * (matrix + queries * self.channels) * torch.float32.itemsize
 
     @property
     def input_bytes(self) -> int:
