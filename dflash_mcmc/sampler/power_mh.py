@@ -40,8 +40,8 @@ class PowerMH(Sampler):
     restricted to the tokens that they keep, and p is not renormalised. Each stage extends the state to L_k by the proposal
     law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws a new suffix from q up to
     L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over the whole suffix.
-    g is log |x| - log |y| if the cut was chosen among |x| places, 0 if it was chosen among all places up to the horizon,
-    and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/cuts.py`).
+    g is log n(x) - log n(y) if the cut was chosen among the n(x) places of x (|x| without a `cut_grid`), 0 if it was chosen
+    among all places up to the horizon, and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/cuts.py`).
 
     With `schedule=adaptive` the horizon of a stage is twice that before, and the last stage follows as soon as the answer has
     ended. Every stage before the last is start-up: its steps leave their own pi_k invariant, but how many are made depends on
@@ -60,6 +60,8 @@ class PowerMH(Sampler):
     cut: str = identity("where a suffix may start: current = any place of the current sequence, with the length term "
                         "(law B); horizon = any place up to the horizon, places past the end change nothing (law A); "
                         "entropy = more often where the entropy of p rises", choices=("current", "horizon", "entropy"))
+    cut_grid: int = identity("a suffix may start at every cut_grid-th token of the answer, counted from its first; 1 is any",
+                             ge=1, off=1)
     entropy_power: float = identity("with cut=entropy: the weight of a place is the rise of the entropy there, to this power; "
                                     "0 gives all rises the same weight", ge=0, off=4.0)
     proposal: str = identity("logits that proposals are drawn from under a blend: base = without it, as published; "
@@ -100,6 +102,8 @@ class PowerMH(Sampler):
                               "the last stage for every answer")
         if self.rule == "published" and self.cut != "current":
             raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
+        if self.cut_grid > 1 and (self.cut == "entropy" or self.rule == "published"):
+            raise ConfigError("sampler.cut_grid", self.cut_grid, "1 with sampler.cut=entropy or sampler.rule=published")
         if self.cut == "entropy" and config.blend.restarts_grid():
             raise ConfigError("sampler.cut", self.cut, "'current' or 'horizon' with blend.grid=cut, under which the entropy "
                               "depends on the cut")
@@ -197,7 +201,9 @@ class PowerMH(Sampler):
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end."""
         # In law A a cut can be after the end of the state. Such a step costs nothing.
         def redrawn(state: float, reach: float) -> float:
-            return (state + 1) / 2 * (state / reach if self.cut == "horizon" else 1.0)
+            places = max(1.0, state / self.cut_grid)
+            share = places / max(1.0, reach / self.cut_grid) if self.cut == "horizon" else 1.0
+            return (state - (places - 1.0) * self.cut_grid / 2) * share
 
         if self.schedule == "adaptive":
             cost = doubling_cost(length, horizon, self.num_blocks, self.num_steps, redrawn)
@@ -243,7 +249,8 @@ class PowerMH(Sampler):
         if self.cut == "entropy":
             cut = key.fold_in("cut").categorical(cuts.probabilities(path, self.entropy_power))
         else:
-            cut = key.fold_in("cut").integer(horizon if self.cut == "horizon" else path.length)
+            reach = horizon if self.cut == "horizon" else path.length
+            cut = self.cut_grid * key.fold_in("cut").integer(cuts.places(reach, self.cut_grid))
         if cut >= path.length:
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
@@ -267,7 +274,8 @@ class PowerMH(Sampler):
         if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
             return None
         margin = -math.log(self.epsilon) if self.early_reject == "eps" else ROUNDING * self.alpha * (horizon - cut)
-        most, length = 0.0, path.length if self.cut == "current" else None
+        # A proposal of n tokens has at least n / cut_grid places.
+        most, length = 0.0, self.cut_grid * cuts.places(path.length, self.cut_grid) if self.cut == "current" else None
         if self.cut == "entropy":
             most, length = cuts.bound(path, cut, self.entropy_power)
         return Floor(log_uniform, self.alpha, self.log_weight(path, cut, None) - most, length, margin)
@@ -285,7 +293,8 @@ class PowerMH(Sampler):
         """g: log of the probability of this cut in the proposal, minus that in the state."""
         if self.cut == "entropy":
             return cuts.log_ratio(path, proposal, cut, self.entropy_power)
-        return math.log(path.length / proposal.length) if self.cut == "current" else 0.0
+        here, there = (cuts.places(state.length, self.cut_grid) for state in (path, proposal))
+        return math.log(here / there) if self.cut == "current" else 0.0
 
     def log_weight(self, path: Trajectory, start: int, stop: int | None) -> float:
         """W: sum of alpha * log p - log q over tokens `start` to `stop`, in float64."""

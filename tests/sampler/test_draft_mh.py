@@ -72,7 +72,7 @@ def power_mh(proposal, rescore=False) -> PowerMH:
     return PowerMH(alpha=4.0, proposal_temperature=None, num_blocks=2, num_steps=1, cut="current", proposal=proposal,
                    rule="exact", schedule="published", after_eos="continue", early_reject="off", epsilon=1e-5,
                    rescore=rescore, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0,
-                   presence_penalty=0.0)
+                   presence_penalty=0.0, cut_grid=1)
 
 
 @pytest.mark.parametrize("proposal", ["base", "matched"])
