@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report dashboard probes equal-cost test vllm test-slow test-slurm golden bench lint house options docs docs-pictures train clean
+.PHONY: help install demo report dashboard probes equal-cost test vllm vllm-short test-slow test-slurm test-gpu mutants golden bench bench-gpu lint house options docs docs-pictures train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test-slow: $(READY)  ## the long campaigns too (an hour)
 test-slurm: $(READY)  ## the tests that start a SLURM cluster on this machine, which they install where it is missing (12 minutes)
 	$(PYTEST) tests/launchers -m 'slurm and not slow' $(ONLY)
 
+mutants: $(READY)  ## wrong edits of the code, each of which a test must see; survivors in a table (half an hour); ONLY=TEXT for some
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(if $(ONLY),--only '$(ONLY)')
+
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 
@@ -66,11 +69,21 @@ $(VLLM_READY): pyproject.toml
 vllm: $(VLLM_READY)  ## the tests with vLLM on this CPU, in an environment of its own, .venv-vllm (3.5 GB, minutes)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/vllm $(ONLY)
 
+vllm-short:  ## some of them: a law, preemption, scores, refusals
+	$(MAKE) vllm ONLY="-k 'plain or preemption or not_numbers or refuses or scores_and_further'"
+
+test-gpu: $(READY)  ## what only a GPU shows: CUDA graphs, kernels, bfloat16, peak memory; skipped where there is none (minutes)
+	$(PYTEST) -m gpu -rs tests/gpu $(ONLY)
+
 golden: $(READY)  ## the stored runs again, compared to the last bit on the machine that stored them (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.runs compare $(NAMES)
 
 bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
 	$(BIN)/python -m dflash_mcmc.bench
+
+bench-gpu: $(READY)  ## rates, CUDA graphs and peak memory on a GPU at the shape of Qwen3-4B with random weights (minutes)
+	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU: PyTorch finds none here")'
+	$(BIN)/python -m dflash_mcmc.bench 'subjects=[qwen3_4b]' 'parts=[n]' mid_slots=64 waves=2
 
 lint: $(READY)  ## style, types and errors that can be seen without running
 	$(BIN)/ruff check dflash_mcmc docs launchers tests

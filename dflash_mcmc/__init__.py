@@ -1,28 +1,43 @@
 """Experiments on how to sample from a language model at inference time: exact, batched, resumable.
 
-`sample`, `component` and `Sample` come from `dflash_mcmc.api`, which is imported only when one of them is used.
+    import dflash_mcmc as dm
+    samples = dm.sample(model, tokenizer, ["What is 7*6?"], sampler=dm.PowerMH(alpha=4))
+
+The names of `dflash_mcmc.api` and the classes of all components are attributes of the package. What one of them needs is
+imported when it is used. `__init__.pyi` lists them for editors and type checkers.
 """
 
 __version__ = "0.1.0"
-__all__ = ["Sample", "component", "sample"]
+__all__ = ["ConfigError", "Engine", "Sample", "UserError", "compare", "component", "read", "run", "sample"]
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
 
 from dflash_mcmc.process import bits
 
-if TYPE_CHECKING:
-    from dflash_mcmc.api import Sample, component, sample
+_PLACES = {"ConfigError": "errors", "UserError": "errors", "Engine": "api"}
+"""Modules of the names in `__all__` that are neither in `api` under their own name nor a package."""
 
 bits.keep()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "run":  # the package dflash_mcmc/run, which can be called: its import would replace a function of this name
+        return importlib.import_module("dflash_mcmc.run")
     if name in __all__:
-        from dflash_mcmc import api
+        module = importlib.import_module(f"dflash_mcmc.{_PLACES.get(name, 'api')}")
+        return getattr(module, "LoadedEngine" if name == "Engine" else name)
+    if name[0].isupper():  # no module has such a name, so that an import of a module never loads the components
+        from dflash_mcmc.errors import did_you_mean
+        from dflash_mcmc.registry import class_named
 
-        return getattr(api, name)
+        if (component := class_named(name)) is not None:
+            return component
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from dflash_mcmc.registry import class_names
+
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *class_names()})

@@ -35,24 +35,25 @@ def _main(arguments: list[str]) -> None:
     if help.is_asked_for(arguments):
         print(help.text(arguments), end="")
         return
-    command = _checked(arguments)
+    command = checked(arguments)
     if command.shows:
         _show(arguments)
     elif any(job.config.show for job in command.jobs):
         _print_prompts(command.jobs)
     elif any(job.config.dry_run for job in command.jobs):
-        _print_plan(_within_budget(command, measure=False), "dry_run=true: no model was loaded and nothing written")
+        _print_plan(within_budget(command, measure=False), "dry_run=true: no model was loaded and nothing written")
     elif command.launcher:
         from dflash_mcmc.grid.submission import submit
 
-        submit(_within_budget(command, measure=False), command.launcher)
+        submit(within_budget(command, measure=False), command.launcher)
     elif command.sweep:
-        sys.exit(_run_sweep(_within_budget(command), command.sweep))
+        sys.exit(_run_sweep(within_budget(command), command.sweep))
     else:
         _run_single(command)
 
 
-def _checked(arguments: list[str]) -> Command:
+def checked(arguments: list[str]) -> Command:
+    """The command of a command line, after every check that loads no model. Raises UserError."""
     from dflash_mcmc.config.command import check_command
     from dflash_mcmc.run import budget, preflight
 
@@ -72,7 +73,7 @@ def _checked(arguments: list[str]) -> Command:
         raise
 
 
-def _within_budget(command: Command, measure: bool = True) -> Command:
+def within_budget(command: Command, measure: bool = True) -> Command:
     """The command with the settings that its budgets choose. Prints how they were chosen."""
     from dflash_mcmc.run import budget, preflight
 
@@ -117,7 +118,7 @@ def _run_single(command: Command) -> None:
 
     tables: Tables = {}
     try:
-        _run(_within_budget(command).jobs[0], tables)
+        _run(within_budget(command).jobs[0], tables)
     except UserError as error:
         if os.environ.get("DFLASH_MCMC_TRACEBACK"):
             raise

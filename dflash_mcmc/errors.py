@@ -16,8 +16,8 @@ class UserError(Exception):
     """One line that names the mistake and the allowed values. The process ends with exit code 2."""
 
 
-class ConfigError(UserError):
-    """A wrong value of a configuration field: `field: given X; allowed: Y`."""
+class ConfigError(UserError, ValueError):
+    """A wrong value of a configuration field: `field: given X; allowed: Y`. A ValueError, as Python programs expect."""
 
     def __init__(self, field: str, given: object, allowed: str):
         super().__init__(f"{field}: given {_shorten(given)}; allowed: {allowed}")
@@ -36,6 +36,18 @@ def of_the_disk(error: BaseException) -> UserError | None:
         return None
     return UserError(f"{error.filename or 'a file'}: cannot be written: {error.strerror}; recorded samples are "
                      "safe; fix this and run the same command again")
+
+
+def of_memory(error: BaseException) -> UserError | None:
+    """The UserError for an allocation by PyTorch that failed; None for any other error."""
+    text = str(error)
+    # PyTorch is not imported here. It names its GPU error so, and a CPU's is a RuntimeError.
+    if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in text:
+        return None
+    reason = " ".join(text.split())
+    return UserError(f"hardware.memory_gb: the memory ran out while the run was computing ({reason[:160]}); allowed: a lower "
+                     "hardware.memory_gb or hardware.num_slots, or less memory for other programs. Nothing recorded is lost: "
+                     "the same command continues")
 
 
 @contextmanager

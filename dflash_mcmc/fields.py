@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
+import os
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from omegaconf import MISSING
 
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.errors import ConfigError, did_you_mean
 
+T = TypeVar("T")
 ROLES = ("identity", "runtime")
 _WORDS: dict[object, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false",
                              Any: "a word or a list of words", list[str]: "a list of texts (['A','B'])",
@@ -91,6 +94,12 @@ def spec_of(field: dataclasses.Field) -> Spec:
     return field.metadata["spec"]
 
 
+@cache
+def specs_of(cls: Any) -> dict[str, Spec]:
+    """The Specs of a component's fields by name, in their order."""
+    return {field.name: spec_of(field) for field in dataclasses.fields(cls)}
+
+
 def has_spec(field: dataclasses.Field) -> bool:
     """Whether a field was declared by `identity` or `runtime`. Fields that hold a component or a group have no Spec."""
     return "spec" in field.metadata
@@ -120,6 +129,65 @@ def identity_values(node: Any) -> dict[str, object]:
             if spec_of(field).role == "identity" and not spec_of(field).is_off(value)}
 
 
+def values_of(cls: Any, given: Mapping[str, object], defaults: Callable[[], Mapping[str, object]],
+              prefix: str) -> dict[str, object]:
+    """The values of all fields of a dataclass, each of its type and within its bounds, for a constructor.
+
+    Args:
+        given: the values of some fields.
+        defaults: returns the values of the others. It is called only if a field is not given.
+        prefix: what precedes a field's name in errors.
+
+    Raises:
+        ConfigError: for an unknown field, a value that is not allowed, and a field that has no value.
+    """
+    specs, types = specs_of(cls), types_of(cls)
+    for name, value in given.items():
+        if name not in specs:
+            raise ConfigError(f"{prefix}{name}", value, f"a field of {cls.__name__}{did_you_mean(name, specs)}: "
+                              f"{', '.join(specs) or 'it has none'}")
+    others = defaults() if len(given) < len(specs) else {}
+    values: dict[str, object] = {}
+    for name, spec in specs.items():
+        if name not in given and name not in others:
+            raise ConfigError(f"{prefix}{name}", "nothing", spec.describe(types[name]))
+        value = given[name] if name in given else others[name]
+        try:
+            values[name] = value = _converted(value, types[name])
+        except TypeError as error:
+            raise ConfigError(f"{prefix}{name}", value, spec.describe(types[name])) from error
+        if not spec.admits(value):
+            raise ConfigError(f"{prefix}{name}", value, spec.describe(types[name]))
+    return values
+
+
+def restored(cls: type[T], values: Mapping[str, object]) -> T:
+    """An object of a dataclass with recorded values, which are not checked: an older version may have allowed others."""
+    made = object.__new__(cls)
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def _converted(value: Any, field_type: object) -> object:
+    """A value as a field of this type holds it: whole numbers become floats, tuples lists, and paths texts.
+
+    Raises TypeError for a value of another type.
+    """
+    inner, optional = _strip_optional(field_type)
+    if inner is Any or type(value) is inner or (value is None and optional):
+        return value
+    if typing.get_origin(inner) is list and isinstance(value, (list, tuple)):
+        return [_converted(entry, typing.get_args(inner)[0]) for entry in value]
+    if inner is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
+    if inner is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if inner is str and isinstance(value, (str, os.PathLike)):
+        return os.fspath(value)
+    raise TypeError(f"{value!r} is no {inner}")
+
+
 def check_bounds(node: object, prefix: str = "") -> None:
     """Raises ConfigError for the first field out of its bounds."""
     for name, field, field_type, value in walk(node, prefix):
@@ -127,6 +195,7 @@ def check_bounds(node: object, prefix: str = "") -> None:
             raise ConfigError(name, value, spec_of(field).describe(field_type))
 
 
+@cache
 def _strip_optional(field_type: object) -> tuple[object, bool]:
     arguments = typing.get_args(field_type)
     if type(None) in arguments:

@@ -8,11 +8,12 @@ One name is used in four places: `sampler=power_mh`, `conf/sampler/power_mh.yaml
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +21,7 @@ from hydra.core.config_store import ConfigStore
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.fields import values_of
 
 T = TypeVar("T", bound=type[Component])
 
@@ -52,6 +54,9 @@ class Registration(NamedTuple):
 def register(group: str, name: str) -> Callable[[T], T]:
     """Class decorator for a dataclass with slots that inherits the group's base class.
 
+    The constructor takes a field that it is not given from `conf/<group>/<name>.yaml`, which is the only place of default
+    values, and raises ConfigError for what the command line refuses.
+
     Raises TypeError for any other class. A dataclass without slots would silently accept unknown keys.
     """
 
@@ -69,15 +74,44 @@ def register(group: str, name: str) -> Callable[[T], T]:
         doc = inspect.getdoc(cls) or ""
         _components[group, name] = Registration(group, name, cls, doc.split("\n")[0])
         ConfigStore.instance().store(group=f"schema/{group}", name=name, node=cls, provider="dflash_mcmc")
+        cls.__init__ = _completing(cls, group, name)  # type: ignore[misc]
         return cls
 
     return add
+
+
+def _completing(cls: type[Any], group: str, name: str) -> Callable[..., None]:
+    """The constructor of a component: the dataclass's own, after the values are completed and checked."""
+    own = cls.__init__
+
+    def defaults() -> Mapping[str, object]:
+        from dflash_mcmc.config.defaults import defaults_of  # imports this module
+
+        return defaults_of(group, name)
+
+    @functools.wraps(own)
+    def init(self: Any, **given: Any) -> None:
+        own(self, **values_of(cls, given, defaults, f"{group}."))
+
+    return init
 
 
 def components(group: str) -> dict[str, Registration]:
     """The registered components of a group, by name."""
     load_all()
     return {name: found for (its_group, name), found in sorted(_components.items()) if its_group == group}
+
+
+def class_named(name: str) -> type[Any] | None:
+    """The class of a component by its own name, such as `PowerMH`; None if there is none."""
+    load_all()
+    return next((known.cls for known in _components.values() if known.cls.__name__ == name), None)
+
+
+def class_names() -> list[str]:
+    """The names of the classes of all components."""
+    load_all()
+    return [known.cls.__name__ for known in _components.values()]
 
 
 def name_of(component: Component) -> str:

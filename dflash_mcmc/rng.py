@@ -42,6 +42,7 @@ class Key:
 
     def uniforms(self, start: int, stop: int) -> np.ndarray:
         """Uniforms number `start` to `stop - 1` of this key: float64, shape (stop - start,), strictly inside (0, 1)."""
+        start, stop = operator.index(start), operator.index(stop)  # numpy's generator takes no numpy integers
         if not 0 <= start <= stop:
             raise ValueError(f"uniforms({start}, {stop}): need 0 <= start <= stop")
         skipped, offset = divmod(start, _WORDS_PER_COUNTER)

@@ -39,6 +39,7 @@ SHARED = ROOT.parent / "shared" / "data"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--processor", choices=[*VENDORS, "this"], default="this",
                      help="the processor whose settings this process and the programs that tests start use")
+    parser.addoption("--gpu-tests-on", choices=["cuda", "cpu"], default="cuda", help="the device of tests/gpu")
 
 
 def pytest_configure(config: pytest.Config) -> None:

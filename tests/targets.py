@@ -14,8 +14,12 @@ from transformers import (
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from dflash_mcmc.inference.oracle.reference import ReferenceEngine
@@ -32,6 +36,18 @@ _FAMILIES = {
                                                           "tie_word_embeddings": False, **changes})),
 }
 FAMILIES = tuple(_FAMILIES)
+_HYBRID = {**_SHAPE, "head_dim": 8, "num_hidden_layers": 4,
+           "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+           "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+           "linear_conv_kernel_dim": 4}
+_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+HYBRIDS = {
+    "qwen3_5": lambda changes: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**_HYBRID, "rope_parameters": _ROPE, **changes})),
+    "qwen3_next": lambda changes: Qwen3NextForCausalLM(Qwen3NextConfig(**{
+        **_HYBRID, "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16, **changes})),
+}
+"""Models with recurrent layers: three of four. Every second layer of Qwen3-Next has experts."""
 
 
 def random_model(family: str = "qwen3", sharpness: float = 4.0, **changes) -> torch.nn.Module:
@@ -40,7 +56,7 @@ def random_model(family: str = "qwen3", sharpness: float = 4.0, **changes) -> to
     `sharpness` scales the head so that the laws of tokens are neither flat nor almost certain. The norm weights are random
     too, because with ones the tests could not detect a norm that is left out or applied twice.
     """
-    return randomised(lambda: _FAMILIES[family](changes), sharpness)
+    return randomised(lambda: (_FAMILIES | HYBRIDS)[family](changes), sharpness)
 
 
 def randomised(build: Callable[[], torch.nn.Module], sharpness: float = 4.0) -> torch.nn.Module:

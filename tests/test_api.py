@@ -1,21 +1,29 @@
-"""`dflash_mcmc.sample` from Python: the tokens of the command line, values of conf/, errors of one line, light to import."""
+"""`import dflash_mcmc as dm`: the tokens of the command line, values of conf/, errors of one line, light to import."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import pkgutil
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dflash_mcmc
+from dflash_mcmc.__main__ import main
+from dflash_mcmc.api import sampling
+from dflash_mcmc.config import defaults
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.registry import components
+from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.types import Cost
 from tests import processes
 from tests.conftest import ROOT
@@ -27,8 +35,10 @@ QUESTIONS = ["Lena has 12 red pens and 9 blue pens. How many pens does she have?
 
 
 def test_no_module_hides_a_function_of_the_package():
-    """The import of a module sets the package's attribute of that name."""
-    assert not {module.name for module in pkgutil.iter_modules(dflash_mcmc.__path__)} & set(dflash_mcmc.__all__)
+    """The import of a module sets the package's attribute of that name. The package `run` can be called for this reason."""
+    assert {module.name for module in pkgutil.iter_modules(dflash_mcmc.__path__)} & set(dflash_mcmc.__all__) == {"run"}
+    assert callable(dflash_mcmc.run)
+    assert dflash_mcmc.run is sys.modules["dflash_mcmc.run"]
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +59,9 @@ def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
     assert len(samples) == len(records) > 0
     for sample, record in zip(samples, records, strict=True):
         assert (sample.id, sample.chain) == (record["problem"], record["chain"])
-        for name in ("text", "tokens", "log_p", "log_q", "proposals", "accepted", "moved", "ended"):
+        for name in ("text", "tokens", "log_p", "log_q", "proposals", "accepted", "moved"):
             assert getattr(sample, name) == record[name]
+        assert sample.finish_reason == ("stop" if record["ended"] else "length")
         recorded = {"tokens_shared": 0, **record}  # a record has this count only if it is not 0
         assert sample.cost == Cost(**{name: recorded[name] for name in Cost._fields})
         assert list(sample.trace) == record["trace"]
@@ -61,7 +72,7 @@ def test_a_list_gives_what_a_file_of_rows_gives(loaded, tmp_path):
     (tmp_path / "rows.jsonl").write_text(rows)
     records = records_of(tmp_path, "dataset=jsonl", "dataset.path=rows.jsonl", "dataset.question_field=problem",
                          "dataset.prompt=plain", "dataset.max_new_tokens=32", "sampler.alpha=2", "num_chains=2", "seed=3")
-    sampler = dflash_mcmc.component("sampler", "power_mh", alpha=2)
+    sampler = dflash_mcmc.PowerMH(alpha=2)
     samples = dflash_mcmc.sample(*loaded, QUESTIONS, sampler=sampler, num_chains=2, max_new_tokens=32, seed=3, progress=False)
     assert_same(samples, records)
     assert [sample.prompt for sample in samples] == [0, 0, 1, 1, 2, 2]
@@ -74,8 +85,8 @@ def test_a_model_by_name_with_blend_decoder_and_draft(tmp_path):
                          "decoder=speculative_match", "draft=tiny")
     for model in (Path(TINY), dflash_mcmc.component("model", "tiny")):
         samples = dflash_mcmc.sample(
-            model, None, asked, sampler="temperature", blend=dflash_mcmc.component("blend", "layer", beta=0.1, layer=5),
-            decoder="speculative_match", draft="tiny", num_slots=2, progress=False)
+            model, None, asked, sampler="temperature", blend=dflash_mcmc.LayerBlend(beta=0.1, layer=5),
+            decoder=dflash_mcmc.SpeculativeMatch(), draft="tiny", hardware=dflash_mcmc.Local(num_slots=2), progress=False)
         assert_same(samples, records)
         assert all(sample.cost.blocks_drafted for sample in samples)
 
@@ -114,17 +125,26 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"sampler": "power_mh", "max_new_tokens": 100}, "sampler.num_blocks: given 16; allowed: a divisor of"),
+    ({"sampler": "power_mh", "max_new_tokens": 15}, "sampler.num_blocks: given 16; allowed: at most dataset.max_new_"),
     ({"sampler": "greedy", "decoder": "speculative_match"}, "draft: given 'none'; allowed: a draft, such as tiny"),
     ({"sampler": "greedy", "num_chains": 0}, "num_chains: given 0; allowed: a whole number >= 1"),
     ({"sampler": 3}, "sampler: given 3; allowed: a component of the group, or one of best_of_n"),
     ({"sampler": "greedy", "prompts": "one text"}, "prompts: given 'one text'; allowed: a list of texts"),
     ({"sampler": "greedy", "prompts": []}, "prompts: given []; allowed: a list of texts"),
     ({"sampler": "greedy", "prompts": [1]}, "prompts: given 1; allowed: texts"),
+    ({"sampler": "greedy", "prompts": [{"role": "user", "content": "a"}]}, "prompts: given {'role': 'user', "),
+    ({"sampler": "greedy", "prompts": [[{"role": "user"}]]}, "prompts: given [{'role': 'user'}]; allowed: messages"),
+    ({"sampler": "greedy", "prompts": [[{"role": "assistant", "content": "a"}]]}, "prompts: given [{'role': 'assistant', "),
+    ({"sampler": "greedy", "prompts": [[1, -2]]}, "prompts: given -2; allowed: token ids from 0 to "),
+    ({"sampler": "greedy", "prompts": [[1, 500]]}, "prompts: given 500; allowed: token ids from 0 to "),
+    ({"sampler": "greedy", "prompts": [[0.5]]}, "prompts: given [0.5]; allowed: texts"),
+    ({"sampler": "greedy", "prompts": [[]]}, "prompts: given []; allowed: texts"),
+    ({"sampler": "greedy", "prompts": [""], "chat": False}, "prompts: given nothing in prompt 00000; allowed: at least"),
+    ({"sampler": "greedy", "model": 3}, "model: given 3; allowed: a causal language model of transformers"),
     ({"sampler": "greedy", "tokenizer": None}, "tokenizer: given None; allowed: the tokenizer of a loaded model"),
     ({"sampler": "greedy", "model": TINY}, "tokenizer: given"),
     ({"sampler": "greedy", "model": "/no/folder", "tokenizer": None}, "model.path: given '/no/folder'; allowed: a folder"),
-    ({"sampler": "greedy", "max_new_tokens": 2000}, "dataset.max_new_tokens: given 2000; allowed: at most"),
+    ({"sampler": "greedy", "max_new_tokens": 2000}, "max_new_tokens: given 2000; allowed: at most"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_what_does_not_fit_is_refused_in_one_line(loaded, given, said):
     arguments = {"model": loaded[0], "tokenizer": loaded[1], "prompts": QUESTIONS, **given}
@@ -132,12 +152,117 @@ def test_what_does_not_fit_is_refused_in_one_line(loaded, given, said):
         dflash_mcmc.sample(**arguments, progress=False)
 
 
-def test_bounds_of_a_component_made_by_hand_are_checked(loaded):
-    temperature = components("sampler")["temperature"].cls
-    sampler = temperature(temperature=-1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
-                          frequency_penalty=0.0, presence_penalty=0.0)
+def test_a_field_that_is_set_later_is_checked(loaded):
+    sampler = dflash_mcmc.Temperature()
+    sampler.temperature = -1.0
     with refused(start="sampler.temperature: given -1.0; allowed: a number >= 1e-06"):
         dflash_mcmc.sample(*loaded, QUESTIONS, sampler=sampler, progress=False)
+
+
+def test_mistakes_are_found_before_a_model_is_loaded(monkeypatch):
+    monkeypatch.setattr(dflash_mcmc.HFModel, "load", lambda *_: pytest.fail("loaded"))
+    for given, said in (({"sampler": "powr"}, "sampler: unknown option 'powr'"), ({"prompts": "a"}, "prompts: given 'a'"),
+                        ({"max_new_tokens": 15}, "sampler.num_blocks: given 16")):
+        with refused(start=said):
+            dflash_mcmc.sample(**{"model": TINY, "tokenizer": None, "prompts": QUESTIONS, **given})
+
+
+def test_prompts_are_texts_messages_or_token_ids(loaded):
+    model, tokenizer = loaded
+    messages = [{"role": "user", "content": QUESTIONS[1]}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False)["input_ids"]
+    asked = {name: {"00000": prompt} for name, prompt in (("text", QUESTIONS[1]), ("messages", messages), ("ids", ids),
+                                                         ("array", np.array(ids, np.int32)))}
+    drawn = {name: dflash_mcmc.sample(model, tokenizer, prompts, sampler="temperature", progress=False)[0].tokens
+             for name, prompts in asked.items()}
+    assert len(set(map(tuple, drawn.values()))) == 1
+    guided = [{"role": "system", "content": "Answer."}, *messages]
+    other = dflash_mcmc.sample(model, tokenizer, [guided], sampler="temperature", progress=False)
+    assert other[0].tokens != drawn["text"]
+
+
+def test_an_engine_stays_loaded_and_streams(monkeypatch):
+    def tokens(samples) -> dict:
+        return {(sample.prompt, sample.chain): sample.tokens for sample in samples}
+
+    loads, right = [], dflash_mcmc.HFModel.load
+    monkeypatch.setattr(dflash_mcmc.HFModel, "load", lambda *given: loads.append(given) or right(*given))
+    draw = {"prompts": QUESTIONS[:2], "sampler": dflash_mcmc.Temperature(alpha=1.0), "num_chains": 2, "max_new_tokens": 16}
+    with dflash_mcmc.Engine(TINY, hardware=dflash_mcmc.Local(num_slots=2)) as engine:
+        samples = engine.sample(**draw, progress=False)
+        stream = engine.stream(**draw)
+        first = next(stream)
+        assert tokens([first]).items() <= tokens(samples).items()
+        with refused(start="engine: given a second call while a stream of the same model is open"):
+            engine.sample(**draw, progress=False)
+        assert tokens([first, *stream]) == tokens(samples)
+        engine.stream(**draw).close()
+        assert tokens(engine.sample(QUESTIONS[2:], progress=False, sampler="greedy", max_new_tokens=16))
+    assert len(loads) == 1
+    with refused(start="engine: is closed"):
+        engine.sample(QUESTIONS)
+
+
+def test_threads_get_what_each_gets_alone(loaded):
+    """Three threads draw with one model, two of them with the same engine. A blend taps the layers of the model."""
+    engine, other = dflash_mcmc.Engine(*loaded), dflash_mcmc.Engine(*loaded)
+    asked = [(engine, dict(sampler="temperature", blend=dflash_mcmc.LayerBlend(beta=0.1, layer=5), seed=1)),
+             (engine, dict(sampler=dflash_mcmc.PowerMH(num_blocks=2), seed=2)),
+             (other, dict(sampler="temperature", blend=dflash_mcmc.LayerBlend(beta=0.3, layer=2), seed=3))]
+
+    def draw(number: int) -> list:
+        engine, options = asked[number]
+        return [sample.tokens for sample in engine.sample(QUESTIONS[:1], progress=False, max_new_tokens=16, **options)]
+
+    alone = list(map(draw, range(3)))
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(draw, [0, 1, 2])) == alone
+
+
+def test_a_run_waits_for_a_stream_of_its_model_in_another_thread(tmp_path, monkeypatch):
+    """The model in files is loaded once for both."""
+    monkeypatch.chdir(tmp_path)
+    overrides = ["condition=greedy", "dataset.limit=1", "tracker=none", "dataset.max_new_tokens=16"]
+    with dflash_mcmc.Engine(dflash_mcmc.component("model", "tiny")) as engine, ThreadPoolExecutor(1) as pool:
+        stream = engine.stream(QUESTIONS, sampler="temperature", max_new_tokens=32)
+        drawn = [next(stream)]
+        done = pool.submit(dflash_mcmc.run, *overrides)
+        processes.wait_until(lambda: list(tmp_path.glob("outputs/default/*")))
+        drawn += stream
+        assert done.result().num_new == 1
+        assert sorted(drawn) == engine.sample(QUESTIONS, sampler="temperature", max_new_tokens=32, progress=False)
+
+
+def test_threads_make_components_at_once():
+    """Hydra's state belongs to the process."""
+    defaults._composed.cache_clear()
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda number: dflash_mcmc.PowerMH(alpha=number), range(1, 9)))
+        named = list(pool.map(lambda number: dflash_mcmc.component("sampler", "power_mh", alpha=number), range(1, 9)))
+    assert made == named
+
+
+def test_ctrl_c_returns_what_is_finished(loaded, monkeypatch, capsys):
+    """The signal arrives at the third finished chain."""
+    asked = {"prompts": QUESTIONS, "sampler": "temperature", "max_new_tokens": 32, "progress": False}
+    everything = dflash_mcmc.sample(*loaded, **asked)
+    finished, right = [], sampling._sample
+
+    def interrupted(*given):
+        if len(finished) == 2:
+            signal.raise_signal(signal.SIGINT)
+        finished.append(right(*given))
+        return finished[-1]
+
+    monkeypatch.setattr(sampling, "_sample", interrupted)
+    engine = dflash_mcmc.Engine(*loaded)
+    samples = engine.sample(**asked)
+    assert samples == sorted(finished)
+    assert len(samples) == 2
+    assert {tuple(sample.tokens) for sample in samples} < {tuple(sample.tokens) for sample in everything}
+    assert capsys.readouterr().err == "stopped: 2 of 3 samples are finished\n"
+    monkeypatch.undo()
+    assert engine.sample(**asked) == everything
 
 
 def test_the_model_is_left_as_it_was(loaded, capfd):
@@ -156,18 +281,94 @@ def test_logits_that_are_not_numbers_are_a_failure_of_the_sample(loaded, monkeyp
     monkeypatch.setattr(LanguageModel, "logits", lambda *arguments: torch.nan * right(*arguments))
     (sample,) = dflash_mcmc.sample(*loaded, QUESTIONS[:1], sampler="greedy", progress=False)
     assert "not numbers" in sample.failure
-    assert (sample.text, sample.tokens, sample.ended) == ("", [], False)
+    assert (sample.text, sample.tokens, sample.finish_reason) == ("", [], "failed")
 
 
 def test_nothing_heavy_is_imported_before_it_is_used():
-    code = ("import sys, dflash_mcmc; first = set(sys.modules); sampler = dflash_mcmc.component('sampler', 'power_mh'); "
-            "print(*first); print(*sys.modules)")
+    code = ("import sys, dflash_mcmc as dm; first = set(sys.modules); sampler = dm.PowerMH(alpha=4); dir(dm); dm.run; "
+            "dm.read; dm.Engine; print(*first); print(*sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     first, then = (set(line.split()) for line in done.stdout.splitlines())
-    assert not first & {*HEAVY, "numpy", "hydra", "dflash_mcmc.api"}
+    assert not first & {*HEAVY, "numpy", "hydra", "dflash_mcmc.api", "dflash_mcmc.errors", "dflash_mcmc.registry"}
     assert not then & HEAVY
 
 
-def test_an_unknown_name_of_the_package_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'dflash_mcmc' has no attribute 'sampel'"):
-        dflash_mcmc.sampel  # noqa: B018
+def test_every_component_is_a_name_of_the_package():
+    classes = {found.cls for group in GROUPS for found in components(group).values()}
+    assert {getattr(dflash_mcmc, cls.__name__) for cls in classes} == classes
+    assert {*dflash_mcmc.__all__, *(cls.__name__ for cls in classes)} <= set(dir(dflash_mcmc))
+
+
+def test_the_stub_has_the_names_of_the_package():
+    """What `dir` lists, of which the components are those of this package, is what type checkers see."""
+    tree = ast.parse((ROOT / "dflash_mcmc/__init__.pyi").read_text())
+    told = {alias.asname: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+            if alias.asname}
+    public = [name for name in dir(dflash_mcmc) if not name.startswith("_")]
+    assert told.keys() | {"Engine"} == set(public)
+    for name, module in told.items():
+        assert getattr(importlib.import_module(module), name) is getattr(dflash_mcmc, name) or name == "run"
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("sampel", "module 'dflash_mcmc' has no attribute 'sampel'"),
+    ("PowrMH", "module 'dflash_mcmc' has no attribute 'PowrMH' (did you mean 'PowerMH'?)")])
+def test_an_unknown_name_of_the_package_is_an_attribute_error(name, said):
+    with pytest.raises(AttributeError) as caught:
+        getattr(dflash_mcmc, name)
+    assert str(caught.value) == said
+
+
+def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
+    """The command line takes the run for its own, and the table and the paired test follow from the records."""
+    monkeypatch.chdir(tmp_path)
+    overrides = ["condition=greedy", "dataset.limit=4", "tracker=none"]
+    done = dflash_mcmc.run(*overrides)
+    assert (done.num_new, done.summary["num_samples"]) == (4, 4)
+    assert dflash_mcmc.run(*overrides)._replace(num_new=4) == done
+    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit, match="0"):
+        main(overrides)
+    assert f"{done.folder}: already complete, nothing drawn" in capsys.readouterr().out
+    records = [json.loads(line) for line in (done.folder / "records.jsonl").read_text().splitlines()]
+    table = dflash_mcmc.read(done.folder)
+    assert list(table.columns) == ["run", *records[0]]
+    for name in ("problem", "verdict", "text", "tokens", "log_p"):
+        assert table[name].tolist() == [record[name] for record in records]
+    other = dflash_mcmc.run("condition=temp", *overrides[1:])
+    both = dflash_mcmc.read(other, done)
+    assert both["run"].value_counts().to_dict() == {"greedy": 4, "temp": 4}
+    correct = {name: (part.sort_values("problem")["verdict"] == "correct").to_numpy() for name, part in both.groupby("run")}
+    assert 0 < correct["greedy"].sum() < 4
+    found = dflash_mcmc.compare(done, other.folder)
+    assert found.both == (correct["greedy"] & correct["temp"]).sum()
+    assert found.only_a == (correct["greedy"] & ~correct["temp"]).sum()
+    assert found.both + found.only_a + found.only_b + found.neither == 4
+    with refused(start=f"compare: given {done.folder.parent}, which has 2 runs; allowed: the folder of one run"):
+        dflash_mcmc.compare(done.folder.parent, done)
+
+
+def test_a_table_has_the_units_of_a_probe(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"identity": {"probe": "difficulty"}, "sessions": []}))
+    (tmp_path / "records.jsonl").write_text('{"problem": "a", "chain": 0, "gain": 0.5}\n')
+    assert dflash_mcmc.read(tmp_path).to_dict("records") == [{"run": tmp_path.name, "problem": "a", "chain": 0, "gain": 0.5}]
+
+
+@pytest.mark.parametrize("overrides", [["-m", "condition=greedy,ps"], ["sweep=alpha_beta"], ["dry_run=true"], ["--cfg", "job"],
+                                       ["hardware=slurm_cpu"]], ids=" ".join)
+def test_what_is_not_one_run_is_refused(overrides, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with refused(start=f"run: given {' '.join(overrides)!r}; allowed: the overrides of one run"):
+        dflash_mcmc.run(*overrides)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_override_is_refused_as_on_the_command_line():
+    with refused(start="sampler.alpha: given -1.0; allowed: a number >= 1e-06"):
+        dflash_mcmc.run("sampler.alpha=-1")
+
+
+def test_a_table_needs_pandas(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with refused(start="pandas: is not installed, and a table of records needs it; allowed: pip install pandas"):
+        dflash_mcmc.read("outputs")

@@ -47,6 +47,29 @@ def test_integer_covers_its_range():
         Key(1).integer(0)
 
 
+def test_categorical_is_the_inverse_transform():
+    probabilities = np.array([0.2, 0.0, 0.5, 0.3])
+    for number in range(100):
+        key = Key(2).fold_in(number)
+        assert key.categorical(probabilities) == (0 if key.uniform() < 0.2 else 2 if key.uniform() < 0.7 else 3)
+
+
+def test_a_contest_is_won_in_proportion_to_the_weights():
+    """The keys are fixed, so the shares are constants. Their standard error is 0.01."""
+    weights = np.array([0.1, 0.0, 0.6, 0.3])
+    contests = [Key(4).fold_in(number).contest(4) for number in range(2000)]
+    with np.errstate(divide="ignore"):
+        won = np.bincount([contest.winner(np.log(weights)) for contest in contests], minlength=4) / len(contests)
+    assert won == pytest.approx(weights, abs=0.03)
+
+
+def test_a_contestant_wins_with_more_than_its_lead():
+    contest = Key(4).contest(2)
+    lead = contest.lead(0, 1)
+    assert contest.winner(np.array([0.0, lead + 1e-9])) == 1
+    assert contest.winner(np.array([0.0, lead - 1e-9])) == 0
+
+
 def test_log_uniform_is_the_logarithm_of_uniform():
     assert Key(3).log_uniform() == pytest.approx(np.log(Key(3).uniform()))
 
@@ -68,6 +91,14 @@ def test_integers_of_any_type_are_equal_parts_and_floats_are_refused():
     assert Key(0).fold_in(np.int64(3)).uniform() == Key(0).fold_in(3).uniform() != Key(0).fold_in("3").uniform()
     with pytest.raises(TypeError):
         Key(0).fold_in(3.0)
+
+
+def test_bounds_of_any_integer_type_are_equal_and_floats_are_refused():
+    key = Key(3)
+    for kind in (np.int64, np.int32, np.uint8):
+        assert np.array_equal(key.uniforms(kind(4), kind(13)), key.uniforms(4, 13))
+    with pytest.raises(TypeError):
+        key.uniforms(0.0, 3)
 
 
 def test_bad_slice_is_refused():

@@ -24,8 +24,8 @@ from dflash_mcmc.process import program
 from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
 
-_SUBJECTS = ("tiny", "mid")
-_PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m")
+_SUBJECTS = ("tiny", "mid", "qwen3_4b")
+_PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n")
 _WITH_DRAFT = ("h", "i", "j", "k")
 
 
@@ -33,11 +33,12 @@ _WITH_DRAFT = ("h", "i", "j", "k")
 class Bench:
     """The configuration of a benchmark: `conf/bench.yaml`."""
 
-    subjects: list[str] = runtime("models to measure: tiny (embedded), mid (random, 107 M parameters)")  # noqa: RUF009
+    subjects: list[str] = runtime("models to measure: tiny (embedded), mid (random, 107 M parameters), "  # noqa: RUF009
+                               "qwen3_4b (random, its shape, in bfloat16)")
     parts: list[str] = runtime("parts to run: a published loop, b switches, c overhead, d slots, "  # noqa: RUF009
                                "e decoding, f memory, g growth, h decoders, i chains by decoder, "
                                "j speculation of transformers, k probe=speculative_mcmc, "
-                               "l several processes in one run, m draws asked for together")
+                               "l several processes in one run, m draws asked for together, n rates and peak memory at size")
     tiny_slots: int = runtime("number of slots for the embedded model", ge=1)
     mid_slots: int = runtime("number of slots for the mid-size model", ge=1)
     most_slots: int = runtime("largest number of slots in part d for the embedded model; the mid-size model uses mid_slots",

@@ -64,13 +64,22 @@ def mid(horizon: int) -> Subject:
                 if ".layers." in name and parameter.dim() == 2:
                     parameter.mul_(_LAYER_GAIN)
             causal_lm.lm_head.weight.normal_(0.0, _LOGIT_SCALE / _HIDDEN_SIZE**0.5)
+    model = LanguageModel(causal_lm, stop_ids=range(_NUM_STOPS))
+    return Subject("mid", causal_lm, model, random_prompts(_VOCAB_SIZE), horizon)
+
+
+def random_prompts(vocab_size: int) -> list[np.ndarray]:
+    """Prompts of random tokens, without the smallest ids, which are stop ids."""
     stream = Stream(Key(0).fold_in("bench", "prompts"))
     lengths = [stream.integer(_SHORTEST, _LONGEST) for _ in range(_NUM_PROMPTS)]
-    prompts = [np.array([stream.integer(_NUM_STOPS, _VOCAB_SIZE - 1) for _ in range(length)]) for length in lengths]
-    return Subject("mid", causal_lm, LanguageModel(causal_lm, stop_ids=range(_NUM_STOPS)), prompts, horizon)
+    return [np.array([stream.integer(_NUM_STOPS, vocab_size - 1) for _ in range(length)]) for length in lengths]
 
 
 def subject_of(name: str, mid_horizon: int, draft: str = "") -> Subject:
-    """The subject `tiny` or `mid`. `draft` is the folder of the draft of `tiny`; it may be empty if no draft is used."""
+    """A subject by its name. `draft` is the folder of the draft of `tiny`; it may be empty if no draft is used."""
+    if name == "qwen3_4b":
+        from dflash_mcmc.bench.at_size import qwen3_4b
+
+        return qwen3_4b(mid_horizon)
     config, _ = command.compose_once("config", ["tracker=none"], Config)
     return tiny(config, draft) if name == "tiny" else mid(mid_horizon)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -25,6 +26,8 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grid.launcher import Slurm, store_schema, to_launcher
 
 _LAUNCHERS = ("basic", "slurm")
+_composing = threading.RLock()
+"""Held while Hydra is initialised, because its state belongs to the process and not to a thread."""
 
 
 def prepare() -> None:
@@ -42,10 +45,11 @@ def composer(root: str, overrides: Sequence[str] = ()) -> Iterator[Composer]:
         overrides: the overrides that will be composed. If they have a search path, the composer is new, because options in a
             folder of the user may change while the process runs (in a notebook).
     """
-    prepare()
     own = any(SEARCH_PATH in text for text in overrides)
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        yield Composer(root) if own else _composer(root)
+    with _composing:
+        prepare()
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            yield Composer(root) if own else _composer(root)
 
 
 @cache

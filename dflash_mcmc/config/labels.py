@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.groups import config_folder, option_files
-from dflash_mcmc.fields import identity_values
+from dflash_mcmc.fields import identity_values, restored
 from dflash_mcmc.registry import components
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _component(group: str, fields: Mapping[str, object] | None) -> Any:
     if fields is None:
         return next((found.cls() for found in known.values() if found.cls.is_null), None)
     cls = known[str(fields["name"])].cls
-    return cls(**{field.name: fields.get(field.name) for field in dataclasses.fields(cls)})
+    return restored(cls, {field.name: fields.get(field.name) for field in dataclasses.fields(cls)})
 
 
 def followed(identity: dict) -> dict:

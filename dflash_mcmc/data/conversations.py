@@ -74,14 +74,27 @@ def messages_of(value: object, where: str) -> tuple[Message, ...]:
     Raises:
         UserError: for anything that is not such a list, or has no turn of the user.
     """
+    turns = turns_of(value)
+    if turns is None:
+        raise UserError(f"dataset.path: {where} has no conversation for its messages; allowed: a list of role and content, "
+                        "both texts, with a turn of the user")
+    while not is_answerable(turns):
+        turns = turns[:-1]
+    return turns
+
+
+def turns_of(value: object) -> tuple[Message, ...] | None:
+    """The turns of a list of role and content, without parts that are None; None if there is no turn of the user."""
     turns = [{name: part for name, part in turn.items() if part is not None} if isinstance(turn, dict) else {}
              for turn in (value if isinstance(value, list) else [])]
     if not (all(map(_is_turn, turns)) and any(turn["role"] == "user" for turn in turns) and _is_json(turns)):
-        raise UserError(f"dataset.path: {where} has no conversation for its messages; allowed: a list of role and content, "
-                        "both texts, with a turn of the user")
-    while turns[-1]["role"] not in _LAST:
-        turns.pop()
+        return None
     return tuple(turns)  # type: ignore[arg-type]
+
+
+def is_answerable(turns: tuple[Message, ...]) -> bool:
+    """Whether a model answers the last turn."""
+    return turns[-1]["role"] in _LAST
 
 
 def tools_of(value: object, where: str) -> tuple[dict[str, Any], ...]:

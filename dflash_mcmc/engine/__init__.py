@@ -28,6 +28,14 @@ class Engine(Component):
     def load(self, config: Config, device: str) -> Any:
         """The target on a device, as `start` takes it. It has the attributes of `interface.ChainTarget`. Raises UserError."""
 
+    def resource(self, target: Any) -> object:
+        """What one run at a time can use in this process. It can be referenced weakly.
+
+        Args:
+            target: the result of `load`.
+        """
+        return target
+
     @abstractmethod
     def start(self, config: Config, target: Any, prompt_length: int, num_chains: int) -> ChainRunner:
         """An engine that runs chains on the target. Its user closes it. Raises UserError.
@@ -37,6 +45,11 @@ class Engine(Component):
             prompt_length: tokens of the longest prompt.
             num_chains: number of chains that all processes run together.
         """
+
+    def memory_note(self, config: Config) -> str:
+        """A line on the engine's memory for the table of a dry run, which is empty where `plans_memory` checks it or the
+        model's configuration is not here. Raises ConfigError."""
+        return ""
 
     def prompt_encoder(self, config: Config) -> PromptEncoder | None:
         """The encoder of prompts before a start; None if the model's configuration is not here. Raises UserError."""

@@ -25,6 +25,10 @@ class Slots(Engine):
         """The model of transformers. Raises UserError."""
         return config.model.load(device)
 
+    def resource(self, target: LanguageModel) -> object:
+        """The model's layers, whose outputs and attention belong to a run."""
+        return target.decoder
+
     def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
         from dflash_mcmc.run import build

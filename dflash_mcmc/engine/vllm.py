@@ -57,6 +57,15 @@ class Vllm(Engine):
             if getattr(config, group).needs_draft:
                 raise ConfigError(group, name_of(getattr(config, group)), f"one without a draft with engine=vllm, {_INSTEAD}")
 
+    def memory_note(self, config: Config) -> str:
+        """The keys and values of the requests in progress. Raises ConfigError if one sequence does not fit."""
+        shape = config.model.shape("cpu")
+        if shape is None:
+            return ""
+        from dflash_mcmc.inference.vllm import cache_plan
+
+        return cache_plan.of(self, config, shape).line()
+
     def load(self, config: Config, device: str) -> VllmTarget:
         """The target without its weights, which vLLM's workers load. Raises UserError."""
         from dflash_mcmc.inference.vllm import target
@@ -66,6 +75,10 @@ class Vllm(Engine):
             raise UserError("model: given a model that is loaded already; allowed: the folder or the hub name of a checkpoint "
                             f"with engine=vllm, {_INSTEAD}")
         return target.read(files.folder, files.dtype, device, config.model.tokenizer())
+
+    def resource(self, target: VllmTarget) -> object:
+        """This class: a process has one engine of vLLM."""
+        return Vllm
 
     def prompt_encoder(self, config: Config) -> PromptEncoder | None:
         """The tokenizer, and the positions of the model without regard to sliding windows, which vLLM computes."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference import attention
 from dflash_mcmc.inference.language_model import LanguageModel
 
@@ -29,9 +30,12 @@ class Tree:
 
     Args:
         cache: the cache of a sequence, one row, whose first `length` tokens are the prefix. It is not changed.
+
+    Raises UserError for a model that cannot read continuations together.
     """
 
     def __init__(self, model: LanguageModel, cache: Cache, length: int):
+        check(model)
         self._model, self._length = model, length
         self._attention = attention.implementation("auto", model.device, model.dtype, model.attention_needs)
         known: Any = cache.layers
@@ -64,6 +68,13 @@ class Tree:
         with self._model.attending(self._attention):
             return self._model.decoder(input_ids=given, attention_mask=mask, past_key_values=self._cache, use_cache=True,
                                        position_ids=places).last_hidden_state[0]
+
+
+def check(model: LanguageModel) -> None:
+    """Raises UserError for a model with recurrent layers, whose states after a prefix cannot be shared by a mask."""
+    if model.recurrent_nets:
+        raise UserError("probe: given one that reads many continuations of a text together; allowed with recurrent layers: "
+                        "another probe, or speculative_mcmc with probe.weights=reference and probe.autoregressive=false")
 
 
 class Predictors(NamedTuple):

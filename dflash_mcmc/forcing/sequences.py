@@ -65,7 +65,8 @@ def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...] = (
     """Reads sequences, int64 (rows, length). Padding on the right has no effect on earlier positions."""
     length = tokens.shape[1]
     chunk = _CHUNK if model.reading_attention == "sdpa" else _CHUNK_OF_SCORES
-    cache = DynamicCache() if keep_cache or length > chunk else None
+    known = model.config if model.recurrent_nets else None  # without a configuration all layers get keys and values
+    cache = DynamicCache(config=known) if keep_cache or length > chunk else None
     hidden, outputs = [], []
     # A running engine has set its own attention, which would materialise the scores of all positions.
     with model.attending(model.reading_attention), model.tapped(layers) as tapped:

@@ -41,6 +41,8 @@ class Local(Hardware):
     cuda_graphs: bool = runtime("replay decode steps as CUDA graphs on a GPU")
     steps_between_checks: int | None = runtime("decode steps between checks for ended chains; null takes 1 on a CPU, 4 on a "
                                                "GPU", ge=1, le=64)
+    snapshot_every: int = runtime("positions between two kept states of recurrent layers (Qwen3-Next, Qwen3.5): fewer take "
+                                  "less memory, and a rollback recomputes at most so many", ge=1)
     tokens_per_second: float | None = runtime("token-forwards per second, used only for the hours of dry_run: from an earlier "
                                               "summary.json, token_forwards / (mean_share_seconds * num_samples); null is "
                                               "unknown", gt=0)

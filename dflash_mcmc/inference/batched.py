@@ -47,6 +47,7 @@ from dflash_mcmc.inference.model_runner import ModelRunner
 from dflash_mcmc.inference.operations import Operations
 from dflash_mcmc.inference.plain_steps import PlainSteps
 from dflash_mcmc.inference.prompts import PromptReader
+from dflash_mcmc.inference.recurrent_shape import num_recent
 from dflash_mcmc.inference.rows import Rows
 from dflash_mcmc.inference.scheduler import Scheduler
 from dflash_mcmc.inference.slot_memory import SlotMemory
@@ -91,18 +92,20 @@ class BatchedEngine:
         companion = proposer.companion if proposer else None
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
                              proposer if companion else None, grid)
-        caches = Caches(model, companion, num_rows, longest, padding, num_pages)
+        states = num_recent(options, proposer.num_drafted if proposer else 0)
+        caches = Caches(model, companion, num_rows, longest, padding, num_pages, options.snapshot_every, states)
         keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
         most = prompt_length or max_length
         cache, spare = caches.rows(), caches.rows() if keeps else None
         prompts = PromptReader(runner, caches.prompts(min(ahead, num_slots), most)) if ahead else None
         self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, padding, longest, most)
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
-        stepper, tracer = _stepper(runner, speculation, options.whole_blocks)
+        # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
+        stepper, tracer = _stepper(runner, speculation, options.whole_blocks and not model.recurrent_nets)
         if options.cuda_graphs and on_gpu and model.capturable and not (tracer or grid):
             stepper = GraphedSteps(stepper)
-        self._loop = DecodeLoop(rows, stepper, self._memory, ladder, options.steps_between_checks or (4 if on_gpu else 1),
-                                tracer)
+        steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
+        self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
         self._operations = Operations(self._memory, self._loop, speculation, options, model.stop_ids, sharing)
         self._meter = Meter()

@@ -6,17 +6,21 @@ larger positions are overwritten before they are read again.
 
     contiguous_cache.py   a row is one piece of memory, as long as the longest
     paged_cache.py        a row is a list of pages, as long as its text
+    recurrent_state.py    a contiguous cache with the states of recurrent layers
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from dflash_mcmc.inference.recurrent_shape import RecurrentShape
 
 UNLIMITED = 2**62
 """A number of pages that always suffices."""
@@ -26,15 +30,22 @@ class CacheShape(NamedTuple):
     """Shape of the keys and values of one token of one sequence."""
 
     num_layers: int
+    """Layers with keys and values."""
     num_heads: int
     """Heads of keys and values."""
     key_dim: int
     value_dim: int
     dtype: torch.dtype
+    recurrent: RecurrentShape | None = None
+    """Shape of the recurrent layers; None without such layers."""
 
     def token_bytes(self) -> int:
-        """Bytes of one token in all layers."""
-        return self.num_layers * self.num_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+        """Bytes of one token in all layers, without the inputs of recurrent layers."""
+        return self.layer_bytes() * self.num_layers
+
+    def layer_bytes(self) -> int:
+        """Bytes of the keys and values of one token in one layer."""
+        return self.num_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
 
 class SlotLayer(CacheLayerMixin):
@@ -75,8 +86,10 @@ class SlotCache(Cache, ABC):
         slot_layers: a layer for each decoder layer.
         num_rows: number of rows.
         companion: a draft's cache for the same tokens; None without a draft. It is opened, copied and freed with this one.
+        recurrent: whether it has states of recurrent layers (`recurrent_state.py`).
     """
 
+    recurrent = False
     companion: SlotCache | None
 
     def __init__(self, layers: Sequence[SlotLayer], num_rows: int, companion: SlotCache | None):
@@ -161,6 +174,13 @@ class SlotCache(Cache, ABC):
             rows: the first rows as a slice, or int64 indices.
             positions: int64 (rows, queries).
         """
+
+    def reading(self, spans: np.ndarray) -> AbstractContextManager[None]:
+        """A context for a forward that reads spans: (row, start, stop) for each row, int64 (rows, 3)."""
+        return nullcontext()
+
+    def passed(self, before: np.ndarray, after: np.ndarray) -> None:
+        """Notes that decode steps have brought the first rows from positions `before` to positions `after`, int64 (rows,)."""
 
     @abstractmethod
     def write(self, rows: slice | torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from dflash_mcmc.inference.ladder import cache_size, ladder_of
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.page_table import PAGE_SIZE
 from dflash_mcmc.inference.paged_cache import PagedCache, PagedMemory
+from dflash_mcmc.inference.recurrent_state import HybridCache
 
 
 class Caches:
@@ -19,12 +20,16 @@ class Caches:
         num_rows, longest: rows and positions of the caches of all slots.
         padding: number of positions for padding after a sequence.
         num_pages: pages of all caches together; 0 for contiguous caches.
+        every, num_recent: snapshots and recent states of recurrent layers; see `HybridCache`.
     """
 
     def __init__(self, model: LanguageModel, companion: CacheShape | None, num_rows: int, longest: int, padding: int,
-                 num_pages: int):
+                 num_pages: int, every: int, num_recent: int):
+        if num_pages and model.cache_shape.recurrent:
+            raise ValueError("pages cannot hold the states of recurrent layers")
         self._model, self._companion = model, companion
         self._num_rows, self._longest, self._padding = num_rows, longest, padding
+        self._every, self._num_recent = every, num_recent
         self._pages = PagedMemory(model.cache_shape, num_pages, PAGE_SIZE, model.device, companion) if num_pages else None
 
     def rows(self) -> SlotCache:
@@ -41,4 +46,7 @@ class Caches:
         return self._contiguous(num_rows, length) if self._pages is None else PagedCache(self._pages, num_rows, length)
 
     def _contiguous(self, num_rows: int, length: int) -> SlotCache:
-        return ContiguousCache(self._model.cache_shape, num_rows, length, self._model.device, self._companion)
+        given = self._model.cache_shape, num_rows, length, self._model.device, self._companion
+        if self._model.cache_shape.recurrent:
+            return HybridCache(*given, self._every, self._num_recent)
+        return ContiguousCache(*given)

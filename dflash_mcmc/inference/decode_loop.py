@@ -131,9 +131,10 @@ class DecodeLoop:
     def run(self, slots: Sequence[Slot]) -> Stop:
         """Steps the live slots until the next check."""
         self.groups = self.groups or _grouped([slot.operation for slot in slots if slot.operation], self.rows.device)
+        live, before = len(slots), self._top[: self._num_fed].copy()
         self._step(slots)
-        live = len(slots)
         progress = self.rows.progress(live)
+        self._memory.cache.passed(before, progress.position[: self._num_fed])
         row_steps = int((progress.rounds - self._rounds[:live]).sum())
         self._top[:live], self._rounds[:live] = progress.position, progress.rounds
         return Stop(self._ended(slots, progress), self._parted(progress), row_steps)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.masks import unmasked_types
+from dflash_mcmc.inference.recurrent_shape import LINEAR, recurrent_shape
 
 _IN_VLLM = frozenset((
     "BambaForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM",
     "FalconH1ForCausalLM", "FalconMambaForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM", "GlmMoeDsaForCausalLM",
     "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM", "JambaForCausalLM", "KimiLinearForCausalLM",
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "NemotronHForCausalLM",
-    "OlmoHybridForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Zamba2ForCausalLM"))
+    "OlmoHybridForCausalLM", "Zamba2ForCausalLM"))
 """Classes that this engine refuses and vLLM 0.32 has."""
 _NOT_IN_VLLM = frozenset((
     "GPTNeoForCausalLM", "MiniMaxForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "ZambaForCausalLM",
     "xLSTMForCausalLM"))
 """Classes that neither has."""
-_RECURRENT = "linear_attention"
 _REASONS = {
-    _RECURRENT: "a recurrent state, which cannot be rolled back",
+    LINEAR: "a recurrent state, which cannot be rolled back",
     "conv": "a state, which cannot be rolled back",
     "hybrid": "attention beside a recurrent state, which cannot be rolled back",
     "hybrid_sliding": "attention beside a recurrent state, which cannot be rolled back",
@@ -34,7 +36,8 @@ def refuse(model: Any) -> None:
     """Raises UserError for a model of `transformers` whose layers the engine of slots does not compute."""
     found = _refused_layers(model, model.config.get_text_config())
     if found:
-        raise refused(model, f"has {found}", "attention over all earlier tokens, over a window or in chunks, in every layer")
+        raise refused(model, f"has {found}", "attention over all earlier tokens, over a window or in chunks, or the linear "
+                      "attention of Qwen3-Next and Qwen3.5, in every layer")
 
 
 def refused(model: Any, what: str, allowed: str) -> UserError:
@@ -51,10 +54,11 @@ def refused(model: Any, what: str, allowed: str) -> UserError:
 
 def _refused_layers(model: Any, config: Any) -> str | None:
     """The kind of the layers that are not computed here, with the reason; None if there are none."""
-    types = sorted(unmasked_types(config))
+    computed = recurrent_shape(config, torch.float32) is not None
+    types = sorted(unmasked_types(config) - ({LINEAR} if computed else set()))
     if types:
         return f"{' and '.join(types)} layers ({_REASONS.get(types[0], 'a cache of another form')})"
-    if getattr(model, "_is_stateful", False):
+    if getattr(model, "_is_stateful", False) and not computed:
         return "recurrent layers (a recurrent state, which cannot be rolled back)"
     if "local" in (getattr(config, "attention_layers", None) or ()):
         return "local attention layers (a window that the model applies by the place in memory)"

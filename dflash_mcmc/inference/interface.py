@@ -56,7 +56,10 @@ class Options(NamedTuple):
     cuda_graphs: bool = True
     """Replay decode steps as CUDA graphs, where there is a GPU."""
     steps_between_checks: int | None = None
-    """Decode steps between two checks for ended draws. None means 1 on a CPU and 4 on a GPU, where a check has to wait."""
+    """Decode steps between two checks for ended draws. None means 1 on a CPU and for a model with recurrent layers, and 4 on a
+    GPU otherwise, where a check has to wait."""
+    snapshot_every: int = 256
+    """Positions between two snapshots of the states of recurrent layers."""
 
 
 DEFAULTS = Options()

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.inference import attention, experts, families, masks
+from dflash_mcmc.inference import attention, delta_net, experts, families, masks
 from dflash_mcmc.inference.cache import CacheShape
 from dflash_mcmc.inference.float32_head import Float32Head
 from dflash_mcmc.inference.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
+from dflash_mcmc.inference.recurrent_shape import RecurrentShape, recurrent_shape
+from dflash_mcmc.process.turns import Turn
 
 _LAYER_NAMES = ("layers", "h")
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f")
@@ -29,9 +31,12 @@ class LanguageModel:
         layers: the decoder layers; `tapped` reads their outputs.
         vocab_size: rows of the head.
         stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
-        cache_shape: shape of the keys and values of a token.
+        cache_shape: shape of the keys and values of a token, and of the states of recurrent layers.
+        recurrent_nets: the recurrent parts of the layers that have one, in the order of the layers.
         capturable: whether a forward can be captured as a CUDA graph. A model with a growing rotary embedding cannot be
-            captured, because this embedding reads the positions on the host, and neither can a mixture of experts.
+            captured, because this embedding reads the positions on the host, and neither can a mixture of experts. A model
+            with recurrent layers has not been captured yet.
+        turn: taken by the engine that runs the model.
         max_positions: longest sequence, prompt included.
         masks: which earlier tokens the layers attend to.
         attention_needs: what the attention has beside a softmax over all earlier tokens.
@@ -55,15 +60,19 @@ class LanguageModel:
         self.attention_needs = attention.needs_of(self.config, self.masks.plain)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self._has_experts = experts.has_experts(self.decoder)
+        recurrent = recurrent_shape(self.config, self.dtype)
+        self.recurrent_nets = [self.layers[number].linear_attn for number in recurrent.layers] if recurrent else []
+        delta_net.install(self.recurrent_nets)
         growing = any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config))
-        self.capturable = not growing and not self._has_experts
+        self.capturable = not growing and not self._has_experts and recurrent is None
         self._float32_head = Float32Head(self.head, head_copy)
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         if tokenizer is not None:
             known = set(tokenizer.get_vocab().values())
             self.forbid([token for token in range(self.vocab_size) if token not in known])
         self._refuse_unsupported(model)
-        self.cache_shape = _cache_shape(model, self.device)
+        self.cache_shape = _cache_shape(model, self.device, recurrent)
+        self.turn = Turn()
 
     def without_stops(self) -> LanguageModel:
         """The same model, whose generations end at their horizon alone."""
@@ -164,14 +173,16 @@ def _parts(model: Any) -> tuple[Any, Any, Any]:
     return decoder, model.get_output_embeddings(), model.config
 
 
-def _cache_shape(model: Any, device: torch.device) -> CacheShape:
+def _cache_shape(model: Any, device: torch.device, recurrent: RecurrentShape | None) -> CacheShape:
     with torch.inference_mode():
         cache = _parts(model)[0](input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=True).past_key_values
-    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in cache.layers}
+    others = set(recurrent.layers) if recurrent else set()
+    layers = [layer for number, layer in enumerate(cache.layers) if number not in others]
+    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in layers}
     if len(shapes) > 1:
         raise families.refused(model, "has layers whose keys differ in shape",
                                "the same number of key heads and the same dimensions in every layer")
-    return CacheShape(len(cache.layers), *shapes.pop())
+    return CacheShape(len(layers), *shapes.pop(), recurrent)
 
 
 def _find(decoder: Any, names: tuple[str, ...]) -> Any:

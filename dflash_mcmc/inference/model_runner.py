@@ -12,8 +12,10 @@ import torch
 from dflash_mcmc.inference import attention
 from dflash_mcmc.inference.blending import TargetBlend, Unblended
 from dflash_mcmc.inference.cache import SlotCache
+from dflash_mcmc.inference.delta_net import replay
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.masks import Reach
+from dflash_mcmc.inference.recurrent_state import HybridCache
 from dflash_mcmc.inference.slots import chunks, round_up
 from dflash_mcmc.inference.speculative.block_grid import BlockGrid, Said
 from dflash_mcmc.inference.speculative.drafter import Drafter
@@ -59,8 +61,9 @@ class ModelRunner:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """A context in which the model's layers are tapped and the model uses the engine's attention."""
+        """A context for one thread at a time, in which the model has tapped layers and the engine's attention."""
         with ExitStack() as stack:
+            stack.enter_context(self.model.turn.taken(nests=True))
             if self.model.device.type == "cuda":  # streams and graphs belong to the current device
                 stack.enter_context(torch.cuda.device(self.model.device))
             stack.enter_context(self.model.attending(self.attention))
@@ -102,6 +105,11 @@ class ModelRunner:
         return [last if layer == last_layer else output
                 for layer, output in zip(drafter.tapped_layers, features, strict=True)]
 
+    def replay(self, cache: SlotCache, rows: Sequence[int], positions: Sequence[int]) -> None:
+        """Prepares rows to be fed from these positions on: states of recurrent layers are computed where they are missing."""
+        if isinstance(cache, HybridCache) and rows:
+            replay(self.model.recurrent_nets, cache, np.array(rows), np.array(positions))
+
     def read(self, cache: SlotCache, spans: Sequence[Span]) -> int:
         """Reads spans piece by piece; pieces of the same size share a forward. Returns the number of forwards."""
         waiting = [(span, list(chunks(span.start, span.stop, self.prefill_chunk))) for span in spans]
@@ -112,7 +120,10 @@ class ModelRunner:
             first = np.array([start for _, start in together])
             tokens = np.stack([_piece(span, start, size) for span, start in together])
             positions, key_length = self._laid(cache, first, size)
-            self.forward(cache, *self._sent(np.array([span.row for span, _ in together]), tokens, positions), key_length)
+            rows = np.array([span.row for span, _ in together])
+            stops = np.minimum(first + size, [span.stop for span, _ in together])
+            with cache.reading(np.stack([rows, first, stops], axis=1)):
+                self.forward(cache, *self._sent(rows, tokens, positions), key_length)
             forwards += 1
         return forwards
 
@@ -165,8 +176,10 @@ class ModelRunner:
         count = min(size, len(sequence) - 1 - first)
         given = np.pad(sequence[first : first + count], (0, size - count))
         positions, key_length = self._laid(cache, np.array([first]), size)
-        hidden = self.forward(cache, *self._sent(np.array([row]), given[None], positions), key_length)[0, :count]
-        said = self.grid.along(cache, row, sequence, origin, first, count) if self.grid else None
+        with cache.reading(np.array([[row, first, first + count]])):
+            hidden = self.forward(cache, *self._sent(np.array([row]), given[None], positions), key_length)[0, :count]
+        drafted = self.on_grid or "draft" in sources  # else nothing reads the draft's blocks
+        said = self.grid.along(cache, row, sequence, origin, first, count) if self.grid and drafted else None
         return self.logits(hidden, [state[0, :count] for state in self.tapped], sources, said)
 
 

@@ -55,9 +55,12 @@ class PlainSteps:
             failed |= ~torch.isfinite(values.amax(dim=-1))
         history = state.history(batch)
         tokens, log_q, interval = _draw(logits, target, state.uniforms[rows, position + 1], groups, history)
+        failed |= ~torch.isfinite(log_q)  # processed logits that are not finite give no number
         log_p = target.log_probability(tokens)
         scores = torch.cat([log_p[:, None], log_q[:, None], interval], dim=1)
         further = columns.of_groups(groups, tokens, logits, target, history, 1, state.columns.shape[2])
+        if further is not None:
+            failed |= further.isnan().any(dim=1)
         self._write(state, batch, failed, tokens, scores, further, floors)
         if riders is not None:
             _part(state, riders, tokens)
@@ -138,7 +141,7 @@ def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, hist
     processed = laws.process(logits, group.params, history)
     if group.params.temperature == 0.0:
         tokens = laws.argmax(processed)
-        certain = torch.zeros_like(uniforms)
+        certain = processed.gather(1, tokens[:, None])[:, 0].double()  # 0
         return tokens, certain, torch.stack([certain, certain + 1.0], dim=1)
     # A draw from the target itself uses the target's weights, which are known.
     weights = target if target is not None and processed is target.logits else laws.weigh(processed)

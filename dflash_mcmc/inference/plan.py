@@ -13,6 +13,7 @@ from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.ladder import cache_size
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.page_table import NUM_RESERVED, PAGE_SIZE
+from dflash_mcmc.inference.recurrent_shape import PIECE, num_recent
 from dflash_mcmc.inference.speculative.drafter import Drafter
 from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
 from dflash_mcmc.process import ranks
@@ -51,6 +52,8 @@ class MemoryPlan(NamedTuple):
     """Positions of a page."""
     limit: int | None = None
     """Memory for all of this. None if it is not known."""
+    states: int = 0
+    """The part of `caches` for the states and inputs of recurrent layers."""
 
     @property
     def total(self) -> int:
@@ -71,8 +74,9 @@ class MemoryPlan(NamedTuple):
         if self.num_pages:
             lengths = f"up to {self.max_length:,} tokens, {self.mean_length:,} on average for sequences and draws together"
         uses = [] if weight_bytes is None else [f"weights {weight_bytes / _GB:.2f} GB"]
-        uses += [f"keys and values {self.caches / _GB:.2f} GB for {self.num_slots} slots of {lengths}",
-                 f"work space {(self.total - self.caches) / _GB:.2f} GB"]
+        uses += [f"keys and values {(self.caches - self.states) / _GB:.2f} GB for {self.num_slots} slots of {lengths}"]
+        uses += [f"recurrent states {self.states / _GB:.2f} GB"] if self.states else []
+        uses += [f"work space {(self.total - self.caches) / _GB:.2f} GB"]
         uses += [] if self.limit is None else [f"free {(self.limit - self.total) / _GB:.2f} GB of {self.limit / _GB:.2f} GB"]
         return "memory: " + "; ".join(uses)
 
@@ -109,6 +113,14 @@ class Workload(NamedTuple):
         drafted = self.drafter.companion if self.drafter else None
         return self.model.cache_shape.token_bytes() + (drafted.token_bytes() if drafted else 0)
 
+    def state_bytes(self, num_rows: int, length: int, num_copies: int) -> int:
+        """Bytes of the recurrent states and their inputs in `num_copies` caches of so many rows and positions."""
+        shape = self.model.cache_shape.recurrent
+        if shape is None:
+            return 0
+        states = num_recent(self.options, self.num_drafted) + length // self.options.snapshot_every + 1
+        return num_copies * num_rows * (states * shape.state_bytes + length * shape.input_bytes)
+
     def prompts(self, num_slots: int) -> tuple[int, int]:
         """Rows and positions of the prompts that are read ahead."""
         ahead = min(self.options.read_ahead, num_slots) if self.options.reuse_prefix else 0
@@ -124,22 +136,28 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     model = work.model
     rows, length = cache_size(model.device, num_slots, work.max_length, work.padding)
     ahead, longest_prompt = work.prompts(num_slots)
-    positions = rows * length * (2 if work.keeps_current else 1) + ahead * longest_prompt
+    kept = 2 if work.keeps_current else 1
+    positions = rows * length * kept + ahead * longest_prompt
     if num_pages:
         positions = (num_pages + NUM_RESERVED) * PAGE_SIZE
-    caches = positions * work.token_bytes + rows * length * (_ROW_STATE_BYTES + 2 * work.num_drafted * 8)
+    states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
+    caches = states + positions * work.token_bytes + rows * length * (_ROW_STATE_BYTES + 2 * work.num_drafted * 8)
     copies = _BLOCK_COPIES if work.drafter else _LOGIT_COPIES
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
-    layer_bytes = model.cache_shape.token_bytes() // model.cache_shape.num_layers
+    layer_bytes = model.cache_shape.layer_bytes()
     if num_pages:  # the pages of all rows are gathered for each layer
         step += rows * length * layer_bytes
     # Without `keep_current` all rows may have to read their sequences again at once.
     readers, keys = (ahead, work.prompt_length) if ahead and work.options.keep_current else (rows, length)
     chunk = min(work.options.prefill_chunk, keys)
     reading = max(readers, 1) * (_activation_bytes(model, chunk, keys) + keys * layer_bytes)
+    if shape := model.cache_shape.recurrent:
+        step += rows * shape.work_bytes(1 + work.num_drafted)
+        reading = max(reading + max(readers, 1) * shape.work_bytes(chunk), rows * shape.work_bytes(PIECE))
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
-    growing = rows * length * work.token_bytes // 2 if model.device.type == "cpu" and not num_pages else 0
-    return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, PAGE_SIZE if num_pages else 0)
+    growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" and not num_pages else 0
+    return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, PAGE_SIZE if num_pages else 0,
+                      states)
 
 
 def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float | None, kv_cache: str = "auto",
@@ -157,6 +175,10 @@ def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float
     else:
         limit, source = int(memory_gb * _GB), "hardware.memory_gb"
     wanted = min(num_slots or _MOST_SLOTS, num_draws)
+    if work.model.cache_shape.recurrent is not None:
+        if kv_cache == "paged":
+            raise ConfigError("hardware.kv_cache", kv_cache, "auto or contiguous, for a model with recurrent layers")
+        kv_cache = "contiguous"
     paged = kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit)
     return (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
 

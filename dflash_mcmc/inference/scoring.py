@@ -15,7 +15,9 @@ from dflash_mcmc.ops import Score, grid_origin
 
 def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
            sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """(log p, log q, intervals, columns) of the tokens of `score`, read piece by piece; None if the logits are not numbers.
+    """(log p, log q, intervals, columns) of the tokens of `score`, read piece by piece.
+
+    Returns None if logits or processed logits are not finite.
 
     Args:
         cache, row: this row of the cache holds the tokens before the scored ones, except the last of them.
@@ -29,6 +31,8 @@ def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
         if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
             return None
         parts.append(_piece(logits, score, sequence, first))
+        if any(np.isnan(values).any() for values in parts[-1]):  # processed logits are not finite
+            return None
     log_p, log_q, interval, further = (np.concatenate(values) for values in zip(*parts, strict=True))
     return log_p, log_q, interval, further
 

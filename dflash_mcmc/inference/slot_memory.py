@@ -164,7 +164,7 @@ class SlotMemory:
     def fill(self, slot: Slot) -> None:
         """Requests the missing tokens of a slot from the next `read`."""
         contents = slot.contents
-        if contents.filled < len(contents.held):
+        if contents.filled < len(contents.held) or self.cache.recurrent:
             self._unread.append(slot)
 
     def follow(self, leader: Slot, slot: Slot, length: int) -> None:
@@ -222,11 +222,13 @@ class SlotMemory:
     def read(self) -> tuple[int, int]:
         """Reads the missing tokens of all rows. Returns the number of tokens and of forwards."""
         slots, self._unread = self._unread, []
-        for slot in slots:
-            if slot.row is not None and slot.operation is not None:
-                self.cache.open(slot.row, slot.contents.filled, len(slot.contents.held))
-        spans = [Span(slot.row, slot.in_progress.sequence, slot.contents.filled, len(slot.contents.held))
-                 for slot in slots if slot.row is not None and slot.operation is not None]
+        working = [slot for slot in slots if slot.row is not None and slot.operation is not None]
+        self.runner.replay(self.cache, [slot.place for slot in working], [slot.contents.filled for slot in working])
+        missing = [slot for slot in working if slot.contents.filled < len(slot.contents.held)]
+        for slot in missing:
+            self.cache.open(slot.place, slot.contents.filled, len(slot.contents.held))
+        spans = [Span(slot.place, slot.in_progress.sequence, slot.contents.filled, len(slot.contents.held))
+                 for slot in missing]
         for slot in slots:
             slot.contents.read()
         return sum(span.stop - span.start for span in spans), self.runner.read(self.cache, spans) if spans else 0

@@ -10,6 +10,7 @@ from dflash_mcmc.inference import attention, masks
 from dflash_mcmc.inference.cache import CacheShape
 from dflash_mcmc.inference.float32_head import keeps_copy
 from dflash_mcmc.inference.prompt_encoder import max_positions
+from dflash_mcmc.inference.recurrent_shape import recurrent_shape
 
 
 class TargetShape(NamedTuple):
@@ -47,7 +48,10 @@ class TargetShape(NamedTuple):
         if latent is not None:
             return CacheShape(self.num_layers, 1, latent, self.config.qk_rope_head_dim, self.dtype)
         dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
-        return CacheShape(self.num_layers, getattr(self.config, "num_key_value_heads", None) or heads, dim, dim, self.dtype)
+        recurrent = recurrent_shape(self.config, self.dtype)
+        attending = self.num_layers - (len(recurrent.layers) if recurrent else 0)
+        key_heads = getattr(self.config, "num_key_value_heads", None) or heads
+        return CacheShape(attending, key_heads, dim, dim, self.dtype, recurrent)
 
     def weight_bytes(self) -> int | None:
         """Bytes of the weights and of the float32 copy of the head; None if not known."""

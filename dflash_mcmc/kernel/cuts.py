@@ -1,4 +1,6 @@
-"""Cuts at jumps of the entropy: a suffix starts more often where the model becomes uncertain (arXiv 2605.30327).
+"""Where a suffix may start: places on a grid, or jumps of the entropy.
+
+At jumps of the entropy a suffix starts more often where the model becomes uncertain (arXiv 2605.30327).
 
 H_t is the entropy of p before token t, and s_t = max(0, H_t - H_{t-1})^power with H_{-1} = 0. A state x is cut at token m with
 probability s_m / S(x), where S(x) sums s_t over its tokens. If no jump is positive, every place is equally likely. As
@@ -12,6 +14,11 @@ import math
 import numpy as np
 
 from dflash_mcmc.types import Trajectory
+
+
+def places(length: int, grid: int) -> int:
+    """Number of places 0, grid, 2 grid, ... below `length`."""
+    return -(-length // grid)
 
 
 def jumps(path: Trajectory, power: float) -> np.ndarray:

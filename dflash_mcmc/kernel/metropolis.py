@@ -15,10 +15,17 @@ ROUNDING = 1e-5
 
 
 def check_blocks(num_blocks: int, length: int) -> None:
-    """Checks that the number of stages divides the length. Raises ConfigError."""
-    if length % num_blocks:
-        near = ", ".join(str(n) for n in range(1, length + 1) if length % n == 0)
-        raise ConfigError("sampler.num_blocks", num_blocks, f"a divisor of dataset.max_new_tokens={length}: {near}")
+    """Checks that each stage is longer than the one before. Raises ConfigError."""
+    if num_blocks > length:
+        raise ConfigError("sampler.num_blocks", num_blocks, f"at most dataset.max_new_tokens={length}")
+
+
+def stage_horizon(block: int, num_blocks: int, horizon: int) -> int:
+    """The horizon of stage `block` of 1 to `num_blocks`: its share of the full horizon in tokens, rounded down.
+
+    The last stage has the full horizon, whether or not `num_blocks` divides it.
+    """
+    return block * horizon // num_blocks
 
 
 class MetropolisStep(NamedTuple):

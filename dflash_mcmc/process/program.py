@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from dflash_mcmc.errors import UserError, of_the_disk
+from dflash_mcmc.errors import UserError, of_memory, of_the_disk
 from dflash_mcmc.process.stopping import Stopped
 
 STOPPED, USER_ERROR = 143, 2
@@ -41,8 +41,8 @@ def guarded(body: Callable[[], None]) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (UserError, OSError) as error:
-        shown = of_the_disk(error) or error
+    except (UserError, OSError, RuntimeError) as error:
+        shown = of_the_disk(error) or of_memory(error) or error
         if os.environ.get("DFLASH_MCMC_TRACEBACK") or not isinstance(shown, UserError):
             raise
         print(f"error: {shown}", file=sys.stderr)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import spec_of
+from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.locate import RUN, Found
 from dflash_mcmc.report.table import labels_of
@@ -98,7 +98,7 @@ class Run(NamedTuple):
         fields.pop("name", None)
         if leaf is None or fields.keys() != {field.name for field in dataclasses.fields(leaf.cls)}:
             return None
-        return cast("Sampler", leaf.cls(**fields))
+        return cast("Sampler", restored(leaf.cls, fields))
 
     def component(self, group: str) -> str:
         """Name of the component in the group; `none` if there is none."""
@@ -223,7 +223,7 @@ def _asked_for(dataset: dict) -> int | None:
     if component is None or dataset.get("path") is not None or dataset.get("ids"):
         return len(dataset["ids"]) if dataset.get("ids") else dataset.get("limit")
     added = {field.name: spec_of(field).in_older_runs() for field in dataclasses.fields(component.cls)}
-    return component.cls(**{name: dataset.get(name, value) for name, value in added.items()}).num_chosen()
+    return restored(component.cls, {name: dataset.get(name, value) for name, value in added.items()}).num_chosen()
 
 
 def _summarised(folder: Path) -> int | None:

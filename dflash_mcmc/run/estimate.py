@@ -71,6 +71,7 @@ def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | 
     same = (len(jobs) if num_points is None else num_points) - len(runs)
     notes = [f"points left out because they are the same run as another point: {same}" if same else "",
              *dict.fromkeys(_problems(job.config) for job in jobs),
+             *dict.fromkeys(_memory(job.config) for job in jobs),
              *dict.fromkeys(line for run in runs.values() for line in run.tasks.assumptions()),
              "samples that are already recorded are included"]
     return "\n".join([_text(rows), "", *filter(None, notes)])
@@ -92,6 +93,11 @@ def _problems(config: Config) -> str:
     fields = [f"dataset.{name}" for name in ("ids", "shards", "limit") if getattr(dataset, name) is not None]
     which = f", by {' and '.join(fields)}" if number < of else ""
     return f"problems: {number:,} of {of:,} in dataset={name_of(dataset)}{which}"
+
+
+def _memory(config: Config) -> str:
+    """The line on the engine's memory; empty where no chains run."""
+    return config.engine.memory_note(config) if "sampler" in groups_of(config) else ""
 
 
 def _text(rows: Sequence[Sequence[str]]) -> str:

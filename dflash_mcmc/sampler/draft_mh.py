@@ -13,7 +13,7 @@ from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel.cost import mh_cost
-from dflash_mcmc.kernel.metropolis import MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.kernel.metropolis import MetropolisStep, check_blocks, decide, result, stage_horizon, trace_entry
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -38,7 +38,7 @@ class DraftMH(Sampler):
 
     alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
     draft_temperature: float = identity("temperature of the draft's law", ge=SMALLEST, le=LARGEST)
-    num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
+    num_blocks: int = identity("stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
     cut: str = identity("where a suffix may start: current = any place of the current sequence; start = its start (an "
                         "independence sampler)", choices=("current", "start"))
@@ -109,10 +109,9 @@ class DraftMH(Sampler):
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
-        block_length = horizon // self.num_blocks
         path, other, steps, trace = Trajectory.start(prompt), np.empty(0), [], []
         for block in range(1, self.num_blocks + 1):
-            block_key, stage = key.fold_in("block", block), block * block_length
+            block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
             if not path.ended:
                 start = path.length
                 path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"), "draft")

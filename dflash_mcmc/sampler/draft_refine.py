@@ -18,7 +18,7 @@ from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel.cost import mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, stage_horizon, trace_entry
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -50,7 +50,7 @@ class DraftRefine(Sampler):
                                          le=LARGEST)
     proposal_temperature: float | None = identity("temperature of the target's proposals; null takes 1/alpha",
                                                    ge=SMALLEST, le=LARGEST)
-    num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
+    num_blocks: int = identity("stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
     cut: str = identity("where a suffix may start: current = any place of the current sequence; confidence = any place, and "
                         "more often one whose token the target finds unlikely", choices=("current", "confidence"))
@@ -117,10 +117,9 @@ class DraftRefine(Sampler):
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
-        block_length = horizon // self.num_blocks
         path, steps, trace = Trajectory.start(prompt), [], []
         for block in range(1, self.num_blocks + 1):
-            block_key, stage = key.fold_in("block", block), block * block_length
+            block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
             if not path.ended:
                 path = yield from self.extend(path, stage, block_key.fold_in("extend"))
             for number in range(1, self.num_steps + 1):

@@ -17,7 +17,7 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel.cost import mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, stage_horizon, trace_entry
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Contest, Key
@@ -52,7 +52,7 @@ class MultipleTry(Sampler):
     num_tries: int = identity("suffixes that a step draws", ge=1)
     proposal_temperature: float | None = identity("temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
                                                    le=LARGEST)
-    num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
+    num_blocks: int = identity("stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity("steps in each stage", ge=0)
     cut: str = identity("where a suffix may start: current = any place of the state; horizon = any place up to the horizon, "
                         "places past the end change nothing", choices=("current", "horizon"))
@@ -111,7 +111,7 @@ class MultipleTry(Sampler):
         """One chain through all stages; `horizon` is the full length in tokens."""
         path, trace, steps, lost = Trajectory.start(prompt), list[dict](), list[MetropolisStep](), list[float]()
         for block in range(1, self.num_blocks + 1):
-            block_key, stage = key.fold_in("block", block), block * (horizon // self.num_blocks)
+            block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
             if not path.complete(stage):
                 path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"))
             for number in range(1, self.num_steps + 1):

@@ -19,7 +19,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import cuts
 from dflash_mcmc.kernel.cost import doubling, doubling_cost, mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, stage_horizon, trace_entry
 from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 class PowerMH(Sampler):
     """Metropolis-Hastings on p^alpha: regenerate a random suffix, accept by the weight of the whole suffix.
 
-    Target at stage k, with horizon L_k = k * length / num_blocks: pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
+    Target at stage k, with horizon L_k = floor(k * length / num_blocks): pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
     over the sequences that end in a stop id or are L_k tokens long. If the proposal has top-k, top-p or min-p, pi_k is
     restricted to the tokens that they keep, and p is not renormalised. Each stage extends the state to L_k by the proposal
     law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws a new suffix from q up to
     L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over the whole suffix.
-    g is log |x| - log |y| if the cut was chosen among |x| places, 0 if it was chosen among all places up to the horizon,
-    and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/cuts.py`).
+    g is log n(x) - log n(y) if the cut was chosen among the n(x) places of x (|x| without a `cut_grid`), 0 if it was chosen
+    among all places up to the horizon, and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/cuts.py`).
 
     With `schedule=adaptive` the horizon of a stage is twice that before, and the last stage follows as soon as the answer has
     ended. Every stage before the last is start-up: its steps leave their own pi_k invariant, but how many are made depends on
@@ -52,7 +52,7 @@ class PowerMH(Sampler):
     alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
     proposal_temperature: float | None = identity("temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
                                                    le=LARGEST)
-    num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
+    num_blocks: int = identity("stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
     schedule: str = identity("stages of a chain: published = all num_blocks stages, also those after the answer has ended; "
                              "adaptive = horizons that double from length / num_blocks, and the last stage as soon as the "
@@ -60,6 +60,8 @@ class PowerMH(Sampler):
     cut: str = identity("where a suffix may start: current = any place of the current sequence, with the length term "
                         "(law B); horizon = any place up to the horizon, places past the end change nothing (law A); "
                         "entropy = more often where the entropy of p rises", choices=("current", "horizon", "entropy"))
+    cut_grid: int = identity("a suffix may start at every cut_grid-th token of the answer, counted from its first; 1 is any",
+                             ge=1, off=1)
     entropy_power: float = identity("with cut=entropy: the weight of a place is the rise of the entropy there, to this power; "
                                     "0 gives all rises the same weight", ge=0, off=4.0)
     proposal: str = identity("logits that proposals are drawn from under a blend: base = without it, as published; "
@@ -100,6 +102,8 @@ class PowerMH(Sampler):
                               "the last stage for every answer")
         if self.rule == "published" and self.cut != "current":
             raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
+        if self.cut_grid > 1 and (self.cut == "entropy" or self.rule == "published"):
+            raise ConfigError("sampler.cut_grid", self.cut_grid, "1 with sampler.cut=entropy or sampler.rule=published")
         if self.cut == "entropy" and config.blend.restarts_grid():
             raise ConfigError("sampler.cut", self.cut, "'current' or 'horizon' with blend.grid=cut, under which the entropy "
                               "depends on the cut")
@@ -197,7 +201,9 @@ class PowerMH(Sampler):
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end."""
         # In law A a cut can be after the end of the state. Such a step costs nothing.
         def redrawn(state: float, reach: float) -> float:
-            return (state + 1) / 2 * (state / reach if self.cut == "horizon" else 1.0)
+            places = max(1.0, state / self.cut_grid)
+            share = places / max(1.0, reach / self.cut_grid) if self.cut == "horizon" else 1.0
+            return (state - (places - 1.0) * self.cut_grid / 2) * share
 
         if self.schedule == "adaptive":
             cost = doubling_cost(length, horizon, self.num_blocks, self.num_steps, redrawn)
@@ -207,11 +213,12 @@ class PowerMH(Sampler):
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
-        block_length = horizon // self.num_blocks
         path, steps, trace = Trajectory.start(prompt), list[MetropolisStep](), list[dict]()
         for block in self.blocks():
             block_key = key.fold_in("block", block)
-            reach = path.length + block_length if self.rule == "published" else block * block_length
+            reach = stage_horizon(block, self.num_blocks, horizon)
+            if self.rule == "published":  # as many more tokens as the stage is longer than the one before
+                reach += path.length - stage_horizon(block - 1, self.num_blocks, horizon)
             if not path.ended:
                 path = yield Draw(path, reach, self.law(), block_key.fold_in("extend"), self.source(),
                                   entropy=self.cut == "entropy")
@@ -242,7 +249,8 @@ class PowerMH(Sampler):
         if self.cut == "entropy":
             cut = key.fold_in("cut").categorical(cuts.probabilities(path, self.entropy_power))
         else:
-            cut = key.fold_in("cut").integer(horizon if self.cut == "horizon" else path.length)
+            reach = horizon if self.cut == "horizon" else path.length
+            cut = self.cut_grid * key.fold_in("cut").integer(cuts.places(reach, self.cut_grid))
         if cut >= path.length:
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
@@ -266,7 +274,8 @@ class PowerMH(Sampler):
         if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
             return None
         margin = -math.log(self.epsilon) if self.early_reject == "eps" else ROUNDING * self.alpha * (horizon - cut)
-        most, length = 0.0, path.length if self.cut == "current" else None
+        # A proposal of n tokens has at least n / cut_grid places.
+        most, length = 0.0, self.cut_grid * cuts.places(path.length, self.cut_grid) if self.cut == "current" else None
         if self.cut == "entropy":
             most, length = cuts.bound(path, cut, self.entropy_power)
         return Floor(log_uniform, self.alpha, self.log_weight(path, cut, None) - most, length, margin)
@@ -284,7 +293,8 @@ class PowerMH(Sampler):
         """g: log of the probability of this cut in the proposal, minus that in the state."""
         if self.cut == "entropy":
             return cuts.log_ratio(path, proposal, cut, self.entropy_power)
-        return math.log(path.length / proposal.length) if self.cut == "current" else 0.0
+        here, there = (cuts.places(state.length, self.cut_grid) for state in (path, proposal))
+        return math.log(here / there) if self.cut == "current" else 0.0
 
     def log_weight(self, path: Trajectory, start: int, stop: int | None) -> float:
         """W: sum of alpha * log p - log q over tokens `start` to `stop`, in float64."""

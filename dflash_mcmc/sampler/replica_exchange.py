@@ -16,7 +16,7 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel.cost import mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, trace_entry
+from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, stage_horizon, trace_entry
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -53,7 +53,7 @@ class ReplicaExchange(Sampler):
     temperatures: list[float] | None = identity(  # noqa: RUF009 - dataclasses.field
         "proposal temperatures of the rungs; null takes 1/alpha of each", ge=SMALLEST, le=LARGEST)
     output: int = identity("rung of the result, from 1; -1 is the last")
-    num_blocks: int = identity("stages of the progressive schedule; must divide the length", ge=1)
+    num_blocks: int = identity("stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity("rounds of each stage", ge=0)
     local_steps: int = identity("Metropolis-Hastings steps of every rung in a round", ge=1)
     cut: str = identity("where the suffix of a step starts: current = any place of the state; horizon = any place up to the "
@@ -130,7 +130,7 @@ class ReplicaExchange(Sampler):
         ladder = Rungs((Trajectory.start(prompt),) * count, tuple(range(count)))
         steps, trace, swaps, replicas = list[MetropolisStep](), list[dict](), list[tuple[bool, ...]](), _Replicas(count)
         for block in range(1, self.num_blocks + 1):
-            block_key, stage = key.fold_in("block", block), block * (horizon // self.num_blocks)
+            block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
             ladder = yield from self._extend(ladder, stage, block_key)
             for number in range(1, self.num_steps + 1):
                 for local in range(self.local_steps):

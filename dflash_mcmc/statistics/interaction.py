@@ -20,7 +20,7 @@ class Interaction(NamedTuple):
 
 
 def two_by_two(o00: PairedOutcomes, o01: PairedOutcomes, o10: PairedOutcomes, o11: PairedOutcomes) -> Interaction:
-    """The interaction, with an interval from a bootstrap over problems that draws all four runs of a problem together.
+    """The interaction, with the interval of `paired.mean_difference` over problems, each with all four runs.
 
     Raises ValueError if the runs are not on the same problems in the same order, or have no problems.
     """
@@ -29,6 +29,7 @@ def two_by_two(o00: PairedOutcomes, o01: PairedOutcomes, o10: PairedOutcomes, o1
         raise ValueError("the runs are not on the same problems in the same order: see outcomes.aligned")
     if not o00.problems:
         raise ValueError("the runs have no problem in common, so they cannot be compared")
-    effect = mean_difference((o11.correct - o10.correct) - (o01.correct - o00.correct), widest=2.0)
+    chains = int(min(of.chains.min() for of in runs.values()))
+    effect = mean_difference((o11.correct - o10.correct) - (o01.correct - o00.correct), chains, widest=2.0)
     cells = {name: accuracy_of(of) if of.single else mean_share(of.correct) for name, of in runs.items()}
     return Interaction(cells, effect)

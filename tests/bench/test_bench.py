@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
-from dflash_mcmc.bench import assisted, decoders, measure, published
+from dflash_mcmc.bench import assisted, at_size, decoders, measure, published, random_checkpoint
 from dflash_mcmc.bench.__main__ import Bench, main, table
 from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.inference.speculative.dflash import checkpoint
@@ -141,3 +143,43 @@ def test_numbers_in_tables_have_three_significant_digits():
     lines = table([{"a": "x", "b": 1234.5}, {"a": "y", "b": 0.012345}, {"a": "z", "b": None}]).splitlines()
     assert [line.split("|")[2].strip() for line in lines[2:]] == ["1,234", "0.0123", "-"]
     assert np.isfinite(float("0.0123"))
+
+
+def test_the_part_at_size_measures_every_case(monkeypatch):
+    """With the widths of a small model: the real ones need 8 GB."""
+    changes = dict(vocab_size=128, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                   head_dim=8)
+    monkeypatch.setattr(at_size, "_TARGET", {**at_size._TARGET, **changes})
+    subject = at_size.qwen3_4b(horizon=6, num_layers=3)
+    assert (subject.model.dtype, subject.model.vocab_size, len(subject.model.layers)) == (torch.bfloat16, 128, 3)
+    rows = at_size.rates(subject, SMALL)
+    assert [(row["slots"], row["case"].partition(",")[0]) for row in rows] == [
+        (slots, case) for slots in (1, 8, 2) for case in ("temperature", "power_mh", "temperature")]
+    assert all(row["tokens/s"] > 0 and row["ms a step"] > 0 for row in rows)
+
+
+def test_random_checkpoints_have_the_shape_of_their_config(tmp_path, capsys):
+    config = tmp_path / "given" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(dict(
+        architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=96, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)))
+    (config.parent / "tokenizer.json").write_text("{}")
+    target = tmp_path / "target"
+    arguments = [str(target), "--config", str(config), "--tokenizer", str(config.parent), "--dtype", "float32"]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        random_checkpoint.main(arguments)
+    model = transformers.AutoModelForCausalLM.from_pretrained(target)
+    assert (model.dtype, model.lm_head.weight.shape) == (torch.float32, (96, 32))
+    with torch.no_grad():
+        assert 4 < model(torch.arange(90)[None]).logits.std() < 16
+    assert (target / "tokenizer.json").read_text() == "{}"
+    with pytest.raises(SystemExit, match=r"^2$"):
+        random_checkpoint.main(arguments)
+    assert "folder: given" in capsys.readouterr().err
+
+
+def test_random_drafts_load(tmp_path, drafted):
+    random_checkpoint.write(tmp_path / "made", Path(drafted.draft.path) / "config.json", dtype=torch.float32)
+    made = checkpoint.load(tmp_path / "made", None, "cpu")
+    assert made.shape == checkpoint.load(Path(drafted.draft.path), None, "cpu").shape

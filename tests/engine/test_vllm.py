@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
+import torch
+import transformers
 
+from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import identity_of, run_folder
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.vllm import core, starting
+from dflash_mcmc.inference.vllm import cache_plan, core, starting
 from dflash_mcmc.inference.vllm.settings import CONFIG, VllmSettings
+from dflash_mcmc.run import estimate
 
 SMALL = ("engine=vllm", "sampler=greedy", "hardware.device=cpu")
 
@@ -72,10 +79,53 @@ def test_the_target_has_the_stop_ids_and_ids_of_the_loaded_model(make_config):
 
 
 @pytest.mark.parametrize("experiment", ["guided_power_sampling", "power_sampling_paper"])
-def test_the_experiments_compose_and_are_estimated(command, experiment):
-    done = command("dflash_mcmc", f"experiment={experiment}", "engine=vllm", "dry_run=true", "condition=ps")
-    assert done.returncode == 0, done.stderr
-    assert "ps_vllm" in done.stdout
+def test_the_experiments_compose_and_are_estimated(experiment):
+    assert "ps_vllm" in estimate.of(check_command([f"experiment={experiment}", "engine=vllm", "dry_run=true", "condition=ps"]))
+
+
+@pytest.mark.parametrize(("experiment", "dataset"), [
+    ("guided_power_sampling", ("dataset.shards=null", "dataset.num_shards=null")), ("power_sampling_paper", ())])
+def test_the_plan_of_the_experiments_fits_80_gb(make_config, shared_data, experiment, dataset):
+    """Qwen3-4B in bfloat16, all 500 problems at 3,072 tokens: 128 chains, even if all are at full length."""
+    folder = shared_data / "model_configs" / "Qwen3-4B"
+    config = make_config(f"experiment={experiment}", "engine=vllm", "condition=ps", "model=hf", f"model.path={folder}",
+                         "model.dtype=bfloat16", "dataset=math500", "dataset.max_new_tokens=3072", "hardware.num_slots=128",
+                         *dataset)
+    shape = config.model.shape("cpu")
+    plan = cache_plan.of(config.engine, config, shape)
+    assert plan.token_bytes == 2 * 36 * 8 * 128 * 2  # keys and values, layers, heads, width, bytes
+    assert (plan.requests, plan.longest) == (128, config.assumed.prompt_length + 3072)
+    with torch.device("meta"):
+        weights = 2 * sum(value.numel() for value in transformers.AutoModelForCausalLM.from_config(shape.config).parameters())
+    head = 4 * shape.vocab_size * shape.config.hidden_size  # a copy in float32
+    assert weights > 8e9
+    assert plan.of_requests(plan.longest) + (weights + head) / 1e9 < 0.9 * 80
+    assert config.engine.memory_note(config) == plan.line()
+    assert config.dataset.num_chosen() == 500
+
+
+def test_a_dry_run_prints_the_plan_and_refuses_too_little_memory(make_config):
+    config, shared = (make_config(*SMALL, "hardware.num_slots=4", f"engine.pipeline_parallel_size={n}") for n in (1, 2))
+    line = config.engine.memory_note(config)
+    assert "keys and values of 4 requests, " in line
+    assert line in estimate.of(check_command([*SMALL, "dry_run=true", "hardware.num_slots=4"]))
+    whole, half = (cache_plan.of(one.engine, one, one.model.shape("cpu")) for one in (config, shared))
+    assert (whole.token_bytes, whole.weights) == (2 * half.token_bytes, 2 * half.weights)
+    with pytest.raises(UserError, match=r"hardware.memory_gb: given 0.0001; allowed: at least 0.00\d+, the keys and values"):
+        estimate.of(check_command([*SMALL, "dry_run=true", "hardware.memory_gb=0.0001"]))
+
+
+def test_fields_of_the_same_name_reach_vllm_unchanged(make_config):
+    given = {"pipeline_parallel_size": 3, "tensor_parallel_size": 2, "enable_expert_parallel": True, "kv_cache_dtype":
+             "fp8_e5m2", "quantization": "fp8", "max_num_batched_tokens": 777, "gpu_memory_utilization": 0.55,
+             "block_size": 64, "enforce_eager": True}
+    config = make_config("engine=vllm", "sampler=greedy", *(f"engine.{name}={value}" for name, value in given.items()))
+    target = config.engine.load(config, "cpu")._replace(device="cuda:0")
+    arguments = starting.settings(config.engine, config, target, 500, 8).arguments()
+    assert {name: arguments[name] for name in given} == given
+    assert arguments["device_ids"] == [0, 1, 2, 3, 4, 5]
+    names = {field.name for field in dataclasses.fields(config.engine)}
+    assert names - set(given) == {"max_model_len", "float32_head"}  # a new field is tested here too
 
 
 @pytest.mark.parametrize(("slots", "total", "width", "expected"), [(32, 100, 1, 32), (32, 3, 1, 3), (32, 100, 5, 6),
@@ -136,3 +186,42 @@ def test_equal_settings_share_an_engine(monkeypatch):
     assert other is not first
     core.close_shared()
     assert other.closed
+
+
+class FailingEngine:
+    """Stands in for vLLM's engine, whose step raises."""
+
+    def __init__(self, error: Exception, codes: Sequence[int | None] = ()):
+        self.error, self.closed = error, False
+        workers = [SimpleNamespace(proc=SimpleNamespace(exitcode=code)) for code in codes]
+        self.engine_core = SimpleNamespace(shutdown=self.shutdown, engine_core=SimpleNamespace(
+            model_executor=SimpleNamespace(workers=workers, is_failed=bool(codes))))
+
+    def step(self):
+        raise self.error
+
+    def shutdown(self):
+        self.closed = True
+        raise RuntimeError("what has failed may fail to close")
+
+    def abort_request(self, numbers):
+        raise AssertionError("nothing is left to abort")
+
+
+@pytest.mark.parametrize(("error", "codes", "line"), [
+    (RuntimeError("cancelled"), (-15, -9), "worker 1 of 2 of vLLM has ended with exit code -9"),
+    (TimeoutError("RPC call to sample_tokens timed out."), (),
+     "a worker of vLLM has not answered for 300 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)"),
+    (ValueError("two\nlines"), (), "vLLM has failed: ValueError: two lines")], ids=["dead", "hangs", "other"])
+def test_a_failure_of_a_step_is_one_line_and_ends_the_engine(monkeypatch, error, codes, line):
+    monkeypatch.setattr(core, "_patience", lambda: 300.0)
+    failing = core.VllmCore.__new__(core.VllmCore)
+    failing.settings, failing._has_failed = VllmSettings("folder", "float32", 9, 1, ()), False
+    engine = failing._engine = FailingEngine(error, codes)
+    monkeypatch.setattr(core, "_shared", [failing])
+    with pytest.raises(UserError) as raised:
+        failing.step()
+    assert str(raised.value) == f"engine: {line}; the same command draws what is missing"
+    assert engine.closed
+    assert not core._shared  # the next job starts another
+    failing.abort([1, 2])  # a session does so when it ends

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import branches, sequences
 from dflash_mcmc.forcing.branches import Tree, predictors
 from dflash_mcmc.inference.language_model import LanguageModel
@@ -106,3 +107,9 @@ def test_what_is_wrong_is_noticed(name, mutant, monkeypatch):
     right = alone(model, 20, ALIKE)
     monkeypatch.setattr(branches, name, mutant)
     assert (together(model, 20, ALIKE) - right).abs().max() > 1e-2
+
+
+def test_recurrent_layers_are_refused():
+    model = LanguageModel(random_model("qwen3_5"))
+    with pytest.raises(UserError, match="probe: given one that reads many continuations"):
+        Tree(model, sequences.read(model, PREFIX[None], keep_cache=True).kept_cache(), 20)

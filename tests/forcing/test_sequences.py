@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dflash_mcmc.forcing import sequences
+from dflash_mcmc.inference.language_model import LanguageModel
 from tests.targets import random_model
 from tests.training.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
 
@@ -109,3 +110,11 @@ def test_logits_at_once_are_bounded():
     assert sequences.positions_at_once(151_936) * 151_936 * 4 <= 64 * 2**20
     assert sequences.positions_at_once(151_936, 15) % 15 == 0
     assert sequences.positions_at_once(10**9, 15) == 15
+
+
+def test_recurrent_layers_go_on_from_piece_to_piece(monkeypatch):
+    model = LanguageModel(random_model("qwen3_5"))
+    tokens = torch.randint(0, 58, (2, 40), generator=torch.Generator().manual_seed(1))
+    whole = sequences.read(model, tokens)
+    monkeypatch.setattr(sequences, "_CHUNK", 16)
+    torch.testing.assert_close(sequences.read(model, tokens).hidden, whole.hidden, atol=1e-4, rtol=0)

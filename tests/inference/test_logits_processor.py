@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from dflash_mcmc.inference import columns
 from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
@@ -130,6 +133,62 @@ def test_rows_that_are_not_numbers_spoil_no_other_row():
         assert ((bad >= 0) & (bad < 700)).all()
 
 
+def test_the_entropy_is_that_of_the_definition():
+    logits = torch.randn(4, 700, generator=torch.Generator().manual_seed(1)) * 3.0
+    logits[2, 5:] = -torch.inf
+    found = columns.entropy(laws.weigh(logits))
+    expected = [exact_law.entropy(exact_law.log_softmax(row)) for row in logits.numpy()]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert columns.entropy(laws.weigh(torch.zeros(1, 8)))[0] == pytest.approx(math.log(8.0))
+
+
 def test_argmax_takes_the_smallest_id_among_equals():
     logits = torch.tensor([[0.0, 3.0, 3.0], [1.0, 1.0, 1.0]])
     assert laws.argmax(logits).tolist() == [1, 0]
+
+
+def kept(logits: list[float], **options) -> list[int]:
+    """The ids that can be drawn. The batched and the exact law agree on them."""
+    law = SamplingParams(**options)
+    batched = laws.process(torch.tensor([logits]), law, laws.NO_HISTORY)[0]
+    exact = exact_law.process(np.array(logits), law, np.empty(0), np.empty(0))
+    assert torch.isfinite(batched).tolist() == np.isfinite(exact).tolist()
+    return torch.isfinite(batched).nonzero()[:, 0].tolist()
+
+
+def test_ties_at_a_cut_off_are_kept_in_the_order_of_token_ids():
+    assert kept([1.0, 2.0, 1.0, 1.0], top_k=2) == [0, 1]
+    assert kept([0.0, 0.0, 0.0, 0.0], top_k=3) == [0, 1, 2]
+    assert kept([0.0, 0.0, 0.0, 0.0], top_p=0.5) == [0, 1]
+    assert kept([0.0, 1.0, 1.0, 0.0], temperature=0.0) == [1]
+
+
+def test_cut_offs_apply_in_the_documented_order():
+    """Top-k, then top-p of what is left, then min-p of what is left, all after the temperature."""
+    logits = [math.log(share) for share in (0.4, 0.3, 0.2, 0.1)]
+    assert kept(logits, top_p=0.69) == [0, 1]
+    assert kept(logits, top_p=0.71) == [0, 1, 2]
+    assert kept(logits, top_k=2, top_p=0.57) == [0]  # 4/7 of what top-k leaves, and 0.4 of all
+    assert kept(logits, min_p=0.49) == [0, 1, 2]
+    assert kept(logits, min_p=0.5, temperature=0.5) == [0, 1]  # shares 1, 9/16, 1/4
+    assert kept(logits, top_p=0.6, temperature=0.5) == [0, 1]  # masses 16/30, 25/30
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25, 0.02])
+def test_weights_that_no_sum_can_hold_change_no_draw(temperature):
+    """The first tokens have weights that float32 cannot hold normally: 2**-126 and less of the largest one."""
+    values = np.random.Generator(np.random.Philox(1)).normal(size=(8, 1500)) * 6
+    values[:, :600] -= 22
+    logits = torch.tensor(values, dtype=torch.float32) / temperature
+    maximum = logits.amax(dim=-1, keepdim=True)
+    every, some = laws._summed(logits, maximum, (logits - maximum).exp()), laws.weigh(logits)
+    gone = some.values.flatten(1)[:, :1500] == 0
+    assert gone.any() == (temperature < 1)
+    assert torch.equal(every.values.flatten(1)[:, :1500][~gone], some.values.flatten(1)[:, :1500][~gone])
+    assert float(every.values.flatten(1)[:, :1500][gone].amax() if gone.any() else 0) <= 2.0**-125
+    for uniform in (2.0**-54, 1e-9, 0.3, 0.9, 1 - 2.0**-53):
+        uniforms = torch.full((8,), uniform, dtype=torch.float64)
+        (tokens, interval), (expected, whole) = laws.draw(some, uniforms), laws.draw(every, uniforms)
+        assert torch.equal(tokens, expected)
+        torch.testing.assert_close(interval, whole, rtol=0, atol=1e-37)
+        assert torch.equal(some.log_probability(tokens), every.log_probability(tokens))

@@ -188,3 +188,12 @@ def test_options_without_effect_are_not_part_of_the_identity(make_config):
     assert identity("select=power", "temperature=0.5", "alpha=2") != identity("select=power", "temperature=0.5", "alpha=3")
     assert identity("alpha=2") == identity("alpha=2", "temperature=0.5") != identity("alpha=2", "temperature=1")
     assert identity("num_candidates=1") == identity("num_candidates=1", "select=log_p") != identity("select=log_p")
+
+
+@pytest.mark.parametrize("select", ["log_p", "mean_log_p"])
+def test_the_first_of_equal_candidates_is_kept(select):
+    path = TabularEngine(MODEL).run(make(num_candidates=1).chain(PROMPT, HORIZON, Key(1))).trajectory
+    worse = path._replace(log_p=path.log_p - 1.0)
+    sampler = make(select=select)
+    assert sampler.choose([path, path, path], Key(0)) == 0
+    assert sampler.choose([worse, path, worse, path], Key(0)) == 1

@@ -13,7 +13,16 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.power_mh import PowerMH
-from dflash_mcmc.testing import balance_error, invariance_error, power_target, transition_matrix
+from dflash_mcmc.testing import (
+    PROMPT,
+    balance_error,
+    invariance_error,
+    law_of,
+    power_target,
+    score,
+    total_variation,
+    transition_matrix,
+)
 
 EXACT, WRONG = 1e-12, 1e-3
 HORIZON = 4
@@ -30,9 +39,9 @@ def engine(stop_ids=(0,), blend=None, num_drafted=2, seed=0, scale=0.7) -> Tabul
     return TabularEngine(TabularModel(3, stop_ids, seed=seed, scale=0.5), blend, None, draft)
 
 
-def errors(engine, sampler) -> tuple[float, float]:
-    target = power_target(engine, HORIZON, sampler.alpha, sampler.law(), sampler.source())
-    matrix = transition_matrix(engine, sampler, HORIZON, target)
+def errors(engine, sampler, horizon=HORIZON) -> tuple[float, float]:
+    target = power_target(engine, horizon, sampler.alpha, sampler.law(), sampler.source())
+    matrix = transition_matrix(engine, sampler, horizon, target)
     assert np.abs(matrix.sum(axis=1) - 1.0).max() <= EXACT
     return invariance_error(matrix, target), balance_error(matrix, target)
 
@@ -63,7 +72,7 @@ def power_mh(proposal, rescore=False) -> PowerMH:
     return PowerMH(alpha=4.0, proposal_temperature=None, num_blocks=2, num_steps=1, cut="current", proposal=proposal,
                    rule="exact", schedule="published", after_eos="continue", early_reject="off", epsilon=1e-5,
                    rescore=rescore, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0,
-                   presence_penalty=0.0)
+                   presence_penalty=0.0, cut_grid=1)
 
 
 @pytest.mark.parametrize("proposal", ["base", "matched"])
@@ -130,8 +139,53 @@ def test_eps_errs_by_at_most_epsilon():
     assert 0.0 < moved.max() <= epsilon
 
 
+MIXTURES = {"mixture": {"proposal": "mixture"}, "mixture_start": {"proposal": "mixture", "cut": "start"}}
+
+
+@pytest.mark.parametrize("options", MIXTURES.values(), ids=MIXTURES)
+def test_the_mixture_leaves_a_draft_blended_target_invariant(options):
+    """Its other part is the target without the blend, so that its density differs from the blended target's."""
+    assert max(errors(engine(blend=BLEND, num_drafted=1), make(proposal_temperature=0.6, **options), horizon=3)) <= EXACT
+
+
+@pytest.mark.parametrize("options", MIXTURES.values(), ids=MIXTURES)
+def test_a_chain_of_mixtures_is_extension_and_steps_in_turn(options):
+    """The chain keeps the log-probabilities of its state under the other part. A step alone computes them again."""
+    sampler = make(proposal_temperature=0.6, draft_temperature=0.7, alpha=2.0, **options)
+    tabular = engine(blend=BLEND, num_drafted=1)
+    law = law_of(lambda key: tabular.run(sampler.chain(PROMPT, 2, key)).trajectory)
+    expected = {(): 1.0}
+    for horizon in (1, 2):
+        target = power_target(tabular, horizon, sampler.alpha, sampler.law(), sampler.source())
+        extended = np.array([sum(
+            share * extension(tabular, sampler, before, tokens) for before, share in expected.items())
+            for tokens in target.states])
+        matrix = transition_matrix(tabular, sampler, horizon, target)
+        expected = dict(zip(target.states, extended @ matrix, strict=True))
+    assert sum(law.values()) == pytest.approx(1.0, abs=EXACT)
+    assert total_variation(law, expected) <= EXACT
+
+
+def extension(tabular: TabularEngine, sampler: DraftMH, before: tuple, tokens: tuple) -> float:
+    """The probability that a stage extends `before` to `tokens`."""
+    if tokens[: len(before)] != before or (before[-1:] == (0,) and tokens != before):
+        return 0.0
+    return float(np.exp(score(tabular, tokens, sampler.law(), sampler.source()).log_q[len(before):].sum()))
+
+
+def test_the_floor_has_the_length_only_where_cuts_are_places_of_the_state():
+    tabular = engine()
+    for cut, length in (("current", 3), ("start", None)):
+        sampler = make(cut=cut, early_reject="eps", epsilon=1e-3)
+        path = score(tabular, (1, 2, 0), sampler.law(), sampler.source())
+        floor = sampler._floor(path, 0, -0.5)
+        assert floor.length == length
+        assert floor.margin == pytest.approx(6.907755278982137, abs=1e-12)
+        assert floor.reference == pytest.approx(4.0 * path.log_p.sum() - path.log_q.sum(), abs=1e-12)
+
+
 @pytest.mark.parametrize(("overrides", "message"), [
-    (["sampler.num_blocks=7"], "sampler.num_blocks: given 7; allowed: a divisor of dataset.max_new_tokens="),
+    (["sampler.num_blocks=999"], "sampler.num_blocks: given 999; allowed: at most dataset.max_new_tokens="),
     (["draft=ngram"], "draft: given 'ngram'; allowed: tiny or dflash with sampler=draft_mh"),
     (["draft=none"], "draft: given 'none'; allowed: a draft"),
     (["decoder=speculative_match"], "decoder: given 'speculative_match'; allowed: plain with sampler=draft_mh"),

@@ -62,6 +62,21 @@ def test_the_error_of_the_law_is_a_number(rollout_length):
     assert distance(make(rollout_length=rollout_length)) == pytest.approx(ERRORS[rollout_length], abs=1e-9)
 
 
+def test_a_candidate_has_the_mean_weight_of_its_rollouts():
+    """Two rollouts of each candidate, weighed by hand. A complete candidate has none, and its factor is 1."""
+    sampler = make(num_rollouts=2, rollout_length=1, temperature=0.8)
+    open_ones = [score(ENGINE, (token,), sampler.law(), "blended") for token in (1, 2)]
+    complete = score(ENGINE, (0,), sampler.law(), "blended")
+    asked = sampler._ahead([open_ones[0], complete, open_ones[1]], 2, Key(3))
+    rollouts = [score(ENGINE, tokens, sampler.law(), "blended") for tokens in ((1, 0), (1, 2), (2, 0), (2, 1))]
+    request = next(asked)
+    assert [draw.trajectory.tokens.tolist() for draw in request.operations] == [[1], [1], [2], [2]]
+    with pytest.raises(StopIteration) as found:
+        asked.send(tuple(rollouts))
+    weights = [math.exp(3.0 * path.log_p[1] - path.log_q[1]) for path in rollouts]
+    assert np.exp(found.value.value) == pytest.approx([sum(weights[:2]) / 2, 1.0, sum(weights[2:]) / 2])
+
+
 def test_more_candidates_do_not_replace_rollouts():
     """All candidates of one token from p^(1/alpha) have the same weight. The law is that of low temperature."""
     assert distance(make(num_candidates=3)) == pytest.approx(ERRORS[0], abs=1e-12)

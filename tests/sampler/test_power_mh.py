@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.inference.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.ops import Draw, SamplingParams
@@ -38,7 +39,8 @@ WRONG = 1e-3
 def make(cls=PowerMH, **changes) -> PowerMH:
     values = dict(alpha=4.0, proposal_temperature=None, num_blocks=2, num_steps=1, cut="current", proposal="base",
                   rule="exact", schedule="published", after_eos="continue", early_reject="off", epsilon=1e-5, rescore=False,
-                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0,
+                  cut_grid=1)
     return cls(**{**values, **changes})
 
 
@@ -49,6 +51,9 @@ def engine_of(stop_ids=(0,), blend=None, vocab_size=3, seed=0, scale=0.5) -> Tab
 OPTIONS = {
     "cut_current": {},
     "cut_horizon": {"cut": "horizon"},
+    "cut_grid": {"cut_grid": 2},
+    "cut_grid_hot": {"cut_grid": 3, "proposal_temperature": 1.0},
+    "cut_grid_horizon": {"cut_grid": 2, "cut": "horizon"},
     "hot_proposal": {"proposal_temperature": 1.0},
     "cold_proposal": {"proposal_temperature": 0.15},
     "alpha_below_one": {"alpha": 0.5},
@@ -135,7 +140,8 @@ class IgnoresProposalOptions(PowerMH):
         return "blended"
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("cut_current", "cut_horizon", "alpha_below_one")])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in (
+    "cut_current", "cut_horizon", "cut_grid", "cut_grid_horizon", "alpha_below_one")])
 def test_a_proposal_that_ignores_its_options_fails(name):
     engine = engine_of((0, 2))
     law = drawn(engine, make(IgnoresProposalOptions, **OPTIONS[name]))
@@ -360,6 +366,59 @@ def test_mutants_fail(mutant, seed):
     engine, sampler = engine_of((0,), seed=seed), make(mutant, proposal_temperature=0.5)
     target = power_target(engine, 4, sampler.alpha, sampler.law(), sampler.source())
     assert invariance_error(transition_matrix(engine, sampler, 4, target), target) > WRONG
+
+
+@dataclass(slots=True, kw_only=True)
+class LengthsOnTheGrid(PowerMH):
+    """Takes the lengths of the sequences for their numbers of places."""
+
+    def log_cut(self, path, proposal, cut):
+        return math.log(path.length / proposal.length)
+
+
+@dataclass(slots=True, kw_only=True)
+class NoPlaces(PowerMH):
+    """Leaves out that the reverse move chooses among another number of places."""
+
+    def log_cut(self, path, proposal, cut):
+        return 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class EarlyByLength(PowerMH):
+    """Takes the lengths for the numbers of places in the bound of early rejection alone."""
+
+    def floor(self, path, horizon, cut, log_uniform):
+        return PowerMH.floor(self, path, horizon, cut, log_uniform)._replace(length=path.length)
+
+
+@pytest.mark.parametrize(("mutant", "grid", "early"), [
+    (LengthsOnTheGrid, 2, "off"), (NoPlaces, 2, "off"), (NoPlaces, 3, "off"), (EarlyByLength, 3, "exact")])
+def test_mutants_of_cuts_on_a_grid_fail(mutant, grid, early):
+    engine = engine_of((0,), seed=1)
+    options = {"alpha": 1.2, "proposal_temperature": 1.0, "cut_grid": grid, "early_reject": early}
+    target = power_target(engine, 4, 1.2, make(**options).law(), "base")
+    assert invariance_error(transition_matrix(engine, make(**options), 4, target), target) < EXACT
+    assert invariance_error(transition_matrix(engine, make(mutant, **options), 4, target), target) > WRONG
+
+
+def test_cuts_lie_on_the_grid_and_reach_every_state():
+    engine, sampler = engine_of((0,)), make(cut_grid=3, proposal_temperature=1.0)
+    target = power_target(engine, 4, sampler.alpha, sampler.law(), "base")
+    assert (np.linalg.matrix_power(transition_matrix(engine, sampler, 4, target), 2) > 0.0).all()
+    path = score(engine, target.states[-1], sampler.law(), "base")
+    cuts_made = {engine.run(sampler.step(path, 4, Key(seed))).cut for seed in range(20)}
+    assert cuts_made == set(range(0, path.length, 3))
+
+
+def test_a_grid_of_one_keeps_the_identity_of_older_folders(make_config):
+    plain, other = (identity_of(make_config("sampler=power_mh", f"sampler.cut_grid={grid}")) for grid in (1, 8))
+    assert "sampler.cut_grid" not in plain
+    assert other["sampler.cut_grid"] == 8
+    for refused in ("sampler.cut=entropy", "sampler.rule=published"):
+        with pytest.raises(ConfigError, match=r"sampler\.cut_grid: given 2; allowed: 1 with"):
+            make_config("sampler=power_mh", "sampler.cut_grid=2", refused).check()
+
 
 
 @dataclass(slots=True, kw_only=True)

@@ -36,7 +36,8 @@ ADAPTIVE = ("sampler=power_mh", "sampler.schedule=adaptive")
 def make(cls=PowerMH, **changes) -> PowerMH:
     values = dict(alpha=4.0, proposal_temperature=None, num_blocks=4, num_steps=1, schedule="adaptive", cut="current",
                   proposal="base", rule="exact", after_eos="continue", early_reject="off", epsilon=1e-5, rescore=False,
-                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0,
+                  cut_grid=1)
     return cls(**{**values, **changes})
 
 

@@ -256,3 +256,16 @@ def test_bad_values_are_one_line(tmp_path, overrides, field):
         composed(tmp_path, "sampler=power_smc", *overrides)
     assert str(refused.value).startswith(field)
     assert "\n" not in str(refused.value)
+
+
+def test_each_step_of_pimh_compares_with_the_estimate_of_its_state():
+    """A step alone is told log Z of its state. A chain keeps it: that of the latest accepted run."""
+    sampler, key, start = make(wrapper="pimh", num_steps=12, ess_threshold=0.6), Key(6), Trajectory.start(PROMPT)
+    done = ENGINE.run(sampler.chain(PROMPT, 3, key))
+    log_z = ENGINE.run(sampler.cloud(start, 3, key.fold_in("run", 0))).log_z
+    for number, entry in enumerate(done.trace, start=1):
+        proposed = ENGINE.run(sampler.cloud(start, 3, key.fold_in("step", number, "run"))).log_z
+        assert entry["log_ratio"] == pytest.approx(proposed - log_z, abs=1e-12)
+        log_z = log_z if entry["decision"] == "reject" else proposed
+    assert {"accept", "reject"} <= {entry["decision"] for entry in done.trace}
+    assert done.measures["log_z"] == pytest.approx(log_z, abs=1e-12)

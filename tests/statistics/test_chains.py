@@ -215,3 +215,10 @@ def test_number_of_chains_within_a_budget():
     """Chains cost 50 token-forwards each."""
     assert [affordable(several(), budget) for budget in (10, 50, 149, 150, 10_000)] == [1, 1, 2, 3, 4]
     assert affordable(several(), 2.7, "seconds") == 2  # 4/3 s per chain
+
+
+def test_the_time_of_fewer_chains_is_the_expected_time_of_the_slowest():
+    """Pairs of 1, 2 and 4 s take 2, 4 and 4 s."""
+    given = zip(chains("a", "1", "1", "1"), (1.0, 4.0, 2.0), strict=True)
+    records = [{**record, "seconds": seconds} for record, seconds in given]
+    assert [aggregated(records, chains=number)[0]["seconds"] for number in (1, 2, 3)] == pytest.approx([7 / 3, 10 / 3, 4.0])

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dflash_mcmc.statistics.outcomes import PairedOutcomes
-from dflash_mcmc.statistics.paired import compare, holm, sign_flip, verdict
+from dflash_mcmc.statistics.paired import compare, holm, mean_difference, sign_flip, verdict
 
 
 def of(correct, chains: int = 1) -> PairedOutcomes:
@@ -31,7 +31,7 @@ def test_the_document_s_seven_against_one():
     assert found.verdict == "tie"
     assert found.difference.value == pytest.approx(6 / 104)
     assert found.difference.n == 104
-    assert found.difference.low > 0.0  # the bootstrap excludes 0, but the verdict follows the exact test
+    assert found.difference.low < 0.0 < found.difference.high  # as the exact test says
 
 
 @pytest.mark.parametrize(("a", "b", "p_value"), [(10, 0, 0.001953), (9, 1, 0.021484), (8, 2, 0.109375), (5, 5, 1.0),
@@ -113,14 +113,57 @@ def test_holm_by_hand():
     assert holm([]) == []
 
 
-def test_the_paired_bootstrap_covers():
-    """The interval covers 5 points in about 95 % of 400 experiments of 104 problems with 15 % discordant."""
-    rng, covered = np.random.default_rng(11), 0
-    for _ in range(400):
-        counts = rng.multinomial(104, [0.60, 0.10, 0.05, 0.25])
-        difference = compare(*table(*counts)).difference
-        covered += difference.low <= 0.05 <= difference.high
-    assert 0.92 <= covered / 400 <= 0.98
+def test_the_interval_is_bonett_and_price_s_with_student_s_quantile():
+    """7 against 1 of 104 problems: 8 against 2 of 106."""
+    found = compare(*table(74, 7, 1, 22)).difference
+    spread = np.sqrt((10 / 106 - (6 / 106) ** 2) / 105)  # the standard error, with n - 1 in the variance
+    half = stats.t(105).ppf(0.975) * spread
+    assert (found.low, found.high) == pytest.approx((6 / 106 - half, 6 / 106 + half))
+
+
+def coverage(number: int, only_a: float, only_b: float) -> float:
+    """Probability that the interval of single chains covers the difference, by the sum over all tables of two runs."""
+    found, rest = 0.0, max(0.0, 1.0 - only_a - only_b)
+    for a, b in itertools.product(range(number + 1), repeat=2):
+        if a + b > number:
+            continue
+        difference = mean_difference(np.repeat([1.0, -1.0, 0.0], (a, b, number - a - b)), 1)
+        if difference.low - 1e-12 <= only_a - only_b <= difference.high + 1e-12:
+            found += stats.multinomial.pmf((a, b, number - a - b), number, (only_a, only_b, rest))
+    return found
+
+
+@pytest.mark.parametrize(("only_a", "only_b"), [(0.3, 0.3), (0.1, 0.0), (0.35, 0.55)])
+def test_the_interval_of_eight_problems_covers(only_a, only_b):
+    assert coverage(8, only_a, only_b) >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "least"), [(8, 0.968), (20, 0.947), (104, 0.946)])
+def test_the_interval_covers_whatever_the_shares_are(number, least):
+    """A bootstrap over problems covers 87.5 % with 8 problems and 92.5 % with 20."""
+    shares = np.linspace(0.0, 0.9, 19) if number < 100 else np.linspace(0.0, 0.9, 4)
+    assert min(coverage(number, a, b) for a in shares for b in shares if a + b <= 1.0) >= least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [8, 20])
+@pytest.mark.parametrize("chains", [2, 4, 16])
+@pytest.mark.parametrize(("ability", "shift", "spread"), [(0.6, -0.2, 3.0), (0.95, -0.1, 0.5), (0.03, 0.05, 0.5)])
+def test_the_interval_of_several_chains_covers(number, chains, ability, shift, spread):
+    """Problems differ in difficulty, and the runs differ more on some than on others."""
+    rng, experiments = np.random.default_rng(0), 2000
+
+    def abilities(count: int) -> tuple[np.ndarray, np.ndarray]:
+        own = rng.beta(ability * spread, (1.0 - ability) * spread, count)
+        return np.clip(own + shift * rng.uniform(0.0, 2.0, count), 0.0, 1.0), own
+
+    truth, covered = float(np.subtract(*abilities(1_000_000)).mean()), 0
+    for _ in range(experiments):
+        a, b = (rng.binomial(chains, own) / chains for own in abilities(number))
+        difference = mean_difference(a - b, chains)
+        covered += difference.low <= truth <= difference.high
+    assert covered / experiments >= 0.945
 
 
 def test_difficulty_is_not_noise():

@@ -42,3 +42,8 @@ def test_p_value_equals_that_of_all_assignments():
 def test_equal_samples_have_the_p_value_one():
     same = counts("a", 10, LAW)
     assert swaps.histograms(same, same) == swaps.SwapTest(0.0, 0.0, 1.0)
+
+
+def test_the_observed_assignment_counts():
+    """None of the 2,000 random assignments gives all 60 pairs one sign, so p is 1 of 2,001 and never 0."""
+    assert swaps.means(np.ones(60), np.zeros(60)).p == pytest.approx(1.0 / 2001.0)

@@ -1,76 +1,201 @@
-"""Measures vLLM next to the engine of slots: `python -m tests.vllm.measure FOLDER`, in the environment of `make vllm`.
+"""Measures vLLM next to the engine of slots, in the environment of `make vllm`:
 
-FOLDER is a checkpoint. Each engine has a process of its own, which does the same chains; its memory is the largest resident
-set. The first run of an engine is not measured.
+    python -m tests.vllm.measure rates FOLDER [HORIZON [STEPS [CHAINS...]]]    rates, and the share of the processor
+    python -m tests.vllm.measure memory FOLDER [SAMPLERS...]                    peak memory at a horizon of 2,048 tokens
+
+FOLDER is a checkpoint, run in float32. Each engine has a process of its own. For the rates the processes take turns, case by
+case, so that both see the same load of the machine; a process that waits takes no processor time. Seconds are those of the
+clock, CPU seconds those of the process on all its threads.
 """
 
 from __future__ import annotations
 
 import json
-import resource
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 from tabulate import tabulate
 
-HORIZON, PROMPTS, CHAINS = 64, 8, (1, 8, 32)
+SAMPLERS, CHAINS, TURNS, HORIZON, STEPS = ("temperature", "power_mh"), (1, 8, 32), 2, 64, 4
+LONG, CACHE_BYTES, MEMORY_CHAINS = 2048, int(6e8), 16
+ENGINES, PARTS = ("slots", "vllm"), ("step", "processor", "rows", "take", "add")
+MEMORY = {"slots, contiguous": ("slots", 0), "slots, paged": ("slots", CACHE_BYTES), "vllm": ("vllm", CACHE_BYTES)}
 
 
-def measure(name: str, folder: Path, horizon: int) -> list[dict]:
-    """Rows of the table for an engine."""
-    from dflash_mcmc.bench.measure import power_mh, temperature
+class Clock:
+    """CPU seconds of this thread in functions of the session, the processor and vLLM, by name."""
+
+    def __init__(self) -> None:
+        from dflash_mcmc.inference.vllm import core, rows
+
+        self.seconds: dict[str, float] = {}
+        for name, owner, method in (("processor", rows.BatchRows, "apply"), ("rows", rows.BatchRows, "update"),
+                                    ("take", core.VllmCore, "take"), ("add", core.VllmCore, "add"),
+                                    ("step", core.VllmCore, "step")):
+            setattr(owner, method, self._timed(name, getattr(owner, method)))
+
+    def _timed(self, name: str, call: Callable) -> Callable:
+        def timed(*given: Any) -> Any:
+            started = time.thread_time()
+            try:
+                return call(*given)
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.thread_time() - started
+        return timed
+
+
+class Process:
+    """An engine with its model, in this process."""
+
+    def __init__(self, name: str, folder: Path, horizon: int, most_chains: int, cache_bytes: int):
+        from dflash_mcmc.model.hf import HFModel
+        from tests.vllm.running import engine_of, saved
+
+        chosen = HFModel(path=str(folder), revision=None, dtype="float32", chat=True, enable_thinking=False,
+                         rope_scaling=None, head_copy=None)
+        questions = ("What is {} * {}? Explain.", "A train goes {} km in {} hours. How fast is it? Think step by step.")
+        model = chosen.load("cpu")
+        self.horizon, self.clock = horizon, Clock() if name == "vllm" else None
+        self.prompts = [model.encode(chosen.prompt(model.tokenizer, questions[i % 2].format(13 + i, 5 + i))) for i in range(8)]
+        longest, target = max(map(len, self.prompts)) + horizon, saved(model, folder)
+        if name == "vllm":
+            del model
+            self.engine = lambda count: engine_of(target, count, max_num_seqs=most_chains, max_model_len=longest,
+                                                  kv_cache_bytes=cache_bytes)
+        else:
+            self.engine = lambda count: _slots(model, count, longest, cache_bytes)
+
+    def run(self, sampler_name: str, steps: int, count: int) -> dict[str, Any]:
+        """Runs a sampler on a number of chains, after a short run that is not measured."""
+        from dflash_mcmc.bench.measure import power_mh, temperature
+        from dflash_mcmc.rng import Key
+
+        sampler = temperature(0.7) if sampler_name == "temperature" else power_mh(num_blocks=4, num_steps=steps)
+        engine = self.engine(count)
+        list(engine.run([(0, temperature(1.0).chain(self.prompts[0], 4, Key(0)))]))
+        ready = psutil.Process().memory_info().rss
+        if self.clock:
+            self.clock.seconds.clear()
+            engine._core._engine.reset_prefix_cache()  # what an earlier turn has read
+        started, cpu, thread = time.perf_counter(), time.process_time(), time.thread_time()
+        done = list(engine.run((i, sampler.chain(self.prompts[i % len(self.prompts)], self.horizon, Key(i)))
+                               for i in range(count)))
+        found = {"seconds": time.perf_counter() - started, "CPU seconds": time.process_time() - cpu,
+                 "thread": time.thread_time() - thread, **(self.clock.seconds if self.clock else {})}
+        for field in ("tokens_drawn", "token_forwards"):
+            found[field] = sum(getattr(each.cost, field) for each in done)
+        found["length"] = sum(each.result.trajectory.length for each in done) / count
+        found["longest"] = max(each.result.trajectory.length for each in done)
+        found["peak"], found["ready"] = _peak(), ready
+        return found
+
+
+def _slots(model: Any, count: int, longest: int, cache_bytes: int) -> Any:
+    """The engine of slots, with pages if a size of the cache is given."""
     from dflash_mcmc.blend.none import NoBlend
     from dflash_mcmc.inference.batched import BatchedEngine
-    from dflash_mcmc.inference.vllm import rows as processor
-    from dflash_mcmc.model.hf import HFModel
-    from dflash_mcmc.rng import Key
-    from tests.vllm.running import engine_of, saved
+    from dflash_mcmc.inference.page_table import PAGE_SIZE
 
-    chosen = HFModel(path=str(folder), revision=None, dtype="float32", chat=True, enable_thinking=False, rope_scaling=None)
-    model = chosen.load("cpu")
-    prompts = [model.encode(chosen.prompt(model.tokenizer, f"What is {3 + i} * {5 + i}? Explain.")) for i in range(PROMPTS)]
-    longest, target, found = max(map(len, prompts)) + horizon, saved(model, folder), []
-    if name == "vllm":
-        del model
-    apply, spent = processor.BatchRows.apply, [0.0]
-
-    def timed(self, logits):
-        started = time.perf_counter()
-        try:
-            return apply(self, logits)
-        finally:
-            spent[0] += time.perf_counter() - started
-
-    processor.BatchRows.apply = timed
-    for sampler_name, sampler in (("temperature", temperature(0.7)), ("power_mh", power_mh(num_blocks=4, num_steps=4))):
-        for number in CHAINS:
-            engine = BatchedEngine(model, NoBlend(), number, longest) if name == "slots" else engine_of(
-                target, number, max_num_seqs=max(CHAINS), max_model_len=longest, kv_cache_bytes=int(4e8))
-            list(engine.run([(0, temperature(1.0).chain(prompts[0], 4, Key(0)))]))
-            started, spent[0] = time.perf_counter(), 0.0
-            done = list(engine.run(((i,), sampler.chain(prompts[i % PROMPTS], horizon, Key(i))) for i in range(number)))
-            seconds = time.perf_counter() - started
-            cost = [sum(getattr(each.cost, field) for each in done) for field in ("tokens_drawn", "token_forwards")]
-            found.append({"engine": name, "sampler": sampler_name, "chains": number, "seconds": seconds,
-                          "tokens drawn/s": cost[0] / seconds, "token-forwards": cost[1],
-                          "processor, % of the time": 100 * spent[0] / seconds,
-                          "peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6})
-    return found
+    pages = cache_bytes // (PAGE_SIZE * model.cache_shape.token_bytes())
+    return BatchedEngine(model, NoBlend(), count, longest, num_pages=pages)
 
 
-def main(folder: str, horizon: str = str(HORIZON), engine: str = "") -> None:
-    """Prints the table."""
-    if engine:
-        print("\n" + json.dumps(measure(engine, Path(folder), int(horizon))))
-        return
-    rows = []
-    for name in ("slots", "vllm"):
-        command = [sys.executable, "-m", "tests.vllm.measure", folder, horizon, name]
-        rows += json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
-    print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".1f"))
+def _peak() -> int:
+    """Bytes of the largest resident set of this process."""
+    import resource
+
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def serve(name: str, folder: str, horizon: str, most_chains: str, cache_bytes: str) -> None:
+    """Runs the cases that come as lines, and answers each with a line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM prints
+    before = psutil.Process().memory_info().rss
+    process = Process(name, Path(folder), int(horizon), int(most_chains), int(cache_bytes))
+    for line in sys.stdin:
+        print(json.dumps({**process.run(*json.loads(line)), "before": before}), file=answers, flush=True)
+
+
+def started(name: str, folder: str, horizon: int, most_chains: int, cache_bytes: int) -> subprocess.Popen:
+    """A process that serves an engine."""
+    command = [sys.executable, "-m", "tests.vllm.measure", "serve", name, folder, str(horizon), str(most_chains),
+               str(cache_bytes)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ask(process: subprocess.Popen, *case: str | int) -> dict[str, Any]:
+    """The measurement of a case: sampler, steps a block, chains."""
+    begin(process, *case)
+    return answer(process)
+
+
+def begin(process: subprocess.Popen, *case: str | int) -> None:
+    """Lets a process begin a case."""
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(case) + "\n")
+    process.stdin.flush()
+
+
+def answer(process: subprocess.Popen) -> dict[str, Any]:
+    """The measurement of the case that a process has begun."""
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def rates(folder: str, horizon: str = str(HORIZON), steps: str = str(STEPS), *chains: str) -> None:
+    """Both engines in turns."""
+    counts = [int(count) for count in chains] or CHAINS
+    caches = {"slots": 0, "vllm": int(4e8)}
+    processes = {name: started(name, folder, int(horizon), max(counts), caches[name]) for name in ENGINES}
+    rows, details = [], []
+    for count in counts:
+        for sampler in SAMPLERS:
+            turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ENGINES}
+            for name in ENGINES * TURNS:
+                turns[name].append(ask(processes[name], sampler, int(steps), count))
+            best = {name: min(found, key=lambda each: each["CPU seconds"]) for name, found in turns.items()}
+            wall = {name: sum(each["seconds"] for each in found) / TURNS for name, found in turns.items()}
+            rows += [{"engine": name, "sampler": sampler, "chains": count, "seconds": wall[name],
+                      "CPU seconds": best[name]["CPU seconds"], "tokens drawn/CPU s":
+                      best[name]["tokens_drawn"] / best[name]["CPU seconds"], "token-forwards": best[name]["token_forwards"],
+                      "rate to slots (CPU)": best["slots"]["CPU seconds"] / best[name]["CPU seconds"],
+                      "rate to slots (clock)": wall["slots"] / wall[name], "peak GB": best[name]["peak"] / 1e9}
+                     for name in ENGINES]
+            found = best["vllm"]
+            shares = {f"{part} %": 100 * found[part] / found["thread"] for part in PARTS}
+            details.append({"sampler": sampler, "chains": count, **shares})
+            print(json.dumps([rows[-2:], details[-1]]), file=sys.stderr, flush=True)
+    print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".2f"))
+    print()
+    print(tabulate(details, headers="keys", tablefmt="github", floatfmt=".1f"))
+    for process in processes.values():
+        process.communicate()
+
+
+def memory(folder: str, *samplers: str) -> None:
+    """Each engine alone in a process: peak memory, that before the model is loaded, and the difference without weights."""
+    weights, rows = 2 * sum(path.stat().st_size for path in Path(folder).glob("*.safetensors")), []  # from bfloat16
+    for sampler in samplers or SAMPLERS:
+        processes = {case: started(name, folder, LONG, MEMORY_CHAINS, size) for case, (name, size) in MEMORY.items()}
+        for process in processes.values():
+            begin(process, sampler, 1, MEMORY_CHAINS)
+        for case, process in processes.items():
+            found = answer(process)
+            process.communicate()
+            rows.append({"engine": case, "sampler": sampler, "mean length": found["length"], "longest": found["longest"],
+                         "CPU seconds": found["CPU seconds"], "peak GB": found["peak"] / 1e9, "ready GB": found["ready"] / 1e9,
+                         "before loading GB": found["before"] / 1e9,
+                         "without weights GB": (found["peak"] - found["before"] - weights) / 1e9})
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".2f"))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"rates": rates, "memory": memory, "serve": serve}[sys.argv[1]](*sys.argv[2:])

@@ -129,3 +129,54 @@ def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path, sent):
     assert after.keys() == expected.keys()
     assert sum(after[key] == expected[key] for key in after) >= len(after) - 1  # a near-tie may differ by rounding
     shutil.rmtree(tmp_path)
+
+
+FAILURES = {signal.SIGKILL: "error: engine: worker 1 of 2 of vLLM has ended with exit code -9; the same command draws what is",
+            signal.SIGSTOP: "error: engine: a worker of vLLM has not answered for 120 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS);"}
+"""A worker that dies, and one that hangs."""
+
+
+@pytest.mark.parametrize("sent", FAILURES)
+def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, monkeypatch, sent):
+    """Tensor parallelism by two processes. Another run, with one process, draws what is missing."""
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "120")
+    few = ("sampler=temperature", "dataset.max_new_tokens=3", "num_chains=1", "hardware.num_slots=1")
+    process = start(tmp_path, *few, "engine.tensor_parallel_size=2")
+    while process.poll() is None and not recorded(tmp_path):
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    worker, = (child for child in children if any("Worker_TP1" in word for word in child.cmdline()))
+    worker.send_signal(sent)
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 2, output
+    line, = (line for line in output.splitlines() if line.startswith("error: "))
+    assert line.startswith(FAILURES[sent])
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert not left
+    before = recorded(tmp_path)
+    assert 0 < len(before) < 6
+    output, _ = (process := start(tmp_path, *few)).communicate(timeout=300)
+    assert process.returncode == 0, output
+    after = recorded(tmp_path)
+    assert before.items() <= after.items()
+    assert len(after) == 6
+
+
+def test_a_process_of_two_that_dies_leaves_its_samples_to_the_other(tmp_path, monkeypatch):
+    """Data parallelism: two processes share a run folder."""
+    processes = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        processes.append(start(tmp_path, "hardware.num_slots=2"))
+    while processes[0].poll() is None and len(recorded(tmp_path)) < 2:
+        time.sleep(0.05)
+    children = psutil.Process(processes[1].pid).children(recursive=True)
+    processes[1].kill()
+    output, _ = processes[0].communicate(timeout=300)
+    processes[1].communicate(timeout=60)
+    assert processes[0].returncode == 0, output
+    assert len(recorded(tmp_path)) == 12
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert not left

@@ -26,7 +26,8 @@ HORIZON = 32
 
 
 def component(folder: Path) -> HFModel:
-    return HFModel(path=str(folder), revision=None, dtype="float32", chat=True, enable_thinking=False, rope_scaling=None)
+    return HFModel(path=str(folder), revision=None, dtype="float32", chat=True, enable_thinking=False, rope_scaling=None,
+                   head_copy=None)
 
 
 def load(folder: Path):

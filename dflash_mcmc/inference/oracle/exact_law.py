@@ -10,8 +10,10 @@ from dflash_mcmc.ops import SamplingParams
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Float64 log-probabilities, shape (vocabulary,)."""
+    """Float64 log-probabilities, shape (vocabulary,). Raises ValueError if the largest logit is not finite."""
     logits = np.asarray(logits, dtype=np.float64)
+    if not np.isfinite(logits.max()):
+        raise ValueError("the logits have no finite maximum, so they give no probabilities")
     shifted = logits - logits.max()
     return shifted - np.log(np.exp(shifted).sum())
 

@@ -84,6 +84,7 @@ class BlockSteps:
                 1, slot[:, None, None].expand(-1, 1, 2), own_interval[:, None])], dim=-1)
         bad = ~torch.isfinite(target.maximum).view(batch, -1)
         bad[:, :-1] |= ~torch.isfinite(draft.maximum).view(batch, -1) & started[:, None]
+        bad |= (self._offsets == slot[:, None]) & ~torch.isfinite(own.maximum)
         commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.runner.stops, floors)
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 

@@ -78,13 +78,15 @@ class Speculator:
         finite = torch.isfinite(target.maximum[:, 0])
         for values in list(logits.values())[1:]:
             finite &= torch.isfinite(values.amax(dim=-1))
-        finite = finite.view(batch, -1)
+        finite = (finite & torch.isfinite(weights.maximum[:, 0])).view(batch, -1)
         if draft is not None:  # the rule needs finite draft logits too
             finite &= torch.isfinite(draft.maximum).view(batch, -1).all(dim=1, keepdim=True)
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
         live = state.status[:batch] == Status.LIVE
         further = columns.of_groups(groups, tokens, logits, target, history, self.tokens_a_step, state.columns.shape[2])
+        if further is not None:
+            finite &= ~further.isnan().any(dim=1).view(batch, -1)
         offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
                       None if further is None else further.view(batch, self.tokens_a_step, -1))
         gained = commit(state, offer, self.runner.stops, floors)

@@ -4,6 +4,7 @@
     settings.py    what vLLM is started with
     session.py     runs chains: operations become requests, finished requests become answers
     core.py        vLLM's engine, stepped in this process
+    cache_plan.py  the memory of keys and values, for a dry run
     ticket.py      what a request asks of the processor; it travels in the request
     drawing.py     draws the tokens of a batch from their logits
     rows.py        follows vLLM's persistent batch, and gives each row's token to the ledger

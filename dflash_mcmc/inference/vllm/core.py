@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Sequence
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from dflash_mcmc.errors import UserError
@@ -43,7 +45,7 @@ class VllmCore:
     """vLLM's engine. Raises UserError for what vLLM refuses."""
 
     def __init__(self, settings: VllmSettings):
-        self.settings = settings
+        self.settings, self._has_failed = settings, False
         prepare_environment()
         try:
             from vllm.engine.arg_utils import EngineArgs
@@ -75,25 +77,49 @@ class VllmCore:
         self._engine.add_request(str(ticket.number), {"prompt_token_ids": [int(token) for token in tokens]}, params)
 
     def step(self) -> list[EndedRequest]:
-        """See `Core.step`. Raises UserError for what vLLM refuses only now, and for a worker that has died."""
-        try:
+        """See `Core.step`. Raises UserError for what vLLM refuses only now, and for a worker that has died or hangs."""
+        with self._failures():
             outputs = self._engine.step()
-        except Exception as error:  # whatever ends vLLM's step: recorded samples are safe, and the rest can be drawn again
-            close_shared()
-            raise UserError(f"engine: vLLM has failed: {type(error).__name__}: {one_line(error)}") from error
         return [EndedRequest(int(output.request_id), output.num_cached_tokens or 0) for output in outputs if output.finished]
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
-        """See `Core.take`. With several workers, each that draws has the same tokens."""
+        """See `Core.take`. With several workers, each that draws has the same tokens. Raises UserError as `step`."""
         found: dict[int, Drawn] = {}
-        for of_worker in self._engine.collective_rpc("dflash_mcmc_take", args=(list(numbers),)):
-            found |= of_worker
+        with self._failures():
+            for of_worker in self._engine.collective_rpc("dflash_mcmc_take", _patience(), (list(numbers),)):
+                found |= of_worker
         return found
 
     def abort(self, numbers: Sequence[int]) -> None:
-        """See `Core.abort`."""
+        """See `Core.abort`. After a failure there is nothing to end."""
+        if self._has_failed:
+            return
         self._engine.abort_request([str(number) for number in numbers])
         self.take(numbers)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Ends the engine and raises UserError for whatever vLLM raises. Recorded samples are safe."""
+        try:
+            yield
+        except Exception as error:
+            self._has_failed, reason = True, self._reason(error)
+            with contextlib.suppress(Exception):  # what has failed may fail to close; its workers are ended first
+                close_shared()
+            raise UserError(f"engine: {reason}; the same command draws what is missing") from error
+
+    def _reason(self, error: Exception) -> str:
+        """Why vLLM has failed, in one line."""
+        if isinstance(error, TimeoutError):
+            return f"a worker of vLLM has not answered for {_patience():g} s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)"
+        engine: Any = self._engine
+        executor = getattr(getattr(engine.engine_core, "engine_core", None), "model_executor", None)
+        codes = [worker.proc.exitcode for worker in getattr(executor, "workers", None) or [] if hasattr(worker, "proc")]
+        dead = [(number, code) for number, code in enumerate(codes) if code is not None]
+        if getattr(executor, "is_failed", False) and dead:  # vLLM ends the others, with SIGTERM
+            number, code = min(dead, key=lambda each: each[1] in (0, -signal.SIGTERM))
+            return f"worker {number} of {len(codes)} of vLLM has ended with exit code {code}"
+        return f"vLLM has failed: {type(error).__name__}: {one_line(error)}"
 
     def close(self) -> None:
         """Ends the engine and its workers."""
@@ -118,6 +144,13 @@ def close_shared() -> None:
     """Ends the engine that stays loaded, if there is one."""
     while _shared:
         _shared.pop().close()
+
+
+def _patience() -> float:
+    """Seconds after which vLLM takes a worker to hang."""
+    from vllm import envs
+
+    return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
 def one_line(error: BaseException) -> str:

@@ -1,12 +1,12 @@
 """The tokens that a worker has drawn, by request, until the session takes them.
 
-A request that vLLM preempts is computed again from its tokens. Its entry is addressed by the token's number, so that the same
-token is written again to the same place, and a row of an incomplete prompt is overwritten by the first token.
+Each request has a row of tables, so that the tokens of a step are written together. A request that vLLM preempts is computed
+again from its tokens. A token is addressed by its number in the request, so that the same token is written again to the same
+place, and a row of an incomplete prompt is overwritten by the first token.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -14,8 +14,10 @@ import numpy as np
 
 from dflash_mcmc.inference.vllm.ticket import Ticket
 
-_SCORES = 4
+SCORES = 4
 """log p, log q and the two ends of the interval."""
+_ROWS, _LENGTH = 16, 64
+"""Rows and tokens of the first tables."""
 
 
 class Drawn(NamedTuple):
@@ -34,72 +36,110 @@ class Drawn(NamedTuple):
     failed: bool
 
 
-class LedgerEntry:
-    """The tokens of one request so far.
+class Ledger:
+    """The requests of a worker. `rows` in its methods are rows of its tables, int64 (n,), without repetition.
 
-    Attributes:
-        forwards: forwards that the request took part in.
+    A table is allocated as zeros, which take no memory before they are written.
     """
 
-    __slots__ = ("_count", "_failed", "_scores", "_tokens", "_weights", "forwards", "ticket", "uniforms")
-
-    def __init__(self, ticket: Ticket):
-        self.ticket, self.uniforms = ticket, ticket.uniforms()
-        width = _SCORES + (1 + 3 * len(ticket.laws) if ticket.laws or ticket.entropy else 0)
-        self._tokens, self._scores = np.zeros(ticket.length, np.int64), np.zeros((ticket.length, width))
-        self._weights = np.zeros(ticket.length + 1)
-        self._weights[0] = 0.0 if ticket.limit is None else ticket.limit.weight
-        self._count, self._failed, self.forwards = 0, False, 0
-
-    def write(self, number: int, token: int, scores: np.ndarray) -> None:
-        """Writes token `number` of the request, from 0. Later tokens are forgotten."""
-        self._tokens[number], self._scores[number] = token, scores
-        self._count, self._failed = number + 1, False
-        limit = self.ticket.limit
-        if limit is not None:
-            self._weights[number + 1] = self._weights[number] + limit.alpha * scores[0] - scores[1]
-
-    def fail(self, number: int) -> None:
-        """Notes that the logits of token `number` are not numbers."""
-        self._count, self._failed = number, True
-
-    @property
-    def width(self) -> int:
-        """Scores of a token."""
-        return self._scores.shape[1]
-
-    @property
-    def crossed(self) -> bool:
-        """Whether the tokens so far have crossed the draw's floor."""
-        limit = self.ticket.limit
-        if limit is None:
-            return False
-        length = 0.0 if limit.log_length is None else limit.log_length - math.log(self.ticket.first + self._count)
-        return not self._weights[self._count] + length > limit.threshold
-
-    def drawn(self) -> Drawn:
-        """The tokens."""
-        return Drawn(self._tokens[: self._count], self._scores[: self._count], self.forwards, self._failed)
-
-
-class Ledger:
-    """The entries of a worker's requests."""
-
     def __init__(self) -> None:
-        self._entries: dict[int, LedgerEntry] = {}
+        self._row_of, self._free = dict[int, int](), list(range(_ROWS - 1, -1, -1))
+        self._widths = [0] * _ROWS
+        self._tokens, self._given = np.zeros((_ROWS, _LENGTH), np.int64), np.zeros((_ROWS, _LENGTH), np.int64)
+        self._uniforms, self._weights = np.zeros((_ROWS, _LENGTH)), np.zeros((_ROWS, _LENGTH + 1))
+        self._scores = np.zeros((_ROWS, _LENGTH, SCORES))
+        self._count, self._forwards, self._first = (np.zeros(_ROWS, np.int64) for _ in range(3))
+        self._failed, self._limited = np.zeros(_ROWS, bool), np.zeros(_ROWS, bool)
+        self._alpha, self._threshold, self._log_length = (np.zeros(_ROWS) for _ in range(3))
 
-    def open(self, ticket: Ticket) -> LedgerEntry:
-        """The entry of a request, which is new or was preempted."""
-        if ticket.number not in self._entries:
-            self._entries[ticket.number] = LedgerEntry(ticket)
-        return self._entries[ticket.number]
+    def open(self, ticket: Ticket) -> int:
+        """The row of a request, which is new or was preempted."""
+        known = self._row_of.get(ticket.number)
+        if known is not None:
+            return known
+        width = SCORES + (1 + 3 * len(ticket.laws) if ticket.laws or ticket.entropy else 0)
+        self._grow(ticket.length, width)
+        row = self._row_of[ticket.number] = self._free.pop()
+        self._widths[row] = width
+        self._uniforms[row, : ticket.length] = ticket.uniforms()
+        if ticket.forced:
+            self._given[row, : ticket.length] = ticket.forced
+        self._count[row], self._forwards[row], self._failed[row], self._first[row] = 0, 0, False, ticket.first
+        limit = ticket.limit
+        self._limited[row], self._weights[row, 0] = limit is not None, 0.0 if limit is None else limit.weight
+        if limit is not None:
+            self._alpha[row], self._threshold[row] = limit.alpha, limit.threshold
+            self._log_length[row] = np.nan if limit.log_length is None else limit.log_length
+        return row
+
+    def uniforms(self, rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Uniforms of tokens of requests, float64 (n,). `numbers` are those of the tokens in the requests, from 0."""
+        return self._uniforms[rows, numbers]
+
+    def forced(self, rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Tokens that scores force, int64 (n,). Other requests have arbitrary values."""
+        return self._given[rows, numbers]
+
+    def write(self, rows: np.ndarray, numbers: np.ndarray, tokens: np.ndarray, scores: np.ndarray,
+              finite: np.ndarray) -> np.ndarray:
+        """Writes a token of each request. Later tokens of the requests are forgotten.
+
+        Args:
+            numbers: int64 (n,), numbers of the tokens in the requests, from 0.
+            tokens: int64 (n,).
+            scores: float64 (n, 4 + k), with the largest k of a request.
+            finite: bool (n,), False where logits are not numbers. The token is then not written.
+
+        Returns:
+            bool (n,), whether the request must end: its draw has crossed its floor, or its logits are not numbers.
+        """
+        self._forwards[rows] += 1
+        self._tokens[rows, numbers], self._scores[rows, numbers, : scores.shape[1]] = tokens, scores
+        self._count[rows], self._failed[rows] = numbers + finite, ~finite
+        if not self._limited[rows].any():
+            return ~finite
+        with np.errstate(invalid="ignore"):  # scores that are not numbers, which are not written
+            weights = self._weights[rows, numbers] + (self._alpha[rows] * scores[:, 0] - scores[:, 1])
+            length = self._log_length[rows] - np.log(self._first[rows] + numbers + 1)
+            bound = weights + np.where(np.isnan(length), 0.0, length)
+        self._weights[rows, numbers + 1] = weights
+        return ~finite | self._limited[rows] & ~(bound > self._threshold[rows])
 
     def take(self, numbers: Iterable[int]) -> dict[int, Drawn]:
-        """The tokens of requests, which are then forgotten. Requests without an entry here are left out."""
-        return {number: self._entries.pop(number).drawn() for number in numbers if number in self._entries}
+        """The tokens of requests, which are then forgotten. Requests without a row here are left out."""
+        return {number: self._take(self._row_of.pop(number)) for number in numbers if number in self._row_of}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._row_of)
+
+    def _take(self, row: int) -> Drawn:
+        count = int(self._count[row])
+        self._free.append(row)
+        return Drawn(self._tokens[row, :count].copy(), self._scores[row, :count, : self._widths[row]].copy(),
+                     int(self._forwards[row]), bool(self._failed[row]))
+
+    def _grow(self, length: int, width: int) -> None:
+        """Makes room for a request. Sizes double, so that it is rare."""
+        rows, longest = self._tokens.shape
+        more_rows = 0 if self._free else rows
+        more_length = max(0, max(length, 2 * longest) - longest) if length > longest else 0
+        more_width = max(0, width - self._scores.shape[2])
+        if not (more_rows or more_length or more_width):
+            return
+        self._free = [*range(rows + more_rows - 1, rows - 1, -1), *self._free]
+        self._widths += [0] * more_rows
+        for name in ("_count", "_forwards", "_first", "_failed", "_limited", "_alpha", "_threshold", "_log_length"):
+            setattr(self, name, _larger(getattr(self, name), more_rows))
+        for name in ("_tokens", "_given", "_uniforms", "_weights"):
+            setattr(self, name, _larger(getattr(self, name), more_rows, more_length))
+        self._scores = _larger(self._scores, more_rows, more_length, more_width)
+
+
+def _larger(table: np.ndarray, *more: int) -> np.ndarray:
+    """The table with further zeros at the end of its axes."""
+    larger = np.zeros([size + add for size, add in zip(table.shape, more, strict=True)], table.dtype)
+    larger[tuple(slice(size) for size in table.shape)] = table
+    return larger
 
 
 LEDGER = Ledger()

@@ -10,22 +10,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from dflash_mcmc.inference.vllm.drawing import Row, draw
-from dflash_mcmc.inference.vllm.ledger import Ledger, LedgerEntry
+from dflash_mcmc.inference.vllm.drawing import LawGroup, NextTokens, draw, groups_of
+from dflash_mcmc.inference.vllm.ledger import Ledger
 from dflash_mcmc.inference.vllm.ticket import FIELD, Ticket
 
 
 class _BatchRequest(NamedTuple):
-    entry: LedgerEntry
+    ticket: Ticket
+    row: int
+    """Row of the ledger."""
     prompt: Sequence[int]
     output: Sequence[int]
 
-    def row(self) -> Row:
-        number, entry = len(self.output), self.entry
-        return Row(entry.ticket, number, float(entry.uniforms[number]), [*self.prompt, *self.output]
-                   if any(params.has_penalty for params in (entry.ticket.params, *entry.ticket.laws)) else ())
+    def sequence(self) -> tuple[Sequence[int], int]:
+        """See `NextTokens.sequence`."""
+        return [*self.prompt, *self.output], self.ticket.prompt_length
+
+
+class _Layout(NamedTuple):
+    """What stays the same between two changes of the batch.
+
+    Attributes:
+        requests: the batch's rows that this processor draws for, in order.
+        whole: whether these are all rows.
+        places: int64 (rows,), where they are in the batch.
+        rows: int64 (rows,), their rows of the ledger.
+        groups: the rows by their laws.
+        ends: int64 (rows,), the token by which vLLM ends a request.
+    """
+
+    requests: Sequence[_BatchRequest]
+    whole: bool
+    places: torch.Tensor
+    rows: np.ndarray
+    groups: Sequence[LawGroup]
+    ends: np.ndarray
 
 
 class BatchRows:
@@ -40,17 +62,20 @@ class BatchRows:
     def __init__(self, ledger: Ledger, forbidden: Sequence[int], device: torch.device | str):
         self._ledger, self._requests = ledger, dict[int, _BatchRequest]()
         self._forbidden = torch.tensor(forbidden, dtype=torch.int64, device=device)
+        self._layout: tuple[int, _Layout] | None = None
 
     def update(self, removed: Sequence[int], added: Sequence[tuple[int, Any, Sequence[int] | None, Sequence[int]]],
                moved: Sequence[tuple[int, int, Any]]) -> None:
         """Follows a change of the batch. The arguments are those of vLLM's `BatchUpdate`."""
+        self._layout = None
         for row in removed:
             self._requests.pop(row, None)
         for row, params, prompt, output in added:
             self._requests.pop(row, None)
             values = (params.extra_args or {}).get(FIELD)
             if values is not None:
-                self._requests[row] = _BatchRequest(self._ledger.open(Ticket.from_values(values)), prompt or (), output)
+                ticket = Ticket.from_values(values)
+                self._requests[row] = _BatchRequest(ticket, self._ledger.open(ticket), prompt or (), output)
         for source, target, direction in moved:
             here, there = self._requests.pop(source, None), self._requests.pop(target, None)
             if here is not None:
@@ -66,32 +91,36 @@ class BatchRows:
         Args:
             logits: float32 (rows, vocabulary).
         """
-        places = [place for place in sorted(self._requests) if place < len(logits)]
-        if not places:
+        layout = self._layout_of(logits)
+        if not layout.requests:
             return logits
-        requests = [self._requests[place] for place in places]
-        whole = len(places) == len(logits)
-        index = torch.tensor(places, device=logits.device)
-        chosen = logits if whole else logits[index]  # a copy only where other rows must stay
+        chosen = logits if layout.whole else logits[layout.places]  # a copy only where other rows must stay
         if len(self._forbidden):
             chosen.index_fill_(1, self._forbidden, -torch.inf)
-        told = torch.tensor(self._note(requests, chosen), device=logits.device)
+        told = torch.from_numpy(self._note(layout, chosen)).to(logits.device)
         chosen.fill_(-torch.inf).scatter_(1, told[:, None], 0.0)
-        if not whole:
-            logits[index] = chosen
+        if not layout.whole:
+            logits[layout.places] = chosen
         return logits
 
-    def _note(self, requests: Sequence[_BatchRequest], logits: torch.Tensor) -> list[int]:
-        """Writes the tokens of requests to the ledger. Returns the tokens that vLLM is told."""
-        rows, told = [request.row() for request in requests], []
-        tokens, scores, finite = draw(logits, rows)
-        for place, (request, row) in enumerate(zip(requests, rows, strict=True)):
-            entry, token = request.entry, int(tokens[place])
-            entry.forwards += 1
-            if finite[place]:
-                entry.write(row.number, token, scores[place][: entry.width])
-            else:
-                entry.fail(row.number)
-            ends = not finite[place] or entry.crossed
-            told.append((*row.ticket.stop_ids, 0)[0] if ends else token)
-        return told
+    def _layout_of(self, logits: torch.Tensor) -> _Layout:
+        """The layout of the batch, which is computed again only if the batch has changed."""
+        if self._layout is None or self._layout[0] != len(logits):
+            places = [place for place in sorted(self._requests) if place < len(logits)]
+            requests = [self._requests[place] for place in places]
+            ends = np.array([(*request.ticket.stop_ids, 0)[0] for request in requests], np.int64)
+            self._layout = len(logits), _Layout(
+                requests, len(places) == len(logits), torch.tensor(places, dtype=torch.int64, device=logits.device),
+                np.array([request.row for request in requests], np.int64),
+                groups_of([request.ticket for request in requests]), ends)
+        return self._layout[1]
+
+    def _note(self, layout: _Layout, logits: torch.Tensor) -> np.ndarray:
+        """Writes the tokens of requests to the ledger. Returns the tokens that vLLM is told, int64 (rows,)."""
+        requests, rows = layout.requests, layout.rows
+        numbers = np.fromiter((len(request.output) for request in requests), np.int64, len(requests))
+        asked = NextTokens(self._ledger.uniforms(rows, numbers), self._ledger.forced(rows, numbers),
+                      lambda place: requests[place].sequence())
+        tokens, scores, finite = draw(logits, layout.groups, asked)
+        ends = self._ledger.write(rows, numbers, tokens, scores, finite)
+        return np.where(ends, layout.ends, tokens)

@@ -113,10 +113,13 @@ class SpeculativeMCMC(Probe):
 
         Raises UserError.
         """
+        from dflash_mcmc.forcing import branches
         from dflash_mcmc.forcing.sequences import NotNumbers
         from dflash_mcmc.probe.speculative_mcmc.timing import Timing
 
         model = config.model.load(work.device)
+        if self.weights == "joint" or self.autoregressive:
+            branches.check(model)
         drafter = load_feature_drafter(config, model)
         block_size = drafter.num_drafted + 1
         if config.dataset.max_new_tokens < block_size:

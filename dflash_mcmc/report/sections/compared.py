@@ -30,9 +30,9 @@ _IMPROVEMENTS = (("ps", "greedy"), ("temp", "greedy"), ("ps", "temp"), ("blend_g
 _HERE = "these runs"
 _TEXT = """
 Published values are quoted without change: {sources}. The first row of the paper's table, which the document calls greedy, is
-"Base" in the paper. The sources give no intervals for differences; the intervals of these runs come from a bootstrap over
-problems. The percentage in parentheses after a difference in points is the change relative to the accuracy that it starts
-from.
+"Base" in the paper. The sources give no intervals for differences; those of these runs are Student's over problems, adjusted
+for few problems. The percentage in parentheses after a difference in points is the change relative to the accuracy that it
+starts from.
 """
 _OTHER_DATA = ("Published results are on {theirs}, these runs on {ours}: compare the directions of differences, not their "
                "sizes.")

@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
+from dflash_mcmc.fields import restored
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.parts import Column, Section, Table, count, named, paragraphs
 from dflash_mcmc.report.published import published_settings
@@ -88,4 +89,4 @@ def extra_parameters(run: Run) -> int | None:
     fields = [field.name for field in dataclasses.fields(component.cls)]
     if not set(fields) <= set(values):
         return None
-    return component.cls(**{name: values[name] for name in fields}).checkpoint_size().parameters
+    return restored(component.cls, {name: values[name] for name in fields}).checkpoint_size().parameters

@@ -18,8 +18,8 @@ _MOST_DRAWN = 6
 _TEXT = """
 The four cells of each row differ only in the blend and the sampler. A number in parentheses is the effect of the blend in
 points. The interaction is the gain from the sampler with the blend minus the gain from the sampler without it. It is 0 if
-the two effects add up. If its interval includes 0, the runs do not show an interaction. Intervals come from a bootstrap over
-problems that draws all four runs of a problem together.
+the two effects add up. If its interval includes 0, the runs do not show an interaction. The interval is Student's over
+problems, each with all four runs, adjusted for few problems.
 """
 
 

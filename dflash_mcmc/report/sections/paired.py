@@ -39,9 +39,10 @@ _NOTHING = dict.fromkeys(("both", "only_run", "only_baseline", "neither", "diffe
                           "p_value", "p_holm", "problems_for_3_points", "detectable_difference"))
 _TEXT = """
 Each run is compared with {baseline} on the problems that both have. The difference is in percentage points of accuracy; each
-problem counts once, and the interval comes from a bootstrap over problems. p comes from the exact McNemar test if every
-problem has one chain in both runs, else from a paired permutation test over problems. p (Holm) is adjusted for all rows of the
-table. A run is called better or worse if p (Holm) is at most 0.05, else the verdict is a tie.
+problem counts once. Its 95 % interval is Student's over problems, adjusted for few problems (Bonett & Price 2012). p comes
+from the exact McNemar test if every problem has one chain in both runs, else from a paired permutation test over problems.
+p (Holm) is adjusted for all rows of the table. A run is called better or worse if p (Holm) is at most 0.05, else the
+verdict is a tie.
 
 Two columns help to plan the next experiment, for a single comparison at p = 0.05 with 80 % power. One is the number of
 problems needed to detect a difference of {sought:.0f} points. The other is the smallest difference that can be detected with

@@ -167,3 +167,13 @@ def test_slots_and_switches_change_nothing(qwen3, as_they_are, slots, options):
         if "whole_blocks" in options and make is redraws:
             assert sum(d.cost.target_forwards for d in expected.values()) < sum(
                 d.cost.target_forwards for d in other.values())
+
+
+@pytest.mark.parametrize("source", ["blend", pytest.param("draft_mh", marks=pytest.mark.slow)])
+def test_recurrent_layers(source):
+    """Draws from the draft go token by token there, whatever `whole_blocks` says."""
+    model = random_model("qwen3_5")
+    parts = LanguageModel(model, stop_ids=STOPS)
+    blend, sampler = (BLEND, SAMPLERS["power_mh"]) if source == "blend" else (NoBlend(), draft_mh())
+    reference = RememberingReference(model, parts, blend, drafter("dflash", parts, model))
+    same_as_reference(run(model, chains(sampler), blend, snapshot_every=8), sampler, reference)

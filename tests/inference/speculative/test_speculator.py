@@ -316,3 +316,34 @@ def test_in_half_precision_greedy_differs_only_at_near_ties():
             logits = parts.logits(parts.decoder(input_ids=torch.from_numpy(prefix)[None]).last_hidden_state)[0, -1]
         margin = abs(float(logits[ours[different[0]]] - logits[theirs[different[0]]]))
         assert margin <= 8 * 2.0**-8 * float(logits.abs().max())
+
+
+@pytest.fixture(scope="module")
+def hybrid():
+    """A target with recurrent layers: a block has to leave the state after the tokens that are kept."""
+    return random_model("qwen3_5")
+
+
+@pytest.fixture(scope="module")
+def plain_hybrid(hybrid):
+    """Answers of a sampler, drawn once, token by token."""
+    return functools.cache(lambda name: run_batched(hybrid, SAMPLERS[name], BLENDS["none"], snapshot_every=8))
+
+
+@pytest.mark.parametrize(("name", "draft"), [
+    ("temperature", "dflash"), ("power_mh_early", "dflash"), ("power_mh_early", "self"),
+    pytest.param("greedy", "ngram", marks=pytest.mark.slow), pytest.param("best_of_n", "dflash", marks=pytest.mark.slow)])
+def test_match_is_plain_with_recurrent_layers(hybrid, plain_hybrid, name, draft):
+    speculative = run(hybrid, SAMPLERS[name], BLENDS["none"], match(0.8), draft, snapshot_every=8)
+    exact = rows_do_not_depend_on_the_batch()
+    for tag, done in plain_hybrid(name).items():
+        same(speculative[tag].result, done.result, 0.0 if exact and draft != "self" else TOLERANCE)
+    assert sum(d.cost.tokens_kept for d in speculative.values()) > 0
+
+
+def test_states_of_all_positions_of_a_block_are_needed(hybrid, plain_hybrid, monkeypatch):
+    """A mutant whose rows keep two states, as in plain decoding, takes the state after another token."""
+    monkeypatch.setattr("dflash_mcmc.inference.batched.num_recent", lambda options, num_drafted: 2)
+    speculative = run(hybrid, SAMPLERS["temperature"], BLENDS["none"], match(0.8), "dflash", snapshot_every=8)
+    assert any(speculative[tag].result.trajectory.tokens.tolist() != done.result.trajectory.tokens.tolist()
+               for tag, done in plain_hybrid("temperature").items())

@@ -1,0 +1,60 @@
+"""Prompts from Python: texts, conversations, or token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dflash_mcmc.data.conversations import Conversation, is_answerable, turns_of
+from dflash_mcmc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.inference.interface import ChainTarget
+
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | np.ndarray
+"""A text; a conversation, as a list of messages with `role` and `content`; or token ids, which are used as they are."""
+Prompts = Sequence[Prompt] | Mapping[str, Prompt]
+"""Prompts in order, or by id."""
+_ALLOWED = "texts, lists of messages with role and content, or lists of token ids"
+
+
+def by_id(prompts: Prompts) -> dict[str, Conversation | np.ndarray]:
+    """The prompts by id, as conversations or token ids, int64. Raises ConfigError."""
+    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, (Mapping, Sequence)) or not prompts:
+        raise ConfigError("prompts", prompts, f"a list of {_ALLOWED}, or a mapping from ids to them, and at least one")
+    named = prompts if isinstance(prompts, Mapping) else {f"{index:05d}": prompt for index, prompt in enumerate(prompts)}
+    return {str(name): _read(prompt) for name, prompt in named.items()}
+
+
+def _read(prompt: Prompt) -> Conversation | np.ndarray:
+    if isinstance(prompt, str):
+        return Conversation.of(prompt)
+    if not isinstance(prompt, np.ndarray) and isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
+        turns = turns_of([dict(turn) if isinstance(turn, Mapping) else turn for turn in prompt])
+        if turns is None or not is_answerable(turns):
+            raise ConfigError("prompts", prompt, "messages with role and content, both texts, of which the last is a user's")
+        return Conversation(turns)
+    tokens = np.asarray(prompt) if isinstance(prompt, (np.ndarray, Sequence)) else np.empty(0)
+    if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
+        raise ConfigError("prompts", prompt, _ALLOWED)
+    return tokens.astype(np.int64)
+
+
+def token_ids(config: Config, target: ChainTarget, name: str, prompt: Conversation | np.ndarray) -> np.ndarray:
+    """The token ids of a prompt, int64. Raises UserError, also for a prompt that leaves too few of the model's positions."""
+    if isinstance(prompt, Conversation):
+        tokens = target.encode(config.model.render(target.tokenizer, prompt), not config.model.chat)
+    else:
+        tokens, known = prompt, len(target.tokenizer)
+        if tokens.min() < 0 or tokens.max() >= known:
+            raise ConfigError("prompts", int(tokens[(tokens < 0) | (tokens >= known)][0]), f"token ids from 0 to {known - 1}")
+    room, positions = config.dataset.max_new_tokens, target.max_positions
+    if not len(tokens):
+        raise ConfigError("prompts", f"nothing in prompt {name}", "at least one token")
+    if positions is not None and len(tokens) + room > positions:
+        raise ConfigError("max_new_tokens", room, f"at most {positions - len(tokens)} (prompt {name} takes {len(tokens)} of "
+                          f"the model's {positions} positions)")
+    return tokens

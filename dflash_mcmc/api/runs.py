@@ -1,0 +1,109 @@
+"""Runs from Python: made as on the command line, read as tables, and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.report import locate, runs
+from dflash_mcmc.run.loop import RunResult, execute
+from dflash_mcmc.store.records import read_records
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dflash_mcmc.report.runs import Run
+    from dflash_mcmc.statistics.paired import Paired
+
+Folder = str | Path | RunResult
+"""A run: its folder, or the result of `run`."""
+
+
+def run(*overrides: str) -> RunResult:
+    """Makes one run as `python -m dflash_mcmc OVERRIDES...` does, and returns its folder and its summary.
+
+    A run that is complete draws nothing. Ctrl-C keeps the recorded samples, and the same call continues.
+
+    Args:
+        overrides: as on the command line, such as `"condition=ps", "dataset.limit=8"`.
+
+    Raises:
+        UserError: for what the command line refuses, with its message, and for overrides that are not one run.
+    """
+    from dflash_mcmc.__main__ import checked, within_budget
+
+    command = checked(list(overrides))
+    only_shown = command.shows or any(job.config.dry_run or job.config.show for job in command.jobs)
+    if only_shown or command.sweep or command.launcher:
+        raise UserError(f"run: given {' '.join(overrides)!r:.120}; allowed: the overrides of one run that is made here. For "
+                        "several runs call it for each; sweeps, jobs of SLURM, dry_run and show are for the command line")
+    return execute(within_budget(command).jobs[0])
+
+
+def read(*folders: Folder) -> pd.DataFrame:
+    """The records of runs as a table of pandas, a row for each record.
+
+    The first column, `run`, is the run's label as in a report, or the name of the folder of a probe's run. The others are the
+    fields of the records (`docs/reference/run-folder.md`), such as `problem`, `chain`, `verdict`, `text` and `log_p`.
+
+    Args:
+        folders: run folders, experiment folders, or results of `run`.
+
+    Raises:
+        UserError: for a folder without runs or with files that cannot be read, and where pandas is missing.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise UserError("pandas: is not installed, and a table of records needs it; allowed: pip install pandas") from error
+    found = locate.run_folders([_folder(folder) for folder in folders])
+    probed = [entry for entry in found if _is_probed(entry.folder)]
+    sampled = [entry for entry in found if entry not in probed]
+    labelled = {entry.folder: (entry.folder.name, read_records(entry.folder)) for entry in probed}
+    for drawn in runs.read(sampled)[0] if sampled else []:
+        labelled[drawn.folder] = drawn.label, drawn.records
+    rows = [{"run": label, **record} for label, records in labelled.values() for record in records]
+    return pd.DataFrame(rows)
+
+
+def compare(a: Folder, b: Folder) -> Paired:
+    """Compares two runs problem by problem: exact McNemar test, or a permutation test if problems have several chains.
+
+    Problems that one of the runs lacks are left out, and a line says how many.
+
+    Raises:
+        UserError: for a folder that is not one run of samples, and for runs without a common problem.
+    """
+    from dflash_mcmc.statistics import paired
+    from dflash_mcmc.statistics.outcomes import aligned, outcomes
+
+    one, other, left_out = aligned(*(outcomes(_single(folder).records) for folder in (a, b)))
+    if not one.problems:
+        raise UserError(f"compare: given {_folder(a)} and {_folder(b)}, which have no problem in common; allowed: runs on the "
+                        "same problems")
+    if left_out:
+        note(f"compare: {left_out} problems are left out, because only one of {_folder(a)} and {_folder(b)} has them")
+    return paired.compare(one, other)
+
+
+def _folder(folder: Folder) -> Path:
+    return folder.folder if isinstance(folder, RunResult) else Path(folder)
+
+
+def _single(folder: Folder) -> Run:
+    """The only run of a folder. Raises UserError."""
+    found = runs.read(locate.run_folders([_folder(folder)]))[0]
+    if len(found) > 1:
+        raise UserError(f"compare: given {_folder(folder)}, which has {len(found)} runs; allowed: the folder of one run, such "
+                        f"as {found[0].folder}")
+    return found[0]
+
+
+def _is_probed(folder: Path) -> bool:
+    """Whether a folder has the records of a probe."""
+    try:
+        return "probe" in json.loads((folder / locate.RUN).read_text())["identity"]
+    except (OSError, ValueError, LookupError, TypeError):  # reading the run reports what is wrong with the file
+        return False

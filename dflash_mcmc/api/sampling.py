@@ -1,0 +1,215 @@
+"""Samples from Python: of a model that is loaded for one call, or of an engine that stays loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from dflash_mcmc.api import prompts as read_prompts
+from dflash_mcmc.api.choices import configuration
+from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
+from dflash_mcmc.config.checks import checked
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.types import ChainResult, Cost, Trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import numpy as np
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from dflash_mcmc.api.prompts import Prompts
+    from dflash_mcmc.blend import Blend
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.decoder import Decoder
+    from dflash_mcmc.draft import Draft
+    from dflash_mcmc.engine import Engine
+    from dflash_mcmc.hardware import Hardware
+    from dflash_mcmc.inference.interface import ChainTarget, Finished
+    from dflash_mcmc.model import Model
+    from dflash_mcmc.sampler import Sampler
+
+
+class Sample(NamedTuple):
+    """The result of one chain."""
+
+    prompt: int
+    """Index of the prompt in the order given."""
+    id: str
+    """Name of the prompt, which the randomness depends on."""
+    chain: int
+    text: str
+    """Generated text without special tokens."""
+    tokens: list[int]
+    """Generated token ids."""
+    log_p: float
+    """Log probability of the tokens under the (blended) target at temperature 1, in nats."""
+    log_q: float
+    """Log probability of the tokens under the sampling parameters that they were drawn with, in nats."""
+    proposals: int
+    """Metropolis-Hastings proposals."""
+    accepted: int
+    """Accepted proposals."""
+    moved: int
+    """Accepted proposals that differ from the sequence they replace."""
+    cost: Cost
+    """Tokens and forward passes that the chain used."""
+    finish_reason: str
+    """Why the sequence ended: `stop` = with a stop token, `length` = at `max_new_tokens`, `failed` = see `failure`."""
+    trace: tuple[dict[str, Any], ...]
+    """One entry for each proposal: block, step, cut, lengths, log ratio, decision."""
+    failure: str = ""
+    """Why the chain could not be drawn; the other fields are then empty."""
+
+
+class LoadedEngine:
+    """A model that stays loaded, and draws samples with any sampler. `import dflash_mcmc as dm` calls it `dm.Engine`.
+
+    The first call that draws loads the weights, after its arguments are checked. Threads can share an engine or a model: one
+    draws at a time, and each gets the samples that it gets alone. Runs of `dm.run` take turns with engines in the same way.
+    The engine is a context manager.
+
+    Args:
+        model: a loaded `transformers` causal language model with full attention; or the folder or hub name of one; or a
+            component of the group `model`.
+        tokenizer: the tokenizer of a loaded model; None otherwise.
+        engine: a component or a name; None takes the engine of slots. Only that one takes a loaded model.
+        hardware: a component or a name, such as `dm.Local(num_slots=8)` or "gpu"; None takes `hardware=local`. The device of
+            a loaded model is its own.
+        chat: whether texts and messages go through the tokenizer's chat template, with thinking off. A component of the group
+            `model` has this option itself.
+
+    Raises:
+        UserError: for values that do not fit together, with the message of the command line.
+    """
+
+    def __init__(self, model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTokenizerBase | None = None, *,
+                 engine: Engine | str | None = None, hardware: Hardware | str | None = None, chat: bool = True):
+        self._config: Config | None = configuration({"engine": engine, "hardware": hardware}, {})
+        self._config.model = model_of(model, tokenizer, chat)
+        self._config.model.check(self._config)
+        self._loaded: Any = model if isinstance(self._config.model, LoadedModel) else None
+
+    def sample(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
+               decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
+               max_new_tokens: int = 128, seed: int = 0, progress: bool = True) -> list[Sample]:
+        """A sample for each prompt and chain, in this order; see `sample`. Ctrl-C returns those that are finished."""
+        found: list[Sample] = []
+        with closing(self.stream(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
+                                 max_new_tokens=max_new_tokens, seed=seed, progress=progress)) as stream:
+            try:
+                for drawn in stream:
+                    found.append(drawn)
+            except KeyboardInterrupt:
+                print(f"stopped: {len(found)} of {len(prompts) * num_chains} samples are finished", file=sys.stderr)
+        return sorted(found, key=lambda drawn: (drawn.prompt, drawn.chain))
+
+    def stream(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
+               decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
+               max_new_tokens: int = 128, seed: int = 0, progress: bool = False) -> Generator[Sample, None, None]:
+        """Yields each sample when its chain ends; see `sample` for the arguments. They are checked at once.
+
+        Other calls with the same model wait until the stream has ended or is closed.
+        """
+        known, asked = self._known(), read_prompts.by_id(prompts)
+        config = configuration({"sampler": sampler, "blend": blend, "decoder": decoder, "draft": draft},
+                               {"seed": seed, "num_chains": num_chains, "dataset.max_new_tokens": max_new_tokens})
+        config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
+        config, target = checked(config), self._target
+        token_ids = {name: read_prompts.token_ids(config, target, name, prompt) for name, prompt in asked.items()}
+        return self._drawn(config, target, token_ids, progress)
+
+    def _drawn(self, config: Config, target: ChainTarget, token_ids: Mapping[str, np.ndarray],
+               progress: bool) -> Generator[Sample, None, None]:
+        from tqdm import tqdm
+
+        from dflash_mcmc.run import build
+
+        total, names = len(token_ids) * config.num_chains, list(token_ids)
+        chains = (((index, chain), build.chain(config, config.sampler, name, chain, token_ids[name]))
+                  for index, name in enumerate(names) for chain in range(config.num_chains))
+        with turn_of(config.engine.resource(target)).taken(nests=False), self._evaluating():
+            runner = config.engine.start(config, target, max(map(len, token_ids.values())), total)
+            with closing(runner), tqdm(total=total, unit="sample", mininterval=0.5, dynamic_ncols=True,
+                                       disable=not progress) as bar:
+                for done in runner.run(chains):
+                    bar.update()
+                    yield _sample(done, names, token_ids, target)
+
+    def _evaluating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._loaded is None else evaluating(self._loaded)
+
+    def _known(self) -> Config:
+        if self._config is None:
+            raise UserError("engine: is closed; allowed: calls before close() or inside its `with`")
+        return self._config
+
+    @cached_property
+    def _target(self) -> Any:
+        config = self._known()
+        device = str(self._loaded.device) if self._loaded is not None else config.hardware.resolve()
+        return config.engine.load(config, device)
+
+    def close(self) -> None:
+        """Lets go of the model. Later calls raise UserError."""
+        self._config = self._loaded = None
+        self.__dict__.pop("_target", None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTokenizerBase | None, prompts: Prompts, *,
+           sampler: Sampler | str | None = None, blend: Blend | str | None = None, decoder: Decoder | str | None = None,
+           draft: Draft | str | None = None, engine: Engine | str | None = None, hardware: Hardware | str | None = None,
+           num_chains: int = 1, max_new_tokens: int = 128, seed: int = 0, chat: bool = True,
+           progress: bool = True) -> list[Sample]:
+    """Draws `num_chains` samples of each prompt, all chains in one batch.
+
+    The same seed and prompt ids give the tokens of the command line. The prompts of a list have the ids "00000", "00001",
+    ..., like the rows of a file with `dataset=jsonl`. The keys of a mapping are the ids of its prompts.
+
+    Args:
+        model: a loaded model, the folder or hub name of one, or a component; see `LoadedEngine`.
+        tokenizer: the tokenizer of a loaded model; None otherwise.
+        prompts: texts; conversations, each a list of messages with `role` and `content`; or token ids, which are used as they
+            are. In order, or by id.
+        sampler: a component, such as `dm.PowerMH(alpha=4)`, or a name; None takes `power_mh` with the values of `conf/`.
+        blend: a component or a name; None leaves the target as it is.
+        decoder: a component or a name; None decodes token by token.
+        draft: a component or a name, for a decoder, blend or sampler that needs one.
+        engine: a component or a name; see `LoadedEngine`.
+        hardware: a component or a name; see `LoadedEngine`.
+        num_chains: samples of each prompt.
+        max_new_tokens: longest answer in tokens.
+        seed: seed of all randomness.
+        chat: whether the chat template is used; see `LoadedEngine`.
+        progress: whether a progress bar is shown.
+
+    Returns:
+        A sample for each prompt and chain, in this order. After Ctrl-C while chains are drawn, those that are finished.
+
+    Raises:
+        UserError: for values that do not fit together, with the message of the command line.
+    """
+    with LoadedEngine(model, tokenizer, engine=engine, hardware=hardware, chat=chat) as loaded:
+        return loaded.sample(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
+                             max_new_tokens=max_new_tokens, seed=seed, progress=progress)
+
+
+def _sample(done: Finished[tuple[int, int]], names: list[str], token_ids: Mapping[str, np.ndarray],
+            target: ChainTarget) -> Sample:
+    index, chain = done.tag
+    result = done.result or ChainResult(Trajectory.start(token_ids[names[index]]))
+    drawn = result.trajectory
+    reason = "failed" if done.result is None else "stop" if drawn.ended else "length"
+    return Sample(index, names[index], chain, target.decode(drawn.tokens), drawn.tokens.tolist(), float(drawn.log_p.sum()),
+                  float(drawn.log_q.sum()), result.proposals, result.accepted, result.moved, done.cost, reason, result.trace,
+                  done.failure)

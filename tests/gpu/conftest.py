@@ -1,0 +1,55 @@
+"""The device of these tests: a GPU. Elsewhere they are skipped, with one line.
+
+`--gpu-tests-on=cpu` runs them on a CPU, except those of CUDA graphs and of a GPU's memory. So their code can be checked
+without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dflash_mcmc.config.schema import Config
+from dflash_mcmc.run import build
+from dflash_mcmc.types import ChainResult
+
+ANSWERS = ("dataset=arith", "dataset.limit=24", "dataset.max_new_tokens=64", "num_chains=1")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--gpu-tests-on") == "cuda" and not torch.cuda.is_available():
+        reason = "PyTorch finds no GPU here; --gpu-tests-on=cpu checks the tests' own code"
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def device(request) -> str:
+    return request.config.getoption("--gpu-tests-on")
+
+
+@pytest.fixture
+def on_gpu(device) -> None:
+    """Skips a test of what only a GPU has."""
+    if device != "cuda":
+        pytest.skip("only a GPU has this")
+
+
+@pytest.fixture
+def draw(make_config) -> Callable[..., dict[str, ChainResult]]:
+    """A function from overrides to the chains of 24 problems, by problem."""
+
+    def drawn(*overrides: str) -> dict[str, ChainResult]:
+        config: Config = make_config(*ANSWERS, *overrides)
+        problems = config.dataset.problems()
+        model = config.engine.load(config, config.hardware.found())
+        prompts = build.prompts(config, model, problems)
+        engine = config.engine.start(config, model, max(map(len, prompts.values())), len(problems))
+        chains = ((problem.id, build.chain(config, config.sampler, problem.id, 0, prompts[problem.id]))
+                  for problem in problems)
+        return {done.tag: done.result for done in engine.run(chains)}
+
+    return drawn

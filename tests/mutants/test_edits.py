@@ -1,0 +1,109 @@
+"""The list of wrong edits fits the source, and the command that runs it says which edits survive."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.__main__ import ROOT, main
+from tests.mutants.edits import Edit, read
+
+
+def test_every_edit_still_applies():
+    """The old text occurs exactly once, and the file can still be parsed."""
+    edits, texts = read(), defaultdict(str)
+    assert len(edits) >= 60
+    for edit in edits:
+        texts[edit.file] = texts[edit.file] or (ROOT / edit.file).read_text(encoding="utf-8")
+        assert ast.dump(ast.parse(edit.applied(texts[edit.file]))) != ast.dump(ast.parse(texts[edit.file])), edit.name
+
+
+def test_every_edit_names_tests_that_exist():
+    for edit in read():
+        assert edit.tests, edit.name
+        for test in edit.tests:
+            path, _, name = test.partition("::")
+            assert f"def {name.partition('[')[0]}" in (ROOT / path).read_text(encoding="utf-8"), (edit.name, test)
+
+
+def test_every_area_has_edits():
+    files = [edit.file for edit in read()]
+    for area in ("kernel/", "sampler/", "speculative/rules.py", "inference/logits_processor.py", "speculative/commit.py",
+                 "ops.py", "rng.py", "statistics/", "store/"):
+        assert any(file.startswith(f"dflash_mcmc/{area}") or file.endswith(f"/{area}") for file in files), area
+
+
+def test_an_edit_that_does_not_apply_is_refused():
+    edit = Edit("x", "a.py", "one", "two", ("tests/test_a.py",))
+    assert edit.applied("one three") == "two three"
+    for text in ("three", "one one"):
+        with pytest.raises(ValueError, match=r"times in a\.py; allowed: once"):
+            edit.applied(text)
+
+
+SOURCE = "def largest(a, b):\n    return a if a > b else b\n\n\ndef sign(a):\n    return 1 if a >= 0 else -1\n"
+TESTS = "from tiny import largest\n\n\ndef test_largest():\n    assert largest(1, 2) == 2\n"
+SIGN = "from tiny import sign\n\n\ndef test_sign():\n    assert sign(3) == 1\n"
+EDITS = """
+[[edit]]
+name = "the smallest"
+file = "dflash_mcmc/tiny.py"
+old = "a > b"
+new = "a < b"
+tests = ["tests/test_tiny.py"]
+
+[[edit]]
+name = "the other of equals"
+file = "dflash_mcmc/tiny.py"
+old = "a if a > b else b"
+new = "a if a >= b else b"
+tests = ["tests/test_tiny.py"]
+harmless = "equal numbers are equal"
+
+[[edit]]
+name = "zero has no sign"
+file = "dflash_mcmc/tiny.py"
+old = "a >= 0"
+new = "a > 0"
+tests = ["tests/test_sign.py"]
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in {"dflash_mcmc/tiny.py": SOURCE, "tests/test_tiny.py": TESTS, "tests/test_sign.py": SIGN,
+                       "edits/all.toml": EDITS,
+                       "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['dflash_mcmc']\n"}.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "root"
+
+
+@pytest.mark.slow
+def test_survivors_are_reported_until_a_test_sees_them(tree, capsys):
+    """A second run takes stored outcomes, but not those of an edit whose tests have changed."""
+    given = ["--edits", str(tree / "edits"), "--jobs", "2"]
+    assert main(given, tree) == 1
+    said = capsys.readouterr().out
+    assert "3 edits: 2 survived, 1 caught (1 marked harmless)" in said
+    assert "survived  zero has no sign  dflash_mcmc/tiny.py  1 passed" in said
+    assert main(given, tree) == 1
+    assert "caught: " not in capsys.readouterr().out
+    (tree / "tests/test_sign.py").write_text(SIGN + "    assert sign(0) == 1\n")
+    assert main(given, tree) == 0
+    assert "3 edits: 2 caught, 1 survived (1 marked harmless)" in capsys.readouterr().out
+    assert (tree / "dflash_mcmc/tiny.py").read_text() == SOURCE
+
+
+@pytest.mark.slow
+def test_tests_that_fail_without_an_edit_catch_nothing(tree, capsys):
+    edits = tree / "edits" / "all.toml"
+    edits.write_text(edits.read_text().partition("[[edit]]\nname = \"the other")[0])
+    (tree / "tests/test_tiny.py").write_text(TESTS + "    assert False\n")
+    assert main(["--edits", str(tree / "edits")], tree) == 1
+    said = capsys.readouterr().out
+    assert "so that these tests catch nothing:\ntests/test_tiny.py: caught: FAILED tests/test_tiny.py::test_largest" in said

@@ -1,0 +1,50 @@
+"""docs/examples: the cells of the notebook run in order, and each script runs as a program."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests import processes
+from tests.conftest import ROOT
+
+EXAMPLES = ROOT / "docs/examples"
+PRINTED = {"own_sampler.py": r"one draw: mean log p -[\d.]+\nthe better of two: mean log p -[\d.]+\n",
+           "own_dataset.py": r"\d of 3 correct; everything is in outputs/mine/"}
+
+
+def cells(name: str) -> list[str]:
+    """The code of a notebook."""
+    stored = json.loads((EXAMPLES / name).read_text())["cells"]
+    return ["".join(cell["source"]) for cell in stored if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_runs_and_power_sampling_takes_ten_lines(tmp_path):
+    first, second, third = cells("power_sampling.ipynb")
+    assert len([line for line in first.splitlines() if line]) <= 10
+    code = "\n".join([first, second, "print('MEANS', *means['log p'])", f"assert len({third}) == samples[0].proposals"])
+    done = processes.run(["-c", code], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("accepted ") == 4
+    of_p, of_a_temperature, of_the_power = map(float, done.stdout.partition("MEANS ")[2].split())
+    assert of_p < of_the_power
+    assert of_p < of_a_temperature
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_notebook_is_stored_without_results():
+    stored = json.loads((EXAMPLES / "power_sampling.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in stored)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_script_runs(name, tmp_path):
+    done = processes.run([str(EXAMPLES / name)], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(PRINTED[name], done.stdout), done.stdout
+
+
+def test_every_example_is_run():
+    assert {path.name for path in EXAMPLES.iterdir()} == {"power_sampling.ipynb", *PRINTED}
