@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.run import build
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.interface import ChainTarget
     from dflash_mcmc.inference.prompt_encoder import PromptEncoder
+    from dflash_mcmc.store.records import Record
     from dflash_mcmc.types import Problem
 
 
@@ -33,6 +35,15 @@ class TooLong(NamedTuple):
                 f"exceeds the model's {self.positions:,} positions")
 
 
+class Prompted(NamedTuple):
+    """A problem and its prompt."""
+
+    problem: Problem
+    prompt: np.ndarray
+    """Token ids, int64; empty if the problem is too long."""
+    too_long: TooLong | None = None
+
+
 class Fit(NamedTuple):
     """Problems by id."""
 
@@ -41,6 +52,12 @@ class Fit(NamedTuple):
     too_long: dict[str, TooLong]
     gold: bool = False
     """Whether the answers are the dataset's solutions."""
+
+    def of(self, problems: Iterable[Problem]) -> dict[str, Prompted]:
+        """Problems with their prompts, by id."""
+        nothing = np.empty(0, np.int64)
+        return {problem.id: Prompted(problem, self.prompts.get(problem.id, nothing), self.too_long.get(problem.id))
+                for problem in problems}
 
     def check(self) -> None:
         """Raises UserError if no problem fits, since that is no property of a single problem."""
@@ -71,6 +88,30 @@ def fit(config: Config, model: ChainTarget | PromptEncoder, problems: Iterable[P
         if len(prompts[name]) + room > positions:
             too_long[name] = TooLong(len(prompts.pop(name)), room, positions)
     return Fit(prompts, too_long, gold)
+
+
+def too_long(record: Record, prompted: Prompted) -> Record:
+    """The record of a sample of a problem that is too long, with the length of its prompt.
+
+    Args:
+        record: that of a sample that was not drawn, which is changed.
+    """
+    if prompted.too_long is None:
+        raise ValueError(f"problem {prompted.problem.id} is not too long")
+    record["verdict"], record["reason"] = TOO_LONG, prompted.too_long.reason
+    record["prompt_tokens"] = prompted.too_long.prompt_tokens
+    return record
+
+
+def failures(records: Sequence[Record]) -> str | None:
+    """A line about the samples that have no text; None if there are none."""
+    parts = []
+    for verdict, what in ((NOT_DRAWN, "could not be drawn"), (TOO_LONG, "are too long for the model")):
+        failed = [record for record in records if record["verdict"] == verdict]
+        if failed:
+            parts.append(f"{len(failed)} of {len(records)} samples {what} and count as not correct: "
+                         f"{failed[0]['problem']}: {failed[0]['reason']}")
+    return "; ".join(parts) or None
 
 
 def too_long_units(config: Config, problems: Sequence[str]) -> dict[str, TooLong]:

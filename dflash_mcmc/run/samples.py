@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading import check_golds, label
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, TOO_LONG
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT
 from dflash_mcmc.process import stopping
 from dflash_mcmc.run import build, cost, fitting
 from dflash_mcmc.run.tasks import Results, Tasks, Worker
@@ -55,10 +53,7 @@ class Samples(Tasks[Record]):
             fit.check()
         longest = max(map(len, fit.prompts.values()), default=1)
         engine = self._config.engine.start(self._config, model, longest, len(pending))
-        nothing = np.empty(0, np.int64)
-        return SampleWorker(self._config, engine, {
-            problem.id: Prompted(problem, fit.prompts.get(problem.id, nothing), fit.too_long.get(problem.id))
-            for problem in problems})
+        return SampleWorker(self._config, engine, fit.of(problems))
 
     def metrics(self, record: Record) -> dict[str, float | None]:
         return metrics_of(record)
@@ -93,22 +88,7 @@ class Samples(Tasks[Record]):
         return f"correct {100 * self._num_correct / self._num_seen:.1f} % of {self._num_seen}" if self._num_seen else ""
 
     def warning(self, records: Sequence[Record]) -> str | None:
-        lines = []
-        for verdict, what in ((NOT_DRAWN, "could not be drawn"), (TOO_LONG, "are too long for the model")):
-            failed = [record for record in records if record["verdict"] == verdict]
-            if failed:
-                lines.append(f"{len(failed)} of {len(records)} samples {what} and count as not correct: "
-                             f"{failed[0]['problem']}: {failed[0]['reason']}")
-        return "; ".join(lines) or None
-
-
-class Prompted(NamedTuple):
-    """A problem and its prompt."""
-
-    problem: Problem
-    prompt: np.ndarray
-    """Token ids, int64; empty if the problem is too long."""
-    too_long: fitting.TooLong | None = None
+        return fitting.failures(records)
 
 
 class SampleWorker(Worker[Record]):
@@ -118,7 +98,7 @@ class SampleWorker(Worker[Record]):
         problems: the problems of all pending samples, by id.
     """
 
-    def __init__(self, config: Config, engine: ChainRunner, problems: dict[str, Prompted]):
+    def __init__(self, config: Config, engine: ChainRunner, problems: dict[str, fitting.Prompted]):
         self._config, self._engine, self._problems = config, engine, problems
         self._grading: dict[SampleKey, Finished[SampleKey]] = {}
         self._too_long: list[SampleKey] = []
@@ -148,7 +128,8 @@ class SampleWorker(Worker[Record]):
     def ready(self, wait: bool = False) -> Iterator[Record]:
         """Yields graded samples, and those that are too long. With `wait` it waits until all drawn samples are graded."""
         while self._too_long:
-            yield self._of_too_long(self._too_long.pop(0))
+            key = self._too_long.pop(0)
+            yield fitting.too_long(self.failed(key, ""), self._problems[key[0]])
         for key, grade in self._pool.finished(wait):
             # A signal to every process of a job also ends the grading processes. Their result is then not a grade.
             if not (stopping.requested() and grade.verdict in (ERROR, TIMEOUT)):
@@ -158,15 +139,6 @@ class SampleWorker(Worker[Record]):
         from dflash_mcmc.inference.interface import Finished
 
         return self._record(Grade(NOT_DRAWN, None, reason=reason), Finished(key, None, Cost(), 0.0, 0.0, reason))
-
-    def _of_too_long(self, key: SampleKey) -> Record:
-        """The record of a sample that cannot be drawn, with the length of its prompt."""
-        found = self._problems[key[0]].too_long
-        if found is None:
-            raise ValueError(f"problem {key[0]} is not too long")
-        record = self.failed(key, found.reason)
-        record["verdict"], record["prompt_tokens"] = TOO_LONG, found.prompt_tokens
-        return record
 
     def _record(self, grade: Grade, done: Finished[SampleKey]) -> Record:
         problem, prompt, _ = self._problems[done.tag[0]]
