@@ -1,8 +1,7 @@
 """Metropolis-Hastings sampling from the power distribution p^alpha of whole sequences, block by block.
 
-Karan & Du 2025, "Reasoning with Sampling: Your Base Model is Smarter Than You Think" (arXiv 2510.14901). Here
-the length of a sequence is part of the state. The published kernel can only shorten sequences, and does not leave p^alpha
-invariant.
+Karan & Du 2025, "Reasoning with Sampling: Your Base Model is Smarter Than You Think" (arXiv 2510.14901). Here the length of a
+sequence is part of the state. The published kernel can only shorten sequences, and does not leave p^alpha invariant.
 """
 
 from __future__ import annotations
