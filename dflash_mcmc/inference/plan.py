@@ -157,7 +157,7 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
     growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" and not num_pages else 0
     return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, PAGE_SIZE if num_pages else 0,
-                      states)
+                      states=states)
 
 
 def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float | None, kv_cache: str = "auto",

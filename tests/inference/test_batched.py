@@ -477,7 +477,8 @@ def test_more_positions_than_the_model_has_are_refused(qwen3):
 
 def test_a_blend_that_gives_no_numbers_fails_every_chain(qwen3):
     """Proposals are drawn from the model without the blend. Only the target's log-probabilities are affected."""
-    blend = LayerBlend(beta=torch.nan, layer=0, layers=None, norm="none")
+    blend = LayerBlend(beta=0.5, layer=0, layers=None, norm="none")
+    blend.beta = torch.nan
     engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), blend, 4, 170)
     done = list(engine.run(chains(SAMPLERS["power_mh"])))
     assert len(done) == NUM_CHAINS

@@ -192,7 +192,7 @@ def test_caches_are_as_large_as_predicted(qwen3_5):
         states += sum(kept.windows.nbytes + kept.matrices.nbytes for kept in (cache.snapshots, cache.recent))
     planned = predict(Workload(model, 150, 100, options), 12)
     assert (planned.caches, planned.states) == (held + states, states)
-    assert "GB of recurrent states" in planned.describe()
+    assert "; recurrent states 0.01 GB; " in planned.describe()
 
 
 def test_pages_are_refused_and_auto_takes_rows(qwen3_5):
@@ -206,7 +206,7 @@ def test_pages_are_refused_and_auto_takes_rows(qwen3_5):
 def test_other_recurrent_layers_are_refused(qwen3_5):
     qwen3_5.config.model_type, known = "kimi_linear", qwen3_5.config.model_type
     try:
-        with pytest.raises(UserError, match=r"model\.path: .* has layers of kind linear_attention; allowed: "):
+        with pytest.raises(UserError, match=r"model\.path: .* has linear_attention layers .*; allowed with engine=slots: "):
             LanguageModel(qwen3_5)
     finally:
         qwen3_5.config.model_type = known

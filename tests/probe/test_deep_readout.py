@@ -187,9 +187,9 @@ def test_a_summary_without_measured_answers(solved):
     assert not list(result.folder.glob("*.png"))
 
 
-def test_an_answer_that_does_not_fit_is_refused_before_the_first_record(solved, tmp_path):
-    with pytest.raises(UserError, match=r"the solution of problem p1 takes \d+ tokens .* allowed: 1024 positions") as caught:
-        execute(solved("Seven and eight are fifteen.", "1+1=2. " * 300))
+def test_a_run_without_an_answer_that_fits_is_refused_before_the_first_record(solved, tmp_path):
+    with pytest.raises(UserError, match=r"the solution of problem p0 takes \d+ tokens .* allowed: 1024 positions") as caught:
+        execute(solved("1+1=2. " * 300, "1+1=2. " * 301))
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("*/*"))
 
