@@ -355,6 +355,7 @@ def scored(prompt, key):
     return ChainResult(path)
 
 
+@pytest.mark.slow
 def test_chains_of_different_samplers_share_a_batch(qwen3, reference):
     """One step has different laws, sources and histories. Scores run while other chains are in progress."""
     parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]

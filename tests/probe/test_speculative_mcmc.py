@@ -135,6 +135,7 @@ def test_mask_mode_equals_the_decoders_drafts(probe_config):
                 np.testing.assert_allclose(0.5 * (p - q).abs().sum(-1), expected, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(probe_config, tmp_path):
     whole = execute(probe_config("dataset.limit=2"))
     other = probe_config("name=other", "dataset.limit=2")

@@ -89,6 +89,7 @@ def run_all(capsys) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_settings_spend_the_budget_and_a_second_start_draws_nothing(capsys, monkeypatch, tmp_path):
     """The pilots are over the problems of the runs, so that the cost is measured exactly and only the rounding is left."""
     first = run_all(capsys)

@@ -287,6 +287,7 @@ def test_whole_chain_is_extension_and_steps_in_turn(num_steps, cut):
     assert total_variation(law, expected) <= EXACT
 
 
+@pytest.mark.slow
 def test_after_eos_return_skips_later_stages_of_finished_chains_only():
     engine, sampler = engine_of((0,)), make(after_eos="return", num_steps=1)
     law = law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).trajectory)

@@ -69,6 +69,7 @@ def test_the_loss_falls_and_model_path_loads_the_result(plan, make_config):
     assert execute(make_config(f"model.path={folder}", "sampler=greedy", "dataset.limit=2")).summary["num_samples"] == 2
 
 
+@pytest.mark.slow
 def test_export_writes_to_the_given_folder(plan, tmp_path):
     assert target.train(plan(f"export={tmp_path / 'there'}", "steps=2")) == tmp_path / "there"
     assert (tmp_path / "there" / "model.safetensors").is_file()
