@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import locate, runs
 from dflash_mcmc.run.loop import RunResult, execute
 from dflash_mcmc.store.records import read_records
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 Folder = str | Path | RunResult
 """A run: its folder, or the result of `run`."""
+_NOTHING = {"log_p": math.nan, "num_tokens": math.nan}
+"""Fields of a record without a text."""
 
 
 def run(*overrides: str) -> RunResult:
@@ -47,6 +51,7 @@ def read(*folders: Folder) -> pd.DataFrame:
 
     The first column, `run`, is the run's label as in a report, or the name of the folder of a probe's run. The others are the
     fields of the records (`docs/reference/run-folder.md`), such as `problem`, `chain`, `verdict`, `text` and `log_p`.
+    `log_p` and `num_tokens` of a record without a text (`not_drawn`, `too_long`) are NaN, so that means leave it out.
 
     Args:
         folders: run folders, experiment folders, or results of `run`.
@@ -64,7 +69,8 @@ def read(*folders: Folder) -> pd.DataFrame:
     labelled = {entry.folder: (entry.folder.name, read_records(entry.folder)) for entry in probed}
     for drawn in runs.read(sampled)[0] if sampled else []:
         labelled[drawn.folder] = drawn.label, drawn.records
-    rows = [{"run": label, **record} for label, records in labelled.values() for record in records]
+    rows = [{"run": label, **record, **(_NOTHING if record.get("verdict") in UNDRAWN else {})}
+            for label, records in labelled.values() for record in records]
     return pd.DataFrame(rows)
 
 

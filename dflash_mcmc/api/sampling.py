@@ -74,7 +74,7 @@ class LoadedEngine:
     The engine is a context manager.
 
     Args:
-        model: a loaded `transformers` causal language model with full attention; or the folder or hub name of one; or a
+        model: a loaded `transformers` causal language model; or the folder or hub name of one; or a
             component of the group `model`.
         tokenizer: the tokenizer of a loaded model; None otherwise.
         engine: a component or a name; None takes the engine of slots. Only that one takes a loaded model.

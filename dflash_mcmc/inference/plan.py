@@ -71,13 +71,13 @@ class MemoryPlan(NamedTuple):
             weight_bytes: bytes of the target's weights, which are not part of the plan; None if they are not known.
         """
         lengths = f"{self.max_length:,} tokens"
-        if self.num_pages:
+        if self.num_pages and self.mean_length < 2 * self.max_length:  # else all can have the full length at once
             lengths = f"up to {self.max_length:,} tokens, {self.mean_length:,} on average for sequences and draws together"
-        uses = [] if weight_bytes is None else [f"weights {weight_bytes / _GB:.2f} GB"]
-        uses += [f"keys and values {(self.caches - self.states) / _GB:.2f} GB for {self.num_slots} slots of {lengths}"]
-        uses += [f"recurrent states {self.states / _GB:.2f} GB"] if self.states else []
-        uses += [f"work space {(self.total - self.caches) / _GB:.2f} GB"]
-        uses += [] if self.limit is None else [f"free {(self.limit - self.total) / _GB:.2f} GB of {self.limit / _GB:.2f} GB"]
+        uses = [] if weight_bytes is None else [f"weights {_size(weight_bytes)}"]
+        uses += [f"keys and values {_size(self.caches - self.states)} for {self.num_slots} slots of {lengths}"]
+        uses += [f"recurrent states {_size(self.states)}"] if self.states else []
+        uses += [f"work space {_size(self.total - self.caches)}"]
+        uses += [] if self.limit is None else [f"free {_size(self.limit - self.total)} of {_size(self.limit)}"]
         return "memory: " + "; ".join(uses)
 
 
@@ -192,7 +192,7 @@ def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, 
     if num_slots is None and most:
         return predict(work, most)
     suffix = " with hardware.kv_cache=contiguous"
-    raise _refusal(work, num_slots, most, short, predict(work, 1), f"{limit / _GB:.2f} GB, {source}", suffix)
+    raise _refusal(work, num_slots, most, short, predict(work, 1), f"{_size(limit)}, {source}", suffix)
 
 
 def _paged(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:
@@ -209,7 +209,7 @@ def _paged(work: Workload, num_slots: int | None, wanted: int, limit: int, sourc
     fitting = (slots for slots in range(1, fewest) if _pages_that_fit(work, slots, limit) >= _fewest_pages(work, slots))
     most = max(fitting, default=0)
     least, one = (predict(work, slots, _fewest_pages(work, slots)) for slots in (fewest, 1))
-    raise _refusal(work, num_slots, most, least, one, f"{limit / _GB:.2f} GB, {source}")
+    raise _refusal(work, num_slots, most, least, one, f"{_size(limit)}, {source}")
 
 
 def _refusal(work: Workload, num_slots: int | None, most: int, least: MemoryPlan, one: MemoryPlan, room: str,
@@ -221,10 +221,17 @@ def _refusal(work: Workload, num_slots: int | None, most: int, least: MemoryPlan
         least, one: the smallest plans of the slots that are asked for, and of one slot.
         room: the memory that there is, and where the number is from.
     """
-    allowed = f"at most {most}" if most else f"none: one slot takes {one.total / _GB:.2f} GB"
-    return ConfigError("hardware.num_slots", num_slots, f"{allowed}{suffix} ({least.num_slots} slots of up to "
-                       f"{work.max_length} tokens take at least {least.total / _GB:.2f} GB, of which {least.caches / _GB:.2f} "
-                       f"GB are keys and values; there are {room})")
+    if not most:
+        return ConfigError("hardware.memory_gb", f"nothing that holds a slot: {room}", f"at least {_size(one.total)}{suffix}, "
+                           f"for one slot of up to {work.max_length} tokens")
+    return ConfigError("hardware.num_slots", num_slots, f"at most {most}{suffix} ({least.num_slots} slots of up to "
+                       f"{work.max_length} tokens take at least {_size(least.total)}, of which {_size(least.caches)} are "
+                       f"keys and values; there are {room})")
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes in GB, or in MB if they are few."""
+    return f"{num_bytes / _GB:.2f} GB" if num_bytes >= 0.1 * _GB or not num_bytes else f"{num_bytes / 1e6:.3g} MB"
 
 
 def _pages_that_fit(work: Workload, slots: int, limit: int) -> int:

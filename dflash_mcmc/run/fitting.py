@@ -67,9 +67,12 @@ class Fit(NamedTuple):
                 raise UserError(f"dataset: the solution of problem {name} takes {found.answer_tokens} tokens after a prompt "
                                 f"of {found.prompt_tokens}, and no problem is shorter; allowed: {found.positions} positions "
                                 "together (the model's)")
-            raise UserError(f"dataset.max_new_tokens: given {found.answer_tokens}; allowed: at most "
-                            f"{max(0, found.positions - found.prompt_tokens)} (the shortest problem, {name}, takes "
-                            f"{found.prompt_tokens} of the model's {found.positions} positions)")
+            taken = f"the shortest problem, {name}, takes {found.prompt_tokens} of the model's {found.positions} positions"
+            room = found.positions - found.prompt_tokens
+            if room < 1:
+                raise UserError(f"dataset: no problem fits into the model: {taken}; allowed: shorter problems, or a model "
+                                "with more positions")
+            raise UserError(f"dataset.max_new_tokens: given {found.answer_tokens}; allowed: at most {room} ({taken})")
 
 
 def fit(config: Config, model: ChainTarget | PromptEncoder, problems: Iterable[Problem], gold: bool = False) -> Fit:

@@ -192,7 +192,7 @@ def test_caches_are_as_large_as_predicted(qwen3_5):
         states += sum(kept.windows.nbytes + kept.matrices.nbytes for kept in (cache.snapshots, cache.recent))
     planned = predict(Workload(model, 150, 100, options), 12)
     assert (planned.caches, planned.states) == (held + states, states)
-    assert "; recurrent states 0.01 GB; " in planned.describe()
+    assert "; recurrent states 5.59 MB; " in planned.describe()
 
 
 def test_pages_are_refused_and_auto_takes_rows(qwen3_5):

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+import dflash_mcmc
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.table import overall
 from dflash_mcmc.run.fitting import fit
@@ -48,6 +49,9 @@ def test_the_run_goes_on_and_the_length_is_in_the_record(make_config, problems, 
     header, _, row = overall([result.folder]).splitlines()
     assert header.split("|")[-2].strip() == "too long"
     assert row.split("|")[-2].strip() == "2"
+    table = dflash_mcmc.read(result.folder)
+    assert table[["log_p", "num_tokens"]].isna().all(axis=1).tolist() == (table["verdict"] == "too_long").tolist()
+    assert table["log_p"].mean() == pytest.approx(result.summary["mean_log_p"])
     # The others are as they would be alone, and a run that is started again has nothing to do.
     alone = execute(make_config(*QUICK, problems, "dataset.id_field=id", "dataset.ids=[a,b]", "seed=0", "name=alone"))
     assert without_times(read_records(alone.folder)) == [record for record in records if record not in long]
@@ -63,7 +67,7 @@ def test_a_run_continues_where_only_long_problems_are_left(make_config, problems
 
 
 def test_a_run_of_long_problems_alone_is_refused(make_config, problems):
-    with pytest.raises(UserError, match=r"dataset.max_new_tokens: given 24; allowed: at most 0 \(the shortest problem, long"):
+    with pytest.raises(UserError, match=r"dataset: no problem fits into the model: the shortest problem, long, takes \d+ of"):
         execute(make_config(*QUICK, problems, "dataset.id_field=id", "dataset.ids=[long]"))
 
 

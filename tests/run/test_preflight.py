@@ -88,7 +88,7 @@ def test_a_device_that_is_not_here_is_refused_before_any_point_is_drawn(capsys):
 def test_memory_that_does_not_suffice_is_refused(capsys, monkeypatch):
     few = ("condition=ps", "num_chains=99")
     error = refused(capsys, "-m", *few, "hardware.memory_gb=100,0.00001")
-    assert "hardware.num_slots: given 32; allowed: none: one slot takes" in error
+    assert "hardware.memory_gb: given nothing that holds a slot: 0.01 MB, hardware.memory_gb; allowed: at least " in error
     assert error.endswith("(the point hardware.memory_gb=1e-05)")
     monkeypatch.setattr(plan, "free_bytes", lambda _: 20_000_000)
     assert "90 % of what is free" in refused(capsys, *few, "hardware.device=cpu")
@@ -99,7 +99,7 @@ def test_a_dry_run_prints_the_memory_of_its_largest_engine(make_config):
             for more in ((), ("hardware.num_slots=null", "num_chains=30"), ("hardware.kv_cache=paged", "num_chains=9"))]
     slots = [preflight.check([job]) for job in jobs]
     assert [line.split(" slots of ")[0].split()[-1] for line in slots] == ["2", "60", "18"]
-    assert all(line.startswith("memory: weights 0.01 GB; keys and values 0.") for line in slots)
+    assert all(line.startswith("memory: weights 6.5") for line in slots)
     assert all(line.endswith(" of 2.00 GB") for line in slots)
     assert preflight.check(jobs) == slots[1]
     assert preflight.check([Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true"))]) is None

@@ -250,7 +250,7 @@ def test_a_sample_without_numbers_is_an_error_record(make_config, monkeypatch, c
 
 
 def test_slots_that_do_not_fit_are_refused_before_anything_is_written(make_config, tmp_path):
-    with pytest.raises(UserError, match=r"hardware\.num_slots: given 32; allowed: at most .* GB are keys and values"):
+    with pytest.raises(UserError, match=r"hardware\.num_slots: given 32; allowed: at most .* MB are keys and values"):
         execute(make_config(*QUICK, "dataset.limit=40", "hardware.memory_gb=0.05"))
     assert not list(tmp_path.glob("default/*"))
     planned = execute(make_config(*QUICK, "dataset.limit=3", "hardware.memory_gb=0.05", "hardware.num_slots=null"))
