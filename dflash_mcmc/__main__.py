@@ -79,7 +79,7 @@ def within_budget(command: Command, measure: bool = True) -> Command:
 
     found, plan = budget.with_settings(command, measure)
     if plan:
-        preflight.check(found.jobs, here=not command.launcher)
+        found = found._replace(memory=preflight.check(found.jobs, here=not command.launcher))
         if not ranks.rank():
             print(plan, flush=True)
     return found

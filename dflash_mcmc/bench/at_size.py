@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from dflash_mcmc.bench import random_weights
+from dflash_mcmc.bench import decoders, random_weights
 from dflash_mcmc.bench.measure import PLAIN, Decoding, Sizes, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject, random_prompts
-from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.draft import Draft
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.plan import Workload, predict
+from dflash_mcmc.inference.speculative.dflash.config import default_target_layers
 from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 from dflash_mcmc.sampler import Sampler
@@ -29,19 +29,26 @@ _BLOCK_SIZE, _MASK, _DRAFT_LAYERS = 16, 151669, 5
 
 
 class RandomDraft(Draft):
-    """A random draft at the shape of Qwen3-4B-DFlash-b16. No token of it is accepted: what it costs is what is measured."""
+    """A random draft at the shape of Qwen3-4B-DFlash-b16. No token of it is accepted: what it costs is what is measured.
 
-    def load(self, target: LanguageModel) -> DFlashDrafter:
-        """The drafter on the target's device."""
+    It is made once, because it has half a billion weights.
+    """
+
+    def __init__(self, target: LanguageModel):
         layers, config = len(target.layers), target.config
-        reads = tuple(sorted({round(1 + part * (layers - 4) / (_DRAFT_LAYERS - 1)) % layers for part in range(_DRAFT_LAYERS)}))
         shape = DFlashShape(
             hidden_size=config.hidden_size, num_layers=_DRAFT_LAYERS, num_heads=config.num_attention_heads,
             num_key_heads=config.num_key_value_heads, head_dim=config.head_dim, intermediate_size=config.intermediate_size,
-            block_size=_BLOCK_SIZE, mask_token_id=min(_MASK, target.vocab_size - 1), target_layers=reads,
+            block_size=_BLOCK_SIZE, mask_token_id=min(_MASK, target.vocab_size - 1),
+            target_layers=default_target_layers(layers, _DRAFT_LAYERS),
             num_target_layers=layers, rope=dict(config.rope_parameters), max_positions=config.max_position_embeddings,
             sliding=(None,) * _DRAFT_LAYERS, dtype=target.dtype)
-        return DFlashDrafter(random_weights.draft(shape, target.dtype, str(target.device)), target, _BLOCK_SIZE)
+        network = random_weights.draft(shape, target.dtype, str(target.device))
+        self._drafter = DFlashDrafter(network, target, _BLOCK_SIZE)
+
+    def load(self, target: LanguageModel) -> DFlashDrafter:
+        """The drafter."""
+        return self._drafter
 
 
 def qwen3_4b(horizon: int, num_layers: int = _LAYERS) -> Subject:
@@ -60,9 +67,9 @@ def qwen3_4b(horizon: int, num_layers: int = _LAYERS) -> Subject:
 
 def rates(subject: Subject, sizes: Sizes) -> list[dict]:
     """(n) Rates, milliseconds of a step, and on a GPU peak memory against its plan and the effect of CUDA graphs."""
-    rows = []
+    rows, draft = [], RandomDraft(subject.model)
     for slots in (1, 8, sizes.slots):
-        for name, sampler, decoding in _cases(subject, sizes):
+        for name, sampler, decoding in _cases(sizes, draft):
             row = {"slots": slots, "case": name, **_measured(subject, sampler, slots, sizes, decoding)}
             if subject.model.device.type == "cuda":
                 without = _measured(subject, sampler, slots, sizes, decoding, Options(cuda_graphs=False))
@@ -71,17 +78,17 @@ def rates(subject: Subject, sizes: Sizes) -> list[dict]:
     return rows
 
 
-def _cases(subject: Subject, sizes: Sizes) -> Iterator[tuple[str, Sampler, Decoding]]:
+def _cases(sizes: Sizes, draft: Draft) -> Iterator[tuple[str, Sampler, Decoding]]:
     yield "temperature", temperature(1.0), PLAIN
     yield "power_mh", power_mh(num_blocks=sizes.blocks), PLAIN
-    yield "temperature, DFlash, speculative_match", temperature(1.0), Decoding(
-        "match", SpeculativeMatch(draft_temperature=0.0, trace=False, fault=None, fault_window=None), RandomDraft())
+    yield "temperature, DFlash, speculative_match", temperature(1.0), decoders.match("DFlash", draft, 0.0)
 
 
 def _measured(subject: Subject, sampler: Sampler, slots: int, sizes: Sizes, decoding: Decoding,
               options: Options | None = None) -> dict:
     model, longest = subject.model, max(map(len, subject.prompts))
     on_gpu = model.device.type == "cuda"
+    drafter = decoding.draft.load(model) if decoding.draft else None  # its weights are not part of the peak
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -90,7 +97,6 @@ def _measured(subject: Subject, sampler: Sampler, slots: int, sizes: Sizes, deco
     row = {"tokens/s": got.tokens_per_second, "token-forwards/s": got.mean_token_forwards * got.num_chains / got.seconds,
            "ms a step": 1e3 * got.counters.step_seconds / got.counters.steps}
     if on_gpu:
-        drafter = decoding.draft.load(model) if decoding.draft else None
         planned = predict(Workload(model, longest + subject.horizon, longest, options or Options(), drafter), slots)
         row["peak / planned"] = (torch.cuda.max_memory_allocated() - before) / planned.total
     return row

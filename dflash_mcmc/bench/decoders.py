@@ -44,7 +44,7 @@ def drawing(subject: Subject, sizes: Sizes) -> list[dict]:
         law, sampler = (f"temperature {value:g}", temperature(value)) if value else ("greedy", Greedy(alpha=1.0))
         cases = [Case(decoding.name, sampler, decoding, sizes.decoder_slots) for decoding in _decodings(subject, value)]
         if subject.draft and 1 in sizes.decoder_slots:
-            cases.append(Case("match, the target itself", sampler, _match("self", SelfDraft(num_drafted=4), value), (1,)))
+            cases.append(Case("match, the target itself", sampler, match("self", SelfDraft(num_drafted=4), value), (1,)))
         found = _in_turn(subject, cases, sizes)
         plain = found[PLAIN.name]
         for name, by_batch in found.items():
@@ -85,21 +85,22 @@ def chains(subject: Subject, sizes: Sizes) -> list[dict]:
 
 def _decodings(subject: Subject, value: float) -> list[Decoding]:
     """The decoders to compare for samples at this temperature."""
-    found = [PLAIN, _match("ngram", _NGRAM, 0.0)]
+    found = [PLAIN, match("ngram", _NGRAM, 0.0)]
     if not subject.draft:
         return found
     half = (subject.draft.load(subject.model).num_drafted + 2) // 2
-    found[1:1] = [_match("draft's best", subject.draft, 0.0),
-                  _match(f"blocks of {half}", dataclasses.replace(subject.draft, block_size=half), 0.0)]
+    found[1:1] = [match("draft's best", subject.draft, 0.0),
+                  match(f"blocks of {half}", dataclasses.replace(subject.draft, block_size=half), 0.0)]
     if value:  # at temperature 0 this case equals "match, draft's best"
-        found[3:3] = [_match("draft sampled", subject.draft, value)]
+        found[3:3] = [match("draft sampled", subject.draft, value)]
     for name, verification in (("rejection", "token"), ("rejection by block", "block")):
         decoder = SpeculativeRejection(draft_temperature=None, verification=verification, trace=False, fault=None)
         found.append(Decoding(name, decoder, subject.draft))
     return found
 
 
-def _match(name: str, draft: Draft, value: float) -> Decoding:
+def match(name: str, draft: Draft, value: float) -> Decoding:
+    """The decoder `speculative_match` with a draft at this temperature."""
     decoder = SpeculativeMatch(draft_temperature=value, trace=False, fault=None, fault_window=None)
     return Decoding(f"match, {name}", decoder, draft)
 

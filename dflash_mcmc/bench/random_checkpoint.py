@@ -36,10 +36,15 @@ def write(folder: Path, config: Path, tokenizer: Path | None = None, dtype: torc
     if folder.exists():
         raise ConfigError("folder", str(folder), "a folder that does not exist yet")
     try:
-        architectures = json.loads(config.read_text()).get("architectures") or ()
+        values = json.loads(config.read_text())
+        architectures = values.get("architectures") or ()
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError("--config", str(config), "the config.json of a checkpoint") from error
-    (_write_draft if _DRAFT in architectures else _write_target)(folder, config, dtype)
+    if _DRAFT in architectures:
+        made = random_weights.draft(read_shape(config.parent), dtype)
+        checkpoint.save(made, folder, {"vocab_size": values.get("vocab_size")})
+    else:
+        _write_target(folder, config, dtype)
     for name in _TOKENIZER_FILES if tokenizer is not None else ():
         if tokenizer is not None and (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)
@@ -53,11 +58,6 @@ def _write_target(folder: Path, config: Path, dtype: torch.dtype) -> None:
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"--config: {config}: {' '.join(str(error).split())[:200]}") from error
     random_weights.target(values, dtype).save_pretrained(folder)
-
-
-def _write_draft(folder: Path, config: Path, dtype: torch.dtype) -> None:
-    made = random_weights.draft(read_shape(config.parent), dtype)
-    checkpoint.save(made, folder, {"vocab_size": json.loads(config.read_text()).get("vocab_size")})
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -20,6 +20,15 @@ def keeps_copy(copied: bool | None, device: torch.device) -> bool:
     return device.type == "cpu" if copied is None else copied
 
 
+def soft_capped(logits: torch.Tensor, cap: float | None, forbidden: torch.Tensor) -> torch.Tensor:
+    """cap · tanh(logits / cap), except for forbidden tokens, whose logits stay. The logits themselves without a cap.
+
+    Args:
+        forbidden: bool (vocabulary,).
+    """
+    return logits if cap is None else torch.where(forbidden, logits, cap * (logits / cap).tanh())
+
+
 class Float32Head:
     """A linear map to logits, with sums in float32.
 

@@ -13,7 +13,7 @@ import torch
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.inference import attention, delta_net, experts, families, masks
 from dflash_mcmc.inference.cache import CacheShape
-from dflash_mcmc.inference.float32_head import Float32Head
+from dflash_mcmc.inference.float32_head import Float32Head, soft_capped
 from dflash_mcmc.inference.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
 from dflash_mcmc.inference.recurrent_shape import RecurrentShape, recurrent_shape
 from dflash_mcmc.process.turns import Turn
@@ -82,12 +82,7 @@ class LanguageModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocab_size) of hidden states after the final norm; -inf for ids without a token."""
-        raw = self.head_logits(hidden)
-        return raw if self.softcap is None else torch.where(self.forbidden, raw, self.capped(raw))
-
-    def capped(self, logits: torch.Tensor) -> torch.Tensor:
-        """Finite logits with the model's soft-cap, if it has one."""
-        return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
+        return soft_capped(self.head_logits(hidden), self.softcap, self.forbidden)
 
     def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Like `logits`, without the model's soft-cap. A draft that uses the head has a soft-cap of its own, or none."""
@@ -153,7 +148,8 @@ class LanguageModel:
     def _refuse_unsupported(self, model: torch.nn.Module) -> None:
         probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]
         with torch.inference_mode():
-            ours = self.capped(self.head(self.decoder(input_ids=probe, use_cache=False).last_hidden_state))
+            raw = self.head(self.decoder(input_ids=probe, use_cache=False).last_hidden_state)
+            ours = soft_capped(raw, self.softcap, torch.zeros_like(self.forbidden))
             theirs = model(input_ids=probe, use_cache=False).logits
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
             raise families.refused(model, "does more to its logits than a linear head and a soft-cap (a scale)",

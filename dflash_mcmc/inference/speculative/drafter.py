@@ -17,6 +17,7 @@ import torch
 
 from dflash_mcmc.inference import attention
 from dflash_mcmc.inference.cache import CacheShape, SlotCache
+from dflash_mcmc.inference.float32_head import soft_capped
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.speculative.dflash.network import DFlash, block_mask
 
@@ -141,9 +142,7 @@ class DFlashDrafter:
         shape = self.network.shape
         if shape.logit_scale != 1.0:
             logits = logits * shape.logit_scale
-        if shape.logit_softcap is not None:
-            logits = torch.where(self.target.forbidden, logits, shape.logit_softcap * (logits / shape.logit_softcap).tanh())
-        return logits
+        return soft_capped(logits, shape.logit_softcap, self.target.forbidden)
 
 
 class SelfDrafter:
