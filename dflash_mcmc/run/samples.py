@@ -13,6 +13,7 @@ from dflash_mcmc.process import stopping
 from dflash_mcmc.run import build, cost, fitting
 from dflash_mcmc.run.tasks import Results, Tasks, Worker
 from dflash_mcmc.statistics import summaries
+from dflash_mcmc.store import finishes
 from dflash_mcmc.store.records import Record, SampleKey, record_of
 from dflash_mcmc.types import Cost, Grade, Problem
 
@@ -61,7 +62,7 @@ class Samples(Tasks[Record]):
     def summarise(self, records: Sequence[Record]) -> Results:
         config, records = self._config, list(records)
         summary = {**summaries.summarise(config.label(), records), **summaries.rates(records),
-                   **summaries.measures(records)}
+                   **finishes.counts(records), **summaries.measures(records)}
         for name in config.aggregates():
             summary |= summaries.aggregate(config.label(), records, config.vote.rules.get(name, name), config.num_chains)
         return Results(summary, summary, {})
@@ -142,7 +143,7 @@ class SampleWorker(Worker[Record]):
 
     def _record(self, grade: Grade, done: Finished[SampleKey]) -> Record:
         problem, prompt, _ = self._problems[done.tag[0]]
-        return record_of(problem, done.tag[1], prompt, grade, done, self._engine.model.decode, label(self._config.grader))
+        return record_of(problem, done.tag[1], prompt, grade, done, self._engine.model, label(self._config.grader))
 
     def counters(self) -> dict[str, object]:
         counters = self._engine.counters
