@@ -61,7 +61,7 @@ def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
         assert (sample.id, sample.chain) == (record["problem"], record["chain"])
         for name in ("text", "tokens", "log_p", "log_q", "proposals", "accepted", "moved"):
             assert getattr(sample, name) == record[name]
-        assert sample.finish_reason == ("stop" if record["ended"] else "length")
+        assert sample.finish_reason == record["finish_reason"] == ("stop_id" if record["ended"] else "length")
         recorded = {"tokens_shared": 0, **record}  # a record has this count only if it is not 0
         assert sample.cost == Cost(**{name: recorded[name] for name in Cost._fields})
         assert list(sample.trace) == record["trace"]
@@ -281,7 +281,7 @@ def test_logits_that_are_not_numbers_are_a_failure_of_the_sample(loaded, monkeyp
     monkeypatch.setattr(LanguageModel, "logits", lambda *arguments: torch.nan * right(*arguments))
     (sample,) = dflash_mcmc.sample(*loaded, QUESTIONS[:1], sampler="greedy", progress=False)
     assert "not numbers" in sample.failure
-    assert (sample.text, sample.tokens, sample.finish_reason) == ("", [], "failed")
+    assert (sample.text, sample.tokens, sample.finish_reason) == ("", [], "not_drawn")
 
 
 def test_nothing_heavy_is_imported_before_it_is_used():

@@ -39,7 +39,9 @@ class StopStrings:
     def __init__(self, strings: Sequence[str], texts: TokenTexts):
         self.strings, self._texts = tuple(strings), texts
         self._specials = [texts.specials[string] for string in strings if string in texts.specials]
-        patterns = [string.encode() for string in strings]
+        # A string that contains another one is never the first to be found.
+        patterns = [string.encode() for string in strings
+                    if not any(other in string for other in strings if other != string)]
         self._longest = max(map(len, patterns))
         self._steps = _steps(patterns)
         self._begin = _NOTHING if texts.first is None else len(self._steps)
@@ -90,17 +92,18 @@ class StopStrings:
         order = sorted(range(len(usual)), key=self._texts.pieces.__getitem__)
         tokens, pieces, changes = np.array(order), [self._texts.pieces[token] for token in order], {}
         for state in range(_FOUND + 1, len(self._steps)):
-            ranges = list(self._elsewhere(pieces, state))
-            mine = np.concatenate([tokens[start:stop] for start, stop, _ in ranges])
-            after = np.repeat([after for _, _, after in ranges], [stop - start for start, stop, _ in ranges])
-            changed = ~np.isin(mine, self._specials)
-            changes[state] = mine[changed], after[changed].astype(np.int32)
+            column = usual.copy()
+            for start, stop, after in self._elsewhere(pieces, state):
+                column[tokens[start:stop]] = after
+            changes[state] = self._changed(column, usual)
         if self._begin != _NOTHING:
-            first = self._of_first_tokens()
-            first[self._specials] = _FOUND
-            mine = np.flatnonzero(first != usual)
-            changes[self._begin] = mine, first[mine]
+            changes[self._begin] = self._changed(self._of_first_tokens(), usual)
         return changes
+
+    def _changed(self, column: np.ndarray, usual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        column[self._specials] = _FOUND
+        tokens = np.flatnonzero(column != usual)
+        return tokens, column[tokens]
 
     def _of_first_tokens(self) -> np.ndarray:
         """The states after each token as the first of a text. A token without bytes leaves the text empty."""
@@ -159,7 +162,7 @@ def _steps(patterns: Sequence[bytes]) -> list[list[_State]]:
             steps[node] = list(steps[shorter[node]])
         for byte, child in children[node].items():
             shorter[child] = steps[shorter[node]][byte] if node != _NOTHING else _NOTHING
-            if child in whole or shorter[child] == _FOUND:
+            if child in whole:
                 steps[node][byte] = _FOUND
             else:
                 steps[node][byte] = child

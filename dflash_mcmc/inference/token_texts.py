@@ -48,7 +48,8 @@ def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
         tokenizer: of `transformers`.
         vocab_size: ids of the model, of which some may have no token.
     """
-    names, added = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, len(tokenizer))))), tokenizer.added_tokens_decoder
+    names = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, len(tokenizer)))))
+    added = tokenizer.added_tokens_decoder
     specials = {number: token.content for number, token in added.items() if token.special}
     specials.update({number: names[number] for number in tokenizer.all_special_ids if number < len(names)})
     of_name = _byte_level if _is_byte_level(tokenizer) else _sentence_piece
@@ -66,7 +67,7 @@ def _is_byte_level(tokenizer: Any) -> bool:
 
 
 def _alphabet() -> dict[str, int]:
-    """The byte of each character of a byte-level vocabulary: printable bytes are themselves, others start at U+0100 (GPT-2)."""
+    """The byte of each character of a byte-level vocabulary: printable bytes stay, others are from U+0100 on (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}

@@ -54,8 +54,8 @@ def engine_of(name: str, cls=TabularModel, **parts) -> TabularEngine:
     return TabularEngine(model_of(name, cls), **parts)
 
 
-def drawn(engine: TabularEngine, horizon: int, params=SamplingParams(0.8)) -> dict:
-    return law_of(lambda key: engine.answer(Draw(Trajectory.start(PROMPT), horizon, params, key)))
+def drawn(engine: TabularEngine, horizon: int) -> dict:
+    return law_of(lambda key: engine.answer(Draw(Trajectory.start(PROMPT), horizon, SamplingParams(0.8), key)))
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -126,8 +126,8 @@ def test_multiple_try(form):
 
 def test_multiple_try_makes_the_same_choices_with_early_rejection():
     for seed in range(20):
-        early, full = (engine_of(SOME[0]).run(of_multiple_try.make(
-            early_reject=early_reject, num_steps=4, num_blocks=2).chain(PROMPT, 4, Key(seed))) for early_reject in ("exact", "off"))
+        samplers = (of_multiple_try.make(early_reject=early, num_steps=4, num_blocks=2) for early in ("exact", "off"))
+        early, full = (engine_of(SOME[0]).run(sampler.chain(PROMPT, 4, Key(seed))) for sampler in samplers)
         assert (early.trajectory.tokens.tolist(), early.accepted) == (full.trajectory.tokens.tolist(), full.accepted)
 
 
@@ -179,7 +179,8 @@ def test_draft_mh(proposal):
         assert step_errors(engine_of(name, draft=DRAFT), of_draft_mh.make(proposal=proposal), 3) <= EXACT
 
 
-@pytest.mark.parametrize("options", [{}, {"cut": "confidence"}, {"proposal_temperature": 1.0, "early_reject": "exact"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"cut": "confidence"}, {"proposal_temperature": 1.0, "early_reject": "exact"}],
+                         ids=str)
 def test_draft_refine(options):
     assert step_errors(engine_of("spans two tokens", draft=DRAFT), of_draft_refine.make(**options), 3) <= EXACT
 
