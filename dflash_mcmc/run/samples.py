@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.store.problems import ProblemText
 
 
 class Samples(Tasks[Record]):
@@ -49,6 +50,7 @@ class Samples(Tasks[Record]):
         check_golds(self._config.grader, problems)
         self._config.grader.preflight()
         model = self._config.engine.load(self._config, device)
+        self._tokenizer = model.tokenizer
         fit = fitting.fit(self._config, model, problems)
         if len(fit.too_long) == len(problem_of):
             fit.check()
@@ -81,6 +83,12 @@ class Samples(Tasks[Record]):
 
     def notes(self) -> dict[str, object]:
         return {"num_problems": len(self._problems)}
+
+    def missing_problems(self, known: Collection[str]) -> list[ProblemText]:
+        config, prompting = self._config, self._config.dataset.prompting()
+        return [{"id": problem.id, "question": problem.question, "gold": problem.answer,
+                 "prompt": config.model.render(self._tokenizer, prompting.conversation(problem))}
+                for problem in self._problems if problem.id not in known]
 
     def progress(self, fresh: Sequence[Record]) -> str:
         """The share of correct samples."""
