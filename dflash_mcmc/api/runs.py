@@ -40,6 +40,9 @@ def run(*overrides: str) -> RunResult:
     """
     from dflash_mcmc.__main__ import checked, within_budget
 
+    if not all(isinstance(override, str) for override in overrides):
+        raise UserError(f"run: given {overrides!r:.120}; allowed: texts, such as run('condition=ps', 'dataset.limit=8'), or "
+                        "run(*overrides) for a list")
     command = checked(list(overrides))
     only_shown = command.shows or any(job.config.dry_run or job.config.show for job in command.jobs)
     if only_shown or command.sweep or command.launcher:
