@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.inference.interface import ChainTarget
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | np.ndarray
-"""A text; a conversation, as a list of messages with `role` and `content`; or token ids, which are used as they are. An array or a
-tensor of one dimension has token ids, too."""
+"""A text; a conversation, as a list of messages with `role` and `content`; or token ids, which are used as they are, in a
+list, an array or a tensor."""
 Prompts = Sequence[Prompt] | Mapping[str, Prompt]
 """Prompts in order, or by id."""
 _ALLOWED = "texts, lists of messages with role and content, or lists of token ids"
