@@ -72,7 +72,7 @@ def _measures(label: str, summary: dict) -> str:
 
 def _remark(label: str, summary: dict, folder: Path) -> str:
     """A line on answers that were cut off or ended at a stop string. It is empty if there are none."""
-    remark = finishes.remark(summary, _read(folder / "run.json")["identity"]["dataset.max_new_tokens"])
+    remark = finishes.remark(summary, _read(folder / "run.json")["identity"].get("dataset.max_new_tokens"))
     return f"{label}: {remark}." if remark else ""
 
 

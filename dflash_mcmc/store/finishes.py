@@ -24,7 +24,7 @@ def of_record(record: Mapping[str, Any]) -> str:
     """Why the sequence of a record ended. Records of older versions have only `ended`, and could have no stop strings."""
     if record["verdict"] in UNDRAWN:
         return record["verdict"]
-    return record.get("finish_reason") or (STOP_ID if record["ended"] else LENGTH)
+    return record.get("finish_reason") or (STOP_ID if record.get("ended") else LENGTH)
 
 
 def counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -33,7 +33,7 @@ def counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return {f"finish_reason/{reason}": found.count(reason) for reason in REASONS}
 
 
-def remark(summary: Mapping[str, Any], max_new_tokens: int) -> str:
+def remark(summary: Mapping[str, Any], max_new_tokens: int | None) -> str:
     """How many answers of a run were cut off or ended at a stop string, in words; empty if none did.
 
     Args:

@@ -44,7 +44,7 @@ def section(study: Study) -> Section:
     verdicts = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries if not entry.voted]
     ends = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in study.drawn]
     text += [f"{entry.shown}: {remark}." for entry, row in zip(study.drawn, ends, strict=True)
-             if (remark := finishes.remark(row, entry.run.identity["dataset.max_new_tokens"]))]
+             if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
     return Section("overall", "Overall", text, [Table("overall", "All runs", columns, rows),
                                                 Table("verdicts", "Verdicts", _verdict_columns(), verdicts),
                                                 Table("ends", "Why answers ended", _end_columns(), ends)],
