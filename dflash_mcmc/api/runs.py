@@ -11,7 +11,7 @@ from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import locate, runs
 from dflash_mcmc.run.loop import RunResult, execute
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 
 if TYPE_CHECKING:
     import pandas as pd
