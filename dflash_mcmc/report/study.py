@@ -150,9 +150,14 @@ def rules_asked_for(run: Run) -> list[VoteRule]:
 
 
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
-    """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs."""
+    """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs.
+
+    Without a problem that has all chains there is nothing to combine.
+    """
     entries = [_entry(run, "sample", run.shown, run.records)]
     records, alpha = full(run), _weighed_by(run)
+    if not records:
+        return entries
     if votes(run):
         numbers = [number for number in matched(run, records, runs) if 1 < number < run.num_chains]
         entries += [_entry(run, "majority", f"{run.shown}, majority of {number}", aggregated(records, chains=number))

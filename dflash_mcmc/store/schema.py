@@ -20,14 +20,15 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 MOST = 2**63 - 1
 """The largest whole number of a line."""
+_LARGEST = math.nextafter(math.inf, 0.0)
 _DEEPEST = 32
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring = 2, 60
-_NOTHING = object()
 
 
 class Range(NamedTuple):
@@ -119,17 +120,14 @@ def _scalar(words: str, kinds: set[type], low: float = -MOST, high: float = MOST
         found = list(values)
         if not set(map(type, found)) <= kinds:
             return False
+        if high == _LARGEST:
+            return math.inf not in found and -math.inf not in found
         bounded = found if only_numbers else [value for value in found if isinstance(value, (int, float))] if numbers else []
         return not bounded or (low <= min(bounded) and max(bounded) <= high)
 
     return _Kind(words, accepts, all_of)
 
 
-def _each(kind: _Kind) -> Callable[[Iterable[Any]], bool]:
-    return lambda values: all(map(kind.accepts, values))
-
-
-_LARGEST = math.nextafter(math.inf, 0.0)
 _ANYTHING = _Kind(f"finite numbers, and at most {_DEEPEST} levels of nesting", _is_plain,
                   lambda values: all(map(_is_plain, values)))
 _WORDS: dict[object, tuple[str, set[type], float]] = {
@@ -186,16 +184,23 @@ def _union(arguments: Sequence[Any]) -> _Kind:
     if all(argument in _WORDS for argument in arguments):
         most = max(_WORDS[argument][2] for argument in arguments)
         return _scalar(words, set().union(*(_WORDS[argument][1] for argument in arguments)), -most, most)
-    kind = _Kind(words, lambda value: any(each.accepts(value) for each in kinds), lambda values: False)
-    return kind._replace(all_of=_each(kind))
+    def accepts(value: Any) -> bool:
+        return any(kind.accepts(value) for kind in kinds)
+
+    return _Kind(words, accepts, lambda values: all(map(accepts, values)))
 
 
 def _list_of(kind: _Kind) -> _Kind:
-    made = _Kind(f"a list, each {kind.words}", lambda value: type(value) is list and kind.all_of(value), lambda values: False)
-    return made._replace(all_of=_each(made))
+    def all_of(values: Iterable[Any]) -> bool:
+        found = list(values)
+        return set(map(type, found)) <= {list} and kind.all_of(chain.from_iterable(found))
+
+    return _Kind(f"a list, each {kind.words}", lambda value: type(value) is list and kind.all_of(value), all_of)
 
 
 def _object_of(kind: _Kind) -> _Kind:
-    made = _Kind(f"an object, each {kind.words}", lambda value: type(value) is dict and kind.all_of(value.values()),
-                 lambda values: False)
-    return made._replace(all_of=_each(made))
+    def all_of(values: Iterable[Any]) -> bool:
+        found = list(values)
+        return set(map(type, found)) <= {dict} and kind.all_of(chain.from_iterable(map(dict.values, found)))
+
+    return _Kind(f"an object, each {kind.words}", lambda value: type(value) is dict and kind.all_of(value.values()), all_of)
