@@ -125,8 +125,8 @@ def full(run: Run) -> list[Record]:
 
 
 def votes(run: Run) -> bool:
-    """Whether a majority vote is possible. It needs several chains, and answers that are not programs."""
-    return run.num_chains > 1 and run.component("grader") != "code"
+    """Whether a majority vote is possible. It needs a problem with several chains, and answers that are not programs."""
+    return run.num_chains > 1 and run.component("grader") != "code" and bool(full(run))
 
 
 def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:

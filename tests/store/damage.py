@@ -40,8 +40,8 @@ class Damage(NamedTuple):
 def all_ways(seed: int, flips: int) -> list[Damage]:
     """Every kind of damage, with `flips` bits at random places and as many cut lines."""
     chosen = random.Random(seed)
-    return [*_flips(chosen, flips), *_cuts(chosen, flips // 2), *_fields(chosen), *_lines(), *_not_files(), *_names(), *_zeros(),
-            *_numbers()]
+    return [*_flips(chosen, flips), *_cuts(chosen, flips // 2), *_fields(chosen), *_lines(), *_not_files(), *_names(),
+            *_zeros(), *_numbers()]
 
 
 def records_path(folder: Path) -> Path:

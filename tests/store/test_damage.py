@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from collections.abc import Iterator
@@ -14,14 +15,19 @@ from dflash_mcmc.api.runs import read as read_table
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.again import regrade
 from dflash_mcmc.regrade import grader_config
+from dflash_mcmc.report import figure
+from dflash_mcmc.report.build import build
 from dflash_mcmc.report.locate import run_folders
 from dflash_mcmc.report.runs import read
+from dflash_mcmc.store import locks
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.records import sample_schema
+from dflash_mcmc.store.lines import CHECKSUM, Damaged, from_line, to_line
+from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import DAMAGED, sample_schema
 from dflash_mcmc.types import Grade
 from tests.report.folders import record, write
-from tests.store.damage import all_ways
+from tests.store.damage import all_ways, records_path
 
 SECONDS = 30
 """After which a command counts as hanging. None of them takes a second."""
@@ -146,10 +152,12 @@ def test_a_flipped_bit_anywhere_in_a_line_is_noticed():
 
 
 @pytest.mark.parametrize("change", [
-    lambda line: line[:-3] + line[-2:], lambda line: line[:-10] + b"0" + line[-10:], lambda line: line.replace(b"checksum", b"checksm"),
+    lambda line: line[:-3] + line[-2:], lambda line: line[:-10] + b"0" + line[-10:],
+    lambda line: line.replace(b"checksum", b"checksm"),
     lambda line: json.dumps(json.loads(line), separators=(",", ":")).encode(), lambda line: b'{"checksum": 1, ' + line[1:],
     lambda line: line[:-28], lambda line: line[:40] + line, lambda line: line + line, lambda line: b" " + line],
-    ids=["a digit less", "a digit more", "another key", "other spaces", "two", "without its end", "two starts", "two lines", "a space"])
+    ids=["a digit less", "a digit more", "another key", "other spaces", "two", "without its end", "two starts", "two lines",
+         "a space"])
 def test_a_line_with_other_changes_is_noticed(change):
     with pytest.raises(Damaged):
         from_line(change(to_line(RECORDS[0])[:-1]))
@@ -176,11 +184,12 @@ def test_older_lines_are_read_with_a_note_once(whole, capsys):
     ("chain", "0", "chain: given '0'; allowed: a whole number >= 0"), ("chain", -1, "chain: given -1; allowed"),
     ("num_tokens", 2**63, "num_tokens: given 9223372036854775808; allowed"),
     ("verdict", "CORRECT", "verdict: given 'CORRECT'; allowed: one of 'correct', 'wrong'"),
-    ("problem", ["p0"], r"problem: given \['p0'\]; allowed: a text"), ("seconds", None, "seconds: given None; allowed: a finite"),
+    ("problem", ["p0"], r"problem: given \['p0'\]; allowed: a text"),
+    ("seconds", None, "seconds: given None; allowed: a finite"),
     ("tokens", [1, "2"], r"tokens: given \[1, '2'\]; allowed: a list, each a whole number >= 0"),
     ("trace", [{"log_ratio": None}], "trace: given .*allowed: a list, each an object, each a finite number or"),
     ("trace", [[1]], "trace: given"), ("measures", {"log_z": "x"}, "measures: given"), ("walls", "abc", "walls: given 'abc'"),
-    ("added later", [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]], "at most 32 levels"),
+    ("added later", json.loads("[" * 40 + "]" * 40), "at most 32 levels"),
 ])
 def test_the_schema_of_a_record(whole, field, value, message):
     lines = [to_line(RECORDS[0]), to_line({**RECORDS[1], field: value})]
@@ -240,7 +249,7 @@ def test_a_wait_for_a_lock_has_a_bound_and_says_what_for(tmp_path, monkeypatch, 
     held = locks.Locks(tmp_path / "lock")
     try:
         monkeypatch.setattr(held, "_take", lambda first, length: False)
-        with pytest.raises(UserError, match=r"another process has been changing files of this folder .*; continue or end that"):
+        with pytest.raises(UserError, match=r"another process has been changing files of this folder .*; continue or end"):
             held.take(0, wait=True)
         assert not held.take(0)
     finally:
@@ -248,14 +257,14 @@ def test_a_wait_for_a_lock_has_a_bound_and_says_what_for(tmp_path, monkeypatch, 
     assert "waiting, for at most 0 seconds, until another process has changed files" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kept", [1, 2, 3])
+@pytest.mark.parametrize("kept", [1, 3])
 def test_a_report_of_few_records_is_made(tmp_path, kept, monkeypatch):
     """Of runs with several chains, no problem may have all of them."""
-    monkeypatch.setattr(figure, "save", lambda drawn, folder, name: None)
+    monkeypatch.setattr(figure, "save", lambda drawn, folder, name: (folder / f"{name}.svg").write_text("<svg></svg>"))
     few = [RECORDS[1], RECORDS[2], RECORDS[5]][:kept]
     write(tmp_path / "demo", "ps", few, num_chains=2, finished=False)
     write(tmp_path / "demo", "temp", [{**entry, "verdict": "not_drawn", "answer": None} for entry in few], num_chains=2,
           finished=False)
     overall = build([tmp_path / "demo"]).sections[0].tables[0].rows
-    assert [row["num_samples"] for row in overall if row["run"].startswith("ps")][0] == kept
+    assert next(row["num_samples"] for row in overall if row["run"].startswith("ps")) == kept
     assert all(row["num_samples"] for row in overall)
