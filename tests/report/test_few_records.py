@@ -24,7 +24,8 @@ def test_a_report_of_few_units_is_made(name, tmp_path):
     job, = check_command([*overrides(name), f"paths.outputs={tmp_path}"]).jobs
     tasks, (first, *_) = tasks_of(job.config), stored(name)["records"]
     key = {"problem": first["problem"], "chain": first["chain"]}
-    nothing = {**{field: first[field] for field in ("level", "verdict", "num_tokens") if field in first}, "skipped": "too short"}
+    graded = {field: first[field] for field in ("level", "verdict", "num_tokens") if field in first}
+    nothing = {**graded, "skipped": "too short"}
     cases = {"first": [first], "failed": [{**key, "failure": "it died"}]}
     if name not in ("probe_rejection_sampling", "probe_mixing"):  # which skip no unit
         cases |= {"skipped": [{**key, **nothing}], "both": [first, {**key, "chain": 9, **nothing}]}
