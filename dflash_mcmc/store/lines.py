@@ -3,7 +3,7 @@
 A line is an object whose last key is `checksum`: 16 hexadecimal digits, the BLAKE2b digest of 8 bytes of what precedes
 `, "checksum"` in the line. Any JSON parser reads it. A line without the key was written by an older version.
 
-    {"problem": "a", "chain": 0, ..., "checksum": "53a1c0e9d2b4f687"}
+    {"problem": "a", "chain": 0, ..., "checksum": "0d4f26bea04a050c"}
 """
 
 from __future__ import annotations
