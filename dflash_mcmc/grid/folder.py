@@ -162,7 +162,7 @@ class Grid:
         return [event for event in events if event["job"] == job.id]
 
 
-class Event(TypedDict):
+class JobEvent(TypedDict):
     """A line of a job's events."""
 
     time: str
@@ -176,7 +176,7 @@ class Event(TypedDict):
 
 @cache
 def _event_schema() -> Schema:
-    return Schema(Event)
+    return Schema(JobEvent)
 
 
 def node() -> str:

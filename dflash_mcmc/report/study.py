@@ -150,13 +150,9 @@ def rules_asked_for(run: Run) -> list[VoteRule]:
 
 
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
-    """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs.
-
-    Without a problem that has all chains there is nothing to combine.
-    """
-    entries = [_entry(run, "sample", run.shown, run.records)]
-    records, alpha = full(run), _weighed_by(run)
-    if not records:
+    """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs."""
+    entries, records, alpha = [_entry(run, "sample", run.shown, run.records)], full(run), _weighed_by(run)
+    if not records:  # no problem has all chains
         return entries
     if votes(run):
         numbers = [number for number in matched(run, records, runs) if 1 < number < run.num_chains]
@@ -166,9 +162,9 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
                 for rule in rules_asked_for(run)]
     if run.num_chains > 1:
         entries.append(_entry(run, "log_p", f"{run.shown}, best by log p of {run.num_chains}", aggregated(records, "log_p")))
-    if run.num_chains > 1 and alpha:
-        entries.append(_entry(run, "drawn", f"{run.shown}, weighed by p^{alpha:g} of {run.num_chains}",
-                              aggregated(records, "power", alpha)))
+        if alpha:
+            shown = f"{run.shown}, weighed by p^{alpha:g} of {run.num_chains}"
+            entries.append(_entry(run, "drawn", shown, aggregated(records, "power", alpha)))
     return entries
 
 

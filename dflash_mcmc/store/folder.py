@@ -33,7 +33,7 @@ from dflash_mcmc.store.described import described
 from dflash_mcmc.store.files import append_line, is_there, open_to_extend, read_regular, write_atomically
 from dflash_mcmc.store.lines import Damaged, to_line
 from dflash_mcmc.store.reading import decoded, note_repeated, parse
-from dflash_mcmc.store.records import SampleKey, key_of, record_files, records_file, unit_schema
+from dflash_mcmc.store.records import SampleKey, is_empty, key_of, record_files, records_file, remove, unit_schema
 from dflash_mcmc.store.repair import move_damaged
 from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.store.sharing import FolderLocks
@@ -101,8 +101,8 @@ class RunStore:
                 self.sync()
                 self._file.close()
                 self._locks.take_mutex()
-                if not self.is_described() and _is_empty(self.folder) and self._locks.is_alone():
-                    _remove(self.folder)
+                if not self.is_described() and is_empty(self.folder) and self._locks.is_alone():
+                    remove(self.folder)
         finally:
             self._locks.close()
 
@@ -249,19 +249,3 @@ class RunStore:
             if self._locks.is_alone():
                 for path in self.folder.glob(pattern):
                     path.unlink(missing_ok=True)
-
-
-def _remove(folder: Path) -> None:
-    """Removes the folder of a run that was refused before anything was recorded."""
-    for path in (*record_files(folder).values(), folder / "config.yaml", folder / "lock"):
-        path.unlink(missing_ok=True)
-    for empty in (folder, folder.parent):
-        try:
-            empty.rmdir()
-        except OSError:  # it has other content
-            return
-
-
-def _is_empty(folder: Path) -> bool:
-    """Whether the folder has neither a record nor an attempt. An attempt without a record can be a death."""
-    return not any(path.lstat().st_size for path in (*record_files(folder).values(), *folder.glob("attempts*.jsonl")))

@@ -198,3 +198,19 @@ def record_files(folder: Path, others: bool = False) -> dict[int, Path]:
                             f"from 1 to {NUM_FILES - 1}; rename it or move it away")
         found[number] = path
     return dict(sorted(found.items()))
+
+
+def remove(folder: Path) -> None:
+    """Removes the folder of a run that was refused before anything was recorded."""
+    for path in (*record_files(folder).values(), folder / "config.yaml", folder / "lock"):
+        path.unlink(missing_ok=True)
+    for empty in (folder, folder.parent):
+        try:
+            empty.rmdir()
+        except OSError:  # it has other content
+            return
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether the folder has neither a record nor an attempt. An attempt without a record can be a death."""
+    return not any(path.lstat().st_size for path in (*record_files(folder).values(), *folder.glob("attempts*.jsonl")))
