@@ -185,8 +185,7 @@ def cost_of(records: Sequence[Outcome], cost: Cost) -> float:
 
 
 def _entry(run: Run, by: str, shown: str, records: Sequence[Record] | Sequence[Combined]) -> Entry:
-    of = outcomes(records)
-    return Entry(run, by, shown, records, of, accuracy_of(of))
+    return Entry(run, by, shown, records, of := outcomes(records), accuracy_of(of))
 
 
 def _weighed_by(run: Run) -> float | None:
