@@ -87,6 +87,8 @@ class LanguageModel:
 
     def stopping_at(self, strings: Sequence[str]) -> LanguageModel:
         """The same model, whose generations end at these strings too. Raises UserError for an unknown kind of tokenizer."""
+        if not strings and self.stop_strings is None:
+            return self
         stopped = copy.copy(self)
         stopped.stop_strings = StopStrings(strings, self._token_texts) if strings else None
         return stopped

@@ -46,7 +46,8 @@ def test_the_run_goes_on_and_the_length_is_in_the_record(make_config, problems, 
     assert "2 of 6 samples are too long for the model and count as not correct: long: the prompt" in capsys.readouterr().err
     assert (result.summary["too_long"], result.summary["not_drawn"], result.summary["num_samples"]) == (2, 0, 6)
     assert result.summary["accuracy"] <= 4 / 6
-    header, _, row = overall([result.folder]).splitlines()
+    assert {record["finish_reason"] for record in long} == {"too_long"}
+    header, _, row, *_ = overall([result.folder]).splitlines()
     assert header.split("|")[-2].strip() == "too long"
     assert row.split("|")[-2].strip() == "2"
     table = dflash_mcmc.read(result.folder)
