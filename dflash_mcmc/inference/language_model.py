@@ -33,9 +33,9 @@ class LanguageModel:
         stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
         cache_shape: shape of the keys and values of a token, and of the states of recurrent layers.
         recurrent_nets: the recurrent parts of the layers that have one, in the order of the layers.
-        uncaptured: why a forward is not captured as a CUDA graph; None if it is. A model with a growing rotary embedding cannot
-            be captured, because this embedding reads the positions on the host, and neither can a mixture of experts. A model
-            with recurrent layers has not been captured yet.
+        uncaptured: why a forward is not captured as a CUDA graph; None if it is. A growing rotary embedding cannot be
+            captured, because it reads the positions on the host, and neither can a mixture of experts. Recurrent layers have
+            not been captured yet.
         turn: taken by the engine that runs the model.
         max_positions: longest sequence, prompt included.
         masks: which earlier tokens the layers attend to.

@@ -18,12 +18,11 @@ from dflash_mcmc.types import ChainResult
 ANSWERS = ("dataset=arith", "dataset.limit=24", "dataset.max_new_tokens=64", "num_chains=1")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--gpu-tests-on") == "cuda" and not torch.cuda.is_available():
-        reason = "PyTorch finds no GPU here; --gpu-tests-on=cpu checks the tests' own code"
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason=reason))
+@pytest.fixture(autouse=True)
+def a_device(request) -> None:
+    """Skips all tests from one place, so that they are one line of pytest's summary."""
+    if request.config.getoption("--gpu-tests-on") == "cuda" and not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU here; --gpu-tests-on=cpu checks the tests' own code")
 
 
 @pytest.fixture
