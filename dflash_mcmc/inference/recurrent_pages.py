@@ -15,9 +15,9 @@ from dflash_mcmc.inference.page_table import NO_PAGE, NUM_RESERVED
 from dflash_mcmc.inference.paged_cache import PagedCache, PagedMemory
 from dflash_mcmc.inference.recurrent_rows import HybridRows
 from dflash_mcmc.inference.recurrent_shape import RecurrentShape, num_snapshots
-from dflash_mcmc.inference.recurrent_state import HybridCache, Place, RecurrentStates, hybrid
+from dflash_mcmc.inference.recurrent_state import HybridCache, StatePlace, RecurrentStates, hybrid
 
-_ZERO = Place(0, 0)
+_ZERO = StatePlace(0, 0)
 """The state at position 0."""
 
 
@@ -38,17 +38,17 @@ class StatePages:
     def reset(self) -> None:
         """Forgets all snapshots."""
         self._free = list(range(self.snapshots.matrices.shape[2] - 1, 0, -1))
-        self._places: dict[int, dict[int, Place]] = {}
+        self._places: dict[int, dict[int, StatePlace]] = {}
 
-    def find(self, page: int, count: int) -> Place | None:
+    def find(self, page: int, count: int) -> StatePlace | None:
         """The place of the state after the first `count` tokens of a page; None if it was not kept."""
         return self._places.get(page, {}).get(count)
 
-    def take(self, page: int, count: int) -> Place | None:
+    def take(self, page: int, count: int) -> StatePlace | None:
         """A place for the state after the first `count` tokens of a page; None if the memory is full."""
         mine = self._places.setdefault(page, {})
         if count not in mine and self._free:
-            mine[count] = Place(0, self._free.pop())
+            mine[count] = StatePlace(0, self._free.pop())
         return mine.get(count)
 
     def forget(self, page: int, start: int, stop: int) -> None:
@@ -142,13 +142,13 @@ class HybridPages(HybridCache, PagedCache):
         at = self.table.pages[row, at // size] * size + at % size
         return inputs.flatten(1, 2)[:, torch.from_numpy(at).to(inputs.device)]
 
-    def snapshot(self, row: int, number: int) -> Place | None:
+    def snapshot(self, row: int, number: int) -> StatePlace | None:
         if not number:
             return _ZERO
         page, count = self._page_of(row, number)
         return None if page == NO_PAGE else self.memory.states.find(page, count)
 
-    def place_snapshot(self, row: int, number: int) -> Place | None:
+    def place_snapshot(self, row: int, number: int) -> StatePlace | None:
         return self.memory.states.take(*self._page_of(row, number))
 
     def _forget_snapshot(self, row: int, number: int) -> None:

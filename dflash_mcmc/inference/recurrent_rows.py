@@ -7,7 +7,7 @@ import torch
 
 from dflash_mcmc.inference.cache import CacheShape, SlotCache
 from dflash_mcmc.inference.contiguous_cache import ContiguousCache
-from dflash_mcmc.inference.recurrent_state import HybridCache, Place, RecurrentStates, hybrid
+from dflash_mcmc.inference.recurrent_state import HybridCache, StatePlace, RecurrentStates, hybrid
 
 
 class HybridRows(HybridCache, ContiguousCache):
@@ -55,12 +55,12 @@ class HybridRows(HybridCache, ContiguousCache):
     def input_span(self, row: int, start: int, stop: int) -> torch.Tensor:
         return self.inputs[:, row, start:stop]
 
-    def snapshot(self, row: int, number: int) -> Place | None:
-        return Place(row, number) if self._kept[row, number] else None
+    def snapshot(self, row: int, number: int) -> StatePlace | None:
+        return StatePlace(row, number) if self._kept[row, number] else None
 
-    def place_snapshot(self, row: int, number: int) -> Place:
+    def place_snapshot(self, row: int, number: int) -> StatePlace:
         self._kept[row, number] = True
-        return Place(row, number)
+        return StatePlace(row, number)
 
     def _forget_snapshot(self, row: int, number: int) -> None:
         self._kept[row, number] = False

@@ -32,7 +32,7 @@ from dflash_mcmc.inference.recurrent_shape import RecurrentShape
 _UNKNOWN = -1
 
 
-class Place(NamedTuple):
+class StatePlace(NamedTuple):
     """Where a state is among `RecurrentStates`."""
 
     row: int
@@ -165,11 +165,11 @@ class HybridCache(SlotCache):
         """The inputs of all layers at positions `start` to `stop - 1` of a row, (layers, positions, width)."""
 
     @abstractmethod
-    def snapshot(self, row: int, number: int) -> Place | None:
+    def snapshot(self, row: int, number: int) -> StatePlace | None:
         """The place of a row's state at position `number * every` among the snapshots; None if it was not kept."""
 
     @abstractmethod
-    def place_snapshot(self, row: int, number: int) -> Place | None:
+    def place_snapshot(self, row: int, number: int) -> StatePlace | None:
         """The place to which a row's state at position `number * every` is written; None if there is no room for it."""
 
     def last_snapshots(self, rows: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
