@@ -15,7 +15,7 @@ from dflash_mcmc.inference.page_table import NO_PAGE, NUM_RESERVED
 from dflash_mcmc.inference.paged_cache import PagedCache, PagedMemory
 from dflash_mcmc.inference.recurrent_rows import HybridRows
 from dflash_mcmc.inference.recurrent_shape import RecurrentShape, num_snapshots
-from dflash_mcmc.inference.recurrent_state import HybridCache, StatePlace, RecurrentStates, hybrid
+from dflash_mcmc.inference.recurrent_state import HybridCache, RecurrentStates, StatePlace, hybrid
 
 _ZERO = StatePlace(0, 0)
 """The state at position 0."""

@@ -7,7 +7,7 @@ import torch
 
 from dflash_mcmc.inference.cache import CacheShape, SlotCache
 from dflash_mcmc.inference.contiguous_cache import ContiguousCache
-from dflash_mcmc.inference.recurrent_state import HybridCache, StatePlace, RecurrentStates, hybrid
+from dflash_mcmc.inference.recurrent_state import HybridCache, RecurrentStates, StatePlace, hybrid
 
 
 class HybridRows(HybridCache, ContiguousCache):
