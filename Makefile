@@ -73,7 +73,7 @@ vllm-short:  ## some of them: a law, preemption, scores, refusals
 	$(MAKE) vllm ONLY="-k 'plain or preemption or not_numbers or refuses or scores_and_further'"
 
 test-gpu: $(READY)  ## what only a GPU shows: CUDA graphs, kernels, bfloat16, peak memory; skipped where there is none (minutes)
-	$(PYTEST) -m gpu -rs tests/gpu $(ONLY)
+	$(PYTEST) -m gpu tests/gpu $(ONLY)
 
 golden: $(READY)  ## the stored runs again, compared to the last bit on the machine that stored them (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.runs compare $(NAMES)

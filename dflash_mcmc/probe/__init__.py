@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.inference.target_shape import TargetShape
     from dflash_mcmc.types import UnitCost
 
 
@@ -96,6 +97,9 @@ class Probe(Component):
         If not, the probe reads the solutions of the dataset.
         """
         return True
+
+    def check_target(self, target: TargetShape) -> None:
+        """Checks that the probe can measure this target, before its weights are loaded. Raises UserError."""
 
     def expected_cost(self, config: Config) -> UnitCost | None:
         """Mean cost of a unit, for the lengths in `config.assumed`; None without an estimate. Loads no weights."""

@@ -99,8 +99,10 @@ class _Checks:
         return self._once(("shape", repr(config.model)), lambda: config.model.shape("cpu"))
 
     def _fits(self, config: Config, drafts: bool) -> bool:
-        """Checks config.json, and that a draft fits the target. False if config.json is not here. Raises UserError."""
+        """Checks config.json, and that probe and draft fit the target. False if config.json is not here. Raises UserError."""
         target = self._shape(config)
+        if target is not None:
+            config.probe.check_target(target)
         if target is not None and drafts:
             self._once(("draft", repr(config.draft), repr(config.model)), lambda: config.draft.check_target(target))
         return target is not None
