@@ -100,7 +100,9 @@ class Vllm(Engine):
         if self.max_model_len is not None and self.max_model_len < needed:
             raise ConfigError("engine.max_model_len", self.max_model_len, f"null, or at least {needed}: {prompt_length} "
                               f"tokens of the longest prompt and {config.dataset.max_new_tokens} of dataset.max_new_tokens")
-        width = config.sampler.width()
-        chains = starting.chains(config.hardware.num_slots, num_chains, width)
-        settings = starting.settings(self, config, target, self.max_model_len or needed, chains * width)
-        return VllmEngine(target, shared(settings), chains, config.hardware.skip_identical)
+        width, slots = config.sampler.width(), config.hardware.num_slots
+        chains = starting.chains(slots, num_chains, width)
+        core = shared(starting.settings(self, config, target, self.max_model_len or needed, chains * width))
+        if slots is None:
+            chains = starting.fitting(chains, core.capacity(), width)
+        return VllmEngine(target, core, chains, config.hardware.skip_identical)

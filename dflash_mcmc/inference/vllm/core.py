@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -33,6 +34,9 @@ class Core(Protocol):
 
     def step(self) -> list[EndedRequest]:
         """One step of all requests. Returns those that have ended."""
+
+    def capacity(self) -> float:
+        """Requests of the longest length whose keys and values fit together."""
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """The tokens of requests that have ended or were aborted."""
@@ -81,6 +85,11 @@ class VllmCore:
         with self._failures():
             outputs = self._engine.step()
         return [EndedRequest(int(output.request_id), output.num_cached_tokens or 0) for output in outputs if output.finished]
+
+    def capacity(self) -> float:
+        """See `Core.capacity`. vLLM counts what each family's layers keep: windows, latents, states."""
+        requests = self._engine.vllm_config.cache_config.kv_cache_max_concurrency
+        return math.inf if requests is None else requests  # without layers that keep anything
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """See `Core.take`. With several workers, each that draws has the same tokens. Raises UserError as `step`."""
