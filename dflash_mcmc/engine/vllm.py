@@ -57,6 +57,10 @@ class Vllm(Engine):
             if getattr(config, group).needs_draft:
                 raise ConfigError(group, name_of(getattr(config, group)), f"one without a draft with engine=vllm, {_INSTEAD}")
 
+    def num_devices(self) -> int:
+        """GPUs of the group that shares a copy of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     def memory_note(self, config: Config) -> str:
         """The keys and values of the requests in progress. Raises ConfigError if one sequence does not fit."""
         shape = config.model.shape("cpu")

@@ -129,7 +129,8 @@ def test_a_dry_run_prints_the_plan_and_refuses_too_little_memory(make_config):
         estimate.of(check_command([*SMALL, "dry_run=true", "hardware.memory_gb=0.0001"]))
 
 
-def test_fields_of_the_same_name_reach_vllm_unchanged(make_config):
+def test_fields_of_the_same_name_reach_vllm_unchanged(make_config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
     given = {"pipeline_parallel_size": 3, "tensor_parallel_size": 2, "enable_expert_parallel": True, "kv_cache_dtype":
              "fp8_e5m2", "quantization": "fp8", "max_num_batched_tokens": 777, "gpu_memory_utilization": 0.55,
              "block_size": 64, "enforce_eager": True}
@@ -166,6 +167,7 @@ def test_chains_in_progress(slots, total, width, expected):
 
 def test_processes_share_the_gpus_of_a_machine(make_config, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     config = make_config("engine=vllm", "sampler=greedy", "engine.tensor_parallel_size=2", "model.dtype=bfloat16")
     target = config.engine.load(config, "cpu")._replace(device="cuda:1")
     settings = starting.settings(config.engine, config, target, 500, 8)
@@ -177,6 +179,15 @@ def test_processes_share_the_gpus_of_a_machine(make_config, monkeypatch):
     assert not arguments["trust_remote_code"]
     assert arguments["generation_config"] == "vllm"
     assert arguments["additional_config"][CONFIG]["forbidden"] == list(target.forbidden)
+
+
+def test_a_group_that_the_machine_has_not_is_refused(make_config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    config = make_config("engine=vllm", "sampler=greedy", "engine.tensor_parallel_size=3", "model.dtype=bfloat16")
+    assert config.engine.num_devices() == 3
+    target = config.engine.load(config, "cpu")._replace(device="cuda:1")
+    with pytest.raises(UserError, match=r"given 3; allowed: at most 2 for process 1 of this machine, which has 4 GPUs"):
+        starting.settings(config.engine, config, target, 500, 8)
 
 
 def test_memory_gb_is_the_memory_of_keys_and_values(make_config):

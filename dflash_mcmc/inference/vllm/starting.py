@@ -89,9 +89,15 @@ def _architecture(target: VllmTarget) -> str:
 def _devices(device: str, count: int) -> tuple[int, ...]:
     """The GPUs of this process: `count` of them for each process of a launch on this machine, starting at the device's number.
 
-    `hardware.device=cuda` is `cuda:N` for local rank N, which with one GPU a process is its number.
+    `hardware.device=cuda` is `cuda:N` for local rank N, which with one GPU a process is its number. Raises ConfigError if the
+    machine has fewer.
     """
-    number = int(device.partition(":")[2] or 0)
+    import torch
+
+    number, found = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+    if (number + 1) * count > found:
+        most = f"at most {found // (number + 1)} for process {number} of this machine, which has {found} GPUs"
+        raise ConfigError("engine.tensor_parallel_size * engine.pipeline_parallel_size", count, most)
     return tuple(range(number * count, (number + 1) * count))
 
 
