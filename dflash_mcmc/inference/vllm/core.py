@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.vllm.ledger import Drawn
+from dflash_mcmc.inference.vllm.scratch import Scratch
 from dflash_mcmc.inference.vllm.settings import VllmSettings, prepare_environment
 from dflash_mcmc.inference.vllm.ticket import FIELD, Ticket
 
@@ -63,9 +64,12 @@ class VllmCore:
             raise UserError(MISSING if error.name == "vllm" else
                             f"engine: given 'vllm', which cannot be imported: {one_line(error)}") from error
         arguments = settings.arguments()  # a mistake in it is ours, and nothing that vLLM refuses
+        self._scratch = Scratch()
         try:
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            with self._scratch.used():
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, RuntimeError, NotImplementedError, TypeError, AssertionError, ImportError, KeyError) as error:
+            self._scratch.remove()
             raise UserError(f"engine: vLLM refuses {settings.model!r}: {one_line(error)}") from error
         atexit.register(self.close)
 
@@ -134,7 +138,10 @@ class VllmCore:
         """Ends the engine and its workers."""
         atexit.unregister(self.close)
         engine: Any = self._engine
-        engine.engine_core.shutdown()
+        try:
+            engine.engine_core.shutdown()
+        finally:
+            self._scratch.remove()
 
 
 _shared: list[VllmCore] = []
