@@ -68,6 +68,8 @@ class VllmCore:
         try:
             with self._scratch.used():
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+                if arguments.get("pipeline_parallel_size", 1) > 1:
+                    self._engine.collective_rpc("dflash_mcmc_prepare")
         except (ValueError, RuntimeError, NotImplementedError, TypeError, AssertionError, ImportError, KeyError) as error:
             self._scratch.remove()
             raise UserError(f"engine: vLLM refuses {settings.model!r}: {one_line(error)}") from error
