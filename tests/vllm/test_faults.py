@@ -18,7 +18,7 @@ import torch
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.interface import NOT_NUMBERS
-from dflash_mcmc.inference.vllm import cache_plan
+from dflash_mcmc.inference.vllm import cache_plan, scratch
 from dflash_mcmc.rng import Key
 from tests.inference.test_batched import PROMPTS, SAMPLERS, STOPS
 from tests.processes import ROOT
@@ -165,6 +165,7 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
     assert line.startswith(FAILURES[sent])
     _, left = psutil.wait_procs(children, timeout=10)
     assert not left
+    assert not list(scratch.SEGMENTS.glob("vllm_dist_*"))
     before = recorded(tmp_path)
     assert 0 < len(before) < 6
     output, _ = (process := start(tmp_path, *few)).communicate(timeout=300)
