@@ -47,21 +47,16 @@ NEEDS_TORCHVISION = ("qwen3_5",)
 """Families whose class in vLLM imports torchvision. `make vllm` runs them with tests/vllm/torchvision_on_a_cpu.py."""
 
 
-def random_family(family: str, **changes):
-    """(model, dtype) of a family, with random weights."""
-    model_class, config_class, values, dtype, _ = FAMILIES[family]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = getattr(transformers, model_class)(getattr(transformers, config_class)(**{**values, **changes})).eval()
-        model.get_output_embeddings().weight.data.mul_(20.0)
-    return model.to(getattr(torch, dtype)), dtype
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_p_is_that_of_transformers(tmp_path, family):
     if family in NEEDS_TORCHVISION and importlib.util.find_spec("torchvision") is None:
         pytest.skip("vLLM's class imports torchvision: make vllm")
-    (model, dtype), tolerance = random_family(family), FAMILIES[family][-1]
+    model_class, config_class, values, dtype, tolerance = FAMILIES[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, model_class)(getattr(transformers, config_class)(**values)).eval()
+        model.get_output_embeddings().weight.data.mul_(20.0)
+    model = model.to(getattr(torch, dtype))
     target = target_of(model, tmp_path, [3])._replace(dtype=dtype)
     engine = engine_of(target, float32_head=dtype != "float32")
     worst, varied = 0.0, set()
