@@ -53,8 +53,6 @@ class Vllm(Engine):
         check_plain(config, f"engine=vllm, {_INSTEAD}")
         if config.model.rope_override() is not None:
             raise ConfigError("model.rope_scaling", config.model.rope_override(), f"null with engine=vllm, {_INSTEAD}")
-        if config.dataset.stop:
-            raise ConfigError("dataset.stop", config.dataset.stop, f"[] with engine=vllm, {_INSTEAD}")
         for group in ("sampler", "blend"):
             if getattr(config, group).needs_draft:
                 raise ConfigError(group, name_of(getattr(config, group)), f"one without a draft with engine=vllm, {_INSTEAD}")
@@ -106,6 +104,7 @@ class Vllm(Engine):
         if self.max_model_len is not None and self.max_model_len < needed:
             raise ConfigError("engine.max_model_len", self.max_model_len, f"null, or at least {needed}: {prompt_length} "
                               f"tokens of the longest prompt and {config.dataset.max_new_tokens} of dataset.max_new_tokens")
+        target = target.stopping_at(config.dataset.stop)
         width, slots = config.sampler.width(), config.hardware.num_slots
         chains = starting.chains(slots, num_chains, width)
         core = shared(starting.settings(self, config, target, self.max_model_len or needed, chains * width))

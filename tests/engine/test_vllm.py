@@ -152,7 +152,8 @@ def test_chains_that_fit_at_full_length(chains, requests, width, expected):
 
 @pytest.mark.parametrize(("slots", "expected"), [("null", 5), ("9", 9)])
 def test_the_memory_chooses_the_number_of_chains_by_default(make_config, monkeypatch, slots, expected):
-    monkeypatch.setattr(core, "shared", lambda settings: SimpleNamespace(settings=settings, capacity=lambda: 5.5))
+    monkeypatch.setattr(core, "shared", lambda settings: SimpleNamespace(settings=settings, capacity=lambda: 5.5,
+                                                                       stop_at=lambda stops: None))
     config = make_config(*SMALL, f"hardware.num_slots={slots}")
     engine = config.engine.start(config, config.engine.load(config, "cpu"), 20, 40)
     assert engine._num_chains == expected

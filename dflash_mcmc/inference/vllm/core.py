@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.vllm.ledger import Drawn
+from dflash_mcmc.inference.vllm.ledger import Drawn, StopTable
 from dflash_mcmc.inference.vllm.scratch import Scratch
 from dflash_mcmc.inference.vllm.settings import VllmSettings, prepare_environment
 from dflash_mcmc.inference.vllm.ticket import FIELD, Ticket
@@ -38,6 +38,9 @@ class Core(Protocol):
 
     def capacity(self) -> float:
         """Requests of the longest length whose keys and values fit together."""
+
+    def stop_at(self, stops: StopTable | None) -> None:
+        """Sets the stop strings of the requests that are added from now on."""
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """The tokens of requests that have ended or were aborted."""
@@ -96,6 +99,11 @@ class VllmCore:
         """See `Core.capacity`. vLLM counts what each family's layers keep: windows, latents, states."""
         requests = self._engine.vllm_config.cache_config.kv_cache_max_concurrency
         return math.inf if requests is None else requests  # without layers that keep anything
+
+    def stop_at(self, stops: StopTable | None) -> None:
+        """See `Core.stop_at`. Raises UserError as `step`."""
+        with self._failures():
+            self._engine.collective_rpc("dflash_mcmc_stop_at", _patience(), (stops,))
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """See `Core.take`. With several workers, each that draws has the same tokens. Raises UserError as `step`."""

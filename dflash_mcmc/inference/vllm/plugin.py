@@ -10,7 +10,7 @@ from vllm.distributed import get_pp_group
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
 from dflash_mcmc.inference.vllm import blended
-from dflash_mcmc.inference.vllm.ledger import LEDGER, Drawn
+from dflash_mcmc.inference.vllm.ledger import LEDGER, Drawn, StopTable
 from dflash_mcmc.inference.vllm.rows import BatchRows
 from dflash_mcmc.inference.vllm.settings import CONFIG
 
@@ -52,6 +52,10 @@ class Extension:
         if runner.intermediate_tensors is None and not get_pp_group().is_first_rank:
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
                 batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device)
+
+    def dflash_mcmc_stop_at(self, stops: StopTable | None) -> None:
+        """See `Ledger.stop_at`."""
+        LEDGER.stop_at(stops)
 
     def dflash_mcmc_take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """See `Ledger.take`."""
