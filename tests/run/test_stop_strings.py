@@ -101,7 +101,6 @@ def test_stops_are_identity_only_where_there_are_some(make_config):
     (["dataset.stop=['']"], "dataset.stop: given ''; allowed: texts of at least one character"),
     ([f"dataset.stop=[{'a' * 129}]"], "dataset.stop: given 'a text of 129 characters'; allowed: at most"),
     (["dataset.stop=[a]", "probe=difficulty", "draft=tiny"], "dataset.stop: given ['a']; allowed: [] with probe=difficulty"),
-    (["dataset.stop=[a]", "engine=vllm"], "dataset.stop: given ['a']; allowed: [] with engine=vllm, or engine=slots"),
 ], ids=str)
 def test_what_cannot_stop_is_refused(make_config, overrides, said):
     with pytest.raises(ConfigError) as caught:
