@@ -28,9 +28,10 @@ from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.training import accepted, loop, schedule
 from dflash_mcmc.training.blocks import Epochs, TrainingBlocks
+from dflash_mcmc.training.candidates import CandidateIds
 from dflash_mcmc.training.loss import Objective, loss_sum, slot_weights
 from dflash_mcmc.training.prompts import questions
-from dflash_mcmc.training.recipe import DraftPlan, identity_of, run_folder
+from dflash_mcmc.training.recipe import DraftPlan, identity_of, responses_folder, run_folder
 from dflash_mcmc.training.responses import Request, Response, responses
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _BETAS = (0.9, 0.95)
 _TRACK_EVERY = 10
+_FREE_OF_INIT = ("block_size", "dtype", "num_target_layers", "max_positions")
+"""Fields of a shape that no weight depends on. They may differ between `init` and the plan."""
 
 
 def train(plan: DraftPlan) -> Path:
@@ -55,8 +58,8 @@ def train(plan: DraftPlan) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     requests = [Request("training", prompts.training, plan.responses.temperatures),
                 *(Request(f"held-out-{t:g}", prompts.held_out, (t,)) for t in plan.responses.held_out)]
-    training, *held_out = (responses(plan, model, folder, request) for request in requests)
-    draft = new_draft(shape, model, plan.seed).to(device)
+    training, *held_out = (responses(plan, model, responses_folder(plan), request) for request in requests)
+    draft = first_draft(plan, shape, model).to(device)
     if accelerator.is_main_process:
         write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(plan))))
     session = _Session(plan, accelerator, model, draft, training, dict(zip(plan.responses.held_out, held_out, strict=True)))
@@ -106,6 +109,21 @@ def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
     return spare
 
 
+def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DFlash:
+    """The draft before the first step, in float32: that of `init`, or a new one. Raises UserError if `init` does not fit."""
+    if plan.init is None:
+        return new_draft(shape, model, plan.seed)
+    found = checkpoint.load(plan.start().local(), torch.float32, "cpu")
+    for field in dataclasses.fields(DFlashShape):
+        given, wanted = getattr(found.shape, field.name), getattr(shape, field.name)
+        if field.name not in _FREE_OF_INIT and given != wanted:
+            raise ConfigError("init", plan.init, f"a draft with {field.name} {wanted}, as the plan's; this one has {given}")
+    with torch.random.fork_rng(devices=()):
+        draft = DFlash(shape)
+    draft.load_state_dict(found.state_dict())
+    return draft
+
+
 def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
     """A freshly initialised draft in float32.
 
@@ -134,6 +152,8 @@ class _Session:
         if not self.batches.num_batches:
             raise ConfigError("batch_size", plan.batch_size, "fewer: most responses have a single token, from which a draft "
                               "learns nothing")
+        self.candidates = None if plan.loss_ids is None else CandidateIds(
+            training, plan.loss_ids, model.forbidden.cpu().numpy(), plan.seed)
         self.objective = Objective(plan.target, plan.alpha, plan.gamma)
 
     def run(self, folder: Path) -> None:
@@ -164,10 +184,11 @@ class _Session:
         batch = self.batches(step)
         # Every process computes the total weight of the batch. The parts then only need to be added.
         total = slot_weights(batch, self.draft.shape.block_size, self.plan.gamma).sum().item()
+        candidates = None if self.candidates is None else self.candidates(step, batch.tokens).to(self.model.device)
         loss = torch.zeros(1, device=self.model.device)
         for part in self._share(batch):
             value = loss_sum(self.draft, self.model, part.to(self.model.device), self.objective,
-                             self.plan.precision == "bfloat16") / total
+                             self.plan.precision == "bfloat16", candidates) / total
             value.backward()
             loss += value.detach()
         return self._add_up(loss)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from omegaconf import MISSING
 from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.config.schema import Paths
+from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, identity_values, runtime
 
@@ -79,6 +81,11 @@ class DraftPlan:
                            "divergence)",
                            choices=("tokens", "p", "p_alpha"))
     alpha: float = identity("exponent for target=p_alpha", gt=0)
+    loss_ids: int | None = identity("for target=tokens, number of ids over which the loss normalises besides those of the "
+                                    "step: half are the most frequent ones, half are random and stand for the rest; null = "
+                                    "all ids", ge=2, off=None)
+    init: str | None = identity("folder of a draft with the same shape, whose weights the training starts from; null starts "
+                                "from random weights", off=None)
     anchors: int = identity("blocks per sequence in a step, chosen at random in every epoch", ge=1)
     prompt_end: bool = identity("whether the prompt's last token, where engines start drafting, may be an anchor too")
     loss_gamma: float | None = identity("gamma in the weight exp(-(k - 1) / gamma) of slot k; null uses 7 for blocks of 16, "
@@ -106,11 +113,20 @@ class DraftPlan:
         """Number of slots after which the weight of a slot falls by a factor e."""
         return self.loss_gamma if self.loss_gamma is not None else _DEFAULT_GAMMA[self.shape.block_size]
 
+    def start(self) -> Checkpoint:
+        """The checkpoint that the training starts from."""
+        return Checkpoint("init", str(self.init), None, "z-lab/Qwen3-4B-DFlash-b16")
+
     def check(self) -> None:
         """Checks the plan without loading a model. Raises ConfigError or UserError."""
         self.model.check(self)
         self.hardware.check(self)
         _check_shape(self.shape, self.model.num_layers())
+        if self.loss_ids is not None and self.target != "tokens":
+            raise ConfigError("loss_ids", self.loss_ids, f"null with target={self.target}, which needs the probability of "
+                              "every id")
+        if self.init is not None:
+            self.start().check()
         if self.loss_gamma is None and self.shape.block_size not in _DEFAULT_GAMMA:
             raise ConfigError("loss_gamma", None, "a number > 0; published values exist only for blocks of 16, 10 and 8")
         for field in ("temperatures", "held_out"):
@@ -161,7 +177,18 @@ def identity_of(plan: DraftPlan) -> dict[str, object]:
     if plan.prompts.path is not None:
         content = Path(plan.prompts.path).expanduser().read_bytes()
         values["prompts.path"] = hashlib.sha256(content).hexdigest()
+    if plan.init is not None:
+        values["init"] = plan.start().fingerprint()
     return values
+
+
+_OF_RESPONSES = re.compile(r"version|seed|model\..+|prompts\..+|responses\..+")
+
+
+def responses_folder(plan: DraftPlan) -> Path:
+    """`outputs/train/responses-<identity>`. Plans that differ only in how they train share their responses."""
+    values = {name: value for name, value in identity_of(plan).items() if _OF_RESPONSES.fullmatch(name)}
+    return Path(plan.paths.outputs) / "train" / f"responses-{hash_of(values)}"
 
 
 def run_folder(plan: DraftPlan) -> Path:
