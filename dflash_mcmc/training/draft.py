@@ -29,6 +29,7 @@ from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.training import accepted, loop, schedule
 from dflash_mcmc.training.blocks import Epochs, TrainingBlocks
 from dflash_mcmc.training.candidates import CandidateIds
+from dflash_mcmc.training.features import KeptFeatures
 from dflash_mcmc.training.loss import Objective, loss_sum, slot_weights
 from dflash_mcmc.training.prompts import questions
 from dflash_mcmc.training.recipe import DraftPlan, identity_of, responses_folder, run_folder
@@ -154,6 +155,7 @@ class _Session:
                               "learns nothing")
         self.candidates = None if plan.loss_ids is None else CandidateIds(
             training, plan.loss_ids, model.forbidden.cpu().numpy(), plan.seed)
+        self.features = KeptFeatures(model, draft.shape.target_layers) if plan.keep_features else None
         self.objective = Objective(plan.target, plan.alpha, plan.gamma)
 
     def run(self, folder: Path) -> None:
@@ -186,18 +188,21 @@ class _Session:
         total = slot_weights(batch, self.draft.shape.block_size, self.plan.gamma).sum().item()
         candidates = None if self.candidates is None else self.candidates(step, batch.tokens).to(self.model.device)
         loss = torch.zeros(1, device=self.model.device)
-        for part in self._share(batch):
-            value = loss_sum(self.draft, self.model, part.to(self.model.device), self.objective,
-                             self.plan.precision == "bfloat16", candidates) / total
+        numbers = self.batches.indices(step)
+        for rows in self._share(batch):
+            part = batch.rows(rows).to(self.model.device)
+            kept = None if self.features is None else self.features([numbers[row] for row in rows], part)
+            value = loss_sum(self.draft, self.model, part, self.objective, self.plan.precision == "bfloat16", candidates,
+                             kept) / total
             value.backward()
             loss += value.detach()
         return self._add_up(loss)
 
-    def _share(self, batch: TrainingBlocks) -> list[TrainingBlocks]:
-        """This process's sequences of a batch, in parts of `rows_at_once` that are computed one after another."""
+    def _share(self, batch: TrainingBlocks) -> list[list[int]]:
+        """The rows of this process's sequences in a batch, in parts of `rows_at_once` that are computed one after another."""
         rows = range(self.accelerator.process_index, len(batch.lengths), self.accelerator.num_processes)
         at_once = self.plan.rows_at_once or max(1, len(rows))
-        return [batch.rows(list(rows[start : start + at_once])) for start in range(0, len(rows), at_once)]
+        return [list(rows[start : start + at_once]) for start in range(0, len(rows), at_once)]
 
     def _add_up(self, loss: torch.Tensor) -> float:
         """Sums the loss and the gradients over all processes, in one communication. Returns the loss."""

@@ -44,7 +44,7 @@ def slot_weights(blocks: TrainingBlocks, block_size: int, gamma: float) -> torch
 
 
 def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,
-             autocast: bool, candidates: Candidates | None = None) -> torch.Tensor:
+             autocast: bool, candidates: Candidates | None = None, features: torch.Tensor | None = None) -> torch.Tensor:
     """The sum over all slots of weight times loss, in nats.
 
     Sums over parts of a batch, from several processes, can be added. To get the mean, divide the total by the sum of the
@@ -52,16 +52,20 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
 
     Args:
         candidates: the ids to normalise over, for the target `tokens`; None for all ids.
+        features: (rows, length, features · hidden), the target's features, for the target `tokens`; None reads the target.
     """
     weights = slot_weights(blocks, draft.shape.block_size, objective.gamma)
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)
     positions = blocks.anchors[rows, anchors] + slots + 1
     layers = draft.shape.target_layers
-    reading = sequences.read(model, blocks.tokens, layers)
+    teacher = None
+    if features is None:
+        reading = sequences.read(model, blocks.tokens, layers)
+        features = reading.features(model, layers)
+        # The target's distribution of a token is computed from the position before it.
+        teacher = None if objective.target == "tokens" else reading.hidden[rows, positions - 1]
     with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
-        hidden = sequences.drafted(draft, model, reading.features(model, layers), *blocks)[rows, anchors, slots]
-    # The target's distribution of a token is computed from the position before it.
-    teacher = None if objective.target == "tokens" else reading.hidden[rows, positions - 1]
+        hidden = sequences.drafted(draft, model, features, *blocks)[rows, anchors, slots]
     labels, weights = blocks.tokens[rows, positions], weights[rows, anchors, slots]
 
     def piece(part: slice) -> torch.Tensor:

@@ -99,6 +99,8 @@ class DraftPlan:
     precision: str = identity("number format of the forward pass; the weights are kept in float32",
                               choices=("float32", "bfloat16"))
     seed: int = identity("seed of the initial weights, prompts, responses, order and anchors")
+    keep_features: bool = runtime("for target=tokens, keep the target's features of all training responses in memory after "
+                                  "the first epoch; false reads the target again in every step")
     rows_at_once: int | None = runtime("sequences in one forward, to limit memory; null uses all", ge=1)
     evaluate_every: int = runtime("steps between evaluations and checkpoints", ge=1)
     num_threads: int | None = runtime("number of CPU threads; null uses the hardware setting", ge=1)
@@ -122,9 +124,11 @@ class DraftPlan:
         self.model.check(self)
         self.hardware.check(self)
         _check_shape(self.shape, self.model.num_layers())
-        if self.loss_ids is not None and self.target != "tokens":
-            raise ConfigError("loss_ids", self.loss_ids, f"null with target={self.target}, which needs the probability of "
-                              "every id")
+        if self.target != "tokens":
+            for field, off in (("loss_ids", None), ("keep_features", False)):
+                if getattr(self, field) != off:
+                    raise ConfigError(field, getattr(self, field), f"{'null' if off is None else 'false'} with "
+                                      f"target={self.target}, which needs the target's probability of every id")
         if self.init is not None:
             self.start().check()
         if self.loss_gamma is None and self.shape.block_size not in _DEFAULT_GAMMA:

@@ -103,3 +103,5 @@ def test_a_loss_over_some_ids_is_for_tokens_alone(plan):
     plan("loss_ids=64")
     with refused("loss_ids: given 64; allowed: null with target=p"):
         plan("loss_ids=64", "target=p")
+    with refused("keep_features: given True; allowed: false with target=p_alpha"):
+        plan("keep_features=true", "target=p_alpha")
