@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from omegaconf import OmegaConf
@@ -42,12 +42,17 @@ if TYPE_CHECKING:
 
 _BETAS = (0.9, 0.95)
 _TRACK_EVERY = 10
+_PART = 64
+"""Tokens of a part of the answers, for which the accepted length is reported separately."""
 _FREE_OF_INIT = ("block_size", "dtype", "num_target_layers", "max_positions")
 """Fields of a shape that no weight depends on. They may differ between `init` and the plan."""
 
 
 def train(plan: DraftPlan) -> Path:
-    """Trains to the end of the plan, from the last checkpoint if there is one. Returns the folder of the draft."""
+    """Trains to the end of the plan, from the last checkpoint if there is one. Returns the folder of the draft.
+
+    Without a step, the draft that the training would start from is evaluated and exported.
+    """
     from accelerate import Accelerator
 
     prompts = questions(plan)
@@ -57,14 +62,20 @@ def train(plan: DraftPlan) -> Path:
     shape = shape_of(plan, model)
     folder = run_folder(plan)
     folder.mkdir(parents=True, exist_ok=True)
-    requests = [Request("training", prompts.training, plan.responses.temperatures),
+    requests = [Request("training", prompts.training if plan.steps else [], plan.responses.temperatures),
                 *(Request(f"held-out-{t:g}", prompts.held_out, (t,)) for t in plan.responses.held_out)]
     training, *held_out = (responses(plan, model, responses_folder(plan), request) for request in requests)
     draft = first_draft(plan, shape, model).to(device)
     if accelerator.is_main_process:
         write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(plan))))
     session = _Session(plan, accelerator, model, draft, training, dict(zip(plan.responses.held_out, held_out, strict=True)))
-    session.run(folder)
+    if not plan.steps:
+        figures = session.evaluate()
+        if accelerator.is_main_process:
+            loop.append_figures(folder, {"step": 0, **figures})
+            print(_describe(figures))
+    else:
+        session.run(folder)
     target = Path(plan.export) if plan.export else folder / "draft"
     if accelerator.is_main_process:
         export(draft, plan, model, target)
@@ -150,10 +161,10 @@ class _Session:
                  training: list[Response], held_out: dict[float, list[Response]]):
         self.plan, self.accelerator, self.model, self.draft, self.held_out = plan, accelerator, model, draft, held_out
         self.batches = Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
-        if not self.batches.num_batches:
+        if plan.steps and not self.batches.num_batches:
             raise ConfigError("batch_size", plan.batch_size, "fewer: most responses have a single token, from which a draft "
                               "learns nothing")
-        self.candidates = None if plan.loss_ids is None else CandidateIds(
+        self.candidates = None if plan.loss_ids is None or not plan.steps else CandidateIds(
             training, plan.loss_ids, model.forbidden.cpu().numpy(), plan.seed)
         self.features = KeptFeatures(model, draft.shape.target_layers) if plan.keep_features else None
         self.objective = Objective(plan.target, plan.alpha, plan.gamma)
@@ -216,19 +227,31 @@ class _Session:
         return loss.item()
 
     def evaluate(self) -> dict[str, object]:
-        """The accepted length on the held-out responses: `tau_T` for each of their temperatures T."""
-        figures, at_once = {}, self.plan.rows_at_once or self.plan.batch_size
+        """The accepted length on the held-out responses: `tau_T` for each of their temperatures T.
+
+        `tau_T_by_position` has it for parts of the answers of `_PART` tokens, with None for a part without a token.
+        """
+        figures: dict[str, object] = {}
+        at_once, num_parts = self.plan.rows_at_once or self.plan.batch_size, -(-self.plan.responses.max_new_tokens // _PART)
         for temperature, held_out in self.held_out.items():
             mine = held_out[self.accelerator.process_index :: self.accelerator.num_processes]
-            counted = accepted.count(self.draft, self.model, mine, at_once, self.plan.anchors)
-            tokens, forwards = self.accelerator.reduce(torch.tensor(counted, device=self.model.device), "sum").tolist()
+            counted = torch.from_numpy(accepted.by_position(self.draft, self.model, mine, at_once, self.plan.anchors, _PART,
+                                                            num_parts))
+            parts = self.accelerator.reduce(counted.to(self.model.device), "sum").tolist()
+            tokens, forwards = map(sum, zip(*parts, strict=True))
             figures[f"tau_{temperature:g}"] = tokens / forwards
+            figures[f"tau_{temperature:g}_by_position"] = [part[0] / part[1] if part[1] else None for part in parts]
         return figures
 
 
 def _describe(figures: dict[str, object]) -> str:
-    taus = [f"{value:.2f} at temperature {name.removeprefix('tau_')}" for name, value in figures.items() if "tau_" in name]
-    return "tokens for each forward of the target: " + ", ".join(taus)
+    texts = []
+    for name, value in figures.items():
+        if isinstance(value, float) and name.startswith("tau_"):
+            parts = [f"{part:.2f}" for part in cast("list[float | None]", figures[f"{name}_by_position"]) if part is not None]
+            by_position = f" ({', '.join(parts)} in parts of {_PART} tokens)" if len(parts) > 1 else ""
+            texts.append(f"{value:.2f} at temperature {name.removeprefix('tau_')}{by_position}")
+    return "tokens for each forward of the target: " + ", ".join(texts)
 
 
 def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path) -> None:

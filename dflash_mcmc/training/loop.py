@@ -116,5 +116,10 @@ def save(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer
     temporary = folder / f".{_CHECKPOINT}.{os.getpid()}.tmp"
     torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": figures["step"]}, temporary)
     os.replace(temporary, folder / _CHECKPOINT)
+    append_figures(folder, figures)
+
+
+def append_figures(folder: Path, figures: dict[str, object]) -> None:
+    """Appends the figures of an evaluation to `metrics.jsonl`."""
     with (folder / EVALUATIONS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(figures) + "\n")

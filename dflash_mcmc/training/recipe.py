@@ -90,7 +90,8 @@ class DraftPlan:
     prompt_end: bool = identity("whether the prompt's last token, where engines start drafting, may be an anchor too")
     loss_gamma: float | None = identity("gamma in the weight exp(-(k - 1) / gamma) of slot k; null uses 7 for blocks of 16, "
                                         "5 for 10 and 4 for 8", gt=0)
-    steps: int = identity("number of optimiser steps", ge=1)
+    steps: int = identity("number of optimiser steps; 0 evaluates the draft of init on the held-out prompts and trains "
+                          "nothing", ge=0)
     batch_size: int = identity("sequences per step, over all processes", ge=1)
     learning_rate: float = identity("peak learning rate, which then decays to zero along a cosine", gt=0)
     warmup_fraction: float = identity("fraction of the steps in which the learning rate rises", ge=0, lt=1)
@@ -129,6 +130,8 @@ class DraftPlan:
                 if getattr(self, field) != off:
                     raise ConfigError(field, getattr(self, field), f"{'null' if off is None else 'false'} with "
                                       f"target={self.target}, which needs the target's probability of every id")
+        if not self.steps and self.init is None:
+            raise ConfigError("steps", 0, "a number >= 1, or 0 with init=FOLDER, to evaluate a draft")
         if self.init is not None:
             self.start().check()
         if self.loss_gamma is None and self.shape.block_size not in _DEFAULT_GAMMA:

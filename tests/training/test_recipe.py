@@ -16,7 +16,7 @@ from tests.refusals import refused
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (["steps=0"], "steps: given 0; allowed: a whole number >= 1"),
+    (["steps=-1"], "steps: given -1; allowed: a whole number >= 0"),
     (["stpes=3"], "stpes: unknown field (did you mean 'steps'?)"),
     (["shape.num_layer=3"], "shape.num_layer: unknown field (did you mean 'num_layers'?)"),
     (["learning_rate=fast"], "learning_rate: given 'fast'; allowed: a number > 0"),

@@ -99,6 +99,22 @@ def test_a_second_training_in_the_folder_is_refused(tmp_path, random_weights):
     assert (tmp_path / "checkpoint.pt").exists()
 
 
+def test_without_a_step_the_start_is_evaluated(plan, capsys):
+    given = plan(f"init={SHIPPED}", "steps=0", "responses.max_new_tokens=80")
+    folder = draft.train(given)
+    shown = capsys.readouterr().out
+    assert "tokens for each forward of the target: " in shown
+    (line,) = (json.loads(text) for text in (run_folder(given) / "metrics.jsonl").read_text().splitlines())
+    assert line["step"] == 0
+    assert line["tau_0"] > 2
+    assert f"{line['tau_0']:.2f} at temperature 0" in shown
+    kept, shipped = (checkpoint.load(path, None, "cpu").state_dict() for path in (folder, SHIPPED))
+    assert all(torch.equal(value, shipped[name]) for name, value in kept.items())
+    assert not list(responses_folder(given).glob("training/*.npz"))
+    with refused("allowed: a number >= 1, or 0 with init=FOLDER", start="steps: given 0"):
+        plan("steps=0")
+
+
 def test_a_loss_over_some_ids_is_for_tokens_alone(plan):
     plan("loss_ids=64")
     with refused("loss_ids: given 64; allowed: null with target=p"):
