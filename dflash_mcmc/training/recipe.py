@@ -24,7 +24,7 @@ from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, identity_values, runtime
 
-RECIPES = {"tiny": "train_draft_tiny", "dflash": "train_draft"}
+RECIPES = {"tiny": "train_draft_tiny", "smollm2": "train_draft_smollm2", "dflash": "train_draft"}
 """The values of `draft=` and their root configurations."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""
