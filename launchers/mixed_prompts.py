@@ -3,8 +3,8 @@
     python launchers/mixed_prompts.py DATA OUT [PART]
 
 DATA has gsm8k/test.jsonl, math500/test.jsonl and humaneval/HumanEval.jsonl. OUT gets a question in each line. The part
-`training` is a fixed mixture of problems that are not held out, and then 24 held-out ones. `gsm8k`, `math` and `text` are held-out
-problems alone, after four lines that a training needs.
+`training` is a fixed mixture of problems that are not held out, and then 24 held-out ones. `gsm8k`, `math` and `text` are
+held-out problems alone, after four lines that a training needs.
 """
 
 from __future__ import annotations

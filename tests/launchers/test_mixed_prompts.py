@@ -19,7 +19,8 @@ def test_held_out_problems_are_in_no_training_part(tmp_path):
     found = {}
     for part in ("", "gsm8k", "math", "text"):
         out = tmp_path / f"{part}.jsonl"
-        done = processes.run([str(ROOT / "launchers/mixed_prompts.py"), str(tmp_path), str(out), *filter(None, [part])], tmp_path)
+        script = str(ROOT / "launchers/mixed_prompts.py")
+        done = processes.run([script, str(tmp_path), str(out), *filter(None, [part])], tmp_path)
         assert done.returncode == 0, done.stderr
         found[part] = [json.loads(line)["question"] for line in out.read_text().splitlines()]
     training, last = found[""][:-14], found[""][-14:]  # 4 + 4 + 2 + 4 held-out ones, fewer than in the whole files
