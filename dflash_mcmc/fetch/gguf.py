@@ -34,7 +34,7 @@ def convert(file: Path, folder: Path) -> None:
     read = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
     values = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
     with torch.device("meta"):
-        model = type(read)(type(read.config)(**values))
+        model: Any = type(read)(type(read.config)(**values))
     model.load_state_dict(read.state_dict(), assign=True)
     model.tie_weights()
     model = model.to(torch.bfloat16)
