@@ -51,6 +51,7 @@ class Bench:
     decoder_slots: list[int] = runtime("numbers of slots in parts h and i")  # noqa: RUF009
     decoder_chains: int = runtime("number of chains in parts h and j with one slot; part i uses half", ge=1)
     draft_path: str = runtime("folder of the embedded model's draft for parts h to k")
+    smollm2_draft: str | None = runtime("folder of a draft for smollm2; null measures what needs no draft")
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def check(self) -> None:
@@ -79,7 +80,8 @@ def bench(plan: Bench) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     print(", ".join(f"{name}: {value}" for name, value in machine.items()))
     for name in plan.subjects:
-        subject = subject_of(name, plan.mid_horizon, plan.draft_path, plan.paths.outputs)
+        draft = plan.draft_path if name == "tiny" else plan.smollm2_draft
+        subject = subject_of(name, plan.mid_horizon, draft, plan.paths.outputs)
         slots, most = (plan.tiny_slots, plan.most_slots) if name == "tiny" else (plan.mid_slots, plan.mid_slots)
         sizes = Sizes(slots, plan.waves, plan.loop_chains, plan.blocks, most, plan.decoder_slots, plan.decoder_chains)
         for part in plan.parts:

@@ -38,7 +38,7 @@ class Subject(NamedTuple):
     """Draft for this model; None if it has none."""
 
 
-def with_problems(name: str, config: Config, draft: DFlashDraft) -> Subject:
+def with_problems(name: str, config: Config, draft: DFlashDraft | None) -> Subject:
     """A model of the configuration with its problems, as `python -m dflash_mcmc` uses them."""
     import transformers
 
@@ -80,11 +80,11 @@ REAL = {"smollm2": "float32", "smollm2_bfloat16": "bfloat16"}
 """The subjects with the pretrained model, and their precision."""
 
 
-def subject_of(name: str, mid_horizon: int, draft: str = "", outputs: str = "outputs") -> Subject:
+def subject_of(name: str, mid_horizon: int, draft: str | None = "", outputs: str = "outputs") -> Subject:
     """A subject by its name. Raises UserError if its checkpoint is missing.
 
     Args:
-        draft: the folder of the draft of `tiny`; it may be empty if no draft is used.
+        draft: the folder of the draft of `tiny` or `smollm2`; it may be empty or None if no draft is used.
         outputs: the folder with the models that were fetched.
     """
     if name == "qwen3_4b":
@@ -93,11 +93,15 @@ def subject_of(name: str, mid_horizon: int, draft: str = "", outputs: str = "out
         return qwen3_4b(mid_horizon)
     if name in REAL:
         config, _ = command.compose_once("config", [
-            "experiment=real", "draft=smollm2", "dataset.limit=null", f"dataset.max_new_tokens={mid_horizon}",
-            f"model.dtype={REAL[name]}", f"draft.dtype={REAL[name]}", f"paths.outputs={outputs}"], Config)
+            "experiment=real", "dataset.limit=null", f"dataset.max_new_tokens={mid_horizon}",
+            f"model.dtype={REAL[name]}", f"paths.outputs={outputs}"], Config)
         config.model.check(config)
-        return with_problems(name, config, cast(DFlashDraft, config.draft))
+        return with_problems(name, config, _dflash(draft, REAL[name]) if draft else None)
     config, _ = command.compose_once("config", ["tracker=none"], Config)
     if name == "mid":
         return mid(mid_horizon)
-    return with_problems("tiny", config, DFlashDraft(path=draft, revision=None, dtype="float32", block_size=None))
+    return with_problems("tiny", config, _dflash(draft or "", "float32"))
+
+
+def _dflash(folder: str, dtype: str) -> DFlashDraft:
+    return DFlashDraft(path=folder, revision=None, dtype=dtype, block_size=None)
