@@ -39,12 +39,7 @@ class SlotwiseNetwork(DFlash):
         return None
 
     def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """Logits of all slots of given blocks, float32 (rows, n, vocabulary).
-
-        Args:
-            base: float32 (rows, n, vocabulary). hidden: (rows, n, hidden).
-            previous: int64 (rows, n), the token before each slot.
-        """
+        """See `DFlash.along`."""
         state, slots = None, []
         for slot in range(base.shape[1]):
             logits, state = self.corrected(base[:, slot], hidden[:, slot], previous[:, slot], state)

@@ -74,6 +74,15 @@ class DFlash(torch.nn.Module):
             hidden = layer(hidden, rotation, lambda *qkv, number=number: attend(number, *qkv))
         return self.norm(hidden)
 
+    def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Logits of all slots of given blocks, float32 (blocks, n, vocabulary). DFlash's are the head's.
+
+        Args:
+            base: float32 (blocks, n, vocabulary), the head's logits of hidden states (blocks, n, hidden).
+            previous: int64 (blocks, n), the token before each slot; the first one is the anchor.
+        """
+        return base
+
 
 def block_pass(
     draft: DFlash, context_keys: torch.Tensor, context_values: torch.Tensor, context_positions: torch.Tensor,

@@ -1,0 +1,111 @@
+"""DSpark and DFlash 2: the rules keep the target's law with the sequential q, whatever the confidence head cuts off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.inference.oracle import exact_law
+from dflash_mcmc.inference.oracle.tabular import TabularEngine, _weights
+from dflash_mcmc.ops import SamplingParams
+from tests.inference.speculative.slotwise_drafts import KINDS, NetworkDraft, random_network, shape_of, small_table
+from tests.inference.speculative.test_speculator import match, reject
+from tests.speculation import speculative_error
+
+LAW = SamplingParams(0.8)
+RULES = {"match": match(), "match_drawn": match(0.9), "token": reject(), "block": reject(verification="block"),
+         "greedy_draft": reject(0.0)}
+
+
+def draft(kind: str = "vanilla", threshold: float = 0.0, cls: type[NetworkDraft] = NetworkDraft, drafted: int = 2):
+    table = small_table()
+    shape = shape_of(kind, table.parts, drafted + (kind == "dflash2"), 2)
+    return cls(random_network(shape), table, threshold)
+
+
+def error(rule: str, drafted: NetworkDraft, horizon: int = 2, law: SamplingParams = LAW) -> float:
+    return speculative_error(RULES[rule].speculation(drafted), law, horizon, small_table())
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", [*KINDS, "independent"])
+def test_law_is_exact(kind, rule):
+    assert error(rule, draft(kind)) <= 1e-12
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("kind", ["rnn", "dflash2"])
+def test_law_is_exact_over_several_blocks(kind, rule):
+    assert error(rule, draft(kind), 3) <= 1e-12
+
+
+def marginal(drafted: NetworkDraft, prefix, before):
+    """log q_k(x_k) without the tokens drafted before it: the sum over all of them."""
+    if not before:
+        return np.log(np.exp(exact_law.process(drafted.logits(prefix, ()), LAW, (), ())))
+    first = np.exp(exact_law.process(drafted.logits(prefix, ()), LAW, (), ()))
+    rows = [np.exp(exact_law.process(drafted.logits(prefix, (x,)), LAW, (), ())) for x in range(3)]
+    return np.log(sum(share * row for share, row in zip(first, rows, strict=True)))
+
+
+def uncorrected(drafted: NetworkDraft, prefix, before):
+    """The head's logits without the correction."""
+    drafter = drafted._drafter
+    drafter.prefix = prefix
+    with torch.no_grad():
+        return exact_law.process(drafter.logits(drafter.hidden(None))[0, len(before)].double().numpy(), LAW, (), ())
+
+
+@pytest.mark.parametrize("wrong", [marginal, uncorrected])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_another_q_than_the_sequential_one_is_caught(rule, wrong, monkeypatch):
+    drafted, right = draft(), TabularEngine._block
+
+    def judged(self, operation, trajectory, chance):
+        block = right(self, operation, trajectory, chance)
+        prefix, tokens = (*trajectory.prompt.tolist(), *trajectory.tokens.tolist()), block.drafted[0].tolist()
+        log_q = [wrong(drafted, prefix, tuple(tokens[:slot])) for slot in range(len(tokens))]
+        return block._replace(draft=_weights(log_q))
+
+    monkeypatch.setattr(TabularEngine, "_block", judged)
+    assert error(rule, drafted) > 0.01
+
+
+THRESHOLD = 0.5
+
+
+def cut(drafted: NetworkDraft) -> set[bool]:
+    """Whether the second slot is offered, for each token in the first slot, after some prefixes."""
+    return {drafted.offers((1, 2, *more), (token,), 0) for more in ((), (1,), (2,)) for token in range(3)}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn", "independent"])
+def test_confidence_changes_no_law(kind, rule):
+    assert error(rule, draft(kind, THRESHOLD)) <= 1e-12
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_confidence_changes_no_law_over_several_blocks(rule):
+    assert cut(draft(threshold=THRESHOLD)) == {True, False}
+    assert error(rule, draft(threshold=THRESHOLD), 3) <= 1e-12
+
+
+class SeesItsToken(NetworkDraft):
+    """Judges a slot by the confidence of the next slot, which has seen the slot's token."""
+
+    def offers(self, prefix, drafted, token):
+        return super().offers(prefix, (*drafted, token), 0) if len(drafted) + 1 < self.num_drafted else True
+
+
+@pytest.mark.parametrize(("rule", "least"), [("token", 0.01), ("block", 0.01)])
+def test_a_confidence_that_has_seen_the_token_is_caught(rule, least):
+    assert error(rule, draft(threshold=THRESHOLD, cls=SeesItsToken)) > least
+    assert error("match_drawn", draft(threshold=THRESHOLD, cls=SeesItsToken)) <= 1e-12  # the target draws every token
+
+
+def test_nothing_is_drafted_below_the_threshold():
+    drafted = draft(threshold=1.0)
+    assert not drafted.offers((1, 2), (), 0)
+    assert error("token", drafted) <= 1e-12
