@@ -79,7 +79,7 @@ def test_the_documents_table(result):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_each_sampler_draws_from_its_exact_law(result, config, name):
-    law, (p, _) = exact_law(samplers_by_name()[name], config.probe), config.probe.laws()
+    law, (p, _) = exact_law(samplers_by_name()[name], config.probe), config.probe.both_laws()
     drawn = np.sum([record["counts"][name] for record in records(result.folder)], axis=0)
     standard_error = np.sqrt((law * (1.0 - law)).clip(min=0.0).max() / 50_000)
     assert np.abs(drawn / 50_000 - law).max() < 4.0 * standard_error + 1e-12

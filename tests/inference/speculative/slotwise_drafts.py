@@ -29,7 +29,8 @@ def shape_of(kind: str, model: torch.nn.Module, block_size: int, mask: int, **ch
         block_size=block_size, mask_token_id=mask, target_layers=(0, 2, 1), max_positions=512, sliding=(None, None),
         rope={"rope_type": "default", "rope_theta": 1e4}, vocab_size=model.config.vocab_size)
     if kind == "dflash2":
-        return DFlash2Shape(**{**common, "kernel_size": 2, "group_size": 4, "selector_rank": 6, "selector_top_k": 2, **changes})
+        selector = dict(kernel_size=2, group_size=4, selector_rank=6, selector_top_k=2)
+        return DFlash2Shape(**{**common, **selector, **changes})
     heads = dict(markov_rank=0 if kind == "independent" else 6, markov_head="vanilla" if kind == "independent" else kind,
                  confidence=True, confidence_with_markov=kind != "independent")
     return DSparkShape(**{**common, **heads, **changes})

@@ -28,12 +28,19 @@ def error(rule: str, drafted: NetworkDraft, horizon: int = 2, law: SamplingParam
     return speculative_error(RULES[rule].speculation(drafted), law, horizon, small_table())
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", [*KINDS, "independent"])
+def slow_but(quick: set[tuple[str, str]], kinds: tuple[str, ...]) -> list:
+    """All pairs of kind and rule. Each takes about a second, so that all but the quick ones are slow tests."""
+    return [pytest.param(kind, rule, marks=[pytest.mark.slow] * ((kind, rule) not in quick))
+            for kind in kinds for rule in RULES]
+
+
+@pytest.mark.parametrize(("kind", "rule"), slow_but(
+    {("vanilla", "block"), ("rnn", "token"), ("dflash2", "block"), ("dflash2", "match")}, (*KINDS, "independent")))
 def test_law_is_exact(kind, rule):
     assert error(rule, draft(kind)) <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("kind", ["rnn", "dflash2"])
 def test_law_is_exact_over_several_blocks(kind, rule):
@@ -57,8 +64,9 @@ def uncorrected(drafted: NetworkDraft, prefix, before):
         return exact_law.process(drafter.logits(drafter.hidden(None))[0, len(before)].double().numpy(), LAW, (), ())
 
 
-@pytest.mark.parametrize("wrong", [marginal, uncorrected])
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(("rule", "wrong"), [
+    ("token", marginal), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+        ("block", marginal), ("token", uncorrected), ("block", uncorrected)))])
 def test_another_q_than_the_sequential_one_is_caught(rule, wrong, monkeypatch):
     drafted, right = draft(), TabularEngine._block
 
@@ -80,12 +88,13 @@ def cut(drafted: NetworkDraft) -> set[bool]:
     return {drafted.offers((1, 2, *more), (token,), 0) for more in ((), (1,), (2,)) for token in range(3)}
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn", "independent"])
+@pytest.mark.parametrize(("kind", "rule"), slow_but(
+    {("vanilla", "token"), ("vanilla", "block"), ("independent", "match")}, ("vanilla", "gated", "rnn", "independent")))
 def test_confidence_changes_no_law(kind, rule):
     assert error(rule, draft(kind, THRESHOLD)) <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_confidence_changes_no_law_over_several_blocks(rule):
     assert cut(draft(threshold=THRESHOLD)) == {True, False}
@@ -99,10 +108,15 @@ class SeesItsToken(NetworkDraft):
         return super().offers(prefix, (*drafted, token), 0) if len(drafted) + 1 < self.num_drafted else True
 
 
-@pytest.mark.parametrize(("rule", "least"), [("token", 0.01), ("block", 0.01)])
-def test_a_confidence_that_has_seen_the_token_is_caught(rule, least):
-    assert error(rule, draft(threshold=THRESHOLD, cls=SeesItsToken)) > least
-    assert error("match_drawn", draft(threshold=THRESHOLD, cls=SeesItsToken)) <= 1e-12  # the target draws every token
+@pytest.mark.parametrize("rule", ["token", pytest.param("block", marks=pytest.mark.slow)])
+def test_a_confidence_that_has_seen_the_token_is_caught(rule):
+    assert cut(draft(threshold=THRESHOLD)) == {True, False}
+    assert error(rule, draft(threshold=THRESHOLD, cls=SeesItsToken)) > 0.01
+
+
+@pytest.mark.slow
+def test_matching_allows_a_confidence_that_has_seen_the_token():
+    assert error("match_drawn", draft(threshold=THRESHOLD, cls=SeesItsToken)) <= 1e-12
 
 
 def test_nothing_is_drafted_below_the_threshold():
