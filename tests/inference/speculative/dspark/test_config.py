@@ -131,8 +131,8 @@ def rewrite(folder, change):
 @pytest.mark.parametrize(("change", "message"), [
     (lambda tensors: tensors.pop("markov_head.markov_w2.weight"), r"lacks markov_head.markov_w2.weight; allowed: all"),
     (lambda tensors: tensors.update({"markov_head.gate_proj.weight": torch.zeros(2)}), r"that DSpark lacks: markov"),
-    (lambda tensors: tensors.update({"d2t": torch.zeros(2)}), r"tensors that DSpark lacks: d2t"),
-    (lambda tensors: tensors.update({"confidence_head.proj.weight": torch.zeros(1, 32)}), r"confidence_head.proj.weight of sh"),
+    (lambda tensors: tensors.update({"d2t": torch.zeros(2)}), r"DSpark lacks: d2t"),
+    (lambda tensors: tensors.update({"confidence_head.proj.weight": torch.zeros(1, 32)}), r"head.proj.weight of shape"),
 ])
 def test_tensors_are_read_strictly(saved, change, message):
     _, folder, family = saved("vanilla")
