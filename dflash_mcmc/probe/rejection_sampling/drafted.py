@@ -7,17 +7,19 @@ first token, and their laws of the second token after each first one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
 
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.inference import logits_processor as laws_of
 from dflash_mcmc.inference.speculative import rules
 from dflash_mcmc.inference.speculative.speculation import Block, Noise, Speculation, Uniforms
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Unit, Work
+from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.run import build
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.probe.rejection_sampling import RejectionSampling
 
 _DRAFTED = 2
+_LARGEST_VOCABULARY = 4096
 _PAIRS = 199
 """Pairs of tokens that are counted; all others are counted together."""
 BLOCK = "speculative_rejection_block"
@@ -75,7 +78,10 @@ def samplers() -> dict[str, Speculation]:
 def tables(probe: RejectionSampling, config: Config, device: str) -> Tables:
     """The laws after the first problem's prompt and `probe.anchor` greedy tokens. Raises UserError."""
     model = config.model.load(device)
-    drafter: DFlashDrafter = config.draft.load(model)
+    if model.vocab_size > _LARGEST_VOCABULARY:
+        raise ConfigError("model", name_of(config.model), f"a vocabulary of at most {_LARGEST_VOCABULARY} tokens with "
+                          f"probe.laws=draft, which lists all pairs of tokens; this one has {model.vocab_size}")
+    drafter = cast("DFlashDrafter", config.draft.load(model))
     problem = config.dataset.problems()[0]
     prefix = torch.from_numpy(build.prompts(config, model, [problem])[problem.id]).to(device)[None]
     for _ in range(probe.anchor):
