@@ -190,5 +190,5 @@ def test_the_laws_of_a_draft_need_a_checkpoint(draft):
 def test_the_laws_of_a_draft_need_a_small_vocabulary(tmp_path, monkeypatch):
     drafted = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
     monkeypatch.setattr("dflash_mcmc.probe.rejection_sampling.drafted._LARGEST_VOCABULARY", 511)
-    with pytest.raises(UserError, match=r"model: given 'hf'; allowed: a vocabulary of at most 511 tokens with probe.laws=draft"):
+    with pytest.raises(UserError, match=r"model: given 'hf'; allowed: a vocabulary of at most 511 tokens with probe"):
         measured(drafted.probe, drafted)
