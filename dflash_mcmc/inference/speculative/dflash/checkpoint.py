@@ -63,14 +63,14 @@ def load(folder: Path, dtype: torch.dtype | None, device: torch.device | str, fa
     return draft.eval().requires_grad_(False)
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor is stored: the file, and its name there."""
 
     file: Path
     name: str
 
 
-def check_tensors(folder: Path, family: Family = DFLASH) -> tuple[DFlash, dict[str, Place]]:
+def check_tensors(folder: Path, family: Family = DFLASH) -> tuple[DFlash, dict[str, TensorPlace]]:
     """Checks the headers of a folder's tensors against its config. Raises UserError for the reasons of `load`.
 
     Returns:
@@ -141,7 +141,7 @@ def check_pair(shape: DFlashShape, *, hidden_size: int, vocab_size: int, num_lay
             raise UserError(f"{field}: the draft {found}; allowed: {allowed}")
 
 
-def _places(folder: Path) -> dict[str, Place]:
+def _places(folder: Path) -> dict[str, TensorPlace]:
     """The place of each tensor by its name: in model.safetensors, or in a shard that the index names. Raises UserError."""
     index = folder / f"{_WEIGHTS}.index.json"
     files = [folder / _WEIGHTS]
@@ -152,7 +152,7 @@ def _places(folder: Path) -> dict[str, Place]:
             files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             refuse(folder, f"has an {index.name} that cannot be read ({error!r:.80})", "JSON with a weight_map")
-    return {name: Place(file, name) for file in files for name in list(_open(folder, file).keys())}
+    return {name: TensorPlace(file, name) for file in files for name in list(_open(folder, file).keys())}
 
 
 def _open(folder: Path, file: Path) -> Any:
@@ -165,7 +165,7 @@ def _open(folder: Path, file: Path) -> Any:
         refuse(folder, f"has a file {file.name} that {reason}", "safetensors files as they were published")
 
 
-def _check_tensors(folder: Path, family: Family, places: dict[str, Place],
+def _check_tensors(folder: Path, family: Family, places: dict[str, TensorPlace],
                    expected: dict[str, tuple[int, ...]]) -> None:
     """Checks that a checkpoint has exactly the tensors that its config requires. Raises UserError."""
     network, more, fewer = family.config.network, sorted(places.keys() - expected), sorted(expected.keys() - places)
