@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.data.sizes import CheckpointSize, size_of
-from dflash_mcmc.draft import Draft
+from dflash_mcmc.draft import Draft, check_adapting
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
@@ -36,6 +36,17 @@ class DFlashDraft(Draft):
                           choices=("auto", "float32", "bfloat16", "float16"))
     block_size: int | None = identity("positions of a block, including its anchor; null takes the number that the draft was "
                                       "trained for, which is also the largest", ge=2)
+    adapt: str = identity("whether the draft learns while it is used, by low-rank changes that begin anew with each chain: "
+                          "context = from the prompt, before the answer; online = from the blocks that the target has verified",
+                          choices=("none", "context", "online"), off="none")
+    adapt_modules: str = identity("projections that are changed: fc = that of the target's features; fc+attention = those of "
+                                  "attention too", choices=("fc", "fc+attention"), off=None)
+    adapt_rank: int = identity("rank of the changes", ge=1, le=256, off=None)
+    adapt_rate: float = identity("learning rate of Adam", gt=0, le=1, off=None)
+    adapt_steps: int = identity("steps on the prompt with adapt=context", ge=1, le=10_000, off=None)
+    adapt_blocks: int = identity("blocks of the prompt in a step with adapt=context, chosen at random", ge=1, le=1024, off=None)
+    adapt_every_blocks: int = identity("verified blocks between two steps with adapt=online; a step learns all of them", ge=1,
+                                       le=1024, off=None)
 
     presets = ("tiny",)
     reads_features = True
@@ -45,13 +56,15 @@ class DFlashDraft(Draft):
         self._checkpoint().check()
         if self._checkpoint().folder.is_dir():
             self._shape_for(self._checkpoint().folder)
+        if self.adapt != "none":
+            check_adapting(config, self.adapt)
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The fields as the identity has them: null and auto are replaced by their actual values.
 
-        `revision` is null, because the identity has the hash of the content.
+        `revision` is null, because the identity has the hash of the content. Fields of learning without effect are left out.
         """
-        values: dict[str, object] = {"revision": None}
+        values: dict[str, object] = {"revision": None, **self._idle_adapting(config)}
         if self._checkpoint().folder.is_dir():
             from dflash_mcmc.inference.speculative.dflash.config import read_shape
 
@@ -93,8 +106,13 @@ class DFlashDraft(Draft):
             return None
         shape = read_shape(folder)
         dtype = shape.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
-        return DraftSize(self._shape_for(folder) - 1,
-                         CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype))
+        keys = CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype)
+        if self.adapt == "none":
+            return DraftSize(self._shape_for(folder) - 1, keys)
+        from dflash_mcmc.inference.speculative.adaptation.drafter import features_shape
+
+        features = features_shape(shape.target_layers, shape.hidden_size, dtype)
+        return DraftSize(self._shape_for(folder) - 1, features, keys.token_bytes())
 
     def checkpoint_size(self) -> CheckpointSize:
         """Parameters without the target's embedding and head, hidden size, layers, and the target's layers that it reads.
@@ -118,7 +136,22 @@ class DFlashDraft(Draft):
         block_size = self._shape_for(folder)
         check_pair(read_shape(folder), hidden_size=target.config.hidden_size, vocab_size=target.vocab_size,
                    num_layers=len(target.layers))
-        return DFlashDrafter(_load(str(folder), self.dtype, str(target.device)), target, block_size)
+        network = _load(str(folder), self.dtype, str(target.device))
+        if self.adapt == "none":
+            return DFlashDrafter(network, target, block_size)
+        from dflash_mcmc.inference.speculative.adaptation.drafter import AdaptiveDrafter
+        from dflash_mcmc.inference.speculative.adaptation.learning import AdaptSettings
+
+        settings = AdaptSettings(self.adapt, self.adapt_modules, self.adapt_rank, self.adapt_rate, self.adapt_steps,
+                                 self.adapt_blocks, self.adapt_every_blocks)
+        return AdaptiveDrafter(network, target, block_size, settings)
+
+    def _idle_adapting(self, config: Config) -> dict[str, object]:
+        """The fields of learning that change no output, with the values at which the identity leaves them out."""
+        if self.adapt == "none" or config.decoder.keeps_tokens():
+            return {name: "none" if name == "adapt" else None for name in self.__slots__ if name.startswith("adapt")}
+        idle = ("adapt_every_blocks",) if self.adapt == "context" else ("adapt_steps", "adapt_blocks")
+        return dict.fromkeys(idle)
 
     def _shape_for(self, folder: Path) -> int:
         """The block size. Raises UserError for a config that is not a DFlash draft's, and for a block that is too large."""

@@ -102,7 +102,7 @@ class BatchedEngine:
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
         stepper, tracer = _stepper(runner, speculation, options.whole_blocks and not model.recurrent_nets)
-        if options.cuda_graphs and on_gpu and model.capturable and not (tracer or grid):
+        if options.cuda_graphs and on_gpu and model.capturable and not (tracer or grid or runner.adaptive):
             stepper = GraphedSteps(stepper)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
