@@ -37,14 +37,15 @@ class DFlashDraft(Draft):
     block_size: int | None = identity("positions of a block, including its anchor; null takes the number that the draft was "
                                       "trained for, which is also the largest", ge=2)
     adapt: str = identity("whether the draft learns while it is used, by low-rank changes that begin anew with each chain: "
-                          "context = from the prompt, before the answer; online = from the blocks that the target has verified",
+                          "context = from the prompt, before the answer; online = from blocks that the target has verified",
                           choices=("none", "context", "online"), off="none")
     adapt_modules: str = identity("projections that are changed: fc = that of the target's features; fc+attention = those of "
                                   "attention too", choices=("fc", "fc+attention"), off=None)
     adapt_rank: int = identity("rank of the changes", ge=1, le=256, off=None)
     adapt_rate: float = identity("learning rate of Adam", gt=0, le=1, off=None)
     adapt_steps: int = identity("steps on the prompt with adapt=context", ge=1, le=10_000, off=None)
-    adapt_blocks: int = identity("blocks of the prompt in a step with adapt=context, chosen at random", ge=1, le=1024, off=None)
+    adapt_blocks: int = identity("blocks of the prompt in a step with adapt=context, chosen at random", ge=1, le=1024,
+                                 off=None)
     adapt_every_blocks: int = identity("verified blocks between two steps with adapt=online; a step learns all of them", ge=1,
                                        le=1024, off=None)
 

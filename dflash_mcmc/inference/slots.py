@@ -38,7 +38,8 @@ class Slot:
         adapter: what the draft has learned in the slot's operations; None for nothing.
     """
 
-    __slots__ = ("adapter", "base", "chain", "clock", "contents", "counts", "leader", "number", "operation", "row", "stash", "walk")
+    __slots__ = ("adapter", "base", "chain", "clock", "contents", "counts", "leader", "number", "operation", "row", "stash",
+                 "walk")
 
     def __init__(self, chain: LiveChain):
         self.chain, self.contents, self.counts = chain, Contents(), RowCounts()

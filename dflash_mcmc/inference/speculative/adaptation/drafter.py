@@ -1,9 +1,9 @@
 """The DFlash draft that learns while it is used, from the prompt or from the blocks that the target has verified.
 
 The cache of the draft holds the target's features instead of keys and values, because a change of the projections changes the
-keys and values of all earlier tokens. The keys and values of a row are computed from its features: all of them when an operation
-begins and after a step, and those of the latest tokens before each block. So the draft of a block depends only on the row's
-tokens and on what its chain has learned, and not on when the tokens were read or which rows have been copied.
+keys and values of all earlier tokens. The keys and values of a row are computed from its features: all of them when an
+operation begins and after a step, and those of the latest tokens before each block. So the draft of a block depends only on
+the row's tokens and on what its chain has learned, but not on when tokens were read or which rows have been copied.
 """
 
 from __future__ import annotations
@@ -20,25 +20,18 @@ from torch.nn.functional import pad
 
 from dflash_mcmc.inference.cache import CacheShape, SlotCache
 from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.slots import round_up
 from dflash_mcmc.inference.speculative.adaptation.learning import (
     Adapter,
     AdaptSettings,
-    Blocks,
-    law_loss,
-    slot_weights,
-    states,
-    token_loss,
+    Student,
+    padded,
 )
 from dflash_mcmc.inference.speculative.adaptation.low_rank import LowRankDraft
 from dflash_mcmc.inference.speculative.dflash.network import DFlash
 from dflash_mcmc.inference.speculative.drafter import Anchors, DFlashDrafter, Update
-from dflash_mcmc.rng import Key
 
 _PROMPTS = 64
 """Prompts whose adapters are kept. The chains of a problem are drawn one after another."""
-_STEP = 64
-"""Lengths of features are multiples of it, so that the numbers of a row do not depend on the batch (`ladder.py`)."""
 
 
 class Verified(NamedTuple):
@@ -92,7 +85,7 @@ class AdaptiveDrafter(DFlashDrafter):
         self.network = self._draft.network
         self.token_bytes = self.companion.token_bytes() if self.companion else 0  # keys and values are kept here
         self.companion = features_shape(network.shape.target_layers, network.shape.hidden_size, self.dtype)
-        self._start = self._draft.start().to(target.device)
+        self._student = Student(self._draft, self._embedding, self.logits, self.num_drafted, settings)
         self._bound: dict[int, _Bound] = {}
         self._prompts: OrderedDict[bytes, Adapter] = OrderedDict()
         self._changes = torch.zeros(0, self._draft.size)
@@ -115,7 +108,7 @@ class AdaptiveDrafter(DFlashDrafter):
             known: what earlier operations have learned, for `online`; None for nothing. It is not changed.
         """
         if self.learns_online:
-            adapter = Adapter.fresh(self._start) if known is None else known.again()
+            adapter = Adapter.fresh(self._student.start) if known is None else known.again()
         else:
             adapter = self._adapter_of(prompt)
         self._bound[row] = _Bound(prompt, adapter)
@@ -178,14 +171,15 @@ class AdaptiveDrafter(DFlashDrafter):
         def update(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             for held, new in ((self._keys[layer], keys), (self._values[layer], values)):
                 held[ids, :, positions] = new.transpose(1, 2)
-            return tuple(held[layer][anchors.rows][:, :, : anchors.key_length] for held in (self._keys, self._values))
+            seen = anchors.rows, slice(None), slice(0, anchors.key_length)
+            return self._keys[layer][seen], self._values[layer][seen]
 
         return update
 
     def _adapter_of(self, prompt: np.ndarray) -> Adapter:
         """The adapter of a prompt, which may not have learned it yet."""
         name = prompt.tobytes()
-        adapter = self._prompts.setdefault(name, Adapter.fresh(self._start))
+        adapter = self._prompts.setdefault(name, Adapter.fresh(self._student.start))
         self._prompts.move_to_end(name)
         if len(self._prompts) > _PROMPTS:
             self._prompts.popitem(last=False)
@@ -205,7 +199,7 @@ class AdaptiveDrafter(DFlashDrafter):
 
     def _renew(self, anchors: Anchors) -> None:
         """Computes all keys and values of the rows whose operation has begun, or whose adapter has made a step."""
-        rows = range(*anchors.rows.indices(anchors.cache.num_rows)) if isinstance(anchors.rows, slice) else anchors.rows.tolist()
+        rows = list(range(anchors.cache.num_rows))[anchors.rows] if isinstance(anchors.rows, slice) else anchors.rows.tolist()
         if not any(row in self._bound and self._bound[row].stale for row in rows):
             return
         for row, position in zip(rows, anchors.position.tolist(), strict=True):
@@ -215,9 +209,10 @@ class AdaptiveDrafter(DFlashDrafter):
             if not (self.learns_online or bound.adapter.learned):
                 self._learn_prompt(anchors.cache.drafts, row, bound)
             bound.stale, self._changes[row] = False, bound.adapter.values
-            self._keys[:, row], self._values[:, row] = 0.0, 0.0  # an earlier sequence may have left numbers that are not finite
+            # An earlier sequence may have left NaN. A masked position has weight zero, but zero times NaN is NaN.
+            self._keys[:, row], self._values[:, row] = 0.0, 0.0
             if position:
-                features, positions = self._features(anchors.cache.drafts, row, position)
+                features, positions = padded(self._features(anchors.cache.drafts, row, position))
                 with self._draft.changed(self._changes[row : row + 1]) as network:
                     keys, values = network.keys_values(network.context(features), positions)
                 self._keys[:, row, :, :position] = keys[:, 0, :, :position]
@@ -233,49 +228,27 @@ class AdaptiveDrafter(DFlashDrafter):
         for held, computed in zip((self._keys, self._values), new, strict=True):
             held.transpose(0, 1)[ids, :, :, positions] = computed.permute(1, 3, 0, 2, 4)
 
-    def _features(self, cache: SlotCache, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The features of a row's first tokens, padded: (1, m, features), and their positions, int64 (1, m)."""
-        features = torch.cat(cache.span(row, 0, length), dim=-1)[:, 0]
-        more = round_up(length, _STEP) - length
-        positions = pad(torch.arange(length, device=features.device), (0, more), value=-1)
-        return pad(features, (0, 0, 0, more)), positions[None]
+    def _features(self, cache: SlotCache, row: int, length: int) -> torch.Tensor:
+        """The features of a row's first tokens, (1, length, features)."""
+        return torch.cat(cache.span(row, 0, length), dim=-1)[:, 0]
 
     def _learn_prompt(self, cache: SlotCache, row: int, bound: _Bound) -> None:
-        """Makes the steps on the prompt's own tokens. Its last token has not been read, so it is a label only."""
-        adapter, prompt, settings = bound.adapter, torch.from_numpy(bound.prompt).to(self.target.device), self.settings
-        adapter.learned, last, started = True, len(prompt) - 1, time.perf_counter()
-        if last < 1:
+        """Makes the steps on the row's prompt. Its last token has not been read."""
+        started, bound.adapter.learned = time.perf_counter(), True
+        if len(bound.prompt) == 1:
             return
-        with torch.inference_mode(False):
-            features, positions = (part.clone() for part in self._features(cache, row, last))
-            prompt = prompt.clone()
-        for number in range(1, settings.steps + 1):
-            chosen = Key(0).fold_in("draft", "prompt", number).uniforms(0, last).argsort()[: settings.blocks]
-            with torch.inference_mode(False):
-                anchors = torch.from_numpy(np.sort(chosen)).to(prompt.device)
-                at = anchors[:, None] + 1 + torch.arange(self.num_drafted, device=prompt.device)
-                weights = slot_weights(last - anchors, self.num_drafted)
-                blocks = Blocks(features, positions, anchors, prompt[anchors], weights)
-                labels = prompt[at.clamp(max=last)]
-            adapter.step(lambda values, blocks=blocks, labels=labels: token_loss(
-                self._logits(blocks, values), labels, blocks.weights), settings.rate)
+        self._student.learn_prompt(bound.adapter, self._features(cache, row, len(bound.prompt) - 1), bound.prompt)
         bound.seconds += time.perf_counter() - started
 
     def _learn_verified(self, cache: SlotCache, tokens: torch.Tensor, row: int, bound: _Bound, law: Law) -> None:
         """Makes a step on the target's laws in the blocks since the last step."""
-        anchors, counts, every = zip(*bound.blocks, strict=True)
+        anchors, counts, every = (list(part) for part in zip(*bound.blocks, strict=True))
         started, bound.blocks, bound.stale = time.perf_counter(), [], True
-        with torch.inference_mode(False), torch.no_grad():
-            features, positions = (part.clone() for part in self._features(cache, row, max(anchors[-1], 1)))
-            at = torch.tensor(anchors, device=tokens.device)
-            weights = slot_weights(torch.tensor(counts, device=tokens.device), self.num_drafted)
-            target = law(tuple(torch.cat(parts) for parts in zip(*every, strict=True))).view(*weights.shape, -1).clone()
-            blocks = Blocks(features, positions, at, tokens[at].clone(), weights)
-        bound.adapter.step(lambda values: law_loss(self._logits(blocks, values), target, weights), self.settings.rate)
+        target = law(tuple(torch.cat(parts) for parts in zip(*every, strict=True)))
+        self._student.learn_verified(bound.adapter, self._features(cache, row, max(anchors[-1], 1)), np.array(anchors),
+                                     tokens[anchors].cpu().numpy(), np.array(counts),
+                                     target.view(len(anchors), self.num_drafted, -1))
         bound.seconds += time.perf_counter() - started
-
-    def _logits(self, blocks: Blocks, values: torch.Tensor) -> torch.Tensor:
-        return self.logits(states(self._draft, self._embedding, blocks, values))
 
 
 def cache_parts(width: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Low-rank changes of a draft's projections (LoRA, Hu et al. 2021, arXiv 2106.09685). Each row has a change of its own.
 
-A projection W becomes W + A B, with A (inputs, rank) and B (rank, outputs). B is zero at first, so that the draft begins as its
-checkpoint. All changes of a row are one vector.
+A projection W becomes W + A B, with A (inputs, rank) and B (rank, outputs). B is zero at first, so that the draft begins as
+its checkpoint. All changes of a row are one vector.
 """
 
 from __future__ import annotations
