@@ -1,4 +1,4 @@
-"""Measures what a draft learns while it is used: measurements 1.3 to 1.5 of phase 1, from the plan of `deep_readout_diagnostic`.
+"""Measures what a draft learns while it is used: phase 1 of the plan in `deep_readout_diagnostic`, measurements 1.3 to 1.5.
 
 1.3 asks whether the adapted draft gives an answer's tokens a higher probability than before, and than the target. 1.4 asks for
 the change of tau, the mean number of tokens for each forward of the target. 1.5 is a sweep of steps, rate and rank. The
