@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,6 +86,15 @@ def test_rejection_does_not_depend_on_what_is_kept(qwen3, options):
     for tag, done in expected.items():
         same(other[tag].result, done.result)
         assert other[tag].cost.adapt_steps == done.cost.adapt_steps
+
+
+def test_rejection_does_not_depend_on_early_rejection(qwen3):
+    """Early rejection ends draws sooner, and changes no decision. So a draft must not keep what such a draw has taught."""
+    samplers = [SAMPLERS["power_mh_early"], replace(SAMPLERS["power_mh_early"], early_reject="off")]
+    early, full = (run(qwen3, sampler, reject(), MODES["fc"], count=3) for sampler in samplers)
+    assert sum(done.cost.tokens_drawn for done in early.values()) < sum(done.cost.tokens_drawn for done in full.values())
+    for tag, done in early.items():
+        same(full[tag].result, done.result)
 
 
 def test_a_draft_that_has_made_no_step_is_the_checkpoint(qwen3):
