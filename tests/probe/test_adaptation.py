@@ -92,7 +92,7 @@ def test_a_change_is_paired():
 
 @pytest.mark.slow
 def test_an_interrupted_run_has_the_same_records(result, tmp_path):
-    config, found = result
+    found = result[1]
     killed(found.folder, tmp_path)
     again = execute(composed(tmp_path / "outputs", *RUN))
     assert without_times(records(again.folder)) == without_times(records(found.folder))
