@@ -91,7 +91,7 @@ class Speculator:
             finite &= ~further.isnan().any(dim=1).view(batch, -1)
         offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
                       None if further is None else further.view(batch, self.tokens_a_step, -1))
-        gained = commit(state, offer, self.runner.stops, floors)
+        gained = commit(state, offer, self.runner.endings, floors)
         if self._learner:  # after the verdict: the draft of a block must not depend on the block
             seen = Verified(positions[:, 0], gained.clamp(max=self.drafter.num_drafted), (hidden, *self.runner.tapped))
             self._learner.observe(cache, state.tokens, seen, self._law)
