@@ -74,7 +74,10 @@ def test_slots_order_and_options_change_nothing(qwen3, decoder, name, mode):
         other = run(qwen3, SAMPLERS[name], decoder, MODES[mode], slots, order, pages=pages, **options)
         for tag, done in expected.items():
             same(other[tag].result, done.result, tolerance)
-            assert other[tag].cost == done.cost
+            assert other[tag].cost.adapt_steps == done.cost.adapt_steps
+            # Candidates that are drawn together each read their prompt without reading ahead, with every draft.
+            if name != "best_of_n" or "read_ahead" not in options:
+                assert other[tag].cost == done.cost
 
 
 @pytest.mark.parametrize("options", [
