@@ -14,7 +14,7 @@ from tests.probes import changed, killed, measured, records, without_times
 from tests.refusals import command_is_refused
 from tests.runs import execute
 
-RUN = ("probe=adaptation", "draft=tiny", "dataset.limit=3", "probe.rates=[0.05]", "probe.steps=[3]", "probe.blocks=4",
+RUN = ("probe=adaptation", "draft=tiny", "dataset.limit=2", "probe.rates=[0.05]", "probe.steps=[3]", "probe.blocks=4",
        "probe.every_blocks=[2]", "probe.position_edges=[16]")
 
 
