@@ -119,7 +119,10 @@ class LanguageModel:
 
     @contextmanager
     def tapped(self, layers: tuple[int, ...]) -> Iterator[list[torch.Tensor]]:
-        """Yields a list. Each forward inside the context fills it with the outputs of these decoder layers, in this order."""
+        """Yields a list. Each forward inside the context fills it with the outputs of these decoder layers, in this order.
+
+        Layer -1 is the embedding.
+        """
         outputs: list[torch.Tensor] = [torch.empty(0)] * len(layers)
 
         def keep(slot: int):
@@ -127,7 +130,8 @@ class LanguageModel:
                 outputs[slot] = output[0] if isinstance(output, tuple) else output
             return hook
 
-        handles = [self.layers[layer].register_forward_hook(keep(slot)) for slot, layer in enumerate(layers)]
+        modules = [self.decoder.get_input_embeddings() if layer == -1 else self.layers[layer] for layer in layers]
+        handles = [module.register_forward_hook(keep(slot)) for slot, module in enumerate(modules)]
         try:
             yield outputs
         finally:

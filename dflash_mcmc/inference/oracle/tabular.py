@@ -75,6 +75,10 @@ class TabularDraft:
         """Logits, float64 (vocab_size,), for the slot after `drafted`. `prefix` ends with the anchor."""
         return self._table.logits((*prefix, *drafted) if self.sequential else prefix, f"slot {len(drafted)}")
 
+    def offers(self, prefix: tuple[int, ...], drafted: tuple[int, ...], token: int) -> bool:
+        """Whether a block goes on with the slot after `drafted`, in which `token` is drawn. A correct draft ignores it."""
+        return True
+
 
 class TabularEngine:
     """Runs one chain at a time on a TabularModel, whose head is the identity and whose norm scales to unit mean square.
@@ -154,15 +158,17 @@ class TabularEngine:
         drawn = drafter.has_density and params.temperature > 0.0
         drafted: tuple[int, ...] = ()
         log_q: list[np.ndarray] = []
+        offered = list[bool]()
         for slot in range(drafter.num_drafted):
             log_q.append(exact_law.process(drafter.logits(prefix, drafted), params, _NOTHING, _NOTHING))
             token = speculation.draft(_weights(log_q[-1:]), chance, slot) if drawn else np.argmax(log_q[-1])
+            offered.append(drafter.offers(prefix, drafted, int(token)))
             drafted = (*drafted, int(token))
         if speculation.fault.raw_draft:
             log_q = [drafter.logits(prefix, drafted[:slot]) for slot in range(len(drafted))]
         log_p = [self._slot(operation, prefix, trajectory.length, drafted[:slot]) for slot in range(len(drafted) + 1)]
         return Block(torch.tensor([drafted]), _weights(log_p), _weights(log_q) if drawn else None,
-                     torch.tensor([trajectory.length == 0]))
+                     torch.tensor([trajectory.length == 0]), torch.tensor([(*offered, False).index(False)]))
 
     def _slot(self, operation: Draw, prefix: tuple[int, ...], length: int, drafted: tuple[int, ...]) -> np.ndarray:
         """Log-probabilities of the target in the slot after `drafted`. `length`: generated tokens of the prefix."""

@@ -11,7 +11,7 @@ A drafter has
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -21,8 +21,18 @@ from dflash_mcmc.inference.float32_head import soft_capped
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.speculative.dflash.network import DFlash, block_mask
 
-DrawTokens: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
-"""(logits (rows, k, vocabulary), first slot) -> tokens int64 (rows, k) of slots `first` on, drawn from the draft's law."""
+
+class DrawTokens(Protocol):
+    """Draws drafted tokens from the draft's law, which it keeps as the q of every rule."""
+
+    def __call__(self, logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
+        """Tokens int64 (rows, k) of slots `first` on, from logits (rows, k, vocabulary).
+
+        Args:
+            offered: bool (rows,), whether the block goes on with slot `first`; None for yes. The rules keep no token from the
+                first slot on that is not offered. A drafter passes it before the slot's token is drawn, so that it cannot
+                depend on this token. Rejection would otherwise change the law.
+        """
 
 
 class Anchors(NamedTuple):
@@ -118,13 +128,18 @@ class DFlashDrafter:
 
     def hidden(self, anchors: Anchors) -> torch.Tensor:
         """Hidden states (rows, n, width) from which the head predicts the drafted tokens."""
-        num_rows, block, cache = len(anchors.position), self.num_drafted + 1, anchors.cache.drafts
+        return self._rows(anchors, self.num_drafted + 1)[:, 1:]
+
+    def _rows(self, anchors: Anchors, block: int) -> torch.Tensor:
+        """Hidden states (rows, block, width) of the anchor's row and of the masks after it."""
+        num_rows, cache = len(anchors.position), anchors.cache.drafts
         tokens = torch.full((num_rows, block), self.network.shape.mask_token_id, device=anchors.position.device)
         tokens[:, 0] = anchors.fed()
         embeddings = torch.nn.functional.embedding(tokens, self._embedding) * self.network.shape.embedding_scale
         positions = anchors.position[:, None] + torch.arange(block, device=tokens.device)
         keys = torch.arange(anchors.key_length, device=tokens.device).expand(num_rows, -1)
-        masks = {window: block_mask(keys, anchors.position, block, window)[:, None] for window in self._windows}
+        causal = self.network.shape.causal
+        masks = {window: block_mask(keys, anchors.position, block, window, causal)[:, None] for window in self._windows}
 
         # The block's own keys temporarily occupy positions. Keys from the target's features overwrite them later.
         cache.aim(anchors.rows, positions, anchors.key_length)
@@ -134,7 +149,7 @@ class DFlashDrafter:
             mask = masks[self.network.shape.sliding[layer]]
             return attention.grouped_attention(None, queries, seen_keys, seen_values, mask)[0].transpose(1, 2)
 
-        return self.network(embeddings.to(self.dtype), positions, attend)[:, 1:]
+        return self.network(embeddings.to(self.dtype), positions, attend)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (rows, n, vocabulary), through the target's head."""

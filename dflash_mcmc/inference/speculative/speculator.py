@@ -64,7 +64,7 @@ class Speculator:
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
         uniforms = self._uniforms(state, batch, positions)
-        drafted, draft = self._draft(cache, state, position, key_length, groups, uniforms)
+        drafted, draft, offered = self._draft(cache, state, position, key_length, groups, uniforms)
         fed = torch.cat([state.tokens[state.ids[:batch]].gather(1, position[:, None]), drafted], dim=1)
         hidden = self.runner.forward(cache, slice(0, batch), fed, positions, key_length, self.speculation.fault.window)
         sources = {group.source for group in groups}
@@ -72,7 +72,7 @@ class Speculator:
         target = laws.weigh(logits["blended"])
         history = self._history(state, batch, drafted) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
         weights = self._target(logits, target, groups, history)
-        block = Block(drafted, weights, draft, position + 1 == state.origin[:batch])
+        block = Block(drafted, weights, draft, position + 1 == state.origin[:batch], offered)
         verdict = self.speculation.rule(block, uniforms)
         tokens = verdict.tokens.reshape(-1)
         finite = torch.isfinite(target.maximum[:, 0])
@@ -104,12 +104,17 @@ class Speculator:
         return Uniforms(tokens, noise[:, :count], noise[:, count:])
 
     def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
-               uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None]:
-        """(drafted tokens, weights from which they were drawn); the weights are None if the draft is a point mass."""
-        batch, parts = len(position), list[laws.Weights]()
+               uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None, torch.Tensor | None]:
+        """(drafted tokens, weights from which they were drawn, number of offered tokens).
+
+        The weights are None if the draft is a point mass, and the number is None if every block is whole.
+        """
+        batch, parts, goes_on = len(position), list[laws.Weights](), dict[int, torch.Tensor]()
         certain = all(self.speculation.draft_params(group.params).temperature == 0.0 for group in groups)
 
-        def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
+        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
+            if offered is not None:
+                goes_on[first] = offered
             if certain:
                 return laws.argmax(logits.flatten(0, 1)).view(batch, -1)
             raw = logits.flatten(0, 1)
@@ -124,7 +129,7 @@ class Speculator:
             return self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], ())["blended"]
 
         drafted = self.drafter.propose(Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward), draw)
-        return drafted, _joined(parts, batch) if parts else None
+        return drafted, _joined(parts, batch) if parts else None, _offered(goes_on, drafted)
 
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
                 history: laws.History) -> laws.Weights:
@@ -156,6 +161,16 @@ class Speculator:
             mine = group.slots(slots)
             processed[mine] = laws.process(logits[source][mine], params, history.of_rows(mine))
         return processed
+
+
+def _offered(goes_on: dict[int, torch.Tensor], drafted: torch.Tensor) -> torch.Tensor | None:
+    """Number of drafted tokens before the first slot with which a block does not go on, int64 (rows,); None without slots."""
+    if not goes_on:
+        return None
+    yes = torch.ones_like(drafted, dtype=torch.bool)
+    for slot, goes in goes_on.items():
+        yes[:, slot] = goes
+    return yes.long().cumprod(dim=1).sum(dim=1)
 
 
 def _joined(parts: Sequence[laws.Weights], num_rows: int) -> laws.Weights:
