@@ -51,6 +51,7 @@ from dflash_mcmc.inference.recurrent_shape import num_recent
 from dflash_mcmc.inference.rows import Rows
 from dflash_mcmc.inference.scheduler import Scheduler
 from dflash_mcmc.inference.slot_memory import SlotMemory
+from dflash_mcmc.inference.speculative.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.inference.speculative.block_grid import BlockGrid
 from dflash_mcmc.inference.speculative.blockwise import BlockSteps
 from dflash_mcmc.inference.speculative.drafter import DFlashDrafter, Drafter
@@ -103,7 +104,7 @@ class BatchedEngine:
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
         stepper, tracer = _stepper(runner, speculation, options.whole_blocks and not model.recurrent_nets)
         if options.cuda_graphs and on_gpu:
-            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid))
+            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid, runner.adaptive))
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
@@ -156,8 +157,10 @@ class BatchedEngine:
         return stop
 
 
-def _uncaptured(tracer: Tracer | None, grid: BlockGrid | None) -> str | None:
+def _uncaptured(tracer: Tracer | None, grid: BlockGrid | None, adaptive: AdaptiveDrafter | None) -> str | None:
     """Why an engine does not capture its steps; None if it does."""
+    if adaptive is not None:
+        return "the draft learns between steps"
     if tracer is not None:
         return "decoder.trace reads every step"
     return "steps use a draft of every token" if grid is not None else None

@@ -18,6 +18,7 @@ from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.masks import Reach
 from dflash_mcmc.inference.recurrent_state import HybridCache
 from dflash_mcmc.inference.slots import chunks, round_up
+from dflash_mcmc.inference.speculative.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.inference.speculative.block_grid import BlockGrid, Said
 from dflash_mcmc.inference.speculative.drafter import Drafter
 
@@ -48,6 +49,7 @@ class ModelRunner:
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
                  prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None):
         self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
+        self.adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
         self._blended_layers = self.blend.tapped_layers(len(model.layers))

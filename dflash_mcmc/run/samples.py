@@ -69,7 +69,7 @@ class Samples(Tasks[Record]):
     def summarise(self, records: Sequence[Record]) -> Results:
         config, records = self._config, list(records)
         summary = {**summaries.summarise(config.label(), records), **summaries.rates(records),
-                   **finishes.counts(records), **summaries.measures(records)}
+                   **finishes.counts(records), **summaries.measures(records), **summaries.adapting(records)}
         for name in config.aggregates():
             summary |= summaries.aggregate(config.label(), records, config.vote.rules.get(name, name), config.num_chains)
         return Results(summary, summary, {})

@@ -176,8 +176,8 @@ class DraftPlan:
             if given == off:
                 continue
             if self.heads.network != "dflash":
-                raise ConfigError(field, given, f"{words} with heads.network={self.heads.network}; heads.backbone names a draft "
-                                  "to start from")
+                raise ConfigError(field, given, f"{words} with heads.network={self.heads.network}; heads.backbone names a "
+                                  "draft to start from")
             if field != "init" and self.target != "tokens":
                 raise ConfigError(field, given, f"{words} with target={self.target}, which needs the target's probability of "
                                   "every id")
