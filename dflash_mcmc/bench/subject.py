@@ -75,8 +75,23 @@ def random_prompts(vocab_size: int) -> list[np.ndarray]:
     return [np.array([stream.integer(_NUM_STOPS, vocab_size - 1) for _ in range(length)]) for length in lengths]
 
 
+def checkpoint(folder: str, horizon: int) -> Subject:
+    """A checkpoint of transformers in float32, with random prompts."""
+    import transformers
+
+    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = LanguageModel(causal_lm)
+    return Subject("checkpoint", causal_lm, model, random_prompts(model.vocab_size), horizon)
+
+
 def subject_of(name: str, mid_horizon: int, draft: str = "") -> Subject:
-    """A subject by its name. `draft` is the folder of the draft of `tiny`; it may be empty if no draft is used."""
+    """A subject by its name.
+
+    Args:
+        draft: the folder of the draft of `tiny`, which may be empty if no draft is used; for `checkpoint`, the model's folder.
+    """
+    if name == "checkpoint":
+        return checkpoint(draft, mid_horizon)
     if name == "qwen3_4b":
         from dflash_mcmc.bench.at_size import qwen3_4b
 

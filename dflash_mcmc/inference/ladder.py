@@ -19,10 +19,12 @@ class Ladder(NamedTuple):
     row_step: int
     key_step: int
     doubling: bool
+    most_few: int = 0
+    """Batches of at most so many rows are allowed as they are (`few_rows.py`)."""
 
     def batch(self, rows: int) -> int:
         """Rows of a decode step."""
-        return self._fit(rows, self.row_step)
+        return rows if 0 < rows <= self.most_few else self._fit(rows, self.row_step)
 
     def keys(self, length: int) -> int:
         """Length of the keys of a decode step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ class LanguageModel:
         stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
         cache_shape: shape of the keys and values of a token, and of the states of recurrent layers.
         recurrent_nets: the recurrent parts of the layers that have one, in the order of the layers.
+        has_experts: whether it has a mixture of experts whose implementation can be chosen.
         capturable: whether a forward can be captured as a CUDA graph. A model with a growing rotary embedding cannot be
             captured, because this embedding reads the positions on the host, and neither can a mixture of experts. A model
             with recurrent layers has not been captured yet.
@@ -59,12 +60,12 @@ class LanguageModel:
         self.masks = masks.masks_of(self.config, self.decoder)
         self.attention_needs = attention.needs_of(self.config, self.masks.plain)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
-        self._has_experts = experts.has_experts(self.decoder)
+        self.has_experts = experts.has_experts(self.decoder)
         recurrent = recurrent_shape(self.config, self.dtype)
         self.recurrent_nets = [self.layers[number].linear_attn for number in recurrent.layers] if recurrent else []
         delta_net.install(self.recurrent_nets)
         growing = any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config))
-        self.capturable = not growing and not self._has_experts and recurrent is None
+        self.capturable = not growing and not self.has_experts and recurrent is None
         self._float32_head = Float32Head(self.head, head_copy)
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         if tokenizer is not None:
@@ -98,6 +99,15 @@ class LanguageModel:
         self._float32_head.forbid(tokens)
 
     @contextmanager
+    def multiplied_by(self, product: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]) -> Iterator[None]:
+        """A context in which `product(rows, bias)` computes the product of the head."""
+        self._float32_head.product = product
+        try:
+            yield
+        finally:
+            self._float32_head.product = None
+
+    @contextmanager
     def tapped(self, layers: tuple[int, ...]) -> Iterator[list[torch.Tensor]]:
         """Yields a list. Each forward inside the context fills it with the outputs of these decoder layers, in this order."""
         outputs: list[torch.Tensor] = [torch.empty(0)] * len(layers)
@@ -121,7 +131,7 @@ class LanguageModel:
         On a CPU, experts are computed so that their numbers do not depend on the batch.
         """
         before, experts_before = self.config._attn_implementation, self.config._experts_implementation
-        own_experts = self._has_experts and self.device.type == "cpu"
+        own_experts = self.has_experts and self.device.type == "cpu"
         self.decoder.set_attn_implementation(implementation)
         if own_experts:
             self.decoder.set_experts_implementation(experts.NAME)
