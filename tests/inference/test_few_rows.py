@@ -115,6 +115,19 @@ def test_another_order_of_the_sums_is_found_out():
     assert not piecewise_product.agrees(other, weight, None, 3, range(3))
 
 
+def test_layers_of_one_input_are_computed_together_only_for_the_same_tensor():
+    generator = torch.Generator().manual_seed(4)
+    layers = [torch.nn.utils.skip_init(torch.nn.Linear, 64, size, bias=False) for size in (64, 128)]
+    with torch.inference_mode():
+        for layer in layers:
+            layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator))
+        joint = joint_product.JointProduct(layers, 64)
+        first, second = (torch.randn(2, 64, generator=generator) for _ in range(2))
+        for given in ((first, first), (first, second), (second, first)):
+            for number, (layer, rows) in enumerate(zip(layers, given, strict=True)):
+                torch.testing.assert_close(joint.of_layer(number, rows), layer(rows), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("wrong", ["_draws_agree", "_forwards_agree", "products"])
 def test_a_failed_comparison_leads_to_eights(wrong, monkeypatch, random_weights):
     model = wide()
