@@ -100,7 +100,7 @@ class Floor(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Continue `trajectory` token by token, up to a stop id or `horizon` generated tokens.
+    """Continue `trajectory` token by token, up to a stop id, a stop string or `horizon` generated tokens.
 
     The answer is the longer trajectory. Token number t (counted from the start of the generation) is drawn with uniform
     number t of `key`, by inverse transform over token ids. A decoder that preserves the law but not the tokens also draws

@@ -48,9 +48,9 @@ class Trajectory(NamedTuple):
     `log_p[t]` is log p_g(x_t | prompt, x_<t) of the (blended) target at temperature 1, and `log_q[t]` the log-probability
     under the law that the token was drawn from, both in nats. `interval` (float64, (length, 2)) gives the uniforms that this
     law maps to the token, from `interval[t, 0]` to `interval[t, 1]`; (0, 0) where they are not known. `ended` says whether
-    the last token is a stop id. `laws` and `entropy` are None unless an operation asks for them: `laws` (float64,
-    (length, K, 3)) has log q and the two ends of the interval under each of its K further laws, and `entropy` (float64,
-    (length,)) has the entropy of p_g( . | prompt, x_<t) in nats.
+    the last token is a stop id or completes a stop string. `laws` and `entropy` are None unless an operation asks for them:
+    `laws` (float64, (length, K, 3)) has log q and the two ends of the interval under each of its K further laws, and `entropy`
+    (float64, (length,)) has the entropy of p_g( . | prompt, x_<t) in nats.
     """
 
     prompt: np.ndarray

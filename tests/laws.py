@@ -48,10 +48,21 @@ def conditional(logits: list[float], prefix: tuple[int, ...], temperature: float
 
 
 def sequences(model: TabularModel, horizon: int) -> list[tuple[int, ...]]:
-    """All complete sequences: those that end with their only stop id, and those of full length without a stop id."""
-    stops = set(model.stop_ids)
+    """All complete sequences: those that end with their only stop, and those of full length without a stop.
+
+    A stop is a stop id, or the first token at which the text contains a stop string.
+    """
     return [tokens for length in range(1, horizon + 1) for tokens in itertools.product(range(model.vocab_size), repeat=length)
-            if not stops & set(tokens[:-1]) and (tokens[-1] in stops or length == horizon)]
+            if stopped(model, tokens) == length or (length == horizon and not stopped(model, tokens))]
+
+
+def stopped(model: TabularModel, tokens: tuple[int, ...]) -> int:
+    """The number of tokens up to the first stop, that token included; 0 without one."""
+    for number, token in enumerate(tokens, start=1):
+        text = "".join(chr(byte) for before in tokens[:number] for byte in (model.texts[before] if model.stop else b""))
+        if token in model.stop_ids or any(text.find("".join(map(chr, stop.encode()))) >= 0 for stop in model.stop):
+            return number
+    return 0
 
 
 def product_law(model: TabularModel, horizon: int, blend: tuple[float, str] | None = None, **options) -> dict:

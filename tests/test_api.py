@@ -61,7 +61,7 @@ def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
         assert (sample.id, sample.chain) == (record["problem"], record["chain"])
         for name in ("text", "tokens", "log_p", "log_q", "proposals", "accepted", "moved"):
             assert getattr(sample, name) == record[name]
-        assert sample.finish_reason == ("stop" if record["ended"] else "length")
+        assert sample.finish_reason == record["finish_reason"] == ("stop_id" if record["ended"] else "length")
         recorded = {"tokens_shared": 0, **record}  # a record has this count only if it is not 0
         assert sample.cost == Cost(**{name: recorded[name] for name in Cost._fields})
         assert list(sample.trace) == record["trace"]
@@ -131,8 +131,15 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
     ({"sampler": 3}, "sampler: given 3; allowed: a component of the group, or one of best_of_n"),
     ({"sampler": "greedy", "prompts": "one text"}, "prompts: given 'one text'; allowed: a list of texts"),
     ({"sampler": "greedy", "prompts": []}, "prompts: given []; allowed: a list of texts"),
-    ({"sampler": "greedy", "prompts": [1]}, "prompts: given 1; allowed: texts"),
-    ({"sampler": "greedy", "prompts": [{"role": "user", "content": "a"}]}, "prompts: given {'role': 'user', "),
+    ({"sampler": "greedy", "prompts": [1]}, "prompts: given [1]; allowed: a list of texts, lists of messages with role and "
+                                            "content, or lists of token ids; wrap one prompt in a list, [prompt]"),
+    ({"sampler": "greedy", "prompts": torch.tensor([1])}, "prompts: given array([1]); allowed: a list of texts"),
+    ({"sampler": "greedy", "prompts": [{"role": "user", "content": "a"}]}, "prompts: given [{'role': 'user', "),
+    ({"sampler": "greedy", "stop": "a"}, "stop: given 'a'; allowed: a list of texts"),
+    ({"sampler": "greedy", "stop": [""]}, "stop: given ''; allowed: texts of at least one character"),
+    ({"sampler": "greedy", "stop": ["a" * 129]}, "stop: given 'a text of 129 characters'; allowed: at most 128"),
+    ({"sampler": "greedy", "stop": ["a"] * 17}, "stop: given '17 strings'; allowed: at most 16"),
+    ({"sampler": "greedy", "stop": ["\ufffd"]}, "stop: given '\ufffd'; allowed: texts of whole characters"),
     ({"sampler": "greedy", "prompts": [[{"role": "user"}]]}, "prompts: given [{'role': 'user'}]; allowed: messages"),
     ({"sampler": "greedy", "prompts": [[{"role": "assistant", "content": "a"}]]}, "prompts: given [{'role': 'assistant', "),
     ({"sampler": "greedy", "prompts": [[1, -2]]}, "prompts: given -2; allowed: token ids from 0 to "),
@@ -172,7 +179,7 @@ def test_prompts_are_texts_messages_or_token_ids(loaded):
     messages = [{"role": "user", "content": QUESTIONS[1]}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False)["input_ids"]
     asked = {name: {"00000": prompt} for name, prompt in (("text", QUESTIONS[1]), ("messages", messages), ("ids", ids),
-                                                         ("array", np.array(ids, np.int32)))}
+                                                         ("array", np.array(ids, np.int32)), ("tensor", torch.tensor(ids)))}
     drawn = {name: dflash_mcmc.sample(model, tokenizer, prompts, sampler="temperature", progress=False)[0].tokens
              for name, prompts in asked.items()}
     assert len(set(map(tuple, drawn.values()))) == 1
@@ -281,7 +288,7 @@ def test_logits_that_are_not_numbers_are_a_failure_of_the_sample(loaded, monkeyp
     monkeypatch.setattr(LanguageModel, "logits", lambda *arguments: torch.nan * right(*arguments))
     (sample,) = dflash_mcmc.sample(*loaded, QUESTIONS[:1], sampler="greedy", progress=False)
     assert "not numbers" in sample.failure
-    assert (sample.text, sample.tokens, sample.finish_reason) == ("", [], "failed")
+    assert (sample.text, sample.tokens, sample.finish_reason) == ("", [], "not_drawn")
 
 
 def test_nothing_heavy_is_imported_before_it_is_used():
@@ -366,6 +373,8 @@ def test_what_is_not_one_run_is_refused(overrides, tmp_path, monkeypatch):
 def test_a_wrong_override_is_refused_as_on_the_command_line():
     with refused(start="sampler.alpha: given -1.0; allowed: a number >= 1e-06"):
         dflash_mcmc.run("sampler.alpha=-1")
+    with refused(start="run: given (['condition=ps'],); allowed: texts, such as run('condition=ps', 'dataset.limit=8')"):
+        dflash_mcmc.run(["condition=ps"])
 
 
 def test_a_table_needs_pandas(monkeypatch):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.inference.interface import ChainTarget
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | np.ndarray
-"""A text; a conversation, as a list of messages with `role` and `content`; or token ids, which are used as they are."""
+"""A text; a conversation, as a list of messages with `role` and `content`; or token ids, which are used as they are, in a
+list, an array or a tensor."""
 Prompts = Sequence[Prompt] | Mapping[str, Prompt]
 """Prompts in order, or by id."""
 _ALLOWED = "texts, lists of messages with role and content, or lists of token ids"
@@ -23,13 +24,34 @@ _ALLOWED = "texts, lists of messages with role and content, or lists of token id
 
 def by_id(prompts: Prompts) -> dict[str, Conversation | np.ndarray]:
     """The prompts by id, as conversations or token ids, int64. Raises ConfigError."""
+    prompts = _array(prompts)
+    if _is_one(prompts):
+        raise ConfigError("prompts", prompts, f"a list of {_ALLOWED}; wrap one prompt in a list, [prompt]")
+    if isinstance(prompts, np.ndarray):  # a row for each prompt
+        prompts = list(prompts)
     if isinstance(prompts, (str, bytes)) or not isinstance(prompts, (Mapping, Sequence)) or not prompts:
         raise ConfigError("prompts", prompts, f"a list of {_ALLOWED}, or a mapping from ids to them, and at least one")
     named = prompts if isinstance(prompts, Mapping) else {f"{index:05d}": prompt for index, prompt in enumerate(prompts)}
     return {str(name): _read(prompt) for name, prompt in named.items()}
 
 
+def _array(prompt: Any) -> Any:
+    """A tensor of PyTorch as an array, and anything else as it is. PyTorch is not imported for this."""
+    return prompt.detach().cpu().numpy() if callable(getattr(prompt, "detach", None)) else prompt
+
+
+def _is_one(prompts: Any) -> bool:
+    """Whether this is one prompt and not a list of prompts: a text, one conversation, or a flat list of token ids."""
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1
+    if isinstance(prompts, str) or (isinstance(prompts, Mapping) and set(prompts) >= {"role", "content"}):
+        return True
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and (
+        isinstance(prompts[0], (int, np.integer)) or (isinstance(prompts[0], Mapping) and "role" in prompts[0]))
+
+
 def _read(prompt: Prompt) -> Conversation | np.ndarray:
+    prompt = _array(prompt)
     if isinstance(prompt, str):
         return Conversation.of(prompt)
     if not isinstance(prompt, np.ndarray) and isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):

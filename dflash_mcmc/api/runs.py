@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import locate, runs
 from dflash_mcmc.run.loop import RunResult, execute
+from dflash_mcmc.store import finishes
 from dflash_mcmc.store.records import read_records
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ def run(*overrides: str) -> RunResult:
     """
     from dflash_mcmc.__main__ import checked, within_budget
 
+    if not all(isinstance(override, str) for override in overrides):
+        raise UserError(f"run: given {overrides!r:.120}; allowed: texts, such as run('condition=ps', 'dataset.limit=8'), or "
+                        "run(*overrides) for a list")
     command = checked(list(overrides))
     only_shown = command.shows or any(job.config.dry_run or job.config.show for job in command.jobs)
     if only_shown or command.sweep or command.launcher:
@@ -51,7 +56,8 @@ def read(*folders: Folder) -> pd.DataFrame:
 
     The first column, `run`, is the run's label as in a report, or the name of the folder of a probe's run. The others are the
     fields of the records (`docs/reference/run-folder.md`), such as `problem`, `chain`, `verdict`, `text` and `log_p`.
-    `log_p` and `num_tokens` of a record without a text (`not_drawn`, `too_long`) are NaN, so that means leave it out.
+    `finish_reason` of records of older versions is derived. `log_p` and `num_tokens` of a record without a text (`not_drawn`,
+    `too_long`) are NaN, so that means leave it out.
 
     Args:
         folders: run folders, experiment folders, or results of `run`.
@@ -69,9 +75,16 @@ def read(*folders: Folder) -> pd.DataFrame:
     labelled = {entry.folder: (entry.folder.name, read_records(entry.folder)) for entry in probed}
     for drawn in runs.read(sampled)[0] if sampled else []:
         labelled[drawn.folder] = drawn.label, drawn.records
-    rows = [{"run": label, **record, **(_NOTHING if record.get("verdict") in UNDRAWN else {})}
-            for label, records in labelled.values() for record in records]
+    rows = [{"run": label, **record, **_derived(record)} for label, records in labelled.values() for record in records]
     return pd.DataFrame(rows)
+
+
+def _derived(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a row that its record lacks or has otherwise. The records of probes have no text and stay as they are."""
+    if "verdict" not in record or "ended" not in record:
+        return {}
+    nothing = _NOTHING if record["verdict"] in UNDRAWN else {}
+    return {**nothing, "finish_reason": finishes.of_record(record)}
 
 
 def compare(a: Folder, b: Folder) -> Paired:

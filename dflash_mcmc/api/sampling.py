@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,10 @@ from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api.choices import configuration
 from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
 from dflash_mcmc.config.checks import checked
+from dflash_mcmc.data import stops
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.store import finishes
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 if TYPE_CHECKING:
@@ -43,9 +46,9 @@ class Sample(NamedTuple):
     """Name of the prompt, which the randomness depends on."""
     chain: int
     text: str
-    """Generated text without special tokens."""
+    """Generated text without special tokens, up to a string of `stop`."""
     tokens: list[int]
-    """Generated token ids."""
+    """Generated token ids, with all tokens of a stop string."""
     log_p: float
     """Log probability of the tokens under the (blended) target at temperature 1, in nats."""
     log_q: float
@@ -59,7 +62,8 @@ class Sample(NamedTuple):
     cost: Cost
     """Tokens and forward passes that the chain used."""
     finish_reason: str
-    """Why the sequence ended: `stop` = with a stop token, `length` = at `max_new_tokens`, `failed` = see `failure`."""
+    """Why the sequence ended: `stop_id` = with a stop id of the model, `stop_string` = with a string of `stop`, `length` = at
+    `max_new_tokens`, `not_drawn` = see `failure`."""
     trace: tuple[dict[str, Any], ...]
     """One entry for each proposal: block, step, cut, lengths, log ratio, decision."""
     failure: str = ""
@@ -96,11 +100,12 @@ class LoadedEngine:
 
     def sample(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
                decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
-               max_new_tokens: int = 128, seed: int = 0, progress: bool = True) -> list[Sample]:
+               max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0,
+               progress: bool = True) -> list[Sample]:
         """A sample for each prompt and chain, in this order; see `sample`. Ctrl-C returns those that are finished."""
         found: list[Sample] = []
         with closing(self.stream(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
-                                 max_new_tokens=max_new_tokens, seed=seed, progress=progress)) as stream:
+                                 max_new_tokens=max_new_tokens, stop=stop, seed=seed, progress=progress)) as stream:
             try:
                 for drawn in stream:
                     found.append(drawn)
@@ -110,14 +115,16 @@ class LoadedEngine:
 
     def stream(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
                decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
-               max_new_tokens: int = 128, seed: int = 0, progress: bool = False) -> Generator[Sample, None, None]:
+               max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0,
+               progress: bool = False) -> Generator[Sample, None, None]:
         """Yields each sample when its chain ends; see `sample` for the arguments. They are checked at once.
 
         Other calls with the same model wait until the stream has ended or is closed.
         """
         known, asked = self._known(), read_prompts.by_id(prompts)
         config = configuration({"sampler": sampler, "blend": blend, "decoder": decoder, "draft": draft},
-                               {"seed": seed, "num_chains": num_chains, "dataset.max_new_tokens": max_new_tokens})
+                               {"seed": seed, "num_chains": num_chains, "dataset.max_new_tokens": max_new_tokens,
+                                "dataset.stop": stops.given(stop, "stop")})
         config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
         config, target = checked(config), self._target
         token_ids = {name: read_prompts.token_ids(config, target, name, prompt) for name, prompt in asked.items()}
@@ -138,7 +145,7 @@ class LoadedEngine:
                                        disable=not progress) as bar:
                 for done in runner.run(chains):
                     bar.update()
-                    yield _sample(done, names, token_ids, target)
+                    yield _sample(done, names, token_ids, runner.model)
 
     def _evaluating(self) -> AbstractContextManager[None]:
         return nullcontext() if self._loaded is None else evaluating(self._loaded)
@@ -169,7 +176,7 @@ class LoadedEngine:
 def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTokenizerBase | None, prompts: Prompts, *,
            sampler: Sampler | str | None = None, blend: Blend | str | None = None, decoder: Decoder | str | None = None,
            draft: Draft | str | None = None, engine: Engine | str | None = None, hardware: Hardware | str | None = None,
-           num_chains: int = 1, max_new_tokens: int = 128, seed: int = 0, chat: bool = True,
+           num_chains: int = 1, max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0, chat: bool = True,
            progress: bool = True) -> list[Sample]:
     """Draws `num_chains` samples of each prompt, all chains in one batch.
 
@@ -189,6 +196,8 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
         hardware: a component or a name; see `LoadedEngine`.
         num_chains: samples of each prompt.
         max_new_tokens: longest answer in tokens.
+        stop: strings that end an answer (`dataset.stop` of the command line). An answer ends at the first token at which its
+            text contains one.
         seed: seed of all randomness.
         chat: whether the chat template is used; see `LoadedEngine`.
         progress: whether a progress bar is shown.
@@ -201,7 +210,7 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
     """
     with LoadedEngine(model, tokenizer, engine=engine, hardware=hardware, chat=chat) as loaded:
         return loaded.sample(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
-                             max_new_tokens=max_new_tokens, seed=seed, progress=progress)
+                             max_new_tokens=max_new_tokens, stop=stop, seed=seed, progress=progress)
 
 
 def _sample(done: Finished[tuple[int, int]], names: list[str], token_ids: Mapping[str, np.ndarray],
@@ -209,7 +218,7 @@ def _sample(done: Finished[tuple[int, int]], names: list[str], token_ids: Mappin
     index, chain = done.tag
     result = done.result or ChainResult(Trajectory.start(token_ids[names[index]]))
     drawn = result.trajectory
-    reason = "failed" if done.result is None else "stop" if drawn.ended else "length"
+    reason = NOT_DRAWN if done.result is None else finishes.of_trajectory(drawn, target.stop_ids)
     return Sample(index, names[index], chain, target.decode(drawn.tokens), drawn.tokens.tolist(), float(drawn.log_p.sum()),
                   float(drawn.log_q.sum()), result.proposals, result.accepted, result.moved, done.cost, reason, result.trace,
                   done.failure)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.data import prompting, prompts
+from dflash_mcmc.data import prompting, prompts, stops
 from dflash_mcmc.data.problems import content_hash
 from dflash_mcmc.data.selection import ProblemSelection, chosen
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.registry import name_of, options_with
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class Dataset(ProblemSelection, Component):
     fewshot_path: str | None = runtime("file of the examples, in the format of the dataset's own; its content is part of the "
                                        "identity; null takes the dataset's other problems")
 
+    stop: list[str] = identity(  # noqa: RUF009
+        "strings that end an answer: it ends at the first token at which its text contains one, and its text is what comes "
+        "before; [] has none", off=[])
+
     group = "dataset"
     answers_in_text: ClassVar[bool] = True
     """Whether a gold answer is the text of an answer, so that an example can show it. Gold answers of programs are tests."""
@@ -47,8 +52,13 @@ class Dataset(ProblemSelection, Component):
         return None
 
     def check(self, config: Config) -> None:
-        """Checks the selection and the prompt. Raises ConfigError."""
+        """Checks the selection, the prompt and the stop strings. Raises ConfigError."""
         self.check_choice()
+        stops.check(self.stop, "dataset.stop")
+        stops.warn(self.stop, "dataset.stop")
+        if self.stop and not config.probe.draws_with_stops:
+            able = options_with("probe", "draws_with_stops")
+            raise ConfigError("dataset.stop", self.stop, f"[] with probe={name_of(config.probe)}, or {able}")
         prompting.template_of(self.prompt, self.prompt_file)
 
     def resolved(self, config: Config) -> Dataset:

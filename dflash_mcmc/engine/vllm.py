@@ -53,6 +53,8 @@ class Vllm(Engine):
         check_plain(config, f"engine=vllm, {_INSTEAD}")
         if config.model.rope_override() is not None:
             raise ConfigError("model.rope_scaling", config.model.rope_override(), f"null with engine=vllm, {_INSTEAD}")
+        if config.dataset.stop:
+            raise ConfigError("dataset.stop", config.dataset.stop, f"[] with engine=vllm, {_INSTEAD}")
         for group in ("sampler", "blend"):
             if getattr(config, group).needs_draft:
                 raise ConfigError(group, name_of(getattr(config, group)), f"one without a draft with engine=vllm, {_INSTEAD}")

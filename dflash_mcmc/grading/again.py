@@ -160,6 +160,7 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
 
     from dflash_mcmc.config.identity import plain
     from dflash_mcmc.statistics import summaries
+    from dflash_mcmc.store import finishes, problems
     from dflash_mcmc.store.files import write_atomically
     from dflash_mcmc.store.records import RECORDS
     from dflash_mcmc.store.sharing import closed
@@ -179,9 +180,11 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
             "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
             RECORDS: "".join(json.dumps(record) + "\n" for record in records),
         }
+        if known := problems.read_problems(target) | problems.read_problems(folder):
+            files[problems.PROBLEMS] = problems.as_lines(known.values())
         summarised = [run / "summary.json" for run in (folder, target) if (run / "summary.json").is_file()]
         if summarised:
-            summary = summaries.summarise(_read(summarised[0])["condition"], records)
+            summary = summaries.summarise(_read(summarised[0])["condition"], records) | finishes.counts(records)
             files["summary.json"] = json.dumps(summary, indent=1) + "\n"
         for name, text in files.items():
             write_atomically(target / name, text)

@@ -110,7 +110,7 @@ class BatchedEngine:
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
-        self._operations = Operations(self._memory, self._loop, speculation, options, model.stop_ids, sharing)
+        self._operations = Operations(self._memory, self._loop, speculation, options, model, sharing)
         self._meter = Meter()
 
     @property

@@ -64,7 +64,7 @@ class FewRows:
                 joint.refresh()
             for layer, forward in self._forwards.items():
                 if "forward" not in layer.__dict__:
-                    layer.forward = forward
+                    layer.__dict__["forward"] = forward
                     stack.callback(layer.__dict__.pop, "forward")
             yield
 

@@ -101,11 +101,15 @@ class ChainTarget(Protocol):
     def max_positions(self) -> int | None:
         """Longest sequence, prompt included; None without a limit."""
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a generation."""
+
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids of a prompt, int64."""
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of generated tokens, without special tokens."""
+        """Text of generated tokens, without special tokens, up to a stop string."""
 
 
 class ChainRunner(Protocol):

@@ -62,11 +62,11 @@ class JointProduct:
         """Whether the layers still have the weights and biases of the product, by the bits of a random row."""
         weight = torch.cat([layer.weight for layer in self.layers])
         biases = self._biases()
-        same = (biases is None) == (self.bias is None) and (biases is None or torch.equal(biases, self.bias))
+        same = self.bias is None if biases is None else self.bias is not None and torch.equal(biases, self.bias)
         return same and piecewise_product.agrees(self._product, weight, biases, 1, range(3, 4))
 
     def _biases(self) -> torch.Tensor | None:
-        biases = [layer.bias for layer in self.layers if layer.bias is not None]
+        biases: list[torch.Tensor] = [layer.bias for layer in self.layers if layer.bias is not None]
         return torch.cat(biases) if biases else None
 
 

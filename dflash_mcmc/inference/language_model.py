@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from dflash_mcmc.inference.cache import CacheShape
 from dflash_mcmc.inference.float32_head import Float32Head, soft_capped
 from dflash_mcmc.inference.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
 from dflash_mcmc.inference.recurrent_shape import RecurrentShape, recurrent_shape
+from dflash_mcmc.inference.stop_strings import StopStrings
+from dflash_mcmc.inference.token_texts import TokenTexts, texts_of
 from dflash_mcmc.process.turns import Turn
 
 _LAYER_NAMES = ("layers", "h")
@@ -31,6 +34,7 @@ class LanguageModel:
         layers: the decoder layers; `tapped` reads their outputs.
         vocab_size: rows of the head.
         stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
+        stop_strings: strings that end a generation; None for none.
         cache_shape: shape of the keys and values of a token, and of the states of recurrent layers.
         recurrent_nets: the recurrent parts of the layers that have one, in the order of the layers.
         has_experts: whether it has a mixture of experts whose implementation can be chosen.
@@ -68,6 +72,7 @@ class LanguageModel:
         self.capturable = not growing and not self.has_experts and recurrent is None
         self._float32_head = Float32Head(self.head, head_copy)
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
+        self.stop_strings: StopStrings | None = None
         if tokenizer is not None:
             known = set(tokenizer.get_vocab().values())
             self.forbid([token for token in range(self.vocab_size) if token not in known])
@@ -78,8 +83,22 @@ class LanguageModel:
     def without_stops(self) -> LanguageModel:
         """The same model, whose generations end at their horizon alone."""
         endless = copy.copy(self)
-        endless.stop_ids = ()
+        endless.stop_ids, endless.stop_strings = (), None
         return endless
+
+    def stopping_at(self, strings: Sequence[str]) -> LanguageModel:
+        """The same model, whose generations end at these strings too. Raises UserError for an unknown kind of tokenizer."""
+        stopped = copy.copy(self)
+        stopped.stop_strings = StopStrings(strings, self._token_texts) if strings else None
+        return stopped
+
+    @cached_property
+    def _token_texts(self) -> TokenTexts:
+        return texts_of(self.tokenizer, self.vocab_size)
+
+    def ends(self, tokens: np.ndarray) -> bool:
+        """Whether generated tokens, int64 (n,), end with a stop id or with the token that completes a stop string."""
+        return int(tokens[-1]) in self.stop_ids or (self.stop_strings is not None and self.stop_strings.ends(tokens))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocab_size) of hidden states after the final norm; -inf for ids without a token."""
@@ -152,8 +171,12 @@ class LanguageModel:
         return encode(self.tokenizer, text, add_special_tokens)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of generated tokens, without special tokens. Think tags are kept, because graders search after them."""
-        return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        """Text of generated tokens, without special tokens, up to a stop string.
+
+        Think tags are kept, because graders search after them.
+        """
+        text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        return text if self.stop_strings is None else self.stop_strings.cut(text)
 
     def _refuse_unsupported(self, model: torch.nn.Module) -> None:
         probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]

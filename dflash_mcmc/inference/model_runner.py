@@ -13,6 +13,7 @@ from dflash_mcmc.inference import attention
 from dflash_mcmc.inference.blending import TargetBlend, Unblended
 from dflash_mcmc.inference.cache import SlotCache
 from dflash_mcmc.inference.delta_net import replay
+from dflash_mcmc.inference.endings import Endings
 from dflash_mcmc.inference.few_rows import FewRows
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.masks import Reach
@@ -55,7 +56,7 @@ class ModelRunner:
         self._blended_layers = self.blend.tapped_layers(len(model.layers))
         self._tapped: list[torch.Tensor] = []
         self._keys = torch.arange(length, device=model.device)
-        self.stops = torch.tensor(model.stop_ids, dtype=torch.int64, device=model.device)
+        self.endings = Endings(model.stop_ids, model.stop_strings, model.device)
 
     @property
     def on_grid(self) -> bool:

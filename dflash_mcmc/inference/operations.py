@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 
 from dflash_mcmc.inference import scoring
@@ -11,6 +9,7 @@ from dflash_mcmc.inference.columns import split, width
 from dflash_mcmc.inference.decode_loop import DecodeLoop
 from dflash_mcmc.inference.draws import is_abandoned, start_of, uniforms_of, until_abandoned
 from dflash_mcmc.inference.interface import Options
+from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.live_chain import LiveChain
 from dflash_mcmc.inference.rows import DrawnTokens
 from dflash_mcmc.inference.slot_memory import SlotMemory
@@ -33,14 +32,14 @@ class Operations:
         loop: takes the draws that need decode steps.
         speculation: the rule for drawing block by block; None to draw token by token.
         options: the engine's options.
-        stop_ids: tokens that end a generation.
+        model: the target, which knows what ends a generation.
         sharing: whether draws share forwards while their tokens are equal.
     """
 
     def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation[Drafter] | None, options: Options,
-                 stop_ids: Collection[int], sharing: bool):
+                 model: LanguageModel, sharing: bool):
         self._memory, self._loop, self._speculation = memory, loop, speculation
-        self._options, self._stop_ids, self.sharing = options, stop_ids, sharing
+        self._options, self._model, self.sharing = options, model, sharing
         self._runner, self._grid = memory.runner, memory.runner.grid
 
     def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:
@@ -88,7 +87,8 @@ class Operations:
     def collect(self, slot: Slot, drawn: DrawnTokens) -> Trajectory:
         """The answer to a draw whose decode steps have ended. Notes it in the chain."""
         base = slot.in_progress
-        answer = base.extended(drawn.tokens, drawn.log_p, drawn.log_q, drawn.interval, int(drawn.tokens[-1]) in self._stop_ids,
+        ended = self._model.ends(np.concatenate([base.tokens, drawn.tokens]))
+        answer = base.extended(drawn.tokens, drawn.log_p, drawn.log_q, drawn.interval, ended,
                                *split(slot.operation, drawn.columns))
         if slot.leader is not None:
             self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
@@ -118,6 +118,8 @@ class Operations:
             self._memory.open(slot, len(sequence) - 1)
         uniforms = uniforms_of(draw)[base.length - draw.trajectory.length :]
         start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
+        if self._model.stop_strings is not None:
+            start = start._replace(matched=self._model.stop_strings.state(base.tokens))
         if self._speculation is not None and self._loop.rows.noise.shape[2]:
             noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.drafter.num_drafted)
             start = start._replace(noise=np.concatenate(noise, axis=1))
@@ -156,7 +158,8 @@ class Operations:
         slot.chain.charge(slot.number, token_forwards=len(given), blocks_drafted=self._blocks(score, start + 1, len(sequence)))
         log_p, log_q, interval, columns = found
         slot.chain.note(slot.number, score.trajectory.extended(
-            given, log_p, log_q, interval, int(given[-1]) in self._stop_ids, *split(score, columns)))
+            given, log_p, log_q, interval, self._model.ends(np.concatenate([score.trajectory.tokens, given])),
+            *split(score, columns)))
 
     def _blocks(self, score: Score, start: int, stop: int) -> int:
         return self._grid.num_blocks(self._grid_origin(score), start, stop) if self._grid else 0

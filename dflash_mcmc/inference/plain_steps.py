@@ -89,13 +89,21 @@ class PlainSteps:
             state.counts[rows, tokens] = state.counts[rows, tokens] + drawn
         state.position[:batch] += drawn
         state.work[:, :batch] += live
-        ended = (tokens[:, None] == self.runner.stops).any(dim=-1) | (at >= state.last[:batch])
+        ended = self._ends(state, tokens, at, drawn)
         found = Status.DONE * ended
         if floors:
             below = _below_floor(state, batch, drawn, at, scores)
             found = torch.where(ended, found, Status.ABANDONED * below)
         found = torch.where(failed, Status.FAILED, found)
         state.status[:batch] = torch.where(live, found, status)
+
+    def _ends(self, state: Rows, tokens: torch.Tensor, at: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """Whether the token of each row ends its draw, bool (rows,). Advances the stop strings of rows that have drawn."""
+        endings = self.runner.endings
+        states = endings.states(state, tokens[:, None], drawn[:, None])
+        if states is not None:
+            state.matched[: len(tokens)] = states[:, 0]
+        return endings.ends(state, tokens[:, None], at[:, None], states)[:, 0]
 
 
 def _ridden(logits: dict[str, torch.Tensor], riders: Riders) -> dict[str, torch.Tensor]:

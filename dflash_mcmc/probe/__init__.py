@@ -74,6 +74,8 @@ class Probe(Component):
     part of the identity. A command line that sets a value of another group is refused."""
     runs_chains_alone: ClassVar[bool] = False
     """Whether the probe reads the target only through the chains that it runs, so that every engine can run it."""
+    draws_with_stops: ClassVar[bool] = False
+    """Whether all answers are drawn by chains of the configured engine, so that `dataset.stop` ends them."""
     unit: ClassVar[str]
     """The word for one unit in the progress bar and messages."""
 

@@ -24,6 +24,7 @@ class NoProbe(Probe):
     unit = "sample"
     is_null = True
     runs_chains_alone = True
+    draws_with_stops = True
 
     def sources(self) -> tuple[str, ...]:
         """The groups that samples depend on. The probe itself is not part of the identity."""

@@ -12,6 +12,7 @@ from dflash_mcmc.config.labels import changes, followed, with_fields
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.parts import count
 from dflash_mcmc.statistics.summaries import aggregates_of
+from dflash_mcmc.store import finishes
 
 HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
            "moved", "no answer", "token-forwards")
@@ -46,7 +47,8 @@ def overall(folders: Sequence[Path]) -> str:
     alike = len({summary["num_samples"] for summary in summaries if summary["num_samples"]}) <= 1
     weights = "\n".join(_weights(*pair) for pair in pairs if "effective_chains" in pair[1])
     measured = "\n".join(filter(None, map(_measures, labels, summaries)))
-    return "\n\n".join(filter(None, [table, weights, measured, "" if alike else _UNLIKE]))
+    ends = "\n".join(filter(None, map(_remark, labels, summaries, folders)))
+    return "\n\n".join(filter(None, [table, weights, measured, ends, "" if alike else _UNLIKE]))
 
 
 def _with_aggregates(label: str, summary: dict) -> list[tuple[str, dict]]:
@@ -66,6 +68,12 @@ def _measures(label: str, summary: dict) -> str:
     start = "measures/"
     means = [f"{name.removeprefix(start)} {value:.3g}" for name, value in summary.items() if name.startswith(start)]
     return f"{label}: {', '.join(means)} (means)" if means else ""
+
+
+def _remark(label: str, summary: dict, folder: Path) -> str:
+    """A line on answers that were cut off or ended at a stop string. It is empty if there are none."""
+    remark = finishes.remark(summary, _read(folder / "run.json")["identity"].get("dataset.max_new_tokens"))
+    return f"{label}: {remark}." if remark else ""
 
 
 def row_of(label: str, summary: dict) -> list[str]:

@@ -79,6 +79,7 @@ def slots_engine(config: Config, model: LanguageModel, prompt_length: int, num_c
         prompt_length: length of the longest prompt.
         num_chains: number of chains that all processes draw together.
     """
+    model = model.stopping_at(config.dataset.stop)
     drafter = config.draft.load(model)
     asked = config.blend.needs_draft or config.sampler.needs_draft
     speculation = config.decoder.speculation(drafter)

@@ -101,7 +101,7 @@ def too_long(record: Record, prompted: Prompted) -> Record:
     """
     if prompted.too_long is None:
         raise ValueError(f"problem {prompted.problem.id} is not too long")
-    record["verdict"], record["reason"] = TOO_LONG, prompted.too_long.reason
+    record["verdict"], record["reason"], record["finish_reason"] = TOO_LONG, prompted.too_long.reason, TOO_LONG
     record["prompt_tokens"] = prompted.too_long.prompt_tokens
     return record
 

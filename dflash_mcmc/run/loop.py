@@ -21,6 +21,7 @@ from dflash_mcmc.run.tasks import Tasks, tasks_of
 from dflash_mcmc.run.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.problems import add_problems
 from dflash_mcmc.store.records import SampleKey, key_of
 
 _POLL_SECONDS = 0.5
@@ -189,6 +190,8 @@ class _Loop:
         self._described = True
         if not ranks.rank() or not self._store.is_described():
             describe(self._store, self._config, self._identity, self._device, self._tasks.notes())
+        with self._store.mutex():
+            add_problems(self._store.folder, self._tasks.missing_problems)
         self._tracking.start()
 
     def _keep(self, record: Mapping[str, object]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from dflash_mcmc.process import stopping
 from dflash_mcmc.run import build, cost, fitting
 from dflash_mcmc.run.tasks import Results, Tasks, Worker
 from dflash_mcmc.statistics import summaries
+from dflash_mcmc.store import finishes
 from dflash_mcmc.store.records import Record, SampleKey, record_of
 from dflash_mcmc.types import Cost, Grade, Problem
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.store.problems import ProblemText
 
 
 class Samples(Tasks[Record]):
@@ -48,6 +50,7 @@ class Samples(Tasks[Record]):
         check_golds(self._config.grader, problems)
         self._config.grader.preflight()
         model = self._config.engine.load(self._config, device)
+        self._tokenizer = model.tokenizer
         fit = fitting.fit(self._config, model, problems)
         if len(fit.too_long) == len(problem_of):
             fit.check()
@@ -61,7 +64,7 @@ class Samples(Tasks[Record]):
     def summarise(self, records: Sequence[Record]) -> Results:
         config, records = self._config, list(records)
         summary = {**summaries.summarise(config.label(), records), **summaries.rates(records),
-                   **summaries.measures(records)}
+                   **finishes.counts(records), **summaries.measures(records)}
         for name in config.aggregates():
             summary |= summaries.aggregate(config.label(), records, config.vote.rules.get(name, name), config.num_chains)
         return Results(summary, summary, {})
@@ -80,6 +83,12 @@ class Samples(Tasks[Record]):
 
     def notes(self) -> dict[str, object]:
         return {"num_problems": len(self._problems)}
+
+    def missing_problems(self, known: Collection[str]) -> list[ProblemText]:
+        config, prompting = self._config, self._config.dataset.prompting()
+        return [{"id": problem.id, "question": problem.question, "gold": problem.answer,
+                 "prompt": config.model.render(self._tokenizer, prompting.conversation(problem))}
+                for problem in self._problems if problem.id not in known]
 
     def progress(self, fresh: Sequence[Record]) -> str:
         """The share of correct samples."""
@@ -142,7 +151,7 @@ class SampleWorker(Worker[Record]):
 
     def _record(self, grade: Grade, done: Finished[SampleKey]) -> Record:
         problem, prompt, _ = self._problems[done.tag[0]]
-        return record_of(problem, done.tag[1], prompt, grade, done, self._engine.model.decode, label(self._config.grader))
+        return record_of(problem, done.tag[1], prompt, grade, done, self._engine.model, label(self._config.grader))
 
     def counters(self) -> dict[str, object]:
         counters = self._engine.counters
@@ -157,6 +166,7 @@ def metrics_of(record: Record) -> dict[str, float | None]:
     """The numbers of a sample that a tracker logs."""
     metrics: dict[str, float | None] = {
         "sample/correct": float(record["verdict"] == CORRECT), "sample/num_tokens": record["num_tokens"],
+        "sample/cut_off": float(finishes.of_record(record) == finishes.LENGTH),
         "sample/log_p": record["log_p"], "sample/seconds": record["seconds"],
         "sample/token_forwards": record["token_forwards"]}
     if record["proposals"]:

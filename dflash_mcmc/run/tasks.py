@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -13,6 +13,7 @@ from dflash_mcmc.store.records import SampleKey
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.run.cost import CostEstimate
+    from dflash_mcmc.store.problems import ProblemText
 
 R = TypeVar("R", bound=Mapping)
 """The type of the records: JSON values, with `problem` and `chain`."""
@@ -111,6 +112,10 @@ class Tasks(ABC, Generic[R]):
     def notes(self) -> dict[str, object]:
         """Values that describe this start of the run in `run.json`."""
         return {}
+
+    def missing_problems(self, known: Collection[str]) -> Sequence[ProblemText]:
+        """The problems of the tasks except those with known ids. The loop asks for them after `prepare`."""
+        return ()
 
     def progress(self, fresh: Sequence[R]) -> str:
         """Text after the progress bar. `fresh` holds the records that were added since the last call."""

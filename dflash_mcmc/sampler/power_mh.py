@@ -35,7 +35,7 @@ class PowerMH(Sampler):
     """Metropolis-Hastings on p^alpha: regenerate a random suffix, accept by the weight of the whole suffix.
 
     Target at stage k, with horizon L_k = floor(k * length / num_blocks): pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
-    over the sequences that end in a stop id or are L_k tokens long. If the proposal has top-k, top-p or min-p, pi_k is
+    over the sequences that end in a stop or are L_k tokens long. If the proposal has top-k, top-p or min-p, pi_k is
     restricted to the tokens that they keep, and p is not renormalised. Each stage extends the state to L_k by the proposal
     law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws a new suffix from q up to
     L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over the whole suffix.

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast, final
 
 from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.store import finishes
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from dflash_mcmc.inference.interface import Finished
+    from dflash_mcmc.inference.interface import ChainTarget, Finished
     from dflash_mcmc.types import Grade, Problem
 
 SampleKey = tuple[str, int]
@@ -55,11 +57,13 @@ class Record(TypedDict):
     gold: str
     """The correct answer as the dataset writes it."""
     text: str
-    """The decoded answer."""
+    """The decoded answer, up to a stop string."""
     num_tokens: int
-    """Tokens of the answer."""
+    """Tokens of the answer, with all tokens of a stop string."""
     ended: bool
-    """Whether the answer ends with a stop token."""
+    """Whether the answer ends with a stop id or a stop string."""
+    finish_reason: NotRequired[str]
+    """Why the sequence ended, one of `finishes.REASONS`. Older records lack it; `finishes.of_record` derives it."""
     log_p: float
     """Log probability of the answer under the target at temperature 1, in nats."""
     log_q: float
@@ -111,7 +115,7 @@ class Record(TypedDict):
 
 
 def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, done: Finished,
-              decode: Callable[[np.ndarray], str], grader: str) -> Record:
+              target: ChainTarget, grader: str) -> Record:
     """The record of a sample. `done.result` is None for a sample that could not be drawn."""
     result = done.result or ChainResult(Trajectory.start(prompt))
     path, cost = result.trajectory, done.cost
@@ -119,7 +123,8 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         "problem": problem.id, "chain": chain, "level": problem.level, "subject": problem.subject,
         "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
         "same_string": grade.same_string, "walls": grade.walls, "gold": problem.answer,
-        "text": decode(path.tokens), "num_tokens": path.length, "ended": path.ended,
+        "text": target.decode(path.tokens), "num_tokens": path.length, "ended": path.ended,
+        "finish_reason": finishes.of_trajectory(path, target.stop_ids) if done.result else NOT_DRAWN,
         "log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()),
         "proposals": result.proposals, "accepted": result.accepted,
         "moved": result.moved, "abandoned": result.abandoned, "law_error": result.law_error,

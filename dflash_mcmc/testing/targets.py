@@ -28,7 +28,7 @@ PROMPT = np.array([0], dtype=np.int64)
 
 
 def power_target(engine: TabularEngine, horizon: int, alpha: float, params: SamplingParams, source: str) -> Target:
-    """p^alpha over the sequences that end in a stop id or are `horizon` long, on the support of `params`."""
+    """p^alpha over the sequences that a stop ends or that are `horizon` long, on the support of `params`."""
     states, weights = [], []
     for tokens in _sequences(engine, horizon):
         trajectory = score(engine, tokens, params, source)
@@ -104,7 +104,7 @@ def total_variation(law: dict, other: dict) -> float:
 
 
 def _sequences(engine: TabularEngine, horizon: int) -> list[tuple[int, ...]]:
-    """All complete sequences: those with a stop id at the end and only there, and full-length ones without."""
-    stops, vocabulary = set(engine.model.stop_ids), range(engine.model.vocab_size)
+    """All complete sequences: those that a stop ends at their last token and not before, and full-length ones without."""
+    ends, vocabulary = engine.model.ends, range(engine.model.vocab_size)
     return [tokens for length in range(1, horizon + 1) for tokens in itertools.product(vocabulary, repeat=length)
-            if not stops & set(tokens[:-1]) and (tokens[-1] in stops or length == horizon)]
+            if not any(ends(tokens[:number]) for number in range(1, length)) and (ends(tokens) or length == horizon)]

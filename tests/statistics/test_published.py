@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,5 +96,6 @@ def test_records_have_the_fields_of_real_ones():
     """The order of the fields is that of recorded runs."""
     path = Trajectory.start(np.array([1])).extended(np.array([2]), np.zeros(1), np.zeros(1), np.zeros((1, 2)), True)
     done = Finished(0, ChainResult(path), Cost(), 1.0, 1.0)
-    real = record_of(Problem("a", "question", "1"), 0, np.array([1]), Grade("correct", "1"), done, str, "math 2")
+    real = record_of(Problem("a", "question", "1"), 0, np.array([1]), Grade("correct", "1"), done,
+                     SimpleNamespace(decode=str, stop_ids=()), "math 2")
     assert [*published.records("ps")[0], "grader"] == list(real)

@@ -61,8 +61,14 @@ class ReferenceEngine:
         under = [self._law(trajectory, params, source) for params in operation.laws]
         return trajectory.extended(
             np.array([token]), log_p[token : token + 1], log_q[token : token + 1], exact_law.interval(log_q, token)[None],
-            token in self.parts.stop_ids, exact_law.under(under, token)[None] if under else None,
+            self._ends(trajectory, token), exact_law.under(under, token)[None] if under else None,
             np.array([exact_law.entropy(log_p)]) if operation.entropy else None)
+
+    def _ends(self, trajectory: Trajectory, token: int) -> bool:
+        """Whether the token ends the sequence. Decodes the whole text, without the tables of `stop_strings`."""
+        strings = self.parts.stop_strings.strings if self.parts.stop_strings else ()
+        text = self.parts.tokenizer.decode([*trajectory.tokens.tolist(), token], skip_special_tokens=True) if strings else ""
+        return token in self.parts.stop_ids or any(string in text for string in strings)
 
     def _law(self, trajectory: Trajectory, params: SamplingParams, logits: np.ndarray) -> np.ndarray:
         return exact_law.process(logits, params, trajectory.prompt, trajectory.tokens)

@@ -6,6 +6,8 @@ engines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -30,12 +32,20 @@ class TabularModel:
         seed: seed of the table.
         scale: scale of the logits; a larger one gives a more peaked law.
         num_layers: number of intermediate layers.
+        stop: strings that end a sequence.
+        texts: the bytes of each token, in which `stop` is searched.
     """
 
-    def __init__(self, vocab_size: int, stop_ids: tuple[int, ...], seed: int = 0, scale: float = 1.0, num_layers: int = 1):
+    def __init__(self, vocab_size: int, stop_ids: tuple[int, ...], seed: int = 0, scale: float = 1.0, num_layers: int = 1,
+                 stop: tuple[str, ...] = (), texts: Sequence[bytes] = ()):
         self.vocab_size, self.stop_ids, self.scale, self._key = vocab_size, tuple(stop_ids), scale, Key(seed)
-        self.num_layers = num_layers
+        self.num_layers, self.stop, self.texts = num_layers, stop, texts
         self._logits: dict[tuple, np.ndarray] = {}
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Whether generated tokens end a sequence: with a stop id, or because their text contains a stop string."""
+        text = b"".join(self.texts[token] for token in tokens) if self.stop else b""
+        return tokens[-1] in self.stop_ids or any(string.encode() in text for string in self.stop)
 
     def logits(self, prefix: tuple[int, ...], layer: str) -> np.ndarray:
         """Logits, float64 (vocab_size,); `layer` is "last", "tapped", or "tapped 1" and so on for further layers."""
@@ -178,7 +188,7 @@ class TabularEngine:
         under = [self.log_q(trajectory, params, operation.source) for params in operation.laws]
         return trajectory.extended(
             np.array([token]), log_p[token : token + 1], log_q[token : token + 1], interval[None],
-            token in self.model.stop_ids, exact_law.under(under, token)[None] if under else None,
+            self.model.ends([*trajectory.tokens.tolist(), token]), exact_law.under(under, token)[None] if under else None,
             np.array([exact_law.entropy(log_p)]) if operation.entropy else None)
 
     def _law(self, prefix: tuple[int, ...], length: int, params: SamplingParams | None, source: str) -> np.ndarray:

@@ -85,7 +85,7 @@ class BlockSteps:
         bad = ~torch.isfinite(target.maximum).view(batch, -1)
         bad[:, :-1] |= ~torch.isfinite(draft.maximum).view(batch, -1) & started[:, None]
         bad |= (self._offsets == slot[:, None]) & ~torch.isfinite(own.maximum)
-        commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.runner.stops, floors)
+        commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.runner.endings, floors)
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 
     def _target(self, cache: SlotCache, fed: torch.Tensor, at: torch.Tensor, key_length: int, hidden: torch.Tensor,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from dflash_mcmc.inference.endings import Endings
 from dflash_mcmc.inference.rows import Rows, Status
 
 
@@ -30,11 +31,11 @@ class Offer(NamedTuple):
     """float64 (rows, slots, k), further columns of the tokens (`inference/columns.py`)."""
 
 
-def commit(state: Rows, offer: Offer, stops: torch.Tensor, floors: bool) -> torch.Tensor:
+def commit(state: Rows, offer: Offer, endings: Endings, floors: bool) -> torch.Tensor:
     """Adds the offered tokens to the live rows, up to the token that ends their draw. Other rows do not change.
 
     Args:
-        stops: int64, the stop ids.
+        endings: finds the tokens that end a draw.
         floors: whether any row has a floor. If not, floors are not checked.
 
     Returns:
@@ -44,7 +45,8 @@ def commit(state: Rows, offer: Offer, stops: torch.Tensor, floors: bool) -> torc
     slot = torch.arange(slots, device=offer.at.device)
     live = state.status[:batch] == Status.LIVE
     offered = (slot >= offer.first[:, None]) & (slot <= offer.last[:, None])
-    stop = (offer.tokens[..., None] == stops).any(dim=-1) | (offer.at >= state.last[:batch, None])
+    states = endings.states(state, offer.tokens, offered)
+    stop = endings.ends(state, offer.tokens, offer.at, states)
     kind = Status.DONE * stop
     if floors:
         weight = _weights(state, offer, offered)
@@ -60,6 +62,9 @@ def commit(state: Rows, offer: Offer, stops: torch.Tensor, floors: bool) -> torc
     if floors:
         last = weight.gather(1, (following - 1).clamp(min=0)[:, None])[:, 0]
         state.weight[:batch] = torch.where(count > 0, last, state.weight[:batch])
+    if states is not None:
+        after = states.gather(1, (following - 1).clamp(min=0)[:, None])[:, 0]
+        state.matched[:batch] = torch.where(count > 0, after, state.matched[:batch])
     state.position[:batch] += count
     state.rounds[:batch] += live
     state.fed[:batch] += live * slots

@@ -89,7 +89,7 @@ class Speculator:
             finite &= ~further.isnan().any(dim=1).view(batch, -1)
         offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
                       None if further is None else further.view(batch, self.tokens_a_step, -1))
-        gained = commit(state, offer, self.runner.stops, floors)
+        gained = commit(state, offer, self.runner.endings, floors)
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:

@@ -80,6 +80,7 @@ class Mixing(Probe):
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset")
     runs_chains_alone = True
+    draws_with_stops = True
     unit = "chain"
 
     def check(self, config: Config) -> None:

@@ -10,6 +10,7 @@ from dflash_mcmc.report.parts import Column, Drawing, Section, Table, count, cou
 from dflash_mcmc.report.study import Entry, Study
 from dflash_mcmc.report.table import HEADERS, row_of
 from dflash_mcmc.statistics import summaries
+from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,8 +42,12 @@ def section(study: Study) -> Section:
         columns.append(Column("accepted length", _accepted_length))
     text = paragraphs(_TEXT) + (paragraphs(_VOTES) if any(entry.voted for entry in study.entries) else [])
     verdicts = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries if not entry.voted]
+    ends = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in study.drawn]
+    text += [f"{entry.shown}: {remark}." for entry, row in zip(study.drawn, ends, strict=True)
+             if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
     return Section("overall", "Overall", text, [Table("overall", "All runs", columns, rows),
-                                                Table("verdicts", "Verdicts", _verdict_columns(), verdicts)],
+                                                Table("verdicts", "Verdicts", _verdict_columns(), verdicts),
+                                                Table("ends", "Why answers ended", _end_columns(), ends)],
                    [Drawing(f"fig_{study.dataset}_accuracy", "Accuracy of every run with its 95 % interval.",
                             lambda: _figure(study))])
 
@@ -68,6 +73,13 @@ def _verdict_columns() -> list[Column]:
         return "-" if row["same_string"] is None else percent(row["same_string"] / row["num_samples"])
     return [named("run", "run"), *(counted(verdict.replace("_", " "), verdict) for verdict in VERDICTS),
             Column("accuracy", lambda row: percent(row["accuracy"])), Column("string match", by_strings)]
+
+
+def _end_columns() -> list[Column]:
+    """The count of every reason why a sequence ended."""
+    names = {finishes.STOP_ID: "stop id", finishes.STOP_STRING: "stop string", finishes.LENGTH: "cut off"}
+    return [named("run", "run"), *(counted(names.get(reason, reason.replace("_", " ")), f"finish_reason/{reason}")
+                                   for reason in finishes.REASONS)]
 
 
 def _accepted_length(row: dict) -> str:

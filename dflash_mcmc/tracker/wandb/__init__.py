@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
 from dflash_mcmc.registry import register
+from dflash_mcmc.store import finishes
+from dflash_mcmc.store.problems import PROBLEMS, read_problems
 from dflash_mcmc.tracker import RunInfo, Tracker
 
 if TYPE_CHECKING:
     import wandb
 
 TABLE_COLUMNS = ("problem", "chain", "level", "subject", "verdict", "correct", "answer", "gold", "num_tokens", "log_p",
-                 "proposals", "accepted", "acceptance", "moved", "seconds", "text")
+                 "proposals", "accepted", "acceptance", "moved", "seconds", "finish_reason", "question", "prompt", "text")
 _UNWRITTEN_SECONDS = 3.0
 """The longest time for which logged metrics may be unwritten. W&B's process writes and sends every one or two seconds."""
-_IN_ARTIFACT = ("records*.jsonl", "config.yaml", "run.json", "summary.json", "*.csv")
+_IN_ARTIFACT = ("records*.jsonl", PROBLEMS, "config.yaml", "run.json", "summary.json", "*.csv")
 
 
 @register("tracker", "wandb")
@@ -111,7 +113,8 @@ class WandbRun:
     def summary(self, metrics: dict, records: list[dict]) -> None:
         """Sets the summary and logs the table of all samples. `label` in the summary is the run's name in charts over runs."""
         self._steps = len(records)
-        rows = [_row(record) for record in records if "verdict" in record]
+        problems = read_problems(self._info.folder)
+        rows = [{**problems.get(record["problem"], {}), **_row(record)} for record in records if "verdict" in record]
         if rows:
             self._log({"samples": _table(rows, TABLE_COLUMNS)})
         self._run.summary.update({**metrics, "label": self._info.name or self._info.condition})
@@ -186,7 +189,8 @@ def artifact_name(*parts: str) -> str:
 
 def _row(record: dict) -> dict:
     acceptance = record["accepted"] / record["proposals"] if record.get("proposals") else None
-    return {**record, "correct": record["verdict"] == "correct", "acceptance": acceptance}
+    return {**record, "correct": record["verdict"] == "correct", "acceptance": acceptance,
+            "finish_reason": finishes.of_record(record)}
 
 
 def _table(rows: list[dict], columns: tuple[str, ...] | None = None) -> wandb.Table:

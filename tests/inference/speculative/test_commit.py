@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_mcmc.inference.endings import Endings
 from dflash_mcmc.inference.rows import Rows, Start, Status
 from dflash_mcmc.inference.speculative.commit import Offer, commit
+from dflash_mcmc.inference.stop_strings import StopStrings
+from dflash_mcmc.inference.token_texts import TokenTexts
 
-STOPS, PROMPT, HORIZON, SLOTS = torch.tensor([7]), 3, 9, 4
+STOPS, PROMPT, HORIZON, SLOTS = Endings([7], None, torch.device("cpu")), 3, 9, 4
 
 
 @pytest.fixture
@@ -68,3 +71,15 @@ def test_the_token_before_bad_logits_is_the_last(state):
 def test_slots_before_the_first_offered_one_stay(state):
     assert commit(state, offered([[9, 4, 5, 1]] * 3, [2, 2, 2], first=(1, 1, 1)), STOPS, floors=False).tolist() == [2, 2, 0]
     assert state.tokens[0, PROMPT : PROMPT + 3].tolist() == [0, 4, 5]
+
+
+def test_a_stop_string_ends_a_row_and_its_state_follows_the_tokens(state):
+    """Token 4 is "a" and token 6 is "b". Row 1 begins after an "a"; what comes after its end changes nothing."""
+    texts = TokenTexts(tuple(b"c" if token not in (4, 6) else b"ab"[token // 6:][:1] for token in range(10)), None, {})
+    strings = StopStrings(["aab"], texts)
+    endings, a, aa = Endings([7], strings, torch.device("cpu")), strings.state(np.array([4])), strings.state(np.array([4, 4]))
+    state.matched[:2] = torch.tensor([0, a])
+    offer = offered([[1, 4, 4, 6], [4, 6, 1, 4], [4, 4, 6, 1]], [2, 3, 3])
+    assert commit(state, offer, endings, floors=False).tolist() == [3, 2, 0]
+    assert state.status.tolist() == [Status.LIVE, Status.DONE, Status.DONE]
+    assert state.matched.tolist() == [aa, strings.found, 0]

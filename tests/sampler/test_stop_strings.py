@@ -1,0 +1,207 @@
+"""Stop strings on the tabular engine: every sampler's law is over the stopped texts, by enumeration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
+from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
+from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.rng import Key
+from dflash_mcmc.testing import (
+    PROMPT,
+    balance_error,
+    invariance_error,
+    law_of,
+    power_target,
+    total_variation,
+    transition_matrix,
+)
+from dflash_mcmc.types import Trajectory
+from tests.laws import power_law, product_law
+from tests.sampler import test_best_of_n as of_best_of_n
+from tests.sampler import test_draft_mh as of_draft_mh
+from tests.sampler import test_draft_refine as of_draft_refine
+from tests.sampler import test_lookahead as of_lookahead
+from tests.sampler import test_multiple_try as of_multiple_try
+from tests.sampler import test_power_mh as of_power_mh
+from tests.sampler import test_power_smc as of_power_smc
+from tests.sampler import test_replica_exchange as of_replica_exchange
+
+EXACT, WRONG = 1e-12, 1e-3
+TEXTS = {
+    "spans two tokens": ((0,), ("ab",), (b"", b"a", b"b")),
+    "spans three tokens": ((), ("aba",), (b"a", b"b", b"c")),
+    "overlaps itself": ((), ("aab",), (b"a", b"b", b"aa")),
+    "inside a token": ((0,), ("ab",), (b"", b"xaby", b"a")),
+    "bytes of a character": ((), ("é",), (b"\xc3", b"\xa9", b"e")),
+    "with a stop id": ((1,), ("ab",), (b"a", b"b", b"c")),
+    "two strings": ((), ("ab", "ca"), (b"a", b"b", b"c")),
+    "from an empty token": ((), ("ab",), (b"a", b"", b"b")),
+}
+"""Stop ids, stop strings, and the text of each of the three tokens."""
+
+
+def model_of(name: str, cls=TabularModel, **changes) -> TabularModel:
+    stop_ids, stop, texts = TEXTS[name]
+    return cls(3, stop_ids, seed=4, scale=0.7, stop=stop, texts=texts, **changes)
+
+
+def engine_of(name: str, cls=TabularModel, **parts) -> TabularEngine:
+    return TabularEngine(model_of(name, cls), **parts)
+
+
+def drawn(engine: TabularEngine, horizon: int) -> dict:
+    return law_of(lambda key: engine.answer(Draw(Trajectory.start(PROMPT), horizon, SamplingParams(0.8), key)))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_draw_ends_at_the_first_token_whose_text_contains_a_string(name):
+    law = drawn(engine_of(name), 4)
+    assert total_variation(law, product_law(model_of(name), 4, temperature=0.8)) <= EXACT
+    assert len({len(tokens) for tokens in law}) > 1
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_power_target_is_over_the_stopped_texts(name):
+    target = power_target(engine_of(name), 4, 3.0, SamplingParams(), "blended")
+    by_hand = power_law(model_of(name), 4, 3.0, product_law(model_of(name), 4))
+    assert total_variation(dict(zip(target.states, target.probability, strict=True)), by_hand) <= EXACT
+
+
+class LooksAtOneToken(TabularModel):
+    """A mutant that searches only the text of the last token."""
+
+    def ends(self, tokens):
+        return TabularModel.ends(self, tokens[-1:])
+
+
+class LooksAtNoStrings(TabularModel):
+    """A mutant that ends only at stop ids."""
+
+    def ends(self, tokens):
+        return tokens[-1] in self.stop_ids
+
+
+@pytest.mark.parametrize("mutant", [LooksAtOneToken, LooksAtNoStrings])
+@pytest.mark.parametrize("name", ["spans two tokens", "overlaps itself", "bytes of a character"])
+def test_an_engine_that_misses_a_stop_has_another_law(name, mutant):
+    assert total_variation(drawn(engine_of(name, mutant), 4), product_law(model_of(name), 4, temperature=0.8)) > WRONG
+
+
+def step_errors(engine: TabularEngine, sampler, horizon: int) -> float:
+    """The largest violation of invariance and detailed balance by a step, for the power law of the definition."""
+    target = power_target(engine, horizon, sampler.alpha, sampler.law(), sampler.source())
+    matrix = transition_matrix(engine, sampler, horizon, target)
+    assert np.abs(matrix.sum(axis=1) - 1.0).max() <= EXACT
+    return max(invariance_error(matrix, target), balance_error(matrix, target))
+
+
+SOME = ("spans two tokens", "overlaps itself", "bytes of a character")
+POWER_MH = {"current": {}, "horizon": {"cut": "horizon"}, "entropy": {"cut": "entropy", "entropy_power": 2.0},
+            "grid": {"cut_grid": 2}, "early": {"early_reject": "exact", "proposal": "matched"},
+            "early_hot": {"early_reject": "exact", "proposal": "matched", "proposal_temperature": 1.0}}
+
+
+@pytest.mark.parametrize(("name", "horizon"), [
+    (SOME[0], 3), (SOME[1], 3), *(pytest.param(name, 4, marks=pytest.mark.slow) for name in SOME)])
+@pytest.mark.parametrize("options", POWER_MH.values(), ids=POWER_MH)
+def test_power_mh(name, horizon, options):
+    assert step_errors(engine_of(name), of_power_mh.make(**options), horizon) <= EXACT
+
+
+def test_power_mh_under_a_blend():
+    blend = LayerBlend(beta=0.4, layer=0, layers=None, norm="final")
+    assert step_errors(engine_of("spans two tokens", blend=blend), of_power_mh.make(proposal="matched"), 3) <= EXACT
+
+
+@pytest.mark.parametrize("form", of_multiple_try.FORMS)
+def test_multiple_try(form):
+    for name in SOME[:2]:
+        assert step_errors(engine_of(name), of_multiple_try.make(form=form), 2) <= EXACT
+
+
+def test_multiple_try_makes_the_same_choices_with_early_rejection():
+    for seed in range(20):
+        samplers = (of_multiple_try.make(early_reject=early, num_steps=4, num_blocks=2) for early in ("exact", "off"))
+        early, full = (engine_of(SOME[0]).run(sampler.chain(PROMPT, 4, Key(seed))) for sampler in samplers)
+        assert (early.trajectory.tokens.tolist(), early.accepted) == (full.trajectory.tokens.tolist(), full.accepted)
+
+
+@pytest.mark.parametrize("changes", [{}, {"block_size": 2}, {"resampling": "systematic"}], ids=str)
+def test_power_smc_weights_are_unbiased(changes):
+    for name in SOME[:2]:
+        assert of_power_smc.error(of_power_smc.make(**changes), engine_of(name), 2) <= 1e-11
+
+
+@pytest.mark.parametrize("cut", ["start", "current"])
+def test_conditional_smc(cut):
+    assert step_errors(engine_of("spans two tokens"), of_power_smc.make(wrapper="csmc", cut=cut), 2) <= 1e-11
+
+
+def replicas(move, horizon: int) -> float:
+    engine = TabularEngine(TabularModel(2, (), seed=4, stop=("ab",), texts=(b"a", b"b")))
+    return of_replica_exchange.joint_error(engine, of_replica_exchange.make(), horizon, move(engine, horizon))
+
+
+def test_swaps_of_replica_exchange():
+    assert replicas(lambda *_: of_replica_exchange.swaps, 3) <= EXACT
+
+
+@pytest.mark.slow
+def test_a_round_of_replica_exchange():
+    assert replicas(of_replica_exchange.round_of, 3) <= EXACT
+
+
+def test_lookahead_without_rollouts_is_a_low_temperature():
+    """Candidates of one token from p^alpha have the same weight."""
+    model, sampler = model_of("spans two tokens"), of_lookahead.make()
+    law = law_of(lambda key: TabularEngine(model).run(sampler.chain(PROMPT, 3, key)).trajectory)
+    assert total_variation(law, product_law(model, 3, temperature=1 / 3)) <= EXACT
+
+
+@pytest.mark.parametrize("select", of_best_of_n.SELECTS)
+def test_best_of_n(select):
+    model = model_of("inside a token")
+    law = of_best_of_n.drawn(of_best_of_n.make(select=select, num_candidates=2), TabularEngine(model))
+    assert total_variation(law, of_best_of_n.expected(select, 2, model)) <= EXACT
+
+
+DRAFT = TabularDraft(3, 2, seed=7, scale=0.7)
+
+
+@pytest.mark.parametrize("proposal", ["draft", "mixture"])
+def test_draft_mh(proposal):
+    for name in SOME[:2]:
+        assert step_errors(engine_of(name, draft=DRAFT), of_draft_mh.make(proposal=proposal), 3) <= EXACT
+
+
+@pytest.mark.parametrize("options", [{}, {"cut": "confidence"}, {"proposal_temperature": 1.0, "early_reject": "exact"}],
+                         ids=str)
+def test_draft_refine(options):
+    assert step_errors(engine_of("spans two tokens", draft=DRAFT), of_draft_refine.make(**options), 3) <= EXACT
+
+
+def speculation_of(verification: str):
+    if verification == "match":
+        return SpeculativeMatch(draft_temperature=1.0, trace=False, fault=None, fault_window=None).speculation(DRAFT)
+    return SpeculativeRejection(draft_temperature=None, verification=verification, trace=False, fault=None).speculation(DRAFT)
+
+
+@pytest.mark.parametrize("verification", ["match", "token", "block"])
+@pytest.mark.parametrize("name", ["spans two tokens", "inside a token", "with a stop id"])
+def test_drafted_tokens_after_a_stop_are_dropped(name, verification):
+    law = drawn(engine_of(name, speculation=speculation_of(verification)), 3)
+    assert total_variation(law, product_law(model_of(name), 3, temperature=0.8)) <= EXACT
+
+
+@pytest.mark.parametrize("name", ["spans two tokens", "overlaps itself"])
+@pytest.mark.parametrize("num_blocks", [2, 3])
+def test_a_string_may_end_with_a_stage(name, num_blocks):
+    """Without steps the stages of power_mh only extend the answer, also where a string goes on in the next stage."""
+    sampler = of_power_mh.make(num_blocks=num_blocks, num_steps=0, proposal_temperature=0.8)
+    law = law_of(lambda key: engine_of(name).run(sampler.chain(PROMPT, 4, key)).trajectory)
+    assert total_variation(law, product_law(model_of(name), 4, temperature=0.8)) <= EXACT
