@@ -18,7 +18,7 @@ from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.rng import Key
 
-_TURNS = 5
+_TURNS = 3
 """Each case has so many turns, of which the fastest counts: other programs only make a turn slower."""
 _PROMPT, _MOST_TOKENS = 48, 64
 

@@ -81,7 +81,7 @@ def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
     made = plan("steps=40", "evaluate_every=20", "learning_rate=0.01", f"export={tmp_path / 'there'}", "tracker=jsonl")
     folder = draft.train(made)
     assert folder == tmp_path / "there"
-    (run,) = (tmp_path / "train").iterdir()
+    (run,) = (tmp_path / "train").glob("draft-*")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     figures = [line for line in lines if "tau_0" in line]
     assert [line["step"] for line in figures] == [20, 40]
