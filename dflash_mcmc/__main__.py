@@ -32,8 +32,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    if help.is_asked_for(arguments):
-        print(help.text(arguments), end="")
+    if shown := help.shown(arguments):
+        print(shown, end="")
         return
     command = checked(arguments)
     if command.shows:
@@ -86,7 +86,7 @@ def within_budget(command: Command, measure: bool = True) -> Command:
 
 
 def _show(arguments: list[str]) -> None:
-    """Lets Hydra show what its flags ask for: --cfg, --info, --hydra-help, --version, --shell-completion."""
+    """Lets Hydra show what its flags ask for: --cfg, --info, --hydra-help, --shell-completion."""
     import hydra
 
     from dflash_mcmc.config.command import prepare
@@ -133,7 +133,7 @@ def _run_sweep(command: Command, sweep: Sweep) -> int:
 
     _print_plan(command)
     tables: Tables = {}
-    outcomes = SweepOutcomes(sweep, lambda job: _run(job, tables))
+    outcomes = SweepOutcomes(sweep, lambda job: _run(job, tables), command.jobs)
     if sweep.searches:
         from dflash_mcmc.config.search import search
 

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.groups import config_folder, option_files
@@ -27,16 +27,16 @@ GROUPS = ("blend", "sampler", "decoder")
 _LONGEST = 24
 
 
-def label_of(config: Config) -> str:
-    """The label of a run: its condition or its components, and the fields that differ from the defaults."""
+def label_of(config: Config, more: Mapping[str, object] = MappingProxyType({})) -> str:
+    """The label of a run: its condition or its components, the fields that differ from the defaults, and more fields."""
     from dflash_mcmc.config.identity import plain
 
-    return with_fields(config.label(), changes(plain(config)))
+    return with_fields(config.label(), {**more, **changes(plain(config))})
 
 
 def with_fields(name: str, fields: Mapping[str, object]) -> str:
     """A name and fields as one text: `ps alpha=2 num_steps=10`. `fields` has dotted names; the text has their last parts."""
-    return " ".join([name, *(f"{_short(key)}={_short_value(value)}" for key, value in fields.items())])
+    return " ".join([name, *(f"{_short(key)}={_short_value(_last_folder(key, value))}" for key, value in fields.items())])
 
 
 def changes(values: Mapping[str, Any]) -> dict[str, object]:
@@ -133,6 +133,11 @@ def _short(key: str) -> str:
     """The short name of an identity key: `alpha` for `sampler.alpha`, `model` for `model.content`."""
     group, _, name = key.rpartition(".")
     return group if name == "content" else name
+
+
+def _last_folder(key: str, value: object) -> object:
+    """The last part of a path, which is the part that differs between models and data sets; any other value as it is."""
+    return Path(value).name if key.endswith(".path") and isinstance(value, str) else value
 
 
 def _short_value(value: object) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
+from dflash_mcmc.config.labels import label_of
 from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.errors import UserError, of_the_disk
 from dflash_mcmc.process import ranks
@@ -20,6 +21,10 @@ from dflash_mcmc.process import ranks
 if TYPE_CHECKING:
     from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.run.loop import RunResult
+
+
+_IN_A_LABEL = ("condition", "blend", "draft", "sampler", "decoder")
+"""Groups whose options the label of a run names."""
 
 
 class Sweep(NamedTuple):
@@ -75,6 +80,12 @@ def differing(jobs: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(text for text in job if text not in common) for job in jobs]
 
 
+def swept_names(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """The names of the overrides that are not common to all jobs, in the order of the command line."""
+    common = set.intersection(*map(set, jobs)) if jobs else set()
+    return list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job if text not in common))
+
+
 class _Outcome(NamedTuple):
     overrides: Sequence[str]
     state: str
@@ -87,8 +98,9 @@ class _Outcome(NamedTuple):
 class SweepOutcomes:
     """Runs the jobs of a sweep. A job that fails does not stop the others."""
 
-    def __init__(self, sweep: Sweep, run: Callable[[Job], RunResult]):
+    def __init__(self, sweep: Sweep, run: Callable[[Job], RunResult], jobs: Sequence[Job] = ()):
         self._searches, self._run = sweep.searches, run
+        self._num_jobs, self._swept = sweep.num_trials or len(jobs), swept_names([job.overrides for job in jobs])
         self._outcomes: list[_Outcome] = []
         self._folders: set[Path] = set()
         self._exit_code = 0
@@ -100,7 +112,7 @@ class SweepOutcomes:
         """
         try:
             job = compose()
-            result = self._run(job)
+            result = self._run(job._replace(title=self._title(job)))
             value = objective_of(job.config.objective, result.summary)
             if self._searches and value is None:
                 raise UserError("probe: given one whose summary has no accuracy; allowed: probe=none in a search")
@@ -113,6 +125,12 @@ class SweepOutcomes:
         self._folders.add(result.folder)
         self._outcomes.append(_Outcome(overrides, state, value=value))
         return value
+
+    def _title(self, job: Job) -> str:
+        """The place of the next job in the sweep, its label, and the values that the sweep sets and the label lacks."""
+        given = {key: value for key, _, value in (text.partition("=") for text in job.overrides)}
+        fields = {key: given[key] for key in self._swept if key in given and key not in _IN_A_LABEL}
+        return f"[{len(self._outcomes) + 1}/{self._num_jobs}] {label_of(job.config, fields)}"
 
     def _fail(self, overrides: Sequence[str], error: Exception) -> None:
         of_user = isinstance(error, UserError)
