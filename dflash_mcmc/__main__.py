@@ -37,7 +37,9 @@ def _main(arguments: list[str]) -> None:
         return
     command = checked(arguments)
     if command.shows:
-        _show(arguments)
+        from dflash_mcmc.config.show import show
+
+        show(arguments)
     elif any(job.config.show for job in command.jobs):
         _print_prompts(command.jobs)
     elif any(job.config.dry_run for job in command.jobs):
@@ -83,19 +85,6 @@ def within_budget(command: Command, measure: bool = True) -> Command:
         if not ranks.rank():
             print(plan, flush=True)
     return found
-
-
-def _show(arguments: list[str]) -> None:
-    """Lets Hydra show what its flags ask for: --cfg, --info, --hydra-help, --shell-completion."""
-    import hydra
-
-    from dflash_mcmc.config.command import prepare
-    from dflash_mcmc.config.groups import config_folder
-    from dflash_mcmc.config.overrides import readable
-
-    prepare()
-    sys.argv = [sys.argv[0], *map(readable, arguments)]
-    hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(lambda composed: None)()
 
 
 def _print_prompts(jobs: list[Job]) -> None:

@@ -16,6 +16,7 @@ from dflash_mcmc.config.labels import label_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import ranks, stopping
 from dflash_mcmc.run.provenance import describe
+from dflash_mcmc.run.rate import Rate
 from dflash_mcmc.run.tasks import Tasks, tasks_of
 from dflash_mcmc.run.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
@@ -106,6 +107,7 @@ class _Loop:
         # 0.5 s between updates, because each update is a line if the output is not a terminal.
         self._bar = tqdm(total=len(self._pending), unit=self._tasks.unit, desc=self._title, smoothing=0.1,
                          mininterval=0.5, dynamic_ncols=True, disable=bool(ranks.rank()))
+        self._rate = Rate()
         try:
             self._do()
             if not self._is_complete():
@@ -196,6 +198,7 @@ class _Loop:
     def _keep(self, record: Mapping[str, object]) -> None:
         self._describe()
         self._store.append(record)
+        self._rate.add(record)
         self._in_progress.discard(key_of(record))
         self._show()
 
@@ -224,9 +227,10 @@ class _Loop:
         return set(self._pending) <= self._store.recorded()
 
     def _report(self) -> None:
-        """Writes the worker's counters into `run.json` and prints a line about failed tasks."""
+        """Writes the worker's counters into `run.json` and prints the rate, and a line about failed tasks."""
         if ranks.rank():
             return
+        self._rate.tell(self._store.folder)
         if counters := self._worker.counters():
             self._store.add_to_session(counters)
         if warning := self._tasks.warning(self._store.records):
