@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dflash_mcmc.config import flags
+from dflash_mcmc.config import completion, flags
 from dflash_mcmc.config.command import composer, prepare
 from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.config.overrides import readable
+
+_SCRIPTS = {"install=bash": completion.INSTALL, "uninstall=bash": completion.UNINSTALL}
 
 
 def show(arguments: Sequence[str]) -> None:
@@ -19,6 +21,9 @@ def show(arguments: Sequence[str]) -> None:
     import hydra
 
     given = flags.parsed(arguments)
+    if given.shell_completion and (script := _SCRIPTS.get(" ".join(given.overrides))):
+        print(script)
+        return
     if given.cfg in ("job", "all") and not given.package:
         print(_options(given.overrides), flush=True)
     prepare()
