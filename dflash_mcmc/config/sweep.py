@@ -100,6 +100,7 @@ class SweepOutcomes:
 
     def __init__(self, sweep: Sweep, run: Callable[[Job], RunResult], jobs: Sequence[Job] = ()):
         self._searches, self._run = sweep.searches, run
+        self._common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set[str]()
         self._num_jobs, self._swept = sweep.num_trials or len(jobs), swept_names([job.overrides for job in jobs])
         self._outcomes: list[_Outcome] = []
         self._folders: set[Path] = set()
@@ -137,8 +138,10 @@ class SweepOutcomes:
         if not of_user or os.environ.get("DFLASH_MCMC_TRACEBACK"):
             traceback.print_exception(error)
         reason = str(error) if of_user else f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if not self._searches:  # the sweeper of a search prints it
+        if ranks.rank():
             print_error(reason)
+        elif not self._searches:  # the sweeper of a search prints it
+            print(f"failed: {' '.join(text for text in overrides if text not in self._common)}: {reason}", file=sys.stderr)
         self._exit_code = 2 if of_user and self._exit_code != 1 else 1
         self._outcomes.append(_Outcome(overrides, "failed", reason))
 
@@ -148,16 +151,20 @@ class SweepOutcomes:
         return bool(self._outcomes) and all(outcome.state == "failed" for outcome in self._outcomes)
 
     def report(self, objective: str) -> int:
-        """Prints a line for each failed job, and the number of jobs with each outcome.
+        """Prints which jobs failed, and the number of jobs with each outcome. The reasons in a grid are printed already.
 
         Returns:
             The exit code: 0, 2 if jobs failed by mistakes of the user, 1 if one failed by a bug.
         """
         states = [outcome.state for outcome in self._outcomes]
         labels = differing([outcome.overrides for outcome in self._outcomes])
-        for label, outcome in zip(labels, self._outcomes, strict=True):
-            if outcome.state == "failed":
-                print(f"failed: {label}: {outcome.reason}", file=sys.stderr)
+        failed = [(label, outcome.reason) for label, outcome in zip(labels, self._outcomes, strict=True)
+                  if outcome.state == "failed"]
+        if self._searches:
+            for label, reason in failed:
+                print(f"failed: {label}: {reason}", file=sys.stderr)
+        elif failed and len(states) > 1:
+            print(f"failed, with the reasons above: {', '.join(label for label, _ in failed)}", file=sys.stderr)
         found = {label: outcome.value for label, outcome in zip(labels, self._outcomes, strict=True)
                  if outcome.value is not None}
         if self._searches and found:

@@ -67,8 +67,9 @@ def progress(grid: Grid, number: int) -> PointProgress:
     except UserError as error:  # what the point reads is gone; the records are not
         if (asked := grid.points[number].num_asked) is None:
             raise
-        return PointProgress(len(recorded.verdicts), max(0, asked - len(recorded.verdicts)), planning.failed(recorded.verdicts),
-                             recorded.share_seconds, f"{grid.points[number].label}: {error}; all recorded samples are counted")
+        done = len(recorded.verdicts)
+        return PointProgress(done, max(0, asked - done), planning.failed(recorded.verdicts), recorded.share_seconds,
+                             f"{grid.points[number].label}: {error}; all recorded samples are counted")
     verdicts = {key: verdict for key, verdict in recorded.verdicts.items() if key in keys}
     return PointProgress(len(verdicts), len(keys) - len(verdicts), planning.failed(verdicts), recorded.share_seconds)
 

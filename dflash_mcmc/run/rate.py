@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from dflash_mcmc.errors import note
 from dflash_mcmc.process import ranks
 
 
@@ -32,6 +33,6 @@ class Rate:
         return f"{rate:,.0f} token-forwards per second{of}; hardware.tokens_per_second={rate:.0f} gives a dry run its hours"
 
     def tell(self, folder: Path) -> None:
-        """Prints the rate of a run, if it is known."""
+        """Prints the rate of a run to standard error, beside its bar, if it is known."""
         if shown := self.text():
-            print(f"{folder}: {shown}")
+            note(f"{folder}: {shown}")

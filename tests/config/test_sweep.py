@@ -241,7 +241,8 @@ def test_a_job_that_fails_stops_no_other_and_is_run_again(executed, capsys):
     assert output.out.splitlines()[-1] == "2 jobs: 1 done now, 0 already complete, 1 failed"
     reason = "hardware.num_slots: given 9; allowed: at most 3"
     assert [line for line in output.err.splitlines() if reason in line] == [
-        f"error: {reason}", f"failed: sampler.alpha=2: {reason}"]
+        f"failed: sampler.alpha=2: {reason}"]
+    assert output.err.splitlines()[-1] == "failed, with the reasons above: sampler.alpha=2"
     executed.fails = {}
     assert ended(*SWEEP) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 1 done now, 1 already complete, 0 failed"

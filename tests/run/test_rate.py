@@ -20,7 +20,7 @@ def test_rate(monkeypatch):
 
 def test_without_forwards_nothing_is_printed(tmp_path, capsys):
     rate.Rate().tell(tmp_path)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().err == ""
 
 
 def test_in_a_launch_it_is_that_of_one_process(monkeypatch):
@@ -33,7 +33,7 @@ def test_in_a_launch_it_is_that_of_one_process(monkeypatch):
 def test_a_run_prints_it_once_and_a_complete_run_does_not(make_config, capsys):
     config = make_config("experiment=demo", "condition=greedy", "dataset.limit=1")
     execute(config)
-    (shown,) = re.findall(r"hardware.tokens_per_second=(\d+)", capsys.readouterr().out)
+    (shown,) = re.findall(r"hardware.tokens_per_second=(\d+)", capsys.readouterr().err)
     assert int(shown) > 0
     execute(config)
-    assert "tokens_per_second" not in capsys.readouterr().out
+    assert "tokens_per_second" not in capsys.readouterr().err
