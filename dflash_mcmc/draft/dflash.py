@@ -37,7 +37,7 @@ class DFlashDraft(Draft):
     block_size: int | None = identity("positions of a block, including its anchor; null takes the number that the draft was "
                                       "trained for, which is also the largest", ge=2)
 
-    presets = ("tiny",)
+    presets = ("tiny", "smollm2")
     reads_features = True
 
     def check(self, config: Config) -> None:
