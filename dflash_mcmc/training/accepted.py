@@ -81,13 +81,25 @@ def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Re
     accepted = torch.zeros(len(responses), every.tokens.shape[1] + 1, dtype=torch.int64, device=model.device)
     for start in range(0, every.anchors.shape[1], anchors_at_once):
         blocks = every._replace(anchors=every.anchors[:, start : start + anchors_at_once])
-        found = _accepted(model.logits(sequences.drafted(draft, model, features, *blocks)).argmax(dim=-1), blocks)
+        found = _accepted(_proposed(draft, model, features, blocks), blocks)
         accepted.scatter_(1, blocks.anchors % accepted.shape[1], found)  # padding anchors (-1) write to the extra last column
     return accepted[:, :-1].cpu().numpy()
 
 
+def _proposed(draft: DFlash, model: LanguageModel, features: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
+    """The most likely token of each slot, int64 (rows, blocks, drafted tokens of a block).
+
+    The token before a slot is the response's. If it differs from the drafted one, the slots after it do not count.
+    """
+    hidden = sequences.drafted(draft, model, features, *blocks)
+    before = blocks.anchors.clamp(min=0)[..., None] + torch.arange(hidden.shape[2], device=hidden.device)
+    previous = blocks.tokens.gather(1, before.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view(before.shape)
+    logits = draft.along(model.logits(hidden).flatten(0, 1), hidden.flatten(0, 1), previous.flatten(0, 1))
+    return logits.argmax(dim=-1).view(before.shape)
+
+
 def _accepted(proposed: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
-    """Number of accepted tokens, int64 (rows, blocks), of the proposed ones, (rows, blocks, block_size - 1)."""
+    """Number of accepted tokens, int64 (rows, blocks), of the proposed ones, (rows, blocks, n)."""
     positions = blocks.anchors[..., None] + 1 + torch.arange(proposed.shape[-1], device=proposed.device)
     inside = positions < blocks.lengths[:, None, None]
     expected = blocks.tokens.gather(1, positions.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view_as(proposed)

@@ -23,14 +23,17 @@ from dflash_mcmc.inference.speculative.dflash import checkpoint
 from dflash_mcmc.inference.speculative.dflash.config import default_target_layers
 from dflash_mcmc.inference.speculative.dflash.network import DFlash
 from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
+from dflash_mcmc.inference.speculative.dflash2.network import DFlash2
+from dflash_mcmc.inference.speculative.dspark.network import DSpark
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
-from dflash_mcmc.training import accepted, loop, schedule
+from dflash_mcmc.training import accepted, loop, networks, schedule, slotwise_loss
 from dflash_mcmc.training.blocks import Epochs, TrainingBlocks
-from dflash_mcmc.training.candidates import CandidateIds
+from dflash_mcmc.training.candidates import CandidateIds, Candidates
 from dflash_mcmc.training.features import KeptFeatures
 from dflash_mcmc.training.loss import Objective, loss_sum, slot_weights
+from dflash_mcmc.training.networks import FAMILIES
 from dflash_mcmc.training.prompts import questions
 from dflash_mcmc.training.recipe import DraftPlan, identity_of, responses_folder, run_folder
 from dflash_mcmc.training.responses import Request, Response, responses
@@ -105,6 +108,7 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         max_positions=config.max_position_embeddings, sliding=(None,) * given.num_layers,
     )
+    shape = networks.with_heads(shape, plan.heads, model.vocab_size)
     checkpoint.check_pair(shape, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
                                  field="shape")
     return shape
@@ -124,7 +128,9 @@ def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
 def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DFlash:
     """The draft before the first step, in float32: that of `init`, or a new one. Raises UserError if `init` does not fit."""
     if plan.init is None:
-        return new_draft(shape, model, plan.seed)
+        draft = new_draft(shape, model, plan.seed, FAMILIES[plan.heads.network].network)
+        networks.start_from(draft, plan.heads, model)
+        return draft
     found = checkpoint.load(plan.start().local(), torch.float32, "cpu")
     for field in dataclasses.fields(DFlashShape):
         given, wanted = getattr(found.shape, field.name), getattr(shape, field.name)
@@ -136,7 +142,7 @@ def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DF
     return draft
 
 
-def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
+def new_draft(shape: DFlashShape, model: LanguageModel, seed: int, network: type[DFlash] = DFlash) -> DFlash:
     """A freshly initialised draft in float32.
 
     The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the same scale as the inputs. At a width
@@ -146,11 +152,12 @@ def new_draft(shape: DFlashShape, model: LanguageModel, seed: int) -> DFlash:
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(Key(seed).fold_in("draft", "weights").integer(2**31))
-        draft = DFlash(shape)
+        draft = network(shape)
         for parameter in draft.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
+        networks.initialise(draft)
     return draft
 
 
@@ -196,18 +203,24 @@ class _Session:
         """Stores the gradients of the whole batch's loss and returns the loss in nats. They are the same in all processes."""
         batch = self.batches(step)
         # Every process computes the total weight of the batch. The parts then only need to be added.
-        total = slot_weights(batch, self.draft.shape.block_size, self.plan.gamma).sum().item()
+        total = slot_weights(batch, self.draft.shape.num_drafted, self.plan.gamma).sum().item()
         candidates = None if self.candidates is None else self.candidates(step, batch.tokens).to(self.model.device)
         loss = torch.zeros(1, device=self.model.device)
         numbers = self.batches.indices(step)
         for rows in self._share(batch):
             part = batch.rows(rows).to(self.model.device)
             kept = None if self.features is None else self.features([numbers[row] for row in rows], part)
-            value = loss_sum(self.draft, self.model, part, self.objective, self.plan.precision == "bfloat16", candidates,
-                             kept) / total
+            value = self._loss_sum(part, candidates, kept) / total
             value.backward()
             loss += value.detach()
         return self._add_up(loss)
+
+    def _loss_sum(self, blocks: TrainingBlocks, candidates: Candidates | None,
+                  kept: torch.Tensor | None) -> torch.Tensor:
+        autocast = self.plan.precision == "bfloat16"
+        if isinstance(self.draft, (DSpark, DFlash2)):
+            return slotwise_loss.loss_sum(self.draft, self.model, blocks, self.plan.gamma, autocast)
+        return loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, kept)
 
     def _share(self, batch: TrainingBlocks) -> list[list[int]]:
         """The rows of this process's sequences in a batch, in parts of `rows_at_once` that are computed one after another."""
@@ -257,4 +270,5 @@ def _describe(figures: dict[str, object]) -> str:
 def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path) -> None:
     """Writes a checkpoint in the published layout: weights rounded to bfloat16, and the training's configuration."""
     stored = copy.deepcopy(draft).to(torch.bfloat16)
-    checkpoint.save(stored, folder, {"vocab_size": model.vocab_size, "training": identity_of(plan)})
+    extra = {"vocab_size": model.vocab_size, "training": identity_of(plan)}
+    checkpoint.save(stored, folder, extra, FAMILIES[plan.heads.network])

@@ -32,12 +32,12 @@ class Objective(NamedTuple):
     gamma: float
 
 
-def slot_weights(blocks: TrainingBlocks, block_size: int, gamma: float) -> torch.Tensor:
-    """Weights of the slots k = 1, 2, ...: float32 (rows, blocks, block_size - 1).
+def slot_weights(blocks: TrainingBlocks, num_drafted: int, gamma: float) -> torch.Tensor:
+    """Weights of the slots k = 1, 2, ...: float32 (rows, blocks, num_drafted).
 
     They are exp(-(k - 1) / gamma), or 0 for padding and positions after the end.
     """
-    slots = torch.arange(1, block_size, device=blocks.anchors.device)
+    slots = torch.arange(1, num_drafted + 1, device=blocks.anchors.device)
     anchors = blocks.anchors[..., None]
     used = (anchors >= 0) & (anchors + slots < blocks.lengths[:, None, None])
     return used * torch.exp(-(slots - 1) / gamma)
@@ -54,7 +54,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
         candidates: the ids to normalise over, for the target `tokens`; None for all ids.
         features: (rows, length, features · hidden), the target's features, for the target `tokens`; None reads the target.
     """
-    weights = slot_weights(blocks, draft.shape.block_size, objective.gamma)
+    weights = slot_weights(blocks, draft.shape.num_drafted, objective.gamma)
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)
     positions = blocks.anchors[rows, anchors] + slots + 1
     layers = draft.shape.target_layers

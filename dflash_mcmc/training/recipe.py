@@ -24,7 +24,8 @@ from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, identity_values, runtime
 
-RECIPES = {"tiny": "train_draft_tiny", "smollm2": "train_draft_smollm2", "dflash": "train_draft"}
+RECIPES = {"tiny": "train_draft_tiny", "smollm2": "train_draft_smollm2", "dflash": "train_draft",
+           "tiny_dspark": "train_draft_tiny_dspark", "tiny_dflash2": "train_draft_tiny_dflash2"}
 """The values of `draft=` and their root configurations."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""
@@ -47,6 +48,30 @@ class Shape:
     num_key_heads: int | None = identity("number of key and value heads; null uses the target's", ge=1)
     head_dim: int | None = identity("dimension of a head, an even number; null uses the target's", ge=2)
     mask_token_id: int | None = identity("id of the mask at positions to draft; null uses the first id without a token", ge=0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Heads:
+    """The kind of network, and the sizes of what it has besides DFlash's tensors."""
+
+    network: str = identity("kind of network", choices=("dflash", "dspark", "dflash2"), off="dflash")
+    rank: int | None = identity("rank of DSpark's Markov head, or of DFlash 2's selector; null without one", ge=1, off=None)
+    markov_head: str = identity("kind of DSpark's Markov head", choices=("vanilla", "gated", "rnn"), off="vanilla")
+    confidence: bool = identity("whether DSpark has a confidence head", off=False)
+    top_k: int | None = identity("candidates of DFlash 2's selector", ge=1, off=None)
+    kernel_size: int | None = identity("taps of DFlash 2's convolutions", ge=1, off=None)
+    group_size: int | None = identity("channels of DFlash 2's convolutions with the same dynamic coefficient", ge=1, off=None)
+    backbone: str | None = identity("folder of a DFlash draft whose tensors the training starts from; null starts from random "
+                                    "ones", off=None)
+
+    def check(self, target: str) -> None:
+        """Checks that the sizes suit the kind of network. Raises ConfigError."""
+        needed = {"dflash": (), "dspark": (), "dflash2": ("rank", "top_k", "kernel_size", "group_size")}[self.network]
+        missing = [name for name in needed if getattr(self, name) is None]
+        if missing:
+            raise ConfigError(f"heads.{missing[0]}", None, f"a whole number >= 1 with heads.network={self.network}")
+        if self.network != "dflash" and target != "tokens":
+            raise ConfigError("target", target, f"tokens with heads.network={self.network}, whose loss is its own")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +99,7 @@ class DraftPlan:
     """A training run of a draft: `conf/train_draft.yaml`."""
 
     shape: Shape = dataclasses.field(default_factory=Shape)
+    heads: Heads = dataclasses.field(default_factory=Heads)
     prompts: Prompts = dataclasses.field(default_factory=Prompts)
     responses: Responses = dataclasses.field(default_factory=Responses)
     target: str = identity("what the draft learns: tokens = the responses' tokens (cross-entropy); p = the target's "
@@ -125,15 +151,12 @@ class DraftPlan:
         self.model.check(self)
         self.hardware.check(self)
         _check_shape(self.shape, self.model.num_layers())
-        if self.target != "tokens":
-            for field, off in (("loss_ids", None), ("keep_features", False)):
-                if getattr(self, field) != off:
-                    raise ConfigError(field, getattr(self, field), f"{'null' if off is None else 'false'} with "
-                                      f"target={self.target}, which needs the target's probability of every id")
+        self._check_options_of_dflash()
         if not self.steps and self.init is None:
             raise ConfigError("steps", 0, "a number >= 1, or 0 with init=FOLDER, to evaluate a draft")
         if self.init is not None:
             self.start().check()
+        self.heads.check(self.target)
         if self.loss_gamma is None and self.shape.block_size not in _DEFAULT_GAMMA:
             raise ConfigError("loss_gamma", None, "a number > 0; published values exist only for blocks of 16, 10 and 8")
         for field in ("temperatures", "held_out"):
@@ -146,6 +169,18 @@ class DraftPlan:
             raise ConfigError("prompts.path", self.prompts.path, "a JSON Lines file that exists, or null")
         if self.prompts.path is None and self.prompts.num is None:
             raise ConfigError("prompts.num", None, "a whole number >= 1 if prompts.path is null")
+
+    def _check_options_of_dflash(self) -> None:
+        for field, off in (("loss_ids", None), ("keep_features", False), ("init", None)):
+            given, words = getattr(self, field), "false" if off is False else "null"
+            if given == off:
+                continue
+            if self.heads.network != "dflash":
+                raise ConfigError(field, given, f"{words} with heads.network={self.heads.network}; heads.backbone names a "
+                                  "draft to start from")
+            if field != "init" and self.target != "tokens":
+                raise ConfigError(field, given, f"{words} with target={self.target}, which needs the target's probability of "
+                                  "every id")
 
 
 def _check_shape(shape: Shape, num_target_layers: int | None) -> None:
@@ -181,6 +216,8 @@ def identity_of(plan: DraftPlan) -> dict[str, object]:
     values.update({f"model.{name}": value for name, value in plan.model.canonical(plan).items()})
     values.update({"loss_gamma": plan.gamma, "alpha": plan.alpha if plan.target == "p_alpha" else None})
     values["model.content"] = plan.model.fingerprint()
+    if plan.heads.backbone is not None:
+        values["heads.backbone"] = Checkpoint("heads.backbone", plan.heads.backbone, None, "a folder").fingerprint()
     if plan.prompts.path is not None:
         content = Path(plan.prompts.path).expanduser().read_bytes()
         values["prompts.path"] = hashlib.sha256(content).hexdigest()

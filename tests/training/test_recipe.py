@@ -11,7 +11,7 @@ import pytest
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import ROLES, spec_of
 from dflash_mcmc.training.prompts import questions
-from dflash_mcmc.training.recipe import DraftPlan, Prompts, Responses, Shape, compose, identity_of, run_folder
+from dflash_mcmc.training.recipe import DraftPlan, Heads, Prompts, Responses, Shape, compose, identity_of, run_folder
 from tests.refusals import refused
 
 
@@ -59,10 +59,10 @@ def test_published_recipe(tmp_path):
     assert compose("tiny", ["shape.block_size=12", "loss_gamma=3"]).gamma == 3
 
 
-@pytest.mark.parametrize("cls", [DraftPlan, Shape, Prompts, Responses])
+@pytest.mark.parametrize("cls", [DraftPlan, Shape, Heads, Prompts, Responses])
 def test_every_field_is_classified_and_explained(cls):
     for field in dataclasses.fields(cls):
-        if field.name not in ("shape", "prompts", "responses", "model", "hardware", "tracker", "paths"):
+        if field.name not in ("shape", "heads", "prompts", "responses", "model", "hardware", "tracker", "paths"):
             assert spec_of(field).role in ROLES, field.name
             assert spec_of(field).help, field.name
 
