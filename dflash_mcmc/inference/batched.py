@@ -34,7 +34,7 @@ from collections.abc import Generator, Iterable, Iterator
 import torch
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference import attention
+from dflash_mcmc.inference import attention, few_rows
 from dflash_mcmc.inference.blending import TargetBlend
 from dflash_mcmc.inference.caches import Caches
 from dflash_mcmc.inference.decode_loop import DecodeLoop, Stop
@@ -91,8 +91,11 @@ class BatchedEngine:
         num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder, model.device)
         companion = proposer.companion if proposer else None
+        fewer = options.few_rows and num_slots < few_rows.ROWS and implementation == "grouped" and proposer is None
+        few = few_rows.of(model, num_slots) if fewer else None
+        ladder = ladder._replace(most_few=few.most if few else 0)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
-                             proposer if companion else None, grid)
+                             proposer if companion else None, grid, few)
         states = num_recent(options, proposer.num_drafted if proposer else 0)
         caches = Caches(model, companion, num_rows, longest, padding, num_pages, options.snapshot_every, states)
         keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
