@@ -55,6 +55,10 @@ class Workers:
         self.failing, self.stepped = False, time.monotonic()
         self._thread = threading.Thread(target=self._work, name="dflash_mcmc serve", daemon=True)
 
+    def prepare(self, stop: tuple[str, ...]) -> None:
+        """Starts the engine for stop strings, before the thread. Raises UserError if the memory does not suffice."""
+        self._engine_for(stop)
+
     def begin(self) -> None:
         """Starts the thread."""
         self._thread.start()
