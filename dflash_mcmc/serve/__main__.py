@@ -45,7 +45,7 @@ def _main(arguments: list[str]) -> None:
         if options.api_key is None and address[0] not in ("127.0.0.1", "::1"):
             print("note: other machines can reach this server, and it asks for no key", file=sys.stderr)
         code = server.serve_on(listener)
-    service.workers.close(None if code == 0 else 1.0)
+    service.close(None if code == 0 else 1.0)
     sys.exit(code)
 
 

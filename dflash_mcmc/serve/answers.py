@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
 from dflash_mcmc.store import finishes
@@ -60,7 +60,8 @@ def whole(heading: Heading, answers: Sequence[Answer], prompt_tokens: int) -> di
     return {**heading.body(""), "choices": choices, "usage": usage(answers, prompt_tokens), "dflash_mcmc": {"seed": heading.seed}}
 
 
-def events(heading: Heading, answers: Sequence[Answer], prompt_tokens: int, include_usage: bool) -> Iterator[bytes]:
+async def events(heading: Heading, answers: Sequence[Answer], prompt_tokens: int,
+                 include_usage: bool) -> AsyncIterator[bytes]:
     """The answers as server-sent events. Each answer comes whole: a sampler may change every token until the chain ends."""
     top = {**heading.body(".chunk"), "dflash_mcmc": {"seed": heading.seed}}
     for number, answer in enumerate(answers):

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,9 @@ class Service:
         self.options, self.name, self._config, self._target = options, name, config, target
         self.workers, self.metrics, self._samplers = workers, metrics, Samplers(config, options.max_width)
         self._started = int(time.time())
+        # A tokenizer is used by one thread at a time, and a long prompt must not hold up the other connections.
+        self._reader = ThreadPoolExecutor(1, "dflash_mcmc serve reads")
+        self._reader.submit(int).result()  # the thread runs from the start
 
     def app(self) -> Gate:
         """The ASGI application."""
@@ -62,6 +65,11 @@ class Service:
         app.add_exception_handler(Refused, _refused)
         app.add_exception_handler(HTTPException, _unknown)
         return Gate(app, self.options.api_key, self.metrics)
+
+    def close(self, seconds: float | None = None) -> None:
+        """Ends the threads after the orders that there are; waits at most so many seconds for the one that draws."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        self.workers.close(seconds)
 
     async def chat(self, request: Request) -> Response:
         """`/v1/chat/completions`."""
@@ -98,7 +106,8 @@ class Service:
 
     async def _answer(self, request: Request, chat: bool) -> Response:
         body = await body_of(request, self.options.max_body_bytes, self.options.body_seconds)
-        asked, orders, seed, prompt_tokens = await asyncio.to_thread(self._read, body, chat)
+        asked, orders, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
+            self._reader, self._read, body, chat)
         numbers, futures = self.workers.order(orders), [order.future for order in orders]
         try:
             drawn = await self._drawn(request, futures)

@@ -76,13 +76,13 @@ def read(body: Mapping[str, Any], chat: bool, model: str) -> Asked:
                           "in sampler", name[:80])
     if (named := _text(given, "model")) not in (None, model):
         raise Refused(404, str(ConfigError("model", named, repr(model))), "model", "model_not_found")
+    openai = {name: _number(given, name, *bounds) for name, bounds in PENALTIES.items() if name in given}
     options = _mapping(given, "stream_options")
     if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(on, bool) for on in options.values()):
         refuse("stream_options", options, '{"include_usage": true or false}')
     return Asked(chat, _prompts(given, chat), _whole(given, "n", 1, 10_000) or 1,
                  _whole(given, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(given), _max_tokens(given), _logprobs(given, chat),
-                 _flag(given, "stream"), options.get("include_usage", False), _sampler(given),
-                 {name: _number(given, name, *bounds) for name, bounds in PENALTIES.items() if name in given})
+                 _flag(given, "stream"), options.get("include_usage", False), _sampler(given), openai)
 
 
 def _max_tokens(given: Mapping[str, Any]) -> int | None:

@@ -129,8 +129,8 @@ class Workers:
                         if dropped:
                             runner.drop(dropped)
                     else:
-                        self._end(done, runner)
                         self.failing = False
+                        self._end(done, runner)
         except Exception as error:  # whatever fails, the requests get an error and the server stays alive
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
