@@ -25,7 +25,7 @@ def _main(arguments: list[str]) -> None:
     if is_asked_for(arguments):
         from dflash_mcmc.config import usage
 
-        described = f"{__doc__}\nGroups model, draft, blend, sampler, decoder, hardware, engine: python -m dflash_mcmc.catalogue GROUP"
+        described = f"{__doc__}\nFields of the groups model, draft, sampler, ...: python -m dflash_mcmc.catalogue GROUP"
         print(usage.text(described, {"Fields, set in conf/serve.yaml": options_of.ServePlan}))
         return
     options, config = options_of.compose(arguments)
@@ -33,8 +33,8 @@ def _main(arguments: list[str]) -> None:
         from dflash_mcmc.serve import network
         from dflash_mcmc.serve.building import built
     except ModuleNotFoundError as error:
-        raise UserError(f"{error.name}: is not installed, and the server needs it; allowed: pip install 'dflash_mcmc[serve]'") \
-            from error
+        raise UserError(f"{error.name}: is not installed, and the server needs it; allowed: pip install "
+                        "'dflash_mcmc[serve]'") from error
 
     with network.listening(options.host, options.port) as listener:
         address = listener.getsockname()

@@ -57,7 +57,8 @@ class Heading(NamedTuple):
 def whole(heading: Heading, answers: Sequence[Answer], prompt_tokens: int) -> dict[str, Any]:
     """The body with all answers."""
     choices = [_choice(heading.chat, number, answer, "message") for number, answer in enumerate(answers)]
-    return {**heading.body(""), "choices": choices, "usage": usage(answers, prompt_tokens), "dflash_mcmc": {"seed": heading.seed}}
+    return {**heading.body(""), "choices": choices, "usage": usage(answers, prompt_tokens),
+            "dflash_mcmc": {"seed": heading.seed}}
 
 
 async def events(heading: Heading, answers: Sequence[Answer], prompt_tokens: int,

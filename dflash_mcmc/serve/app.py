@@ -142,7 +142,8 @@ class Service:
         stop = tuple(self._config.dataset.stop) if asked.stop is None else asked.stop
         return asked, list(self._orders(config, prompts, asked.n, seed, stop)), seed, sum(map(len, prompts))
 
-    def _orders(self, config: Config, prompts: Sequence[np.ndarray], n: int, seed: int, stop: tuple[str, ...]) -> Iterator[Order]:
+    def _orders(self, config: Config, prompts: Sequence[np.ndarray], n: int, seed: int,
+                stop: tuple[str, ...]) -> Iterator[Order]:
         """An order for each prompt and answer. The keys are those of `dflash_mcmc.sample` with these prompts."""
         from dflash_mcmc.rng import Key
 

@@ -50,6 +50,6 @@ def _prompt_tokens(options: ServeOptions, config: Any, positions: int | None) ->
     if room >= positions:
         raise ConfigError("dataset.max_new_tokens", room, f"at most {positions - 1} (the model has {positions} positions)")
     if longest is not None and longest + room > positions:
-        raise ConfigError("serve.max_prompt_tokens", longest, f"at most {positions - room} (the model has {positions} positions, "
-                          f"and dataset.max_new_tokens takes {room})")
+        raise ConfigError("serve.max_prompt_tokens", longest, f"at most {positions - room} (the model has {positions} "
+                          f"positions, and dataset.max_new_tokens takes {room})")
     return longest or min(_PROMPT, positions - room)

@@ -11,14 +11,16 @@ from dflash_mcmc.data import stops
 from dflash_mcmc.errors import ConfigError, did_you_mean
 from dflash_mcmc.serve.answers import Refused
 
-PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0), "frequency_penalty": (-2.0, 2.0), "presence_penalty": (-2.0, 2.0)}
+PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0),
+             "frequency_penalty": (-2.0, 2.0), "presence_penalty": (-2.0, 2.0)}
 """Sampling fields of OpenAI and their bounds."""
 _BOTH = ("model", "n", "seed", "stop", "max_tokens", "stream", "stream_options", "sampler", "logprobs", *PENALTIES)
 _KNOWN = {True: (*_BOTH, "messages", "max_completion_tokens", "top_logprobs"), False: (*_BOTH, "prompt")}
 _UNUSED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields that say nothing about the answer."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "parallel_tool_calls": (True, False),
+    "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},), "echo": (False,), "suffix": ("",), "best_of": (1,), "modalities": (["text"],)}
 """Fields of OpenAI that are refused unless they have a value that changes nothing."""
 LARGEST_SEED = 2**63 - 1
@@ -56,8 +58,8 @@ def parsed(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body.decode(), parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"body: cannot be read: {str(error)[:160] or type(error).__name__}; allowed: a JSON object in UTF-8") \
-            from error
+        reason = str(error)[:160] or type(error).__name__
+        raise Refused(400, f"body: cannot be read: {reason}; allowed: a JSON object in UTF-8") from error
     if not isinstance(found, dict):
         refuse("body", type(found).__name__, "a JSON object")
     return found
@@ -72,8 +74,8 @@ def read(body: Mapping[str, Any], chat: bool, model: str) -> Asked:
                 refuse(name, value, "nothing: this server does not have it")
         elif name not in _KNOWN[chat]:
             near = did_you_mean(name, _KNOWN[chat])
-            raise Refused(400, f"{name[:80]!r}: unknown field{near}; allowed: {', '.join(_KNOWN[chat])}, with fields of the sampler "
-                          "in sampler", name[:80])
+            raise Refused(400, f"{name[:80]!r}: unknown field{near}; allowed: {', '.join(_KNOWN[chat])}, with fields of the "
+                          "sampler in sampler", name[:80])
     if (named := _text(given, "model")) not in (None, model):
         raise Refused(404, str(ConfigError("model", named, repr(model))), "model", "model_not_found")
     openai = {name: _number(given, name, *bounds) for name, bounds in PENALTIES.items() if name in given}

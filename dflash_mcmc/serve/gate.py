@@ -68,7 +68,7 @@ class Gate:
         return kind.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)
 
     def _log(self, scope: dict[str, Any], status: int, seconds: float) -> None:
-        path = scope["path"] if scope["path"] in _PATHS else "/v1/models" if scope["path"].startswith("/v1/models/") else "other"
+        path = next((known for known in _PATHS if scope["path"] in (known, known + "/")), "other")
         self._metrics.add("requests_total", 1, f'path="{path}",status="{status}"')
         self._metrics.took(seconds)
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {scope['method'][:10]} {path} {status} {seconds:.3f}s"

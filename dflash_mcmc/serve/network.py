@@ -29,7 +29,8 @@ _BACKLOG = 1024
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens, before a model is loaded. Raises ConfigError for an address that cannot be used."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = places[0]
         found = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError("serve.host", host, f"an address of this machine ({error.strerror or error})") from error
@@ -111,7 +112,8 @@ class Server(uvicorn.Server):
         self.received.append(sig)
         self.force_exit, self.should_exit = self.should_exit, True
         if not self.force_exit:
-            print("stopping: no new requests are taken; a second signal ends those that have begun", file=sys.stderr, flush=True)
+            print("stopping: no new requests are taken; a second signal ends those that have begun", file=sys.stderr,
+                  flush=True)
 
     def serve_on(self, listener: socket.socket) -> int:
         """Serves until a signal comes. Returns the exit code."""

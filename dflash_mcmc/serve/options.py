@@ -27,8 +27,8 @@ class ServeOptions:
     host: str = runtime("address to listen on; 127.0.0.1 is this machine alone, and 0.0.0.0 every network")
     port: int = runtime("port to listen on; 0 takes a free one", ge=0, le=65535)
     model_name: str | None = runtime("name of the model in requests and answers; null takes that of the folder or the hub")
-    api_key: str | None = runtime(f"key that requests must have; null takes the environment variable {API_KEY}, which does not "
-                                  "show in a list of processes, or no key")
+    api_key: str | None = runtime(f"key that requests must have; null takes the environment variable {API_KEY}, which does "
+                                  "not show in a list of processes, or no key")
     max_prompt_tokens: int | None = runtime("longest prompt; null takes 1,024, or less where the model has fewer positions",
                                             ge=1)
     max_choices: int = runtime("most answers that a request may ask for, over all its prompts", ge=1)

@@ -82,8 +82,8 @@ class Samplers:
             if field in _names(cls):
                 found[field] = value
             elif value != off and not (cls.is_deterministic and field == "top_p"):
-                raise ConfigError(field, value, f"{off:g} with sampler={name}, which has no such field; its fields, in sampler: "
-                                  f"{', '.join(sorted(_names(cls)))}")
+                raise ConfigError(field, value, f"{off:g} with sampler={name}, which has no such field; its fields, in "
+                                  f"sampler: {', '.join(sorted(_names(cls)))}")
         return found
 
 

@@ -81,8 +81,8 @@ class Workers:
                 raise Refused(503, "the server is shutting down")
             known = len(self._waiting) + len(self._live)
             if known + len(orders) > self._max_waiting:
-                raise Refused(429, f"{known} answers wait or are drawn; allowed: at most {self._max_waiting} with those of this "
-                              "request; try again later", code="queue_full")
+                raise Refused(429, f"{known} answers wait or are drawn; allowed: at most {self._max_waiting} with those of "
+                              "this request; try again later", code="queue_full")
             numbers = list(range(self._number, self._number + len(orders)))
             self._number += len(orders)
             self._waiting.extend(zip(numbers, orders, strict=True))

@@ -78,7 +78,8 @@ def test_the_second_signal_ends_at_once(number):
 
 def test_the_second_server_on_a_port_says_one_line():
     with serving("condition=greedy") as (_, port):
-        done = subprocess.run([sys.executable, "-m", "dflash_mcmc.serve", f"serve.port={port}"], capture_output=True, text=True)
+        command = [sys.executable, "-m", "dflash_mcmc.serve", f"serve.port={port}"]
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
         assert done.stderr.startswith(f"error: serve.port: given {port}; allowed: a port of 127.0.0.1 that is free")
@@ -105,7 +106,7 @@ def test_10_000_requests():
         def many() -> list[int]:
             connection, found = http.client.HTTPConnection("127.0.0.1", port, timeout=120), []
             for number in range(count):
-                body = {"prompt": QUESTION, "max_tokens": 1} if number % 2 else {"prompt": QUESTION, "n": number * 10**6, "x": 1}
+                body = {"prompt": QUESTION, **({"max_tokens": 1} if number % 2 else {"n": number * 10**6, "x": 1})}
                 connection.request("POST", "/v1/completions", json.dumps(body))
                 reply = connection.getresponse()
                 reply.read()

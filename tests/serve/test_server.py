@@ -23,7 +23,8 @@ from dflash_mcmc.serve.network import Server
 QUESTION = "Lena has 12 red pens and 9 blue pens. How many pens does she have?"
 KEY = "a-key-of-the-tests"
 OVERRIDES = ["condition=ps", "sampler.num_blocks=4", "sampler.num_steps=2", "dataset.max_new_tokens=32",
-             "hardware.num_slots=8", "serve.port=0", "serve.max_prompt_tokens=64", "serve.max_choices=8", "serve.max_waiting=16",
+             "hardware.num_slots=8", "serve.port=0", "serve.max_prompt_tokens=64", "serve.max_choices=8",
+             "serve.max_waiting=16",
              "serve.max_body_bytes=20000", "serve.body_seconds=0.5", "serve.header_seconds=0.5", f"serve.api_key={KEY}"]
 
 
