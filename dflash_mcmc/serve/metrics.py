@@ -9,7 +9,7 @@ from collections import Counter
 _BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _HELP = {
     "requests_total": "Requests by path and status.",
-    "answers_total": "Answers that were drawn, by reason of their end.",
+    "answers_total": "Drawn answers, by reason of their end.",
     "prompt_tokens_total": "Tokens of prompts.", "generated_tokens_total": "Tokens of answers.",
     "token_forwards_total": "Positions at which the target was evaluated.", "proposals_total": "Metropolis-Hastings proposals.",
     "accepted_total": "Accepted proposals.", "moved_total": "Accepted proposals that differ from the sequence they replace.",

@@ -19,6 +19,8 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.serve import network, options
 from dflash_mcmc.serve.building import built
 from dflash_mcmc.serve.network import Server
+from tests import pages
+from tests.conftest import ROOT
 
 QUESTION = "Lena has 12 red pens and 9 blue pens. How many pens does she have?"
 KEY = "a-key-of-the-tests"
@@ -236,6 +238,19 @@ def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkey
         assert running.get("/health")[0] == 503
     assert running.post({"prompt": "x"})[0] == 200
     assert running.get("/health")[0] == 200
+
+
+def test_the_page_is_true(running, capsys):
+    """The commands of docs/howto/serve.md compose, and its Python gets an answer."""
+    page = ROOT / "docs/howto/serve.md"
+    commands = [line.partition("python -m dflash_mcmc.serve ")[2] for block in pages.blocks(page, "text")
+                for line in block.splitlines()]
+    for command in commands:
+        assert options.compose(command.replace("CHECKPOINT", dm.component("model", "tiny").path).split())
+    (block,) = pages.blocks(page, "py")
+    address = f'"http://127.0.0.1:{running.port}/v1", api_key="{KEY}"'
+    exec(block.replace('"http://127.0.0.1:8000/v1", api_key="none"', address), {})
+    assert "token_forwards" in capsys.readouterr().out
 
 
 def test_metrics_can_be_read(running):
