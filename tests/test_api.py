@@ -24,6 +24,7 @@ from dflash_mcmc.config import defaults
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.registry import GROUPS, components
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
 from tests import processes
 from tests.conftest import ROOT
@@ -62,7 +63,7 @@ def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
         for name in ("text", "tokens", "log_p", "log_q", "proposals", "accepted", "moved"):
             assert getattr(sample, name) == record[name]
         assert sample.finish_reason == record["finish_reason"] == ("stop_id" if record["ended"] else "length")
-        recorded = {"tokens_shared": 0, **record}  # a record has this count only if it is not 0
+        recorded = {"tokens_shared": 0, "adapt_steps": 0, "adapt_dropped": 0, **record}  # a record has these only if not 0
         assert sample.cost == Cost(**{name: recorded[name] for name in Cost._fields})
         assert list(sample.trace) == record["trace"]
 
@@ -337,7 +338,7 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         main(overrides)
     assert f"{done.folder}: already complete, nothing drawn" in capsys.readouterr().out
-    records = [json.loads(line) for line in (done.folder / "records.jsonl").read_text().splitlines()]
+    records = read_records(done.folder)
     table = dflash_mcmc.read(done.folder)
     assert list(table.columns) == ["run", *records[0]]
     for name in ("problem", "verdict", "text", "tokens", "log_p"):

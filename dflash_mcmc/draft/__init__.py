@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, cast
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.data.sizes import CheckpointSize
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.data.checkpoint import Checkpoint
+from dflash_mcmc.data.sizes import CheckpointSize, size_of
+from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.speculative.dflash.checkpoint import Family
     from dflash_mcmc.inference.speculative.drafter import DFlashDrafter, Drafter
     from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
 
@@ -44,12 +48,136 @@ class Draft(Component):
         return None
 
 
+class CheckpointDraft(Draft):
+    """Base class of drafts in a checkpoint with DFlash's layout. A subclass declares fields, `family` and `load`."""
+
+    __slots__ = ()
+
+    example: ClassVar[str]
+    """A hub name, for errors."""
+
+    if TYPE_CHECKING:  # dataclass fields of the subclass
+        path: str
+        revision: str | None
+        dtype: str
+
+    @abstractmethod
+    def family(self) -> Family:
+        """The kind of network."""
+
+    def num_drafted(self, shape: Any) -> int:
+        """Drafted tokens of a block, for the shape of the checkpoint. Raises UserError for a block that is too large."""
+        return shape.num_drafted
+
+    def check(self, config: Config) -> None:
+        """Checks that the checkpoint exists and fits the block, without loading it. Raises UserError."""
+        self._checkpoint().check()
+        if self._checkpoint().folder.is_dir():
+            self.num_drafted(self._shape(self._checkpoint().folder))
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The fields as the identity has them: null and auto are replaced by their actual values.
+
+        `revision` is null, because the identity has the hash of the content.
+        """
+        if not self._checkpoint().folder.is_dir():
+            return {"revision": None}
+        stored = str(self._shape(self._checkpoint().folder).dtype).removeprefix("torch.")
+        return {"revision": None, "dtype": stored if self.dtype == "auto" else self.dtype}
+
+    def fingerprint(self) -> str:
+        """Hash of the checkpoint's content; see `Checkpoint.fingerprint`."""
+        return self._checkpoint().fingerprint()
+
+    def check_target(self, target: TargetShape) -> None:
+        """Checks both config.json against each other, and the tensors that a folder has. Raises UserError."""
+        from dflash_mcmc.inference.speculative.dflash.checkpoint import check_pair, check_tensors
+
+        folder = self._checkpoint().config_folder()
+        if folder is None:
+            note(f"draft.path: config.json of {self.path} is not in the cache, so that it is not compared with the target's "
+                 "before it is loaded")
+            return
+        shape = self._shape(folder)
+        self.num_drafted(shape)
+        check_pair(shape, hidden_size=target.config.hidden_size, vocab_size=target.vocab_size, num_layers=target.num_layers)
+        if self._checkpoint().folder.is_dir():  # a cache may hold the configuration alone
+            check_tensors(folder, self.family())
+
+    def size(self) -> DraftSize | None:
+        """Block and cache of the draft; None for a hub name that is not in the cache yet. Raises UserError."""
+        import torch
+
+        from dflash_mcmc.inference.cache import CacheShape
+        from dflash_mcmc.inference.target_shape import DraftSize
+
+        folder = self._checkpoint().config_folder()
+        if folder is None:
+            return None
+        shape = self._shape(folder)
+        dtype = shape.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
+        return DraftSize(self.num_drafted(shape),
+                         CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype))
+
+    def checkpoint_size(self) -> CheckpointSize:
+        """Parameters without the target's embedding and head, hidden size, layers, and the target's layers that it reads.
+
+        Raises UserError.
+        """
+        found, folder = size_of(self._checkpoint()), self._checkpoint().config_folder()
+        return found if folder is None else found._replace(reads_layers=tuple(self._shape(folder).target_layers))
+
+    def network(self, target: LanguageModel) -> Any:
+        """The network with its weights, on the target's device. Raises UserError if draft and target do not fit."""
+        from dflash_mcmc.inference.speculative.dflash.checkpoint import check_copies, check_pair
+
+        folder, family = self._checkpoint().local(), self.family()
+        shape = self._shape(folder)
+        self.num_drafted(shape)
+        check_pair(shape, hidden_size=target.config.hidden_size, vocab_size=target.vocab_size, num_layers=len(target.layers))
+        if family.copies:
+            embedding = target.decoder.get_input_embeddings().weight
+            check_copies(folder, family, dict(zip(family.copies, (embedding, target.head.weight), strict=True)))
+        return _network(str(folder), self.dtype, str(target.device), family)
+
+    def _shape(self, folder: Path) -> Any:
+        """Raises UserError for a config that is not of this kind."""
+        return self.family().read_shape(folder)
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint("draft.path", self.path, self.revision, self.example)
+
+
+@lru_cache(maxsize=1)
+def _network(folder: str, dtype: str, device: str, family: Family) -> Any:
+    import torch
+
+    from dflash_mcmc.inference.speculative.dflash import checkpoint
+
+    return checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device, family)
+
+
 def check_features(config: Config, user: str) -> None:
     """Checks that the draft reads the target's features and gives logits for a whole block. Raises ConfigError."""
     if not config.draft.reads_features:
         able = options_with("draft", "reads_features")
         raise ConfigError("draft", name_of(config.draft), f"{able} with {user}, which needs logits for a whole block from one "
                           "forward on the target's features")
+
+
+def check_adapting(config: Config, mode: str) -> None:
+    """Checks that the draft may learn while it is used: that laws are kept, and that an engine uses it. Raises ConfigError.
+
+    The law of a proposal, and a blend's target, must stay the same along a chain. What is learned from the prompt does.
+    """
+    if not config.probe.is_null:
+        raise ConfigError("draft.adapt", mode, f"none with probe={name_of(config.probe)}; probe=adaptation measures what a "
+                          "draft learns")
+    for group in ("sampler", "blend"):
+        user = getattr(config, group)
+        if mode == "online" and (user.needs_draft or user.takes_draft):
+            raise ConfigError("draft.adapt", mode, f"none or context with {group}={name_of(user)}: the draft is part of a law "
+                              "there, and learning along the chain would change that law")
 
 
 def load_feature_drafter(config: Config, target: LanguageModel) -> DFlashDrafter:

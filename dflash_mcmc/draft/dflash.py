@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.data.checkpoint import Checkpoint
-from dflash_mcmc.data.sizes import CheckpointSize, size_of
-from dflash_mcmc.draft import Draft
-from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.draft import CheckpointDraft, check_adapting
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.dflash.network import DFlash
+    from dflash_mcmc.inference.speculative.dflash.checkpoint import Family
     from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
+    from dflash_mcmc.inference.target_shape import DraftSize
 
 
 @register("draft", "dflash")
 @dataclass(slots=True, kw_only=True)
-class DFlashDraft(Draft):
+class DFlashDraft(CheckpointDraft):
     """A DFlash checkpoint (arXiv 2602.06036): a folder, or a name on the hub such as z-lab/Qwen3-4B-DFlash-b16.
 
     The tokens of a block are drawn independently of each other, given the target's features up to the anchor.
@@ -36,107 +32,77 @@ class DFlashDraft(Draft):
                           choices=("auto", "float32", "bfloat16", "float16"))
     block_size: int | None = identity("positions of a block, including its anchor; null takes the number that the draft was "
                                       "trained for, which is also the largest", ge=2)
+    adapt: str = identity("whether the draft learns while it is used, by low-rank changes that begin anew with each chain: "
+                          "context = from the prompt, before the answer; online = from blocks that the target has verified",
+                          choices=("none", "context", "online"), off="none")
+    adapt_modules: str = identity("projections that are changed: fc = that of the target's features; fc+attention = those of "
+                                  "attention too", choices=("fc", "fc+attention"), off=None)
+    adapt_rank: int = identity("rank of the changes", ge=1, le=256, off=None)
+    adapt_rate: float = identity("learning rate of Adam", gt=0, le=1, off=None)
+    adapt_steps: int = identity("steps on the prompt with adapt=context", ge=1, le=10_000, off=None)
+    adapt_blocks: int = identity("blocks of the prompt in a step with adapt=context, chosen at random", ge=1, le=1024,
+                                 off=None)
+    adapt_every_blocks: int = identity("verified blocks between two steps with adapt=online; a step learns all of them", ge=1,
+                                       le=1024, off=None)
 
     presets = ("tiny",)
+    example = "z-lab/Qwen3-4B-DFlash-b16"
     reads_features = True
 
+    def family(self) -> Family:
+        """DFlash."""
+        from dflash_mcmc.inference.speculative.dflash.checkpoint import DFLASH
+
+        return DFLASH
+
+    def num_drafted(self, shape: Any) -> int:
+        """Drafted tokens of a block. Raises ConfigError for a block that is too large."""
+        if self.block_size is not None and self.block_size > shape.block_size:
+            raise ConfigError("draft.block_size", self.block_size,
+                              f"2 to {shape.block_size} (the draft was trained for {shape.block_size})")
+        return (self.block_size or shape.block_size) - 1
+
     def check(self, config: Config) -> None:
-        """Checks that the checkpoint exists and fits the block, without loading it. Raises UserError."""
-        self._checkpoint().check()
-        if self._checkpoint().folder.is_dir():
-            self._shape_for(self._checkpoint().folder)
+        """See `CheckpointDraft.check`. A draft that learns must keep the laws."""
+        CheckpointDraft.check(self, config)
+        if self.adapt != "none":
+            check_adapting(config, self.adapt)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The fields as the identity has them: null and auto are replaced by their actual values.
-
-        `revision` is null, because the identity has the hash of the content.
-        """
-        values: dict[str, object] = {"revision": None}
-        if self._checkpoint().folder.is_dir():
-            from dflash_mcmc.inference.speculative.dflash.config import read_shape
-
-            shape = read_shape(self._checkpoint().folder)
-            values["block_size"] = self.block_size or shape.block_size
-            values["dtype"] = str(shape.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
-        return values
-
-    def fingerprint(self) -> str:
-        """Hash of the checkpoint's content; see `Checkpoint.fingerprint`."""
-        return self._checkpoint().fingerprint()
-
-    def check_target(self, target: TargetShape) -> None:
-        """Checks both config.json against each other, and the tensors that a folder has. Raises UserError."""
-        from dflash_mcmc.inference.speculative.dflash.checkpoint import check_pair, check_tensors
-        from dflash_mcmc.inference.speculative.dflash.config import read_shape
-
-        folder = self._checkpoint().config_folder()
-        if folder is None:
-            note(f"draft.path: config.json of {self.path} is not in the cache, so that it is not compared with the target's "
-                 "before it is loaded")
-            return
-        self._shape_for(folder)
-        check_pair(read_shape(folder), hidden_size=target.config.hidden_size, vocab_size=target.vocab_size,
-                   num_layers=target.num_layers)
-        if self._checkpoint().folder.is_dir():  # a cache may hold the configuration alone
-            check_tensors(folder)
+        """See `CheckpointDraft.canonical`. Fields of learning without effect are left out."""
+        values, folder = CheckpointDraft.canonical(self, config) | self._idle_adapting(config), self._checkpoint().folder
+        return {**values, "block_size": self.block_size or self._shape(folder).block_size} if folder.is_dir() else values
 
     def size(self) -> DraftSize | None:
-        """Block and cache of the draft; None for a hub name that is not in the cache yet. Raises UserError."""
-        import torch
-
-        from dflash_mcmc.inference.cache import CacheShape
-        from dflash_mcmc.inference.speculative.dflash.config import read_shape
-        from dflash_mcmc.inference.target_shape import DraftSize
-
-        folder = self._checkpoint().config_folder()
-        if folder is None:
-            return None
-        shape = read_shape(folder)
-        dtype = shape.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
-        return DraftSize(self._shape_for(folder) - 1,
-                         CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype))
-
-    def checkpoint_size(self) -> CheckpointSize:
-        """Parameters without the target's embedding and head, hidden size, layers, and the target's layers that it reads.
-
-        Raises UserError.
-        """
-        found, folder = size_of(self._checkpoint()), self._checkpoint().config_folder()
-        if folder is None:
+        """See `CheckpointDraft.size`. A draft that learns keeps features instead of keys and values."""
+        found, folder = CheckpointDraft.size(self), self._checkpoint().config_folder()
+        if found is None or folder is None or self.adapt == "none":
             return found
-        from dflash_mcmc.inference.speculative.dflash.config import read_shape
+        from dflash_mcmc.inference.speculative.adaptation.drafter import features_shape
 
-        return found._replace(reads_layers=tuple(read_shape(folder).target_layers))
+        shape, keys = self._shape(folder), found.companion
+        assert keys is not None  # every DFlash checkpoint has a cache
+        return DraftSize(found.num_drafted, features_shape(shape.target_layers, shape.hidden_size, keys.dtype),
+                         keys.token_bytes())
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.inference.speculative.dflash.checkpoint import check_pair
-        from dflash_mcmc.inference.speculative.dflash.config import read_shape
         from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 
-        folder = self._checkpoint().local()
-        block_size = self._shape_for(folder)
-        check_pair(read_shape(folder), hidden_size=target.config.hidden_size, vocab_size=target.vocab_size,
-                   num_layers=len(target.layers))
-        return DFlashDrafter(_load(str(folder), self.dtype, str(target.device)), target, block_size)
+        network = self.network(target)
+        block_size = self.num_drafted(network.shape) + 1
+        if self.adapt == "none":
+            return DFlashDrafter(network, target, block_size)
+        from dflash_mcmc.inference.speculative.adaptation.drafter import AdaptiveDrafter
+        from dflash_mcmc.inference.speculative.adaptation.learning import AdaptSettings
 
-    def _shape_for(self, folder: Path) -> int:
-        """The block size. Raises UserError for a config that is not a DFlash draft's, and for a block that is too large."""
-        from dflash_mcmc.inference.speculative.dflash.config import read_shape
+        settings = AdaptSettings(self.adapt, self.adapt_modules, self.adapt_rank, self.adapt_rate, self.adapt_steps,
+                                 self.adapt_blocks, self.adapt_every_blocks)
+        return AdaptiveDrafter(network, target, block_size, settings)
 
-        trained = read_shape(folder).block_size
-        if self.block_size is not None and self.block_size > trained:
-            raise ConfigError("draft.block_size", self.block_size, f"2 to {trained} (the draft was trained for {trained})")
-        return self.block_size or trained
-
-    def _checkpoint(self) -> Checkpoint:
-        return Checkpoint("draft.path", self.path, self.revision, "z-lab/Qwen3-4B-DFlash-b16")
-
-
-@lru_cache(maxsize=1)
-def _load(folder: str, dtype: str, device: str) -> DFlash:
-    import torch
-
-    from dflash_mcmc.inference.speculative.dflash import checkpoint
-
-    return checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device)
+    def _idle_adapting(self, config: Config) -> dict[str, object]:
+        """The fields of learning that change no output, with the values at which the identity leaves them out."""
+        if self.adapt == "none" or config.decoder.keeps_tokens():
+            return {name: "none" if name == "adapt" else None for name in self.__slots__ if name.startswith("adapt")}
+        idle = ("adapt_every_blocks",) if self.adapt == "context" else ("adapt_steps", "adapt_blocks")
+        return dict.fromkeys(idle)

@@ -82,7 +82,7 @@ def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...] = (
 def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor,
             anchors: torch.Tensor, given: torch.Tensor | None = None, seen: torch.Tensor | None = None,
             positions: torch.Tensor | None = None) -> torch.Tensor:
-    """Hidden states (rows, blocks, block_size - 1, hidden) of the drafted slots of all blocks.
+    """Hidden states (rows, blocks, drafted tokens of a block, hidden) of the drafted slots of all blocks.
 
     Args:
         features: (rows, length, features · hidden), features of the context.
@@ -109,7 +109,7 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
     count = anchors.shape[1]
     parts = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
     return torch.cat([block_pass(draft, keys, values, positions, anchors[:, part], embeddings[:, part],
-                                 None if seen is None else seen[:, part])[:, :, 1:] for part in parts], dim=1)
+                                 None if seen is None else seen[:, part])[:, :, shape.first_row:] for part in parts], dim=1)
 
 
 def drafted_along(drafter: DFlashDrafter, reading: Reading, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -37,9 +37,10 @@ class LanguageModel:
         stop_strings: strings that end a generation; None for none.
         cache_shape: shape of the keys and values of a token, and of the states of recurrent layers.
         recurrent_nets: the recurrent parts of the layers that have one, in the order of the layers.
-        capturable: whether a forward can be captured as a CUDA graph. A model with a growing rotary embedding cannot be
-            captured, because this embedding reads the positions on the host, and neither can a mixture of experts. A model
-            with recurrent layers has not been captured yet.
+        has_experts: whether it has a mixture of experts whose implementation can be chosen.
+        uncaptured: why a forward is not captured as a CUDA graph; None if it is. A growing rotary embedding cannot be
+            captured, because it reads the positions on the host, and neither can a mixture of experts. Recurrent layers have
+            not been captured yet.
         turn: taken by the engine that runs the model.
         max_positions: longest sequence, prompt included.
         masks: which earlier tokens the layers attend to.
@@ -63,12 +64,11 @@ class LanguageModel:
         self.masks = masks.masks_of(self.config, self.decoder)
         self.attention_needs = attention.needs_of(self.config, self.masks.plain)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
-        self._has_experts = experts.has_experts(self.decoder)
+        self.has_experts = experts.has_experts(self.decoder)
         recurrent = recurrent_shape(self.config, self.dtype)
         self.recurrent_nets = [self.layers[number].linear_attn for number in recurrent.layers] if recurrent else []
         delta_net.install(self.recurrent_nets)
-        growing = any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config))
-        self.capturable = not growing and not self._has_experts and recurrent is None
+        self.uncaptured = self._reason_without_graphs()
         self._float32_head = Float32Head(self.head, head_copy)
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         self.stop_strings: StopStrings | None = None
@@ -87,6 +87,8 @@ class LanguageModel:
 
     def stopping_at(self, strings: Sequence[str]) -> LanguageModel:
         """The same model, whose generations end at these strings too. Raises UserError for an unknown kind of tokenizer."""
+        if not strings and self.stop_strings is None:
+            return self
         stopped = copy.copy(self)
         stopped.stop_strings = StopStrings(strings, self._token_texts) if strings else None
         return stopped
@@ -117,8 +119,20 @@ class LanguageModel:
         self._float32_head.forbid(tokens)
 
     @contextmanager
+    def multiplied_by(self, product: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]) -> Iterator[None]:
+        """A context in which `product(rows, bias)` computes the product of the head."""
+        self._float32_head.product = product
+        try:
+            yield
+        finally:
+            self._float32_head.product = None
+
+    @contextmanager
     def tapped(self, layers: tuple[int, ...]) -> Iterator[list[torch.Tensor]]:
-        """Yields a list. Each forward inside the context fills it with the outputs of these decoder layers, in this order."""
+        """Yields a list. Each forward inside the context fills it with the outputs of these decoder layers, in this order.
+
+        Layer -1 is the embedding.
+        """
         outputs: list[torch.Tensor] = [torch.empty(0)] * len(layers)
 
         def keep(slot: int):
@@ -126,7 +140,8 @@ class LanguageModel:
                 outputs[slot] = output[0] if isinstance(output, tuple) else output
             return hook
 
-        handles = [self.layers[layer].register_forward_hook(keep(slot)) for slot, layer in enumerate(layers)]
+        modules = [self.decoder.get_input_embeddings() if layer == -1 else self.layers[layer] for layer in layers]
+        handles = [module.register_forward_hook(keep(slot)) for slot, module in enumerate(modules)]
         try:
             yield outputs
         finally:
@@ -140,7 +155,7 @@ class LanguageModel:
         On a CPU, experts are computed so that their numbers do not depend on the batch.
         """
         before, experts_before = self.config._attn_implementation, self.config._experts_implementation
-        own_experts = self._has_experts and self.device.type == "cpu"
+        own_experts = self.has_experts and self.device.type == "cpu"
         self.decoder.set_attn_implementation(implementation)
         if own_experts:
             self.decoder.set_experts_implementation(experts.NAME)
@@ -167,6 +182,13 @@ class LanguageModel:
         """
         text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
         return text if self.stop_strings is None else self.stop_strings.cut(text)
+
+    def _reason_without_graphs(self) -> str | None:
+        if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):
+            return "the model's rotary embedding grows with the text"
+        if self.has_experts:
+            return "the model is a mixture of experts"
+        return "the model has recurrent layers" if self.recurrent_nets else None
 
     def _refuse_unsupported(self, model: torch.nn.Module) -> None:
         probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from dflash_mcmc.bench import assisted, at_size, decoders, measure, published, random_checkpoint
+from dflash_mcmc.bench import assisted, at_size, decoders, equal_chains, measure, published, random_checkpoint
 from dflash_mcmc.bench.__main__ import Bench, main, table
 from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.inference.speculative.dflash import checkpoint
@@ -57,11 +57,13 @@ def test_every_part_writes_its_rows(command, tmp_path):
 
 @pytest.mark.parametrize(("override", "message"), [("parts=[x]", "parts: given ['x']; allowed: some of a, b"),
                                                    ("subjects=[]", "subjects: given []; allowed: some of tiny, mid"),
+                                                   ("subjects=[smollm2]", "model.path: given "),
                                                    ("waves=0", "waves: given 0"),
                                                    ("decoder_slots=[0]", "decoder_slots: given [0]"),
                                                    ("draft_path=nowhere",
                                                     "draft_path: given 'nowhere'; allowed: the folder of")])
-def test_bad_values_are_errors_of_one_line(monkeypatch, capsys, override, message):
+def test_bad_values_are_errors_of_one_line(monkeypatch, tmp_path, capsys, override, message):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["bench", override])
     with pytest.raises(SystemExit, match="2"):
         main()
@@ -78,7 +80,7 @@ def test_help_lists_the_fields(monkeypatch, capsys):
     assert "python -m dflash_mcmc.bench subjects=[tiny]" in printed
     for field in dataclasses.fields(Bench):
         assert field.name in printed
-    assert "whole number >= 16: number of new tokens of the mid-size model" in printed
+    assert "whole number >= 16: number of new tokens of the models other than the embedded one" in printed
 
 
 def test_the_loop_draws_what_the_engine_draws():
@@ -137,6 +139,16 @@ def test_transformers_uses_the_same_draft(drafted):
         assert row["tokens/s"] > 0
         assert 1.0 <= row["tokens/round"] <= 3.0
         assert row["same tokens"] == (1.0 if row["law"] == "greedy" else None)
+
+
+def test_chains_of_equal_length_are_measured(drafted, monkeypatch):
+    monkeypatch.setattr(equal_chains, "_TURNS", 1)
+    rows = equal_chains.against_generate(drafted._replace(horizon=3), SMALL)
+    assert [(row["chains"], row["by"]) for row in rows] == [
+        (1, "generate"), (1, "engine"), (1, "engine, few_rows=false"), (32, "generate"), (32, "engine")]
+    assert all(row["ms a token"] > 0 and row["rate / generate"] > 0 for row in rows)
+    assert rows[1]["rows of a step"] in (1, 8)
+    assert rows[2]["rows of a step"] == 8
 
 
 def test_numbers_in_tables_have_three_significant_digits():

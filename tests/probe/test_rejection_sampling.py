@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import replace
@@ -13,9 +12,11 @@ import torch
 
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.identity import identity_of
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.rejection_sampling import samplers_by_name, verdict
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.testing import EnumeratedKey, Enumerator
 from tests import processes
@@ -47,7 +48,7 @@ def row_of(result, name: str) -> dict:
 
 
 def records(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+    return read_records(folder)
 
 
 def exact_law(sampler, probe) -> np.ndarray:
@@ -79,7 +80,7 @@ def test_the_documents_table(result):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_each_sampler_draws_from_its_exact_law(result, config, name):
-    law, (p, _) = exact_law(samplers_by_name()[name], config.probe), config.probe.laws()
+    law, (p, _) = exact_law(samplers_by_name()[name], config.probe), config.probe.both_laws()
     drawn = np.sum([record["counts"][name] for record in records(result.folder)], axis=0)
     standard_error = np.sqrt((law * (1.0 - law)).clip(min=0.0).max() / 50_000)
     assert np.abs(drawn / 50_000 - law).max() < 4.0 * standard_error + 1e-12
@@ -157,3 +158,37 @@ def test_the_identity_has_only_the_probes_fields(config, monkeypatch):
     assert all(name in ("version", "seed", "probe") or name.startswith("probe.") for name in found)
     assert identity_of(replace(config, probe=replace(config.probe, num_draws=500))) == found
     assert identity_of(replace(config, probe=replace(config.probe, law_seed=1))) != found
+
+
+@pytest.mark.slow
+def test_the_laws_of_a_draft(tmp_path):
+    """Right samplers are within noise of the law of two tokens; argmax proposals and q without the correction are not."""
+    found = execute(composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", "probe.num_draws=1500"))
+    for name in (*RIGHT, "speculative_rejection_block"):
+        row = row_of(found, name)
+        assert row["max_deviation"] < 4.0 * row["standard_error"]
+    for name, least in (("argmax_proposal", 20.0), ("base_logits_q", 4.0)):
+        assert row_of(found, f"speculative_rejection {name}")["in_standard_errors"] > least
+    tokens = (found.folder / "tokens.csv").read_text()
+    assert "marginal_q" in tokens
+    assert len(tokens.splitlines()) == 25
+
+
+def test_the_laws_of_a_draft_are_part_of_the_identity(tmp_path):
+    drafted = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
+    found = identity_of(drafted)
+    assert found["probe.laws"] == "draft"
+    assert any(name.startswith("draft.") for name in found)
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram"])
+def test_the_laws_of_a_draft_need_a_checkpoint(draft):
+    values = ["experiment=rejection_sampling", "probe.laws=draft", f"draft={draft}"]
+    command_is_refused(values, "allowed: a draft", start="draft: ")
+
+
+def test_the_laws_of_a_draft_need_a_small_vocabulary(tmp_path, monkeypatch):
+    drafted = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
+    monkeypatch.setattr("dflash_mcmc.probe.rejection_sampling.drafted._LARGEST_VOCABULARY", 511)
+    with pytest.raises(UserError, match=r"model: given 'hf'; allowed: a vocabulary of at most 511 tokens with probe"):
+        measured(drafted.probe, drafted)

@@ -16,7 +16,8 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.speculative.dflash import checkpoint
-from dflash_mcmc.training import accepted, draft, loop, responses
+from dflash_mcmc.training import accepted, draft, loop, networks, responses
+from dflash_mcmc.training.networks import FAMILIES as NETWORKS
 from dflash_mcmc.training.prompts import questions
 from dflash_mcmc.training.recipe import compose, identity_of
 from tests.conftest import ROOT
@@ -81,7 +82,7 @@ def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
     made = plan("steps=40", "evaluate_every=20", "learning_rate=0.01", f"export={tmp_path / 'there'}", "tracker=jsonl")
     folder = draft.train(made)
     assert folder == tmp_path / "there"
-    (run,) = (tmp_path / "train").iterdir()
+    (run,) = (tmp_path / "train").glob("draft-*")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     figures = [line for line in lines if "tau_0" in line]
     assert [line["step"] for line in figures] == [20, 40]
@@ -157,3 +158,36 @@ def test_too_long_responses_are_an_error_before_sampling(plan):
     with pytest.raises(UserError) as caught:
         draft.train(plan("responses.max_new_tokens=1024"))
     assert "responses.max_new_tokens: given 1024; allowed: at most" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "least"), [("tiny_dspark", 3.5), ("tiny_dflash2", 3.5)])
+def test_shipped_slotwise_drafts_have_their_recipes(tmp_path, name, least):
+    plan = compose(name, ["prompts.num=8", "prompts.held_out=6"])
+    folder, target = PACKAGE / f"assets/{name}", plan.model.load("cpu")
+    shipped = checkpoint.load(folder, torch.float32, "cpu", NETWORKS[plan.heads.network])
+    assert shipped.shape == dataclasses.replace(draft.shape_of(plan, target), dtype=torch.bfloat16)
+    assert json.loads((folder / "config.json").read_text())["training"] == identity_of(compose(name, []))
+    held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
+    tokens, forwards = accepted.count(shipped, target, held_out, 6, 16)
+    assert tokens / forwards > least
+
+
+@pytest.mark.parametrize("name", ["tiny_dspark", "tiny_dflash2"])
+def test_heads_start_as_dflash(name):
+    """Before the first step a DFlash 2 draft has its backbone's law, and the Markov head adds nothing."""
+    plan = compose(name, [])
+    target = plan.model.load("cpu")
+    made = draft.new_draft(draft.shape_of(plan, target), target, 0, NETWORKS[plan.heads.network].network)
+    networks.start_from(made, plan.heads, target)
+    base, hidden = torch.randn(1, 2, 512, generator=torch.Generator().manual_seed(0)), torch.ones(1, 2, 128)
+    found = made.along(base, hidden, torch.tensor([[3, 4]]))
+    assert torch.equal(torch.where(torch.isfinite(found), found, base), base)
+    backbone = load_file(PACKAGE / "assets/tiny_draft/model.safetensors")
+    assert all(torch.equal(made.state_dict()[tensor].bfloat16(), value) for tensor, value in backbone.items())
+
+
+def test_heads_are_checked():
+    with pytest.raises(UserError, match=r"heads.top_k: given None; allowed: a whole number >= 1 with heads"):
+        compose("tiny_dflash2", ["heads.top_k=null"])
+    with pytest.raises(UserError, match=r"target: given 'p'; allowed: tokens with heads.network=dspark"):
+        compose("tiny_dspark", ["target=p"])

@@ -84,7 +84,7 @@ def test_target_is_not_trained(target, draft):
 
 def test_weights_fall_by_e_every_gamma_slots_and_are_zero_after_the_end():
     blocks = gather(random_responses((10, 8)), [np.array([4, 7]), np.array([6])])
-    weights = slot_weights(blocks, BLOCK_SIZE, GAMMA)
+    weights = slot_weights(blocks, BLOCK_SIZE - 1, GAMMA)
     full = [math.exp(-k / GAMMA) for k in range(4)]
     assert weights[0, 0].tolist() == pytest.approx(full)
     assert weights[0, 1].tolist() == pytest.approx([*full[:2], 0, 0])

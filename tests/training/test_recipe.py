@@ -11,12 +11,12 @@ import pytest
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import ROLES, spec_of
 from dflash_mcmc.training.prompts import questions
-from dflash_mcmc.training.recipe import DraftPlan, Prompts, Responses, Shape, compose, identity_of, run_folder
+from dflash_mcmc.training.recipe import DraftPlan, Heads, Prompts, Responses, Shape, compose, identity_of, run_folder
 from tests.refusals import refused
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (["steps=0"], "steps: given 0; allowed: a whole number >= 1"),
+    (["steps=-1"], "steps: given -1; allowed: a whole number >= 0"),
     (["stpes=3"], "stpes: unknown field (did you mean 'steps'?)"),
     (["shape.num_layer=3"], "shape.num_layer: unknown field (did you mean 'num_layers'?)"),
     (["learning_rate=fast"], "learning_rate: given 'fast'; allowed: a number > 0"),
@@ -46,7 +46,7 @@ def test_mistakes_are_errors_of_one_line(overrides, message):
 def test_any_target_needs_a_path_and_prompts():
     with pytest.raises(UserError, match=r"prompts\.path: not given"):
         compose("dflash", ["model=qwen3_4b"])
-    with pytest.raises(UserError, match="draft: given 'none'; allowed: 'tiny', 'dflash'"):
+    with pytest.raises(UserError, match="draft: given 'none'; allowed: 'tiny', 'smollm2', 'dflash'"):
         compose("none", [])
 
 
@@ -59,10 +59,10 @@ def test_published_recipe(tmp_path):
     assert compose("tiny", ["shape.block_size=12", "loss_gamma=3"]).gamma == 3
 
 
-@pytest.mark.parametrize("cls", [DraftPlan, Shape, Prompts, Responses])
+@pytest.mark.parametrize("cls", [DraftPlan, Shape, Heads, Prompts, Responses])
 def test_every_field_is_classified_and_explained(cls):
     for field in dataclasses.fields(cls):
-        if field.name not in ("shape", "prompts", "responses", "model", "hardware", "tracker", "paths"):
+        if field.name not in ("shape", "heads", "prompts", "responses", "model", "hardware", "tracker", "paths"):
             assert spec_of(field).role in ROLES, field.name
             assert spec_of(field).help, field.name
 

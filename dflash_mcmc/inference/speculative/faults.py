@@ -27,7 +27,7 @@ def greedy_first(block: Block, chance: Chance) -> Verdict:
     best = laws.argmax(at_slot(block.target, torch.zeros_like(right.accepted)))
     tokens = right.tokens.clone()
     tokens[:, 0] = torch.where(block.first, best, tokens[:, 0])
-    return Verdict(rules.leading(tokens[:, :-1] == block.drafted), tokens, right.interval)
+    return Verdict(rules.leading((tokens[:, :-1] == block.drafted) & block.is_offered()), tokens, right.interval)
 
 
 def greedy_bonus(block: Block, chance: Chance) -> Verdict:
@@ -40,7 +40,7 @@ def greedy_bonus(block: Block, chance: Chance) -> Verdict:
 def greedy_walk(block: Block, chance: Chance) -> Verdict:
     """Like `rules.match`, but a drafted token is kept where it is the most likely one (lucebox PR 374, spot 3)."""
     best = laws.argmax(all_slots(block.target, len(block.drafted)).flatten(0, 1)).view(len(block.drafted), -1)
-    accepted = rules.leading(best[:, :-1] == block.drafted)
+    accepted = rules.leading((best[:, :-1] == block.drafted) & block.is_offered())
     return rules.with_token(block, accepted, chance.token(laws.of_values(at_slot(block.target, accepted)), accepted))
 
 
@@ -50,25 +50,26 @@ def redraw_after_mismatch(block: Block, chance: Chance) -> Verdict:
     weights = laws.of_values(at_slot(block.target, right.accepted))
     drawn = right.tokens.gather(1, right.accepted[:, None])[:, 0]
     again = chance.again(weights, right.accepted, "fresh")
-    whole = right.accepted == block.drafted.shape[1]
+    whole = right.accepted == (block.drafted.shape[1] if block.offered is None else block.offered)
     return rules.with_token(block, right.accepted, torch.where(whole, drawn, again))
 
 
 def reject_then_p(block: Block, chance: Chance) -> Verdict:
     """Like `rules.reject`, but the first rejected token is replaced by a token of p instead of (p - q)+."""
-    ratio = torch.exp(rules.target_log_p(block) - rules.draft_log_q(block))
+    ratio = rules.ratios(block)
     accepted = rules.leading(chance.accepts(ratio, each=False))
     return rules.replaced(block, chance, accepted, at_slot(block.target, accepted))
 
 
 def residual_by_draft_noise(block: Block, chance: Chance) -> Verdict:
     """Like `rules.reject`, but the token of (p - q)+ is drawn with the random number of the draft (vLLM issue 47386)."""
-    ratio = torch.exp(rules.target_log_p(block) - rules.draft_log_q(block))
+    ratio = rules.ratios(block)
     accepted = rules.leading(chance.accepts(ratio, each=False))
     weights = laws.of_values(rules.residual(block, accepted, torch.ones_like(ratio[:, 0])))
     fresh = chance.token(weights, accepted)
     again = chance.again(weights, accepted.clamp(max=block.drafted.shape[1] - 1), "draft")
-    return rules.with_token(block, accepted, torch.where(accepted == block.drafted.shape[1], fresh, again))
+    whole = accepted == (block.drafted.shape[1] if block.offered is None else block.offered)
+    return rules.with_token(block, accepted, torch.where(whole, fresh, again))
 
 
 MATCH = {

@@ -16,12 +16,12 @@ from dflash_mcmc.inference.speculative.speculation import Block, Chance, Verdict
 def match(block: Block, chance: Chance) -> Verdict:
     """Draw a token for each slot from the target. Keep all up to and including the first that differs from the draft."""
     tokens, interval = chance.walk(block)
-    return Verdict(leading(tokens[:, :-1] == block.drafted), tokens, interval)
+    return Verdict(leading((tokens[:, :-1] == block.drafted) & block.is_offered()), tokens, interval)
 
 
 def reject(block: Block, chance: Chance) -> Verdict:
     """Keep x with probability min(1, p(x) / q(x)). Replace the first rejected token by a token drawn from (p - q)+."""
-    ratio = torch.exp(target_log_p(block) - draft_log_q(block))
+    ratio = ratios(block)
     accepted = leading(chance.accepts(ratio, each=False))
     return replaced(block, chance, accepted, residual(block, accepted, torch.ones_like(ratio[:, 0])))
 
@@ -31,9 +31,9 @@ def reject_block(block: Block, chance: Chance) -> Verdict:
 
     Let w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)), and Z_i the mass of (w_i p - q_(i+1))+. Prefix i < n passes with
     probability Z_i / (Z_i + 1 - w_i). The whole block passes with probability w_n. The token after the kept prefix i is
-    drawn from (w_i p - q_(i+1))+.
+    drawn from (w_i p - q_(i+1))+. A block that ends early is judged as a whole block of the offered tokens.
     """
-    ratio = torch.exp(target_log_p(block) - draft_log_q(block))
+    ratio = ratios(block)
     weight, weights = torch.ones_like(ratio[:, 0]), []
     for slot in range(ratio.shape[1]):
         weight = (weight * ratio[:, slot]).clamp(max=1.0)
@@ -44,7 +44,9 @@ def reject_block(block: Block, chance: Chance) -> Verdict:
     mass = (kept[:, :-1, None].to(p.dtype) * p - q).clamp(min=0).sum(dim=-1, dtype=torch.float64)
     short = mass + 1.0 - kept[:, :-1]
     passes = torch.where(short > 0, mass / short.clamp(min=torch.finfo(short.dtype).tiny), 1.0)
-    yes = chance.accepts(torch.cat([passes, kept[:, -1:]], dim=1), each=True)
+    offered = block.is_offered()
+    passes = torch.where(offered[:, 1:], passes, kept[:, :-1])  # the last offered token ends the block
+    yes = chance.accepts(torch.cat([passes, kept[:, -1:]], dim=1) * offered, each=True)
     accepted = (yes * torch.arange(1, drafted + 1, device=yes.device)).amax(dim=1)
     weight = torch.cat([torch.ones_like(kept[:, :1]), kept], dim=1).gather(1, accepted[:, None])[:, 0]
     return replaced(block, chance, accepted, residual(block, accepted, weight))
@@ -66,8 +68,13 @@ def with_token(block: Block, accepted: torch.Tensor, token: torch.Tensor) -> Ver
     return Verdict(accepted, tokens, torch.zeros(*tokens.shape, 2, dtype=torch.float64, device=tokens.device))
 
 
+def ratios(block: Block) -> torch.Tensor:
+    """p(x) / q(x) of the drafted tokens, float64 (rows, n); 0 where no token is offered."""
+    return torch.where(block.is_offered(), torch.exp(target_log_p(block) - draft_log_q(block)), 0.0)
+
+
 def residual(block: Block, slot: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(weight * p - q)+ at one slot of each row. After the last drafted token, or if rounding leaves only zeros, it is p."""
+    """(weight * p - q)+ at one slot of each row. After the last offered token, or if rounding leaves only zeros, it is p."""
     p, last = at_slot(block.target, slot), block.drafted.shape[1] - 1
     inside = slot.clamp(max=last)
     if block.draft is None:
@@ -75,7 +82,8 @@ def residual(block: Block, slot: torch.Tensor, weight: torch.Tensor) -> torch.Te
     else:
         q = at_slot(block.draft, inside)
     left = (weight[:, None].to(p.dtype) * p - q).clamp(min=0)
-    return torch.where((slot > last)[:, None] | (left.amax(dim=1, keepdim=True) <= 0), p, left)
+    beyond = slot > last if block.offered is None else slot >= block.offered
+    return torch.where(beyond[:, None] | (left.amax(dim=1, keepdim=True) <= 0), p, left)
 
 
 def target_log_p(block: Block) -> torch.Tensor:

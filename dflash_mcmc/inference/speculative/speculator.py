@@ -17,6 +17,7 @@ from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.cache import SlotCache
 from dflash_mcmc.inference.model_runner import ModelRunner
 from dflash_mcmc.inference.rows import RowCounts, Rows, Status
+from dflash_mcmc.inference.speculative.adaptation.drafter import Verified
 from dflash_mcmc.inference.speculative.commit import Offer, commit
 from dflash_mcmc.inference.speculative.drafter import Anchors, Drafter
 from dflash_mcmc.inference.speculative.speculation import Block, Speculation, Uniforms, Verdict
@@ -49,6 +50,7 @@ class Speculator:
         self.drafter = speculation.drafter
         self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
         self.walk: Walk | None = None
+        self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
         self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
 
     def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
@@ -64,7 +66,7 @@ class Speculator:
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
         uniforms = self._uniforms(state, batch, positions)
-        drafted, draft = self._draft(cache, state, position, key_length, groups, uniforms)
+        drafted, draft, offered = self._draft(cache, state, position, key_length, groups, uniforms)
         fed = torch.cat([state.tokens[state.ids[:batch]].gather(1, position[:, None]), drafted], dim=1)
         hidden = self.runner.forward(cache, slice(0, batch), fed, positions, key_length, self.speculation.fault.window)
         sources = {group.source for group in groups}
@@ -72,7 +74,7 @@ class Speculator:
         target = laws.weigh(logits["blended"])
         history = self._history(state, batch, drafted) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
         weights = self._target(logits, target, groups, history)
-        block = Block(drafted, weights, draft, position + 1 == state.origin[:batch])
+        block = Block(drafted, weights, draft, position + 1 == state.origin[:batch], offered)
         verdict = self.speculation.rule(block, uniforms)
         tokens = verdict.tokens.reshape(-1)
         finite = torch.isfinite(target.maximum[:, 0])
@@ -90,10 +92,17 @@ class Speculator:
         offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
                       None if further is None else further.view(batch, self.tokens_a_step, -1))
         gained = commit(state, offer, self.runner.endings, floors)
+        if self._learner:  # after the verdict: the draft of a block must not depend on the block
+            seen = Verified(positions[:, 0], gained.clamp(max=self.drafter.num_drafted), (hidden, *self.runner.tapped))
+            self._learner.observe(cache, state.tokens, seen, self._law)
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:
             self.walk = Walk(position - gained, block, uniforms, verdict, gained)
+
+    def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The blended target's logits for the states of `Verified`."""
+        return self.runner.logits(states[0], states[1:], ())["blended"]
 
     def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
         rows = state.ids[:batch, None]
@@ -104,12 +113,17 @@ class Speculator:
         return Uniforms(tokens, noise[:, :count], noise[:, count:])
 
     def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
-               uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None]:
-        """(drafted tokens, weights from which they were drawn); the weights are None if the draft is a point mass."""
-        batch, parts = len(position), list[laws.Weights]()
+               uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None, torch.Tensor | None]:
+        """(drafted tokens, weights from which they were drawn, number of offered tokens).
+
+        The weights are None if the draft is a point mass, and the number is None if every block is whole.
+        """
+        batch, parts, goes_on = len(position), list[laws.Weights](), dict[int, torch.Tensor]()
         certain = all(self.speculation.draft_params(group.params).temperature == 0.0 for group in groups)
 
-        def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
+        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
+            if offered is not None:
+                goes_on[first] = offered
             if certain:
                 return laws.argmax(logits.flatten(0, 1)).view(batch, -1)
             raw = logits.flatten(0, 1)
@@ -124,7 +138,7 @@ class Speculator:
             return self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], ())["blended"]
 
         drafted = self.drafter.propose(Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward), draw)
-        return drafted, _joined(parts, batch) if parts else None
+        return drafted, _joined(parts, batch) if parts else None, _offered(goes_on, drafted)
 
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
                 history: laws.History) -> laws.Weights:
@@ -156,6 +170,16 @@ class Speculator:
             mine = group.slots(slots)
             processed[mine] = laws.process(logits[source][mine], params, history.of_rows(mine))
         return processed
+
+
+def _offered(goes_on: dict[int, torch.Tensor], drafted: torch.Tensor) -> torch.Tensor | None:
+    """Number of drafted tokens before the first slot with which a block does not go on, int64 (rows,); None without slots."""
+    if not goes_on:
+        return None
+    yes = torch.ones_like(drafted, dtype=torch.bool)
+    for slot, goes in goes_on.items():
+        yes[:, slot] = goes
+    return yes.long().cumprod(dim=1).sum(dim=1)
 
 
 def _joined(parts: Sequence[laws.Weights], num_rows: int) -> laws.Weights:

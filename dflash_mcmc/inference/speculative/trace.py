@@ -30,6 +30,7 @@ class Tracer:
         columns = [x.cpu().tolist() for x in (
             walk.anchor, walk.block.drafted, walk.verdict.accepted, walk.verdict.tokens, walk.gained, walk.uniforms.tokens,
             log_p)]
+        offered = None if walk.block.offered is None else walk.block.offered.cpu().tolist()
         accepting, draft = walk.uniforms.accepting.cpu().tolist(), None if log_q is None else log_q.cpu().tolist()
         for row, (slot, anchor, drafted, accepted, tokens, gained, uniforms, p) in enumerate(
                 zip(slots, *columns, strict=False)):
@@ -38,7 +39,8 @@ class Tracer:
                     "anchor": anchor - len(slot.operation.trajectory.prompt), "drafted": drafted,
                     "log_p": [_number(value) for value in p], "log_q": None if draft is None else draft[row],
                     "accepting": accepting[row] or None, "uniforms": uniforms, "accepted": accepted,
-                    "tokens": tokens[: accepted + 1], "gained": gained})
+                    "tokens": tokens[: accepted + 1], "gained": gained,
+                    **({} if offered is None else {"offered": offered[row]})})
 
 
 def _number(log_p: float) -> float | None:

@@ -18,9 +18,11 @@ from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.speculative.dflash.network import DFlash
 from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.inference.speculative.drafter import DFlashDrafter, NgramDrafter, SelfDrafter
+from dflash_mcmc.inference.speculative.slotwise import SlotwiseDrafter
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.inference.speculative.slotwise_drafts import random_network, shape_of
 from tests.inference.test_batched import BLENDS, HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, run_batched, same
 from tests.targets import random_model, rows_do_not_depend_on_the_batch
 
@@ -46,6 +48,9 @@ def drafter(name: str, parts: LanguageModel, model: torch.nn.Module):
     if name.startswith("dflash"):
         return DFlashDrafter(network(model, sliding=(4, None) if name == "dflash_sliding" else (None, None)), parts,
                              3 if name == "dflash_short" else 5)
+    if name in ("dspark", "dspark_gated", "dflash2"):
+        kind = "rnn" if name == "dspark" else "gated" if name == "dspark_gated" else "dflash2"
+        return SlotwiseDrafter(random_network(shape_of(kind, model, 4, MASK)), parts, 0.5 if name == "dspark_gated" else 0.0)
     return {"self": SelfDrafter(3), "ngram": NgramDrafter(6, 2)}[name]
 
 
@@ -76,12 +81,14 @@ def plain(qwen3):
     return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
 
 
-DRAFTS = ("dflash", "dflash_short", "dflash_sliding", "self", "ngram")
+DRAFTS = ("dflash", "dflash_short", "dflash_sliding", "dspark", "dspark_gated", "dflash2", "self", "ngram")
 
 
 def is_slow(name: str, draft: str) -> bool:
     """Whether a pair is a slow test: a variant of a draft or of Metropolis-Hastings that other pairs have."""
-    if draft in ("dflash_short", "dflash_sliding"):
+    if draft in ("dspark_gated", "dflash2"):
+        return name != "power_mh_early"
+    if draft in ("dflash_short", "dflash_sliding", "dspark"):
         return name != "truncated"
     return draft != "dflash" and name in ("power_mh_horizon", "power_mh_matched", "power_mh_published")
 
@@ -107,7 +114,8 @@ def test_match_is_plain_under_a_blend(qwen3, plain, blend):
 
 
 def test_greedy_by_rejection_is_plain(qwen3, plain):
-    for decoder, draft in ((reject(), "dflash"), (reject(verification="block"), "self"), (reject(), "ngram")):
+    for decoder, draft in ((reject(), "dflash"), (reject(verification="block"), "self"), (reject(), "ngram"),
+                           (reject(), "dflash2"), (reject(verification="block"), "dspark_gated")):
         speculative = run(qwen3, SAMPLERS["greedy"], BLENDS["none"], decoder, draft)
         for tag, done in plain("greedy", "none").items():
             same(speculative[tag].result, done.result)
@@ -115,7 +123,8 @@ def test_greedy_by_rejection_is_plain(qwen3, plain):
 
 @pytest.mark.parametrize(("decoder", "draft"), [
     (match(), "dflash"), (reject(verification="block"), "self"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
-        (match(0.6), "dflash_sliding"), (reject(), "dflash"), (reject(), "ngram")))])
+        (match(0.6), "dflash_sliding"), (reject(), "dflash"), (reject(), "ngram"), (reject(), "dspark_gated"),
+        (reject(verification="block"), "dflash2")))])
 @pytest.mark.parametrize("name", ["power_mh_early", "truncated"])
 def test_slots_order_and_reading_ahead_change_nothing(qwen3, decoder, draft, name):
     expected = run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, draft)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.speculative.dflash.config import FIELD, read_shape, refuse, to_config
+from dflash_mcmc.inference.speculative.dflash.config import FIELD, DraftConfig, read_shape, refuse, to_config
 from dflash_mcmc.inference.speculative.dflash.network import DFlash
 from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.store.files import write_atomically
@@ -24,37 +24,84 @@ _FLOATS = ("F32", "F16", "BF16")
 _DFLASH2 = ("candidate_selector.", "attention_conv.", "mlp_conv.")
 
 
-def load(folder: Path, dtype: torch.dtype | None, device: torch.device | str) -> DFlash:
+class Family(NamedTuple):
+    """A kind of draft network whose checkpoints have the layout of DFlash's."""
+
+    config: type[DraftConfig]
+    """How config.json is read."""
+    network: type[DFlash]
+    to_config: Callable[[Any], dict[str, Any]]
+    """The published spelling of a shape."""
+    copies: tuple[str, ...] = ()
+    """Tensors of the target that a checkpoint may repeat. They are not loaded; `check_copies` compares them."""
+    prefix: str = ""
+    """An older prefix of tensor names, which is left out."""
+
+    def read_shape(self, folder: Path) -> Any:
+        """See `config.read_shape`."""
+        return read_shape(folder, self.config)
+
+
+DFLASH = Family(DraftConfig, DFlash, to_config)
+
+
+def load(folder: Path, dtype: torch.dtype | None, device: torch.device | str, family: Family = DFLASH) -> DFlash:
     """The draft of a folder, in eval mode, with fixed weights.
 
     Args:
         dtype: dtype of the weights; None keeps the checkpoint's.
+        family: the kind of network.
 
     Raises:
         UserError: for the reasons of `read_shape`, or if there are no weights, or if weights are damaged, unexpected,
             missing, or of another shape than the config's.
     """
-    shape = read_shape(folder)
-    draft, files = check_tensors(folder)
-    tensors = {name: _open(folder, file).get_tensor(name).to(device, dtype or shape.dtype) for name, file in files.items()}
+    draft, places = check_tensors(folder, family)
+    dtype = dtype or draft.shape.dtype
+    tensors = {name: _open(folder, place.file).get_tensor(place.name).to(device, dtype) for name, place in places.items()}
     draft.load_state_dict(tensors, assign=True)
     return draft.eval().requires_grad_(False)
 
 
-def check_tensors(folder: Path) -> tuple[DFlash, dict[str, Path]]:
+class TensorPlace(NamedTuple):
+    """Where a tensor is stored: the file, and its name there."""
+
+    file: Path
+    name: str
+
+
+def check_tensors(folder: Path, family: Family = DFLASH) -> tuple[DFlash, dict[str, TensorPlace]]:
     """Checks the headers of a folder's tensors against its config. Raises UserError for the reasons of `load`.
 
     Returns:
-        The network without weights, and the file of each tensor.
+        The network without weights, and the place of each of its tensors.
     """
     with torch.device("meta"):
-        draft = DFlash(read_shape(folder))
-    files = _tensor_files(folder)
-    _check_tensors(folder, files, {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()})
-    return draft, files
+        draft = family.network(family.read_shape(folder))
+    places = {name.removeprefix(family.prefix): place for name, place in _places(folder).items()
+              if name not in family.copies}
+    _check_tensors(folder, family, places, {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()})
+    return draft, places
 
 
-def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None) -> None:
+def check_copies(folder: Path, family: Family, target: dict[str, torch.Tensor]) -> None:
+    """Checks that the tensors that a checkpoint repeats equal the target's. Raises UserError.
+
+    Args:
+        target: the target's tensors by their names in the checkpoint.
+    """
+    for name, place in _places(folder).items():
+        if name not in family.copies:
+            continue
+        theirs, ours = _open(folder, place.file).get_tensor(place.name), target[name]
+        if theirs.shape != ours.shape:
+            refuse(folder, f"has {name} of shape {tuple(theirs.shape)}", f"{tuple(ours.shape)}, the target's")
+        same = all(torch.equal(a, b.to("cpu", a.dtype)) for a, b in zip(theirs.split(8192), ours.split(8192), strict=True))
+        if not same:
+            refuse(folder, f"has another {name} than the target: it is a draft for other weights", "the target's own draft")
+
+
+def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None, family: Family = DFLASH) -> None:
     """Writes config.json and model.safetensors in the dtype of the weights, for `read_shape` and `load`.
 
     Each file is replaced as a whole. In a new folder config.json is written last.
@@ -66,7 +113,8 @@ def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None) -> No
 
     folder.mkdir(parents=True, exist_ok=True)
     dtype = next(draft.parameters()).dtype
-    config = json.dumps({**(extra or {}), **to_config(draft.shape), "dtype": str(dtype).removeprefix("torch.")}, indent=2)
+    shape = family.to_config(draft.shape)
+    config = json.dumps({**(extra or {}), **shape, "dtype": str(dtype).removeprefix("torch.")}, indent=2)
     temporary = folder / f".{_WEIGHTS}.{os.getpid()}.tmp"
     save_file({name: tensor.contiguous() for name, tensor in draft.state_dict().items()}, temporary, {"format": "pt"})
     with temporary.open("rb") as file:
@@ -84,6 +132,8 @@ def check_pair(shape: DFlashShape, *, hidden_size: int, vocab_size: int, num_lay
         (shape.num_target_layers not in (None, num_layers), f"was trained for a target of {shape.num_target_layers} layers",
          f"{num_layers}, the target's"),
         (last >= num_layers, f"reads layer {last} of the target", f"0 to {num_layers - 1}, the target's layers"),
+        (shape.vocab_size not in (None, vocab_size), f"has tensors for a vocabulary of {shape.vocab_size}",
+         f"{vocab_size}, the target's"),
         (shape.mask_token_id >= vocab_size, f"has mask_token_id {shape.mask_token_id}",
          f"an id below {vocab_size}, the size of the target's vocabulary"),
     ):
@@ -91,8 +141,8 @@ def check_pair(shape: DFlashShape, *, hidden_size: int, vocab_size: int, num_lay
             raise UserError(f"{field}: the draft {found}; allowed: {allowed}")
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """The file that holds each tensor: model.safetensors, or a shard that the index names. Raises UserError."""
+def _places(folder: Path) -> dict[str, TensorPlace]:
+    """The place of each tensor by its name: in model.safetensors, or in a shard that the index names. Raises UserError."""
     index = folder / f"{_WEIGHTS}.index.json"
     files = [folder / _WEIGHTS]
     if not files[0].is_file():
@@ -102,7 +152,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
             files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             refuse(folder, f"has an {index.name} that cannot be read ({error!r:.80})", "JSON with a weight_map")
-    return {name: file for file in files for name in list(_open(folder, file).keys())}
+    return {name: TensorPlace(file, name) for file in files for name in list(_open(folder, file).keys())}
 
 
 def _open(folder: Path, file: Path) -> Any:
@@ -115,17 +165,18 @@ def _open(folder: Path, file: Path) -> Any:
         refuse(folder, f"has a file {file.name} that {reason}", "safetensors files as they were published")
 
 
-def _check_tensors(folder: Path, files: dict[str, Path], expected: dict[str, tuple[int, ...]]) -> None:
+def _check_tensors(folder: Path, family: Family, places: dict[str, TensorPlace],
+                   expected: dict[str, tuple[int, ...]]) -> None:
     """Checks that a checkpoint has exactly the tensors that its config requires. Raises UserError."""
-    more, fewer = sorted(files.keys() - expected), sorted(expected.keys() - files)
+    network, more, fewer = family.config.network, sorted(places.keys() - expected), sorted(expected.keys() - places)
     if any(part in name for name in more for part in _DFLASH2):
-        refuse(folder, "is a DFlash 2 checkpoint (it has a candidate selector or convolutions)", "DFlash, the first version")
+        refuse(folder, "is a DFlash 2 checkpoint (it has a candidate selector or convolutions)", family.config.allowed)
     if more:
-        refuse(folder, f"has tensors that DFlash lacks: {_some(more)}", f"the {len(expected)} tensors of its config")
+        refuse(folder, f"has tensors that {network} lacks: {_some(more)}", f"the {len(expected)} tensors of its config")
     if fewer:
         refuse(folder, f"lacks {_some(fewer)}", f"all {len(expected)} tensors of its config")
     for name, shape in expected.items():
-        entry = _open(folder, files[name]).get_slice(name)
+        entry = _open(folder, places[name].file).get_slice(places[name].name)
         if tuple(entry.get_shape()) != shape:
             refuse(folder, f"has {name} of shape {tuple(entry.get_shape())}", f"{shape}, which its config.json gives")
         if entry.get_dtype() not in _FLOATS:

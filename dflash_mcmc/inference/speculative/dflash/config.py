@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
@@ -17,31 +17,27 @@ from dflash_mcmc.inference.speculative.dflash.layers import Rotation
 from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
 
 FIELD = "draft.path"
-_ARCHITECTURE = "DFlashDraftModel"
 _DEFAULT_BLOCK_SIZE = 16
 _DEFAULT_FULL_LAYERS = 28
 """Qwen3's number of layers before the first one with a window. It is the default if a config does not say which layers."""
 _ROPES = ("default", "linear", "yarn", "llama3")
 """Rotations whose frequencies do not depend on the length of the sequence."""
-_FOREIGN = {
-    # Fields of the config that change the computation, each with its values for DFlash.
-    "speculators_model_type": (None,), "quantization_config": (None,), "projector_type": (None, "dflash"),
-    "sample_from_anchor": (None, False), "shift_label": (None, False), "use_swa": (None, False),
-    "use_aux_hidden_state": (None, True), "causal": (None, False), "is_causal": (None, False),
-    "hidden_act": (None, "silu"),
-}
 
 
-def read_shape(folder: Path) -> DFlashShape:
+def read_shape(folder: Path, config: type[DraftConfig] | None = None) -> DFlashShape:
     """The shape described by a folder's config.json.
+
+    Args:
+        config: how the network's config is read; None for DFlash.
 
     Raises:
         ConfigError: the folder or its config.json does not exist.
         UserError: the config is not JSON, lacks a field, or describes another network.
     """
+    config = config or DraftConfig
     if not (folder / "config.json").is_file():
-        raise ConfigError(FIELD, str(folder), "the folder of a DFlash checkpoint, with config.json and safetensors")
-    return _DraftConfig(folder).shape()
+        raise ConfigError(FIELD, str(folder), f"the folder of a {config.network} checkpoint, with config.json and safetensors")
+    return config(folder).shape()
 
 
 def to_config(shape: DFlashShape) -> dict[str, Any]:
@@ -53,7 +49,7 @@ def to_config(shape: DFlashShape) -> dict[str, Any]:
     scales = {"input_embedding_scale": (shape.embedding_scale, 1.0), "output_multiplier": (shape.logit_scale, 1.0),
               "final_logit_softcapping": (shape.logit_softcap, None)}
     return {
-        "architectures": [_ARCHITECTURE], "model_type": "qwen3",
+        "architectures": list(DraftConfig.architectures), "model_type": "qwen3",
         "block_size": shape.block_size,
         "dflash_config": {"mask_token_id": shape.mask_token_id, "target_layer_ids": list(shape.target_layers),
                           **{name: value for name, (value, default) in scales.items() if value != default}},
@@ -83,8 +79,31 @@ def refuse(folder: Path, found: str, allowed: str) -> NoReturn:
     raise UserError(f"{FIELD}: {folder} {found}; allowed: {allowed}")
 
 
-class _DraftConfig:
-    """A config.json. A field is looked up in its dflash_config first, as in the published code, then at the top level."""
+class DraftConfig:
+    """A config.json. A field is looked up in its dflash_config first, as in the published code, then at the top level.
+
+    Attributes:
+        network: name of the network, for errors.
+        shape_type: class of the shape.
+        architectures: names of the classes in the published configs.
+        allowed: these classes in words, for errors.
+        least_layer: the first layer of the target that it may read; -1 is the embedding's output.
+        looks_ahead: whether a layer with a window may be not causal.
+        foreign: fields that change the computation, each with its values for this network.
+    """
+
+    network: ClassVar[str] = "DFlash"
+    shape_type: ClassVar[type[DFlashShape]] = DFlashShape
+    architectures: ClassVar[tuple[str, ...]] = ("DFlashDraftModel",)
+    least_layer: ClassVar[int] = 0
+    looks_ahead: ClassVar[bool] = False
+    allowed: ClassVar[str] = "DFlashDraftModel (DFlash, the first version)"
+    foreign: ClassVar[dict[str, tuple]] = {
+        "speculators_model_type": (None,), "quantization_config": (None,), "projector_type": (None, "dflash"),
+        "sample_from_anchor": (None, False), "shift_label": (None, False), "use_swa": (None, False),
+        "use_aux_hidden_state": (None, True), "causal": (None, False), "is_causal": (None, False),
+        "hidden_act": (None, "silu"),
+    }
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -99,10 +118,16 @@ class _DraftConfig:
     def shape(self) -> DFlashShape:
         """The shape that the config describes. Raises UserError."""
         self._refuse_foreign()
+        shape = self.shape_type(**self.fields())
+        self.check(shape)
+        return shape
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a `DFlashShape`. Raises UserError."""
         num_layers, num_heads = self.integer("num_hidden_layers"), self.integer("num_attention_heads")
         hidden_size, num_target_layers = self.integer("hidden_size"), self.get("num_target_layers")
         softcap = self.number("final_logit_softcapping", 0.0)
-        shape = DFlashShape(
+        return dict(
             hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
             num_key_heads=self.integer("num_key_value_heads", num_heads),
             head_dim=self.integer("head_dim", hidden_size // num_heads),
@@ -117,8 +142,6 @@ class _DraftConfig:
             logit_scale=self.number("output_multiplier", 1.0), logit_softcap=softcap if softcap > 0 else None,
             dtype=self._dtype(),
         )
-        self._check(shape)
-        return shape
 
     def get(self, name: str, default: Any = None) -> Any:
         """A field's value; null counts as absent."""
@@ -143,23 +166,29 @@ class _DraftConfig:
         refuse(self.folder, found, allowed)
 
     def _refuse_foreign(self) -> None:
-        names = self.get("architectures") or [_ARCHITECTURE]
-        if names != [_ARCHITECTURE]:
-            self.refuse(f"is a checkpoint of {', '.join(map(str, names))}", f"{_ARCHITECTURE} (DFlash, the first version)")
-        for name, allowed in _FOREIGN.items():
+        self.check_architecture(self.get("architectures"))
+        for name, allowed in self.foreign.items():
             for value in (self.own.get(name), self.top.get(name)):
                 if value not in allowed:
                     words = " or ".join("absent" if word is None else json.dumps(word) for word in allowed)
-                    self.refuse(f"has {name} {json.dumps(value)[:60]}, which makes it another network than DFlash", words)
+                    self.refuse(f"has {name} {json.dumps(value)[:60]}, which makes it another network than {self.network}",
+                                words)
         for name, same in (("target_hidden_size", "hidden_size"), ("draft_vocab_size", "vocab_size")):
             if self.get(name) not in (None, self.get(same)):
                 self.refuse(f"has {name} {self.get(name)}", f"{same}, which is {self.get(same)}")
+
+    def check_architecture(self, names: Any) -> None:
+        """Refuses another class than this network's. `names` is None if the config names none."""
+        if names and (not isinstance(names, list) or len(names) > 1 or names[0] not in self.architectures):
+            found = names if isinstance(names, list) else [names]
+            self.refuse(f"is a checkpoint of {', '.join(map(str, found))}", self.allowed)
 
     def _target_layers(self, num_layers: int) -> tuple[int, ...]:
         layers = self.get("target_layer_ids")
         if layers is None:  # a config that names its layers may omit the target's number of layers
             layers = list(default_target_layers(self.integer("num_target_layers"), num_layers))
-        if not isinstance(layers, list) or not layers or not all(type(layer) is int and layer >= 0 for layer in layers):
+        known = isinstance(layers, list) and all(type(layer) is int and layer >= self.least_layer for layer in layers)
+        if not known or not layers:
             self.refuse(f"has target_layer_ids {layers!r}", "a list of the target's layers, the first being 0")
         return tuple(layers)
 
@@ -188,7 +217,7 @@ class _DraftConfig:
             return (None,) * num_layers
         if use is False:
             self.refuse("has sliding_attention among its layer_types, and use_sliding_window false", "true or absent")
-        if False in (self.get("is_causal"), self.get("causal")):
+        if not self.looks_ahead and False in (self.get("is_causal"), self.get("causal")):
             self.refuse("has sliding layers in which a block's rows look ahead (is_causal or causal false)", "absent")
         window = self.integer("sliding_window")
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
@@ -199,7 +228,8 @@ class _DraftConfig:
             self.refuse(f"has dtype {name!r}", "float32, float16 or bfloat16")
         return getattr(torch, name)
 
-    def _check(self, shape: DFlashShape) -> None:
+    def check(self, shape: DFlashShape) -> None:
+        """Refuses numbers that do not fit one another. Raises UserError."""
         if shape.num_heads % shape.num_key_heads or shape.head_dim % 2:
             self.refuse(f"has {shape.num_heads} heads, {shape.num_key_heads} key heads and head_dim {shape.head_dim}",
                         "heads that are a multiple of the key heads, and an even head_dim")

@@ -27,11 +27,14 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 class DFlash(torch.nn.Module):
     """The network. Its state dict is the published one: 3 tensors, and 11 per layer (15 with biases)."""
 
+    layer_type: type[DraftLayer] = DraftLayer
+    """Class of the layers."""
+
     def __init__(self, shape: DFlashShape):
         super().__init__()
         self.shape = shape
         self.rotation = Rotation(shape)
-        self.layers = torch.nn.ModuleList(DraftLayer(shape) for _ in range(shape.num_layers))
+        self.layers = torch.nn.ModuleList(self.layer_type(shape) for _ in range(shape.num_layers))
         self.fc = torch.nn.Linear(len(shape.target_layers) * shape.hidden_size, shape.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
@@ -71,6 +74,15 @@ class DFlash(torch.nn.Module):
             hidden = layer(hidden, rotation, lambda *qkv, number=number: attend(number, *qkv))
         return self.norm(hidden)
 
+    def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Logits of all slots of given blocks, float32 (blocks, n, vocabulary). DFlash's are the head's.
+
+        Args:
+            base: float32 (blocks, n, vocabulary), the head's logits of hidden states (blocks, n, hidden).
+            previous: int64 (blocks, n), the token before each slot; the first one is the anchor.
+        """
+        return base
+
 
 def block_pass(
     draft: DFlash, context_keys: torch.Tensor, context_values: torch.Tensor, context_positions: torch.Tensor,
@@ -94,7 +106,8 @@ def block_pass(
     num_rows, num_blocks, n, _ = embeddings.shape
     anchors = anchors.clamp(min=0)  # an unused block sees itself, because a softmax over no key is undefined
     positions = _block_positions(anchors, n).flatten(1)
-    masks = {window: _pass_mask(context_positions, anchors, n, window, seen) for window in set(draft.shape.sliding)}
+    masks = {window: _pass_mask(context_positions, anchors, n, window, draft.shape.causal, seen)
+             for window in set(draft.shape.sliding)}
 
     def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         keys, values = torch.cat((context_keys[layer], keys), dim=2), torch.cat((context_values[layer], values), dim=2)
@@ -104,16 +117,18 @@ def block_pass(
     return hidden.view(num_rows, num_blocks, n, -1)
 
 
-def block_mask(key_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None) -> torch.Tensor:
+def block_mask(key_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None,
+               causal: bool | None = None) -> torch.Tensor:
     """The mask of the keys that the tokens of blocks see.
 
     Keys before the anchor are context, keys from the anchor on belong to the block, and keys after the block are not seen. In
-    a layer with a window a token sees the last `window` positions up to its own. Without a window the tokens of a block see
-    one another in both directions.
+    a layer with a window a token sees positions less than `window` away from its own. In a causal layer it sees no position
+    after its own; otherwise the tokens of a block see one another in both directions.
 
     Args:
         key_positions: int64 (rows, keys); negative ones are never seen.
         anchors: int64 (rows, ...), one for each block.
+        causal: None for a causal layer if it has a window.
 
     Returns:
         bool (rows, ..., n, keys).
@@ -122,9 +137,11 @@ def block_mask(key_positions: torch.Tensor, anchors: torch.Tensor, n: int, windo
     key = key_positions.view(rows, *[1] * anchors.dim(), keys)
     query = _block_positions(anchors, n)[..., None]
     seen = (key >= 0) & (key < anchors[..., None, None] + n)
-    if window is None:
-        return seen.expand(*query.shape[:-1], keys)
-    return seen & (key <= query) & (key > query - window)
+    if window is not None if causal is None else causal:
+        seen = seen & (key <= query)
+    if window is not None:
+        seen = seen & (key > query - window) & (key < query + window)
+    return seen.expand(*query.shape[:-1], keys)
 
 
 def masked_attention(
@@ -148,14 +165,14 @@ def _block_positions(anchors: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def _pass_mask(context_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None,
-               seen: torch.Tensor | None) -> torch.Tensor:
+               causal: bool | None, seen: torch.Tensor | None) -> torch.Tensor:
     """bool (rows, 1, blocks · n, m + blocks · n): context strictly before the anchor, and the block itself."""
     num_blocks = anchors.shape[1]
     before = (context_positions[:, None] < anchors[..., None])[:, :, None]
     if seen is not None:
         before = before & seen[:, :, None]
-    context = block_mask(context_positions, anchors, n, window) & before
+    context = block_mask(context_positions, anchors, n, window, causal) & before
     blocks = torch.arange(num_blocks, device=anchors.device).repeat_interleave(n)
     own = blocks == torch.arange(num_blocks, device=anchors.device)[:, None]
-    block = block_mask(_block_positions(anchors, n).flatten(1), anchors, n, window) & own[:, None]
+    block = block_mask(_block_positions(anchors, n).flatten(1), anchors, n, window, causal) & own[:, None]
     return torch.cat((context, block), dim=-1).flatten(1, 2)[:, None]

@@ -32,12 +32,26 @@ class DFlashShape:
     """Whether the four projections of attention have a bias."""
     sliding: tuple[int | None, ...]
     """Window of each layer in positions, the token's own included; None for full attention."""
+    causal: bool | None = None
+    """Whether a token of a block sees no later one of its block; None: in layers with a window alone."""
     embedding_scale: float = 1.0
     """Factor for rows of the target's embedding table, applied by the caller instead of the target's own scale."""
     logit_scale: float = 1.0
     """Factor for the head's logits, applied by the caller."""
     logit_softcap: float | None = None
     """c of c·tanh(logit / c), which the caller applies after `logit_scale`."""
+    vocab_size: int | None = None
+    """Tokens of the target's head, if the network has tensors of this size."""
     activation: str = "silu"
     dtype: torch.dtype = torch.float32
     """Dtype of the weights in the checkpoint."""
+
+    @property
+    def first_row(self) -> int:
+        """The first row of a block that predicts a drafted token. DFlash does not use the anchor's row."""
+        return 1
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafted tokens of a block."""
+        return self.block_size - self.first_row

@@ -264,9 +264,9 @@ def test_a_block_that_sees_its_anchors_features_is_another(monkeypatch):
     draft, *_, arguments = pass_example(SHAPE, 5)
     right, correct = block_pass(draft, *arguments), network._pass_mask
 
-    def mutant(context_positions, anchors, n, window, seen):
+    def mutant(context_positions, anchors, n, window, causal, seen):
         at_anchor = (context_positions[:, None] == anchors[..., None])[:, :, None].expand(-1, -1, n, -1).flatten(1, 2)[:, None]
-        mask = correct(context_positions, anchors, n, window, seen)
+        mask = correct(context_positions, anchors, n, window, causal, seen)
         mask[..., : context_positions.shape[1]] |= at_anchor
         return mask
 

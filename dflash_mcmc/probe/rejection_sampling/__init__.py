@@ -7,46 +7,54 @@ proposal from q, not argmax").
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
-from dflash_mcmc.registry import register
+from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.speculative.speculation import Chance, Speculation, Uniforms, Verdict
 
-_RIGHT, _WRONG = "speculative_rejection", "speculative_rejection argmax_proposal"
-"""The two samplers of the pull request."""
 _LEAST_EXPECTED = 5.0
 """Smallest expected count of a chi-square cell; rarer tokens share one cell."""
 _ELSEWHERE = ("late_penalty", "greedy_walk", "finite_window")
 """Faults that this probe does not measure."""
+_SHOWN = 24
+"""Cells in the table of tokens: those with the largest p."""
 
 
 @register("probe", "rejection_sampling")
 @dataclass(slots=True, kw_only=True)
 class RejectionSampling(Probe):
-    """Deviation of speculative samplers from the target's distribution, at one position with synthetic logits.
+    """Deviation of speculative samplers from the target's distribution, with synthetic logits or with those of a draft.
 
     The logits of target and draft are normally distributed. Each sampler uses the engine's own rules: it drafts one token,
     applies the rule and returns the resulting token. The faults that need a history and the fault `greedy_walk`
     are left out. `probe=sampled_verify` measures them.
+
+    With `laws=draft` the logits are those of a draft and its target after the first problem's prompt. Each sampler drafts the
+    first two tokens of a block, and the law of both is compared with the target's. For a draft whose second token depends on
+    the first one, the probe has two further faults: rejection with the marginal law of the second token as q
+    (`marginal_q`), and with the network's logits before the correction (`base_logits_q`).
     """
 
+    laws: str = identity("where the laws come from: synthetic, or draft for the chosen draft and target",
+                         choices=("synthetic", "draft"), off="synthetic")
+    anchor: int = identity("generated tokens before the block, drawn greedily, with laws=draft", ge=0, off=0)
     vocab_size: int = identity("number of tokens in the vocabulary", ge=2)
     law_seed: int = identity("seed of the logits of target and draft; `seed` is the seed of the draws")
     target_spread: float = identity("standard deviation of the target's logits, in nats", ge=0)
@@ -63,6 +71,17 @@ class RejectionSampling(Probe):
         """Checks that the configuration suits the probe. Raises ConfigError."""
         if self.num_draws % self.chunk_size:
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
+        if self.laws == "draft" and not isinstance(config.draft, CheckpointDraft):
+            raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint, with probe.laws=draft")
+
+    @property
+    def needs_draft(self) -> bool:  # type: ignore[override]  # only some values of `laws` need one
+        """Whether the laws are those of a draft."""
+        return self.laws == "draft"
+
+    def sources(self) -> tuple[str, ...]:
+        """See `Probe.sources`. With laws=draft the records depend on target, draft and prompt."""
+        return ("probe", "model", "draft", "dataset") if self.laws == "draft" else ("probe",)
 
     def units(self, config: Config) -> list[Unit]:
         """Chunks of draws."""
@@ -76,6 +95,11 @@ class RejectionSampling(Probe):
         """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""
         import torch
 
+        if self.laws == "draft":
+            from dflash_mcmc.probe.rejection_sampling import drafted
+
+            yield from drafted.measure(self, config, work)
+            return
         target, draft = (torch.from_numpy(values).to(work.device, torch.float32) for values in self.logits())
         key, samplers, size = Key(config.seed).fold_in("rejection_sampling"), samplers_by_name(), self.chunk_size
         for unit in work:
@@ -93,36 +117,24 @@ class RejectionSampling(Probe):
         `overlap` is the sum of min(p, q), the share of drafts that rejection accepts. `standard_error` is the standard error
         of the token whose frequency varies most.
         """
-        p, q = self.laws()
-        draws = np.cumsum([record["draws"] for record in records])
-        error = np.sqrt(p * (1.0 - p)).max() / np.sqrt(draws)
-        counts = {name: np.cumsum([record["counts"][name] for record in records], axis=0) for name in samplers_by_name()}
-        deviation = {name: counts[name] / draws[:, None] - p for name in counts}
-        samplers = [{
-            "decoder": name.partition(" ")[0], "fault": name.partition(" ")[2] or None,
-            "max_deviation": float(np.abs(last).max()), "standard_error": float(error[-1]),
-            "in_standard_errors": float(np.abs(last).max() / error[-1]), "total_variation": 0.5 * float(np.abs(last).sum()),
-            "chi_square_p": _chi_square_p(counts[name][-1], p),
-            "acceptance": sum(record["accepted"][name] for record in records) / int(draws[-1]), "draws": int(draws[-1]),
-        } for name, (*_, last) in deviation.items()]
-        tokens = [{"token": token, "p": float(p[token]), "q": float(q[token]),
-                   **{name: float(deviation[name][-1, token]) for name in counts}} for token in range(self.vocab_size)]
-        course = [{"draws": int(draws[n]), "standard_error": float(error[n]),
-                   **{name: float(np.abs(deviation[name][n]).max()) for name in counts}} for n in range(len(draws))]
-        largest = {f"{name.replace(' ', '/')}/max_deviation": row["max_deviation"]
-                   for name, row in zip(counts, samplers, strict=True)}
-        return Summary({"num_draws": int(draws[-1]), "overlap": float(np.minimum(p, q).sum()), **largest},
-                       {"samplers": samplers}, {"tokens": tokens, "course": course})
+        if self.laws == "draft":
+            from dflash_mcmc.probe.rejection_sampling import drafted
+
+            return summary_of(*drafted.laws(self, config), records)
+        p, q = self.both_laws()
+        return summary_of(p, q, int, records)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Distributions and deviations by token, and the largest deviation over the number of draws."""
         from matplotlib.figure import Figure
 
+        from dflash_mcmc.probe.rejection_sampling.figures import draw_course, draw_deviations, draw_frequencies
+
         figure = Figure(figsize=(10.0, 5.0), layout="constrained")
         axes = figure.subplot_mosaic([["frequencies", "course"], ["deviations", "course"]])
-        _draw_frequencies(axes["frequencies"], summary.data["tokens"])
-        _draw_deviations(axes["deviations"], summary.data["tokens"], int(summary.number("num_draws")))
-        _draw_course(figure, axes["course"], summary.data["course"])
+        draw_frequencies(axes["frequencies"], summary.data["tokens"])
+        draw_deviations(axes["deviations"], summary.data["tokens"], int(summary.number("num_draws")))
+        draw_course(figure, axes["course"], summary.data["course"], list(records[0]["accepted"]))
         figure.legend(loc="outside upper left", ncols=5)
         return {"rejection_sampling": figure}
 
@@ -134,11 +146,40 @@ class RejectionSampling(Probe):
         draft = self.agreement * target + np.sqrt(1.0 - self.agreement**2) * own
         return self.target_spread * target, self.draft_spread * draft
 
-    def laws(self) -> tuple[np.ndarray, np.ndarray]:
+    def both_laws(self) -> tuple[np.ndarray, np.ndarray]:
         """Probabilities p of the target and q of the draft, float64 (vocab_size,) each."""
         from dflash_mcmc.inference.oracle import exact_law
 
         return tuple(np.exp(exact_law.log_softmax(logits / self.temperature)) for logits in self.logits())
+
+
+def summary_of(p: np.ndarray, q: np.ndarray, name: Callable[[int], int | str], records: list[dict]) -> Summary:
+    """The summary of records whose counts are over cells with probabilities p and q, float64 (cells,).
+
+    Args:
+        name: name of a cell.
+    """
+    draws = np.cumsum([record["draws"] for record in records])
+    error = np.sqrt(p * (1.0 - p)).max() / np.sqrt(draws)
+    counts = {name: np.cumsum([record["counts"][name] for record in records], axis=0) for name in records[0]["accepted"]}
+    deviation = {name: counts[name] / draws[:, None] - p for name in counts}
+    samplers = [{
+        "decoder": name.partition(" ")[0], "fault": name.partition(" ")[2] or None,
+        "max_deviation": float(np.abs(last).max()), "standard_error": float(error[-1]),
+        "in_standard_errors": float(np.abs(last).max() / error[-1]), "total_variation": 0.5 * float(np.abs(last).sum()),
+        "chi_square_p": _chi_square_p(counts[name][-1], p),
+        "acceptance": sum(record["accepted"][name] for record in records) / int(draws[-1]), "draws": int(draws[-1]),
+    } for name, (*_, last) in deviation.items()]
+    shown = np.sort(np.argsort(-p, kind="stable")[:_SHOWN])
+    tokens = [{"token": name(token), "p": float(p[token]), "q": float(q[token]),
+               **{sampler: float(deviation[sampler][-1, token]) for sampler in counts}}
+              for token in shown]
+    course = [{"draws": int(draws[n]), "standard_error": float(error[n]),
+               **{name: float(np.abs(deviation[name][n]).max()) for name in counts}} for n in range(len(draws))]
+    largest = {f"{name.replace(' ', '/')}/max_deviation": row["max_deviation"]
+               for name, row in zip(counts, samplers, strict=True)}
+    return Summary({"num_draws": int(draws[-1]), "overlap": float(np.minimum(p, q).sum()), **largest},
+                   {"samplers": samplers}, {"tokens": tokens, "course": course})
 
 
 class OneToken(NamedTuple):
@@ -148,7 +189,7 @@ class OneToken(NamedTuple):
     has_density: bool = True
 
 
-def samplers_by_name() -> dict[str, Speculation]:
+def samplers_by_name(num_drafted: int = 1) -> dict[str, Speculation]:
     """The decoders by name, correct (`decoder`) and with each fault that this probe measures (`decoder fault`).
 
     All draft at the target's temperature. Matching draws its drafts with the uniform of the position, and rejection sampling
@@ -163,7 +204,8 @@ def samplers_by_name() -> dict[str, Speculation]:
         for name, (wrong, fault) in {"": (None, Fault()), **known}.items():
             if name not in _ELSEWHERE:
                 found[f"{decoder} {name}".strip()] = Speculation(
-                    wrong or rule, OneToken(), shared_noise=rule is rules.match, temperature=None, noisy=True, fault=fault)
+                    wrong or rule, OneToken(num_drafted), shared_noise=rule is rules.match, temperature=None, noisy=True,
+                    fault=fault)
     return found
 
 
@@ -206,45 +248,3 @@ def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float | None:
         return None
     cells = [np.concatenate([[values[order[:pooled]].sum()], values[order[pooled:]]]) for values in (counts, expected)]
     return float(stats.chisquare(*cells).pvalue)
-
-
-def _draw_frequencies(axes: Axes, tokens: list[dict]) -> None:
-    from dflash_mcmc.report.figure import INK, RIGHT, WRONG
-
-    places, p = np.arange(len(tokens)), np.array([row["p"] for row in tokens])
-    axes.bar(places - 0.27, p, 0.27, color=INK, label="target p")
-    axes.bar(places, p + [row[_RIGHT] for row in tokens], 0.27, color=RIGHT, label="proposal drawn from q")
-    axes.bar(places + 0.27, p + [row[_WRONG] for row in tokens], 0.27, color=WRONG, label="proposal: most likely token of q")
-    axes.bar(places, [row["q"] for row in tokens], 0.9, fill=False, edgecolor=INK, linewidth=0.8, label="draft q")
-    axes.set(title="Share of draws of each token", ylabel="share of draws")
-    axes.set_xticks([])
-
-
-def _draw_deviations(axes: Axes, tokens: list[dict], draws: int) -> None:
-    from dflash_mcmc.report.figure import OTHER, RIGHT, WRONG
-
-    places, p = np.arange(len(tokens)), np.array([row["p"] for row in tokens])
-    band = 2.0 * np.sqrt(p * (1.0 - p) / draws)
-    axes.bar(places, 2.0 * band, 0.9, bottom=-band, color=OTHER, alpha=0.4, label="two standard errors")
-    axes.bar(places - 0.2, [row[_RIGHT] for row in tokens], 0.4, color=RIGHT)
-    axes.bar(places + 0.2, [row[_WRONG] for row in tokens], 0.4, color=WRONG)
-    axes.axhline(0.0, color=OTHER, linewidth=0.6)
-    linear = 10.0 ** np.ceil(np.log10(band.max()))
-    axes.set_yscale("symlog", linthresh=linear, linscale=1.5)
-    axes.set(title="Share of draws minus p", ylabel=f"deviation (linear to {linear:g})", xlabel="token")
-    axes.set_xticks(places[:: 1 + len(places) // 25])
-    axes.grid(visible=False, axis="x")
-
-
-def _draw_course(figure: Figure, axes: Axes, course: list[dict]) -> None:
-    from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG, label_lines
-
-    draws, labels = [row["draws"] for row in course], []
-    for name in samplers_by_name():
-        colour = RIGHT if " " not in name else WRONG if name == _WRONG else OTHER
-        axes.plot(draws, [row[name] for row in course], color=colour, linewidth=1.2)
-        labels.append((name.partition(" ")[2] or name, course[-1][name], colour))
-    axes.plot(draws, [row["standard_error"] for row in course], color=INK, linestyle="--", linewidth=1.0)
-    labels.append(("standard error", course[-1]["standard_error"], INK))
-    axes.set(title="Largest deviation of any token", xlabel="draws", xscale="log", yscale="log")
-    label_lines(figure, axes, draws[-1], labels)

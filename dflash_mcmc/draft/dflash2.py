@@ -1,0 +1,45 @@
+"""A DFlash 2 checkpoint: a DFlash network with short convolutions, and a selector that rescores the best tokens of a slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.draft import CheckpointDraft
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.speculative.dflash.checkpoint import Family
+    from dflash_mcmc.inference.speculative.slotwise import SlotwiseDrafter
+
+
+@register("draft", "dflash2")
+@dataclass(slots=True, kw_only=True)
+class DFlash2Draft(CheckpointDraft):
+    """A DFlash 2 checkpoint: a folder, or a hub name.
+
+    One forward of the network serves a block. Its tokens are drawn one after another: the selector rescores the candidates of
+    each slot by the token before it. A token that is no candidate has probability 0 under the draft.
+    """
+
+    path: str = runtime("folder of a checkpoint, or a hub name; its content is part of the identity, but its location is not")
+    revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
+    dtype: str = identity("precision of the draft's weights and activations; auto = the checkpoint's own",
+                          choices=("auto", "float32", "bfloat16", "float16"))
+
+    presets = ("tiny_dflash2",)
+    example = "z-lab/Qwen3.8-27B-DFlash2"
+
+    def family(self) -> Family:
+        """DFlash 2."""
+        from dflash_mcmc.inference.speculative.dflash2.network import FAMILY
+
+        return FAMILY
+
+    def load(self, target: LanguageModel) -> SlotwiseDrafter:
+        """The draft on its target's device. Raises UserError if draft and target do not fit."""
+        from dflash_mcmc.inference.speculative.slotwise import SlotwiseDrafter
+
+        return SlotwiseDrafter(self.network(target), target)
