@@ -26,7 +26,7 @@ class Refused(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """A drawn answer."""
 
     result: ChainResult
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
     """The bytes of each token; None if they were not asked for."""
 
 
-class Heading(NamedTuple):
+class Envelope(NamedTuple):
     """What all parts of an answer say."""
 
     id: str
@@ -54,14 +54,14 @@ class Heading(NamedTuple):
         return {"id": self.id, "object": name, "created": self.created, "model": self.model}
 
 
-def whole(heading: Heading, answers: Sequence[Answer], prompt_tokens: int) -> dict[str, Any]:
+def whole(heading: Envelope, answers: Sequence[Reply], prompt_tokens: int) -> dict[str, Any]:
     """The body with all answers."""
     choices = [_choice(heading.chat, number, answer, "message") for number, answer in enumerate(answers)]
     return {**heading.body(""), "choices": choices, "usage": usage(answers, prompt_tokens),
             "dflash_mcmc": {"seed": heading.seed}}
 
 
-async def events(heading: Heading, answers: Sequence[Answer], prompt_tokens: int,
+async def events(heading: Envelope, answers: Sequence[Reply], prompt_tokens: int,
                  include_usage: bool) -> AsyncIterator[bytes]:
     """The answers as server-sent events. Each answer comes whole: a sampler may change every token until the chain ends."""
     top = {**heading.body(".chunk"), "dflash_mcmc": {"seed": heading.seed}}
@@ -78,7 +78,7 @@ async def events(heading: Heading, answers: Sequence[Answer], prompt_tokens: int
     yield b"data: [DONE]\n\n"
 
 
-def usage(answers: Sequence[Answer], prompt_tokens: int) -> dict[str, int]:
+def usage(answers: Sequence[Reply], prompt_tokens: int) -> dict[str, int]:
     """Tokens of prompts and answers, and the cost of the chains in token-forwards."""
     drawn = sum(answer.result.trajectory.length for answer in answers)
     return {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn,
@@ -89,7 +89,7 @@ def _event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
 
 
-def _choice(chat: bool, number: int, answer: Answer, place: str) -> dict[str, Any]:
+def _choice(chat: bool, number: int, answer: Reply, place: str) -> dict[str, Any]:
     result, drawn = answer.result, answer.result.trajectory
     logprobs = None if answer.pieces is None else (_chat_logprobs if chat else _logprobs)(answer, answer.pieces)
     content = {place: {"role": "assistant", "content": answer.text}} if chat else {"text": answer.text}
@@ -100,13 +100,13 @@ def _choice(chat: bool, number: int, answer: Answer, place: str) -> dict[str, An
             "dflash_mcmc": details}
 
 
-def _chat_logprobs(answer: Answer, pieces: Sequence[bytes]) -> dict[str, Any]:
+def _chat_logprobs(answer: Reply, pieces: Sequence[bytes]) -> dict[str, Any]:
     return {"content": [{"token": piece.decode(errors="replace"), "logprob": log_p, "bytes": list(piece), "top_logprobs": []}
                         for piece, log_p in zip(pieces, answer.result.trajectory.log_p.tolist(), strict=True)],
             "refusal": None}
 
 
-def _logprobs(answer: Answer, pieces: Sequence[bytes]) -> dict[str, Any]:
+def _logprobs(answer: Reply, pieces: Sequence[bytes]) -> dict[str, Any]:
     texts = [piece.decode(errors="replace") for piece in pieces]
     offsets = [sum(map(len, texts[:number])) for number in range(len(texts))]
     return {"tokens": texts, "token_logprobs": answer.result.trajectory.log_p.tolist(), "top_logprobs": None,

@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve import answers, fields
-from dflash_mcmc.serve.answers import Answer, Heading, Refused
-from dflash_mcmc.serve.fields import Asked
+from dflash_mcmc.serve.answers import Envelope, Refused, Reply
+from dflash_mcmc.serve.fields import RequestFields
 from dflash_mcmc.serve.gate import Gate, body_of
 from dflash_mcmc.serve.metrics import Metrics
 from dflash_mcmc.serve.sampling import Samplers
@@ -36,18 +36,20 @@ class Service:
     """Answers requests.
 
     Args:
-        options: limits; `max_prompt_tokens` is a number.
+        options: limits.
         name: the name of the model.
         config: the configuration of model and sampler, as it was composed.
         target: the loaded target.
         workers: draws the answers.
         metrics: counts requests and tokens.
+        longest_prompt: most tokens of a prompt.
     """
 
     def __init__(self, options: ServeOptions, name: str, config: Config, target: ChainTarget, workers: Workers,
-                 metrics: Metrics):
+                 metrics: Metrics, longest_prompt: int):
         self.options, self.name, self._config, self._target = options, name, config, target
         self.workers, self.metrics, self._samplers = workers, metrics, Samplers(config, options.max_width)
+        self._longest_prompt = longest_prompt
         self._started = int(time.time())
         # A tokenizer is used by one thread at a time, and a long prompt must not hold up the other connections.
         self._reader = ThreadPoolExecutor(1, "dflash_mcmc serve reads")
@@ -120,13 +122,13 @@ class Service:
         request.scope["dflash_mcmc"] = (f"n={len(drawn)} seed={seed} prompt={prompt_tokens} "
                                         + " ".join(f"{key}={value}" for key, value in answers.usage(drawn, 0).items()
                                                    if key in ("completion_tokens", "token_forwards")))
-        heading = Heading(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, seed, chat)
+        heading = Envelope(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, seed, chat)
         if asked.stream:
             return StreamingResponse(answers.events(heading, drawn, prompt_tokens, asked.include_usage),
                                      media_type="text/event-stream")
         return JSONResponse(answers.whole(heading, drawn, prompt_tokens))
 
-    def _read(self, body: bytes, chat: bool) -> tuple[Asked, list[Order], int, int]:
+    def _read(self, body: bytes, chat: bool) -> tuple[RequestFields, list[Order], int, int]:
         """The request, its orders, its seed and the tokens of its prompts. Raises Refused."""
         asked = fields.read(fields.parsed(body), chat, self.name)
         count, most = len(asked.prompts) * asked.n, self.options.max_choices
@@ -157,9 +159,9 @@ class Service:
         """The token ids of a prompt. Raises Refused."""
         chat = isinstance(prompt, list) and isinstance(prompt[0], dict)
         tokens = fields.allowed("messages" if chat else "prompt", lambda: self._encoded(config, prompt))
-        if len(tokens) > self.options.max_prompt_tokens:
+        if len(tokens) > self._longest_prompt:
             raise Refused(400, str(ConfigError("messages" if chat else "prompt", f"a prompt of {len(tokens)} tokens",
-                                               f"at most {self.options.max_prompt_tokens} (serve.max_prompt_tokens)")),
+                                               f"at most {self._longest_prompt} (serve.max_prompt_tokens)")),
                           "messages" if chat else "prompt", "context_length_exceeded")
         return tokens
 
@@ -171,12 +173,13 @@ class Service:
         (read,) = read_prompts.by_id([prompt]).values()
         return read_prompts.token_ids(config, self._target, "00000", read)
 
-    async def _drawn(self, request: Request, futures: Sequence[Future[Answer]]) -> list[Answer]:
+    async def _drawn(self, request: Request, futures: Sequence[Future[Reply]]) -> list[Reply]:
         """The answers of orders. Raises Refused after a failure, at the end of the time, and if the client goes."""
-        drawing = asyncio.gather(*map(asyncio.wrap_future, futures))
+        drawing: asyncio.Future[list[Reply]] = asyncio.gather(*map(asyncio.wrap_future, futures))
         gone = asyncio.create_task(_disconnected(request))
         try:
-            await asyncio.wait({drawing, gone}, timeout=self.options.request_seconds, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {drawing, gone}
+            await asyncio.wait(both, timeout=self.options.request_seconds, return_when=asyncio.FIRST_COMPLETED)
             if drawing.done():
                 return drawing.result()
             if gone.done():
@@ -193,14 +196,14 @@ class Service:
 
         return texts_of(self._target.tokenizer, len(self._target.tokenizer))
 
-    def _pieces(self, answer: Answer) -> Iterator[bytes]:
+    def _pieces(self, answer: Reply) -> Iterator[bytes]:
         """The bytes of each token; those of special tokens are their names."""
         texts = fields.allowed("logprobs", lambda: self._texts)
         names = {number: name for name, number in texts.specials.items()}
         for token in answer.result.trajectory.tokens.tolist():
             yield names[token].encode() if token in names else texts.pieces[token]
 
-    def _count(self, drawn: Sequence[Answer], prompt_tokens: int) -> None:
+    def _count(self, drawn: Sequence[Reply], prompt_tokens: int) -> None:
         self.metrics.add("prompt_tokens_total", prompt_tokens)
         for answer in drawn:
             self.metrics.add("answers_total", 1, f'finish_reason="{answer.finish_reason}"')

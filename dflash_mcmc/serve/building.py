@@ -27,19 +27,19 @@ def built(options: ServeOptions, config: Config) -> Service:
     """
     whole = checked(copy.deepcopy(config))
     target = whole.engine.load(whole, whole.hardware.resolve())
-    options.max_prompt_tokens = _prompt_tokens(options, whole, target.max_positions)
+    longest_prompt = _prompt_tokens(options, whole, target.max_positions)
 
     def start(stop: tuple[str, ...]) -> ChainRunner:
         mine = copy.copy(whole)
         mine.dataset = copy.copy(whole.dataset)
         mine.dataset.stop = list(stop)
-        return whole.engine.start(mine, target, options.max_prompt_tokens or _PROMPT, whole.hardware.num_slots or _MOST_SLOTS)
+        return whole.engine.start(mine, target, longest_prompt, whole.hardware.num_slots or _MOST_SLOTS)
 
     metrics = Metrics()
     workers = Workers(start, whole.engine.resource(target), options.max_waiting, lambda: metrics.add("engine_failures_total"))
     workers.prepare(tuple(whole.dataset.stop))
     workers.begin()
-    return Service(options, model_name(options, config), config, target, workers, metrics)
+    return Service(options, model_name(options, config), config, target, workers, metrics, longest_prompt)
 
 
 def _prompt_tokens(options: ServeOptions, config: Any, positions: int | None) -> int:

@@ -26,7 +26,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 LARGEST_SEED = 2**63 - 1
 
 
-class Asked(NamedTuple):
+class RequestFields(NamedTuple):
     """A request, whose fields have the right types and bounds."""
 
     chat: bool
@@ -65,7 +65,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     return found
 
 
-def read(body: Mapping[str, Any], chat: bool, model: str) -> Asked:
+def read(body: Mapping[str, Any], chat: bool, model: str) -> RequestFields:
     """The request of a body. Raises Refused."""
     given = {name: value for name, value in body.items() if value is not None and name not in _UNUSED}
     for name, value in given.items():
@@ -82,7 +82,7 @@ def read(body: Mapping[str, Any], chat: bool, model: str) -> Asked:
     options = _mapping(given, "stream_options")
     if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(on, bool) for on in options.values()):
         refuse("stream_options", options, '{"include_usage": true or false}')
-    return Asked(chat, _prompts(given, chat), _whole(given, "n", 1, 10_000) or 1,
+    return RequestFields(chat, _prompts(given, chat), _whole(given, "n", 1, 10_000) or 1,
                  _whole(given, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(given), _max_tokens(given), _logprobs(given, chat),
                  _flag(given, "stream"), options.get("include_usage", False), _sampler(given), openai)
 

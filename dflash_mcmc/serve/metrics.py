@@ -10,9 +10,12 @@ _BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 
 _HELP = {
     "requests_total": "Requests by path and status.",
     "answers_total": "Drawn answers, by reason of their end.",
-    "prompt_tokens_total": "Tokens of prompts.", "generated_tokens_total": "Tokens of answers.",
-    "token_forwards_total": "Positions at which the target was evaluated.", "proposals_total": "Metropolis-Hastings proposals.",
-    "accepted_total": "Accepted proposals.", "moved_total": "Accepted proposals that differ from the sequence they replace.",
+    "prompt_tokens_total": "Tokens of prompts.",
+    "generated_tokens_total": "Tokens of answers.",
+    "token_forwards_total": "Positions at which the target was evaluated.",
+    "proposals_total": "Metropolis-Hastings proposals.",
+    "accepted_total": "Accepted proposals.",
+    "moved_total": "Accepted proposals that differ from the sequence they replace.",
     "dropped_total": "Chains that ended early, because the client had gone or the time was over.",
     "engine_failures_total": "Failures of the engine."}
 

@@ -12,7 +12,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import runtime
+from dflash_mcmc.fields import runtime, walk
 from dflash_mcmc.registry import name_of
 
 API_KEY = "DFLASH_MCMC_API_KEY"
@@ -70,7 +70,7 @@ def model_name(options: ServeOptions, config: Config) -> str:
     """The name of the model in requests and answers."""
     if options.model_name is not None:
         return options.model_name
-    path = getattr(config.model, "path", None)
+    path = next((value for name, _, _, value in walk(config.model) if name == "path"), None)
     if not isinstance(path, str):
         return name_of(config.model)
     folder = Path(path).expanduser()

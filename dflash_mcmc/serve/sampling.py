@@ -13,7 +13,7 @@ from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.schema import Condition, Config
 from dflash_mcmc.errors import ConfigError, did_you_mean
 from dflash_mcmc.registry import components, name_of
-from dflash_mcmc.serve.fields import Asked
+from dflash_mcmc.serve.fields import RequestFields
 
 if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler
@@ -37,7 +37,7 @@ class Samplers:
         self._made: dict[str, Config] = {}
         self._lock = threading.Lock()
 
-    def config_for(self, asked: Asked, max_tokens: int) -> Config:
+    def config_for(self, asked: RequestFields, max_tokens: int) -> Config:
         """The checked configuration of a request. Raises ConfigError, and UserError for what does not fit together."""
         key = json.dumps([asked.sampler, asked.openai, max_tokens], sort_keys=True)
         with self._lock:
@@ -58,7 +58,7 @@ class Samplers:
                               "(serve.max_width)")
         return config
 
-    def _sampler(self, asked: Asked) -> Sampler:
+    def _sampler(self, asked: RequestFields) -> Sampler:
         """The sampler with the fields of the request, among them those of OpenAI that it has. Raises ConfigError."""
         base, fields = self._config.sampler, {name: value for name, value in asked.sampler.items() if name != "name"}
         known, own = components("sampler"), name_of(base)
@@ -69,7 +69,7 @@ class Samplers:
         given = dict(asked.openai)
         if given.get("temperature") == 0.0 and "temperature" in _names(cls):
             cls, name, fields = known["greedy"].cls, "greedy", {}
-        values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)} if name == own else {}
+        values = {field: getattr(base, field) for field in _names(cls)} if name == own else {}
         return cls(**{**values, **fields, **self._openai(cls, name, fields, given)})
 
     def _openai(self, cls: Any, name: str, fields: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.api.targets import turn_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.serve.answers import Answer, Refused
+from dflash_mcmc.serve.answers import Refused, Reply
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Order(NamedTuple):
 
     chain: Callable[[], Chain]
     stop: tuple[str, ...]
-    future: Future[Answer]
+    future: Future[Reply]
 
 
 class Workers:
@@ -51,7 +51,8 @@ class Workers:
         self._waiting: deque[tuple[int, Order]] = deque()
         self._live: dict[int, Order] = {}
         self._dropped: set[int] = set()
-        self._number, self._closing, self._engine = 0, False, (("",), None)  # type: tuple
+        self._number, self._closing = 0, False
+        self._engine: tuple[tuple[str, ...], ChainRunner] | None = None
         self.failing, self.stepped = False, time.monotonic()
         self._thread = threading.Thread(target=self._work, name="dflash_mcmc serve", daemon=True)
 
@@ -152,15 +153,15 @@ class Workers:
             _set(order.future, Refused(500, str(error) if known else "the engine failed; the server's log says why"))
 
     def _engine_for(self, stop: tuple[str, ...]) -> ChainRunner:
-        if self._engine[1] is None or self._engine[0] != stop:
+        if self._engine is None or self._engine[0] != stop:
             self._release()
             self._engine = stop, self._start(stop)
         return self._engine[1]
 
     def _release(self) -> None:
-        if self._engine[1] is not None:
+        if self._engine is not None:
             self._engine[1].close()
-        self._engine = ("",), None
+        self._engine = None
 
     def _arrivals(self, stop: tuple[str, ...], begun: int) -> Iterator[tuple[int, Chain] | None]:
         while True:
@@ -188,13 +189,13 @@ class Workers:
             return
         drawn = done.result.trajectory
         text = runner.model.decode(drawn.tokens)
-        _set(order.future, Answer(done.result, done.cost, text, finishes.of_trajectory(drawn, runner.model.stop_ids)))
+        _set(order.future, Reply(done.result, done.cost, text, finishes.of_trajectory(drawn, runner.model.stop_ids)))
 
 
-def _set(future: Future[Answer], outcome: Answer | Refused) -> None:
+def _set(future: Future[Reply], outcome: Reply | Refused) -> None:
     if not future.set_running_or_notify_cancel():
         return
-    if isinstance(outcome, Answer):
+    if isinstance(outcome, Reply):
         future.set_result(outcome)
     else:
         future.set_exception(outcome)
