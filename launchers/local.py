@@ -18,8 +18,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from dflash_mcmc.config.command import check_command
+from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program
 from dflash_mcmc.process.stopping import SIGNALS
@@ -34,10 +36,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _main(arguments: list[str]) -> None:
     given, command = _parser().parse_known_args(arguments)
-    count = _num_gpus() if given.processes is None else given.processes
+    jobs = check_command(command).jobs  # so that a mistake is reported once, by this process
+    count = _num_groups(jobs) if given.processes is None else given.processes
     if count < 1:
         raise UserError(f"--processes: given {count}; allowed: at least 1")
-    check_command(command)  # so that a mistake is reported once, by this process
     started = [_start(number, count, command) for number in range(count)]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and this one waits for the others
     for number in SIGNALS:
@@ -60,6 +62,15 @@ def _num_gpus() -> int:
     return count
 
 
+def _num_groups(jobs: Sequence[Job]) -> int:
+    """Number of processes: one for each group of GPUs that share a model. Raises UserError if there are too few."""
+    gpus, each = _num_gpus(), max((job.config.engine.num_devices() for job in jobs), default=1)
+    if gpus < each:
+        raise UserError(f"engine.tensor_parallel_size * engine.pipeline_parallel_size: given {each}; allowed: at most {gpus}, "
+                        "the GPUs of this machine")
+    return gpus // each
+
+
 def _start(number: int, count: int, command: list[str]) -> subprocess.Popen:
     """Starts a process with the environment variables of torchrun."""
     place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
@@ -77,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = program.OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="python launchers/local.py [--processes N] [group=option ...] [field=value ...]",
                                      allow_abbrev=False)
-    parser.add_argument("--processes", type=int, metavar="N", help="default: one for each GPU")
+    parser.add_argument("--processes", type=int, metavar="N",
+                        help="default: one for each GPU, or each group of GPUs that shares a model")
     return parser
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,13 @@ from pathlib import Path
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.draft.none import NoDraft
 from dflash_mcmc.probe import Work
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
 
 
 def records(folder: Path) -> list[dict]:
     """The records of a run, in the order of its file."""
-    return [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+    return read_records(folder)
 
 
 def killed(run: Path, folder: Path) -> Path:

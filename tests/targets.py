@@ -22,6 +22,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+from dflash_mcmc.inference.attention import grouped_attention
 from dflash_mcmc.inference.oracle.reference import ReferenceEngine
 from dflash_mcmc.types import Trajectory
 
@@ -96,6 +97,18 @@ def rows_do_not_depend_on_the_batch() -> bool:
     """Whether a row has the same bits in all batches of 8, 16, 24... rows on this machine. The engine relies on it."""
     # The widths occur in the models of this file and in the embedded model.
     return all(_bits_stay(*widths) for widths in ((32, 48), (128, 64), (128, 384), (384, 128), (128, 512)))
+
+
+@cache
+def queries_do_not_depend_on_the_others() -> bool:
+    """Whether a query's attention has the same bits alone and among others on this machine: with the strict mode of Intel
+    processors it has, on AMD's not. Tokens that are read in a piece then have the bits of tokens that are fed one by one."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(8, *size, 8, generator=generator) for size in ((4, 24), (2, 64), (2, 64)))
+    sees = torch.ones(24, 64, dtype=torch.bool).tril()[None, None].expand(8, 1, 24, 64)
+    together, _ = grouped_attention(None, query, key, value, sees)
+    alone = [grouped_attention(None, query[:, :, at : at + 1], key, value, sees[:, :, at : at + 1])[0] for at in range(24)]
+    return rows_do_not_depend_on_the_batch() and torch.equal(torch.cat(alone, dim=1), together)
 
 
 def _bits_stay(inputs: int, outputs: int) -> bool:

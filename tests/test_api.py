@@ -24,6 +24,7 @@ from dflash_mcmc.config import defaults
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.registry import GROUPS, components
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
 from tests import processes
 from tests.conftest import ROOT
@@ -337,7 +338,7 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         main(overrides)
     assert f"{done.folder}: already complete, nothing drawn" in capsys.readouterr().out
-    records = [json.loads(line) for line in (done.folder / "records.jsonl").read_text().splitlines()]
+    records = read_records(done.folder)
     table = dflash_mcmc.read(done.folder)
     assert list(table.columns) == ["run", *records[0]]
     for name in ("problem", "verdict", "text", "tokens", "log_p"):

@@ -25,7 +25,7 @@ from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.training import recipe
 from tests import pages, processes
 from tests.conftest import ROOT
-from tests.pages import ADDED, NEEDS_GPU, NEEDS_VLLM, PAGES, README
+from tests.pages import ADDED, AFTER_REAL, NEEDS_GPU, NEEDS_VLLM, PAGES, README
 
 ALL = pages.commands(*PAGES)
 PLAIN = pages.plain(ALL)
@@ -34,7 +34,12 @@ FROM_NOTHING = {part.split()[2]: part for line in reversed(PLAIN) for part in li
                 if part.startswith("python -m ")}.values()
 """The first command of each program: it runs in a process that has imported nothing."""
 ON_GPUS = pages.marked(ALL, NEEDS_GPU)
+AFTER_FETCHING = pages.marked(ALL, AFTER_REAL)
 WITH_VLLM = pages.marked(ALL, NEEDS_VLLM)
+
+SMOLLM2 = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
+           "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "intermediate_size": 1536, "vocab_size": 49152,
+           "max_position_embeddings": 8192, "tie_word_embeddings": True, "dtype": "bfloat16", "eos_token_id": 2}
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +136,24 @@ def test_command_for_a_gpu_composes(command, tmp_path, monkeypatch, real_data):
 def test_command_with_vllm_composes(command, tmp_path, monkeypatch, real_data):
     monkeypatch.chdir(tmp_path)
     assert composed(command, tmp_path, **real_data)[-1].choices["engine"] == "vllm"
+
+
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory) -> Path:
+    """A folder with a checkpoint where `make real` puts SmolLM2: its shape, with the embedded model's tokenizer."""
+    folder = tmp_path_factory.mktemp("fetched")
+    model = folder / "outputs/models/smollm2"
+    shutil.copytree(PACKAGE / "assets/tiny", model, ignore=shutil.ignore_patterns("*.safetensors"))
+    (model / "config.json").write_text(json.dumps(SMOLLM2))
+    (folder / "prompts.jsonl").write_text(20 * '{"question": "What is 2+3?"}\n')
+    return folder
+
+
+@pytest.mark.parametrize("command", AFTER_FETCHING)
+def test_command_after_fetching_composes(command, fetched, monkeypatch, real_data):
+    monkeypatch.chdir(fetched)
+    jobs = composed(command, fetched, **real_data)
+    assert all(job.config.model.path == "outputs/models/smollm2" for job in jobs)
 
 
 def test_make_has_the_targets():

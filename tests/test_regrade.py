@@ -18,7 +18,7 @@ from dflash_mcmc.grading.again import NoTexts, regrade
 from dflash_mcmc.grading.math.pool import MathPool
 from dflash_mcmc.regrade import grader_config, main, report
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from tests.report import folders
 from tests.runs import execute
 
@@ -251,7 +251,8 @@ def shared_pool(pool, monkeypatch):
 @pytest.mark.usefixtures("shared_pool")
 def test_command_takes_runs_and_overrides_and_skips_runs_without_texts(run, monkeypatch, capsys):
     monkeypatch.chdir(run.parents[2])
-    probe = folders.write(run.parent, "greedy", [{"problem": "a", "chain": 0, "layer": 3}], finished=False)
+    probe = folders.write(run.parent, "greedy", [{"problem": "a", "chain": 0, "layer": 3}],
+                          {**folders.identity("greedy"), "probe": "layer_rank"}, finished=False)
     with pytest.raises(SystemExit) as ended:
         main(["outputs", "grader=math"])
     assert ended.value.code == 0
@@ -278,8 +279,12 @@ def test_a_mistake_is_an_error_of_one_line_and_writes_nothing(run, arguments, me
 
 
 def test_runs_without_texts_are_an_error(run, pool):
+    probe = folders.write(run.parent, "greedy", [{"problem": "a", "chain": 0, "layer": 3}],
+                          {**folders.identity("greedy"), "probe": "layer_rank"}, finished=False)
+    with pytest.raises(NoTexts, match="cannot be graded again: it has no texts"):
+        regrade(probe, grader_config([]), pool)
     (run / "records.jsonl").write_text(json.dumps({"problem": "a", "chain": 0, "layer": 3}) + "\n")
-    with pytest.raises(NoTexts, match="cannot be graded again: it has no answer, gold, text, verdict"):
+    with pytest.raises(UserError, match="line 1: abandoned: given nothing; allowed: a whole number >= 0"):
         regrade(run, grader_config([]), pool)
     (run / "records.jsonl").write_text("")
     with pytest.raises(NoTexts, match="it has no records"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,8 @@ from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import locate, runs
 from dflash_mcmc.run.loop import RunResult, execute
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.described import RUN, described
+from dflash_mcmc.store.reading import read_records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,6 +123,6 @@ def _single(folder: Folder) -> Run:
 def _is_probed(folder: Path) -> bool:
     """Whether a folder has the records of a probe."""
     try:
-        return "probe" in json.loads((folder / locate.RUN).read_text())["identity"]
-    except (OSError, ValueError, LookupError, TypeError):  # reading the run reports what is wrong with the file
+        return "probe" in described(folder / RUN).identity
+    except UserError:  # reading the run reports what is wrong with the file
         return False

@@ -24,7 +24,7 @@ from dflash_mcmc.process import program
 from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
 
-_SUBJECTS = ("tiny", "mid", "qwen3_4b")
+_SUBJECTS = ("tiny", "mid", "smollm2", "smollm2_bfloat16", "qwen3_4b")
 _PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n")
 _WITH_DRAFT = ("h", "i", "j", "k")
 
@@ -34,6 +34,7 @@ class Bench:
     """The configuration of a benchmark: `conf/bench.yaml`."""
 
     subjects: list[str] = runtime("models to measure: tiny (embedded), mid (random, 107 M parameters), "  # noqa: RUF009
+                               "smollm2 and smollm2_bfloat16 (pretrained, after make real), "
                                "qwen3_4b (random, its shape, in bfloat16)")
     parts: list[str] = runtime("parts to run: a published loop, b switches, c overhead, d slots, "  # noqa: RUF009
                                "e decoding, f memory, g growth, h decoders, i chains by decoder, "
@@ -46,10 +47,11 @@ class Bench:
     waves: int = runtime("number of chains per slot", ge=1)
     blocks: int = runtime("number of blocks of power_mh", ge=1)
     loop_chains: int = runtime("number of chains of the loop over transformers.generate", ge=1)
-    mid_horizon: int = runtime("number of new tokens of the mid-size model", ge=16)
+    mid_horizon: int = runtime("number of new tokens of the models other than the embedded one", ge=16)
     decoder_slots: list[int] = runtime("numbers of slots in parts h and i")  # noqa: RUF009
     decoder_chains: int = runtime("number of chains in parts h and j with one slot; part i uses half", ge=1)
     draft_path: str = runtime("folder of the embedded model's draft for parts h to k")
+    smollm2_draft: str | None = runtime("folder of a draft for smollm2; null measures what needs no draft")
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def check(self) -> None:
@@ -78,7 +80,8 @@ def bench(plan: Bench) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     print(", ".join(f"{name}: {value}" for name, value in machine.items()))
     for name in plan.subjects:
-        subject = subject_of(name, plan.mid_horizon, plan.draft_path)
+        draft = plan.draft_path if name == "tiny" else plan.smollm2_draft
+        subject = subject_of(name, plan.mid_horizon, draft, plan.paths.outputs)
         slots, most = (plan.tiny_slots, plan.most_slots) if name == "tiny" else (plan.mid_slots, plan.mid_slots)
         sizes = Sizes(slots, plan.waves, plan.loop_chains, plan.blocks, most, plan.decoder_slots, plan.decoder_chains)
         for part in plan.parts:

@@ -25,6 +25,8 @@ from dflash_mcmc.sampler.greedy import Greedy
 
 _PLAIN_TEMPERATURE = 0.25
 """The only temperature for a subject without a draft."""
+_SHORT_BLOCK = 4
+"""Blocks of a quarter of the draft's are measured if they are not shorter."""
 _NGRAM = NgramDraft(num_drafted=7, longest=3)
 
 
@@ -88,11 +90,13 @@ def _decodings(subject: Subject, value: float) -> list[Decoding]:
     found = [PLAIN, match("ngram", _NGRAM, 0.0)]
     if not subject.draft:
         return found
-    half = (subject.draft.load(subject.model).num_drafted + 2) // 2
-    found[1:1] = [match("draft's best", subject.draft, 0.0),
-                  match(f"blocks of {half}", dataclasses.replace(subject.draft, block_size=half), 0.0)]
+    longer = subject.draft.load(subject.model).num_drafted + 2
+    shorter = [longer // 2, *([longer // 4] if longer // 4 >= _SHORT_BLOCK else [])]
+    best = [match("draft's best", subject.draft, 0.0),
+            *(match(f"blocks of {size}", dataclasses.replace(subject.draft, block_size=size), 0.0) for size in shorter)]
     if value:  # at temperature 0 this case equals "match, draft's best"
-        found[3:3] = [match("draft sampled", subject.draft, value)]
+        best.append(match("draft sampled", subject.draft, value))
+    found[1:1] = best
     for name, verification in (("rejection", "token"), ("rejection by block", "block")):
         decoder = SpeculativeRejection(draft_temperature=None, verification=verification, trace=False, fault=None)
         found.append(Decoding(name, decoder, subject.draft))

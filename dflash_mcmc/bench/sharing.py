@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,9 @@ from dflash_mcmc.bench.measure import Sizes
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.records import read_records, records_file
+from dflash_mcmc.store.lines import to_line
+from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import records_file
 
 _CLAIMS, _PROCESSES = 2000, (1, 4)
 _RUN = ("experiment=demo", "condition=ps", "sampler.num_blocks=8", "dataset.limit=240", "tracker=none", "hardware.num_slots=4")
@@ -69,7 +70,7 @@ def _claim_seconds(folder: Path, number: int) -> float:
     """Seconds of a claim in a folder with the records of `number` processes."""
     folder.mkdir(parents=True)
     for other in range(number):
-        (folder / records_file(other)).write_text(json.dumps({"problem": f"of {other}", "chain": 0}) + "\n")
+        (folder / records_file(other)).write_bytes(to_line({"problem": f"of {other}", "chain": 0}))
     with RunStore.open(folder) as store:
         started = time.perf_counter()
         for index in range(_CLAIMS):

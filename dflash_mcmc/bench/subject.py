@@ -1,4 +1,7 @@
-"""The subjects of a benchmark: models with prompts. `tiny` is the embedded model; `mid` has 107 million random weights."""
+"""The subjects of a benchmark: models with prompts.
+
+`tiny` is the embedded model, `mid` has 107 million random weights, and `smollm2` is the pretrained model of `make real`.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +38,16 @@ class Subject(NamedTuple):
     """Draft for this model; None if it has none."""
 
 
-def tiny(config: Config, draft: str) -> Subject:
-    """The embedded model and its problems, as `python -m dflash_mcmc` uses them. `draft` is the folder of its draft."""
+def with_problems(name: str, config: Config, draft: DFlashDraft | None) -> Subject:
+    """A model of the configuration with its problems, as `python -m dflash_mcmc` uses them."""
     import transformers
 
-    model = config.model.load("cpu")
-    path = cast(HFModel, config.model).path
-    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model, source = config.model.load("cpu"), cast(HFModel, config.model)
+    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(source.path, dtype=model.dtype).eval()
     template = prompts.resolve(config.dataset.prompt)
     texts = [template.replace("{question}", problem.question) for problem in config.dataset.problems()]
     tokens = [model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat) for text in texts]
-    component = DFlashDraft(path=draft, revision=None, dtype="float32", block_size=None)
-    return Subject("tiny", causal_lm, model, tokens, config.dataset.max_new_tokens, component)
+    return Subject(name, causal_lm, model, tokens, config.dataset.max_new_tokens, draft)
 
 
 def mid(horizon: int) -> Subject:
@@ -75,11 +76,32 @@ def random_prompts(vocab_size: int) -> list[np.ndarray]:
     return [np.array([stream.integer(_NUM_STOPS, vocab_size - 1) for _ in range(length)]) for length in lengths]
 
 
-def subject_of(name: str, mid_horizon: int, draft: str = "") -> Subject:
-    """A subject by its name. `draft` is the folder of the draft of `tiny`; it may be empty if no draft is used."""
+REAL = {"smollm2": "float32", "smollm2_bfloat16": "bfloat16"}
+"""The subjects with the pretrained model, and their precision."""
+
+
+def subject_of(name: str, mid_horizon: int, draft: str | None = "", outputs: str = "outputs") -> Subject:
+    """A subject by its name. Raises UserError if its checkpoint is missing.
+
+    Args:
+        draft: the folder of the draft of `tiny` or `smollm2`; it may be empty or None if no draft is used.
+        outputs: the folder with the models that were fetched.
+    """
     if name == "qwen3_4b":
         from dflash_mcmc.bench.at_size import qwen3_4b
 
         return qwen3_4b(mid_horizon)
+    if name in REAL:
+        config, _ = command.compose_once("config", [
+            "experiment=real", "dataset.limit=null", f"dataset.max_new_tokens={mid_horizon}",
+            f"model.dtype={REAL[name]}", f"paths.outputs={outputs}"], Config)
+        config.model.check(config)
+        return with_problems(name, config, _dflash(draft, REAL[name]) if draft else None)
     config, _ = command.compose_once("config", ["tracker=none"], Config)
-    return tiny(config, draft) if name == "tiny" else mid(mid_horizon)
+    if name == "mid":
+        return mid(mid_horizon)
+    return with_problems("tiny", config, _dflash(draft or "", "float32"))
+
+
+def _dflash(folder: str, dtype: str) -> DFlashDraft:
+    return DFlashDraft(path=folder, revision=None, dtype=dtype, block_size=None)

@@ -93,6 +93,8 @@ class Config:
                                choices=("token_forwards", "seconds"))
     pilot_problems: int = runtime("problems of the short runs that correct the settings of budget; 0 takes the estimates",
                                   ge=0)
+    repair: bool = runtime("move damaged lines of the run's records to records.damaged.jsonl and draw their samples again; "
+                           "false stops with an error that names the line")
     dry_run: bool = runtime("print samples, token-forwards and hours; load and write nothing")
     show: str | None = runtime("prompt = print the whole text that the model receives for the first problem; load no weights "
                                "and write nothing", choices=("prompt",))

@@ -10,6 +10,7 @@ from typing import BinaryIO, NamedTuple
 
 from dflash_mcmc.data import hub
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.fetch import sources
 
 _SMALL_FILES = (".json", ".txt", ".jinja", ".model")
 _SAMPLE_BYTES = 4096
@@ -34,7 +35,8 @@ class Checkpoint(NamedTuple):
             if not (self.folder / "config.json").is_file():
                 raise ConfigError(self.field, self.path, "a folder with config.json and weights")
         elif self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1:
-            raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}")
+            raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}"
+                              f"{sources.hint(self.folder)}")
 
     def config(self) -> dict | None:
         """Values of config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""

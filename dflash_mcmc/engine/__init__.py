@@ -46,6 +46,10 @@ class Engine(Component):
             num_chains: number of chains that all processes run together.
         """
 
+    def num_devices(self) -> int:
+        """Devices that a process uses together for one copy of the model."""
+        return 1
+
     def memory_note(self, config: Config) -> str:
         """A line on the engine's memory for the table of a dry run, which is empty where `plans_memory` checks it or the
         model's configuration is not here. Raises ConfigError."""

@@ -53,11 +53,13 @@ class Vllm(Engine):
         check_plain(config, f"engine=vllm, {_INSTEAD}")
         if config.model.rope_override() is not None:
             raise ConfigError("model.rope_scaling", config.model.rope_override(), f"null with engine=vllm, {_INSTEAD}")
-        if config.dataset.stop:
-            raise ConfigError("dataset.stop", config.dataset.stop, f"[] with engine=vllm, {_INSTEAD}")
         for group in ("sampler", "blend"):
             if getattr(config, group).needs_draft:
                 raise ConfigError(group, name_of(getattr(config, group)), f"one without a draft with engine=vllm, {_INSTEAD}")
+
+    def num_devices(self) -> int:
+        """GPUs of the group that shares a copy of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def memory_note(self, config: Config) -> str:
         """The keys and values of the requests in progress. Raises ConfigError if one sequence does not fit."""
@@ -102,7 +104,10 @@ class Vllm(Engine):
         if self.max_model_len is not None and self.max_model_len < needed:
             raise ConfigError("engine.max_model_len", self.max_model_len, f"null, or at least {needed}: {prompt_length} "
                               f"tokens of the longest prompt and {config.dataset.max_new_tokens} of dataset.max_new_tokens")
-        width = config.sampler.width()
-        chains = starting.chains(config.hardware.num_slots, num_chains, width)
-        settings = starting.settings(self, config, target, self.max_model_len or needed, chains * width)
-        return VllmEngine(target, shared(settings), chains, config.hardware.skip_identical)
+        target = target.stopping_at(config.dataset.stop)
+        width, slots = config.sampler.width(), config.hardware.num_slots
+        chains = starting.chains(slots, num_chains, width)
+        core = shared(starting.settings(self, config, target, self.max_model_len or needed, chains * width))
+        if slots is None:
+            chains = starting.fitting(chains, core.capacity(), width)
+        return VllmEngine(target, core, chains, config.hardware.skip_identical)

@@ -9,7 +9,7 @@ All continuations share a single row. A mask lets each token see the prefix and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -35,7 +35,8 @@ class Tree:
     """
 
     def __init__(self, model: LanguageModel, cache: Cache, length: int):
-        check(model)
+        if model.recurrent_nets:
+            refuse()
         self._model, self._length = model, length
         self._attention = attention.implementation("auto", model.device, model.dtype, model.attention_needs)
         known: Any = cache.layers
@@ -70,11 +71,11 @@ class Tree:
                                        position_ids=places).last_hidden_state[0]
 
 
-def check(model: LanguageModel) -> None:
-    """Raises UserError for a model with recurrent layers, whose states after a prefix cannot be shared by a mask."""
-    if model.recurrent_nets:
-        raise UserError("probe: given one that reads many continuations of a text together; allowed with recurrent layers: "
-                        "another probe, or speculative_mcmc with probe.weights=reference and probe.autoregressive=false")
+def refuse() -> NoReturn:
+    """Raises UserError: recurrent states after a prefix cannot be shared by a mask."""
+    raise UserError("probe: given one that reads many continuations of a text together; allowed with recurrent layers, whose "
+                    "states a mask cannot share: another probe, or speculative_mcmc with probe.weights=reference and "
+                    "probe.autoregressive=false")
 
 
 class Predictors(NamedTuple):

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.grader import GradingPool
     from dflash_mcmc.store.records import Record, SampleKey
 
-_NEEDED = ("text", "gold", "verdict", "answer")
 _PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")
 
 
@@ -50,21 +49,23 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     without texts, RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has
     other samples.
     """
-    from dflash_mcmc.store.records import read_records
+    from dflash_mcmc.store.described import RUN, described
+    from dflash_mcmc.store.reading import read_records
+    from dflash_mcmc.store.records import sample_schema
     from dflash_mcmc.store.sharing import closed
 
     with closed(folder):
-        described, configured = _read(folder / "run.json"), _read(folder / "config.yaml")
-        records = read_records(folder)
-    lacking = sorted(set(_NEEDED) - set(records[0])) if records else ["records"]
-    if lacking:
-        raise NoTexts(f"{folder}: cannot be graded again: it has no {', '.join(lacking)}; allowed: a run of samples")
-    identity = {name: value for name, value in described["identity"].items() if not _of_grader(name)} | settings(config)
+        (made, sessions), configured = described(folder / RUN), _configuration(folder / "config.yaml")
+        records = [] if "probe" in made else read_records(folder, sample_schema())
+    if not records:
+        lacking = "texts" if "probe" in made else "records"
+        raise NoTexts(f"{folder}: cannot be graded again: it has no {lacking}; allowed: a run of samples")
+    identity = {name: value for name, value in made.items() if not _of_grader(name)} | settings(config)
     target = _target(folder, identity)
     _refuse_own_samples(target, folder)
     found = Regraded(folder, target, _graded(records, pool, label(config.grader)))
     if target != folder:
-        _write(found, identity, described["sessions"], configured, config)
+        _write(found, identity, sessions, configured, config)
     return found
 
 
@@ -79,18 +80,20 @@ def _of_grader(name: str) -> bool:
     return name.partition(".")[0] == "grader"
 
 
-def _read(path: Path) -> dict:
+def _configuration(path: Path) -> dict:
     from omegaconf import OmegaConf
 
+    from dflash_mcmc.store.files import read_regular
+
+    content = read_regular(path)
+    if content is None:
+        raise UserError(f"{path}: cannot be read: No such file or directory; allowed: the folder of a run")
     try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else OmegaConf.to_container(OmegaConf.create(text))
-        if not isinstance(content, dict):
+        found = OmegaConf.to_container(OmegaConf.create(content.decode()))
+        if not isinstance(found, dict):
             raise TypeError("not a mapping")
-        return content
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; allowed: the folder of a run") from error
-    except Exception as error:  # json, yaml and OmegaConf each have their own exceptions
+        return found
+    except Exception as error:  # yaml and OmegaConf each have their own exceptions
         raise UserError(f"{path}: cannot be parsed: {type(error).__name__}; allowed: the folder of a run") from error
 
 
@@ -111,9 +114,10 @@ def _refuse_own_samples(target: Path, folder: Path) -> None:
 
 
 def _records_by_key(folder: Path) -> dict[SampleKey, Record]:
-    from dflash_mcmc.store.records import read_records
+    from dflash_mcmc.store.reading import read_records
+    from dflash_mcmc.store.records import sample_schema
 
-    return {(record["problem"], record["chain"]): record for record in read_records(folder)}
+    return {(record["problem"], record["chain"]): record for record in read_records(folder, sample_schema())}
 
 
 def _kept_records(found: Regraded) -> list[Record]:
@@ -161,7 +165,9 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
     from dflash_mcmc.config.identity import plain
     from dflash_mcmc.statistics import summaries
     from dflash_mcmc.store import finishes, problems
-    from dflash_mcmc.store.files import write_atomically
+    from dflash_mcmc.store.described import RUN, described, json_object
+    from dflash_mcmc.store.files import is_there, write_atomically
+    from dflash_mcmc.store.lines import to_line
     from dflash_mcmc.store.records import RECORDS
     from dflash_mcmc.store.sharing import closed
 
@@ -174,17 +180,18 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
         kept = _kept_records(found)
         records = [*records, *kept]
         if kept:
-            sessions = [*_read(target / "run.json")["sessions"], *sessions]
-        files = {
+            sessions = [*described(target / RUN).sessions, *sessions]
+        files: dict[str, str | bytes] = {
             "config.yaml": OmegaConf.to_yaml(OmegaConf.create({**configured, "grader": plain(config)["grader"]})),
             "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
-            RECORDS: "".join(json.dumps(record) + "\n" for record in records),
+            RECORDS: b"".join(map(to_line, records)),
         }
         if known := problems.read_problems(target) | problems.read_problems(folder):
             files[problems.PROBLEMS] = problems.as_lines(known.values())
-        summarised = [run / "summary.json" for run in (folder, target) if (run / "summary.json").is_file()]
+        summarised = [run / "summary.json" for run in (folder, target) if is_there(run / "summary.json")]
         if summarised:
-            summary = summaries.summarise(_read(summarised[0])["condition"], records) | finishes.counts(records)
+            condition = json_object(summarised[0]).get("condition", folder.name)
+            summary = summaries.summarise(condition, records) | finishes.counts(records)
             files["summary.json"] = json.dumps(summary, indent=1) + "\n"
-        for name, text in files.items():
-            write_atomically(target / name, text)
+        for name, content in files.items():
+            write_atomically(target / name, content)

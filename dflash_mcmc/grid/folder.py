@@ -18,13 +18,16 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 
-from dflash_mcmc.errors import UserError, writing
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid.launcher import Slurm
-from dflash_mcmc.store.files import append_line, cut_torn_line, write_atomically
+from dflash_mcmc.store.files import append_line, open_to_extend, read_regular, write_atomically
+from dflash_mcmc.store.lines import Damaged, from_line, to_line, whole_lines
 from dflash_mcmc.store.locks import Locks
+from dflash_mcmc.store.schema import Count, Schema
 
 if TYPE_CHECKING:
     from dflash_mcmc.grid.planning import Planned
@@ -141,18 +144,39 @@ class Grid:
         line = {"time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "job": job.id, "point": job.point,
                 "shard": job.shard, "shards": job.shards, "node": node(), "event": event, "reason": reason, **more}
         path = self.folder / "jobs" / f"{job.name}.jsonl"
-        with writing(path):
-            if path.exists():
-                cut_torn_line(path)  # left by a node that failed
-            file = path.open("ab", buffering=0)
-        with file:
-            append_line(path, file, json.dumps(line).encode() + b"\n")
+        with open_to_extend(path) as file:  # without a part of a line that a node that failed has left
+            append_line(path, file, to_line(line))
 
     def events(self, job: SlurmJob) -> list[dict]:
         """The events of a job, in order, without a line that is still being written."""
         path = self.folder / "jobs" / f"{job.name}.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.is_file() else []
-        return [event for event in map(json.loads, lines) if event["job"] == job.id]
+        events = []
+        for number, line in enumerate(whole_lines(read_regular(path) or b"")[0], start=1):
+            try:
+                event = from_line(line).value
+                if fault := _event_schema().fault(event):
+                    raise Damaged(fault)
+            except Damaged as error:
+                raise UserError(f"{path}: line {number}: {error}; remove that line to leave the event out") from error
+            events.append(cast(dict, event))
+        return [event for event in events if event["job"] == job.id]
+
+
+class JobEvent(TypedDict):
+    """A line of a job's events."""
+
+    time: str
+    job: str
+    node: str
+    event: str
+    reason: str
+    recorded: NotRequired[Count]
+    """Bytes of the records of the run at that time."""
+
+
+@cache
+def _event_schema() -> Schema:
+    return Schema(JobEvent)
 
 
 def node() -> str:

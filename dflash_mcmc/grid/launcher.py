@@ -16,6 +16,7 @@ from dflash_mcmc.fields import check_bounds, runtime, spec_of
 
 PREFIX = "hydra.launcher."
 MOST_JOBS = 1000
+_GROUP = "engine.tensor_parallel_size * engine.pipeline_parallel_size"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Slurm:
     array_parallelism: int = runtime("largest number of the grid's jobs that run at once", ge=1)
     shards: int = runtime("jobs that share each point, at most one for each pending sample", ge=1)
     processes: int | None = runtime("processes of a job, started by accelerate if there are several; null = one for each "
-                                    "GPU", ge=1, le=64)
+                                    "GPU, or each group of GPUs that engine=vllm shares a model among", ge=1, le=64)
     grace_seconds: int = runtime("time before the time limit in which started samples are finished or given up and the job "
                                  "is requeued; at most half of the limit", ge=5, le=3600)
     max_requeues: int = runtime("how often a job is requeued, at time limits and preemptions", ge=0)
@@ -46,6 +47,18 @@ class Slurm:
     def num_processes(self) -> int:
         """Processes of a job."""
         return self.processes or max(1, self.gpus)
+
+    def with_groups(self, num_devices: int) -> Slurm:
+        """The fields where each process uses so many GPUs together. Raises ConfigError if the job has too few of them."""
+        if not self.gpus or num_devices == 1:
+            return self
+        groups = self.gpus // num_devices
+        if not groups:
+            raise ConfigError(f"{PREFIX}gpus", self.gpus, f"at least {num_devices}, {_GROUP}")
+        if self.processes is not None and self.processes > groups:
+            raise ConfigError(f"{PREFIX}processes", self.processes, f"at most {groups} with gpus={self.gpus} and "
+                              f"{num_devices} GPUs for each, {_GROUP}")
+        return dataclasses.replace(self, processes=self.processes or groups)
 
     def check(self) -> None:
         """Raises ConfigError."""

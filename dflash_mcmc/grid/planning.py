@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -16,7 +15,9 @@ from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.run.tasks import tasks_of
-from dflash_mcmc.store.records import SampleKey, record_files
+from dflash_mcmc.store.described import json_object
+from dflash_mcmc.store.reading import each_record
+from dflash_mcmc.store.records import SampleKey, key_of
 
 
 class Planned(NamedTuple):
@@ -74,27 +75,19 @@ def pending(folder: Path, keys: Set[SampleKey]) -> int:
     if missing := len(keys - verdicts.keys()):
         return missing
     try:
-        summary = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # a machine that fails can leave the file empty
+        summary = json_object(path)
+    except UserError:  # a machine that fails can leave the file empty
         return 1
     return int(summary.get("num_samples", summary.get("num_units")) != len(verdicts))
 
 
 def recorded(folder: Path) -> Recorded:
     """Reads the records in a run's folder, to which other processes may be writing. Raises UserError."""
-    verdicts, shares = {}, []
-    for path in record_files(folder).values():
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):  # still being written, or left by a killed process
-                    break
-                try:
-                    record = json.loads(line)
-                    verdicts[record["problem"], record["chain"]] = record.get("verdict")
-                except (ValueError, KeyError, TypeError) as error:
-                    raise UserError(f"{path}: line {number} is no record ({type(error).__name__})") from error
-                shares.append(record.get("share_seconds"))
-    shares = [seconds for seconds in shares if seconds is not None]
+    verdicts, shares = dict[SampleKey, str | None](), []
+    for record in each_record(folder):
+        verdicts[key_of(record)] = record.get("verdict")
+        shares.append(record.get("share_seconds"))
+    shares = [seconds for seconds in shares if isinstance(seconds, (int, float))]  # a unit of a probe may have another value
     return Recorded(verdicts, sum(shares) / len(shares) if shares else None)
 
 

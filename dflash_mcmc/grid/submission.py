@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 def submit(command: Command, launcher: Slurm) -> Grid | None:
     """Submits a grid and prints its folder. Returns None if nothing is pending. Leaves no files if it raises UserError."""
     _refuse(command, launcher)
+    launcher = _with_groups([job.config for job in command.jobs], launcher)
     cluster.check(launcher.partition)
     _submitit()
     points = planning.plan(command.jobs)
@@ -67,8 +68,9 @@ def resume(grid: Grid, launcher: Slurm) -> None:
         grid.jobs = Grid.read(grid.folder).jobs  # another process may have resumed it meanwhile
         ids = cluster.live([job.id for job in grid.jobs])
         live, pending = {job.point for job in grid.jobs if job.id in ids}, []
-        for number, point in enumerate(grid.points):
-            config = snapshot.read_point(grid.point_file(number))
+        configs = [snapshot.read_point(grid.point_file(number)) for number in range(len(grid.points))]
+        launcher = _with_groups(configs, launcher)
+        for number, (point, config) in enumerate(zip(grid.points, configs, strict=True)):
             _refuse_grace(config, launcher)
             keys = planning.asked(config)
             pending.append(0 if number in live else planning.pending(Path(point.folder), keys))
@@ -92,6 +94,11 @@ def _refuse(command: Command, launcher: Slurm) -> None:
     if ranks.world_size() > 1:
         raise UserError("hydra/launcher: given 'slurm' in a launch of several processes; allowed: one process; each job "
                         "then starts hydra.launcher.processes processes")
+
+
+def _with_groups(configs: Sequence[Config], launcher: Slurm) -> Slurm:
+    """The launcher with a process for each group of GPUs, of the largest group of the points. Raises ConfigError."""
+    return launcher.with_groups(max((config.engine.num_devices() for config in configs), default=1))
 
 
 def _refuse_grace(config: Config, launcher: Slurm) -> None:

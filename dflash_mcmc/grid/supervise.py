@@ -168,7 +168,7 @@ def _note(grid: Grid, job: SlurmJob, event: str, reason: str = "", **more: int) 
 
 def _recorded(grid: Grid, job: SlurmJob) -> int:
     """Size of the records of the job's run in bytes: growth is progress."""
-    return sum(path.stat().st_size for path in record_files(Path(grid.points[job.point].folder)).values())
+    return sum(path.lstat().st_size for path in record_files(Path(grid.points[job.point].folder), others=True).values())
 
 
 def _deaths_since(events: list[dict], recorded: int) -> int:

@@ -38,7 +38,7 @@ from dflash_mcmc.inference import attention
 from dflash_mcmc.inference.blending import TargetBlend
 from dflash_mcmc.inference.caches import Caches
 from dflash_mcmc.inference.decode_loop import DecodeLoop, Stop
-from dflash_mcmc.inference.graphs import GraphedSteps
+from dflash_mcmc.inference.graphs import GraphedSteps, graphed
 from dflash_mcmc.inference.interface import DEFAULTS, Counters, Finished, Options, Tag
 from dflash_mcmc.inference.ladder import Ladder, cache_size, ladder_of
 from dflash_mcmc.inference.language_model import LanguageModel
@@ -102,8 +102,8 @@ class BatchedEngine:
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
         stepper, tracer = _stepper(runner, speculation, options.whole_blocks and not model.recurrent_nets)
-        if options.cuda_graphs and on_gpu and model.capturable and not (tracer or grid):
-            stepper = GraphedSteps(stepper)
+        if options.cuda_graphs and on_gpu:
+            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid))
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
@@ -154,6 +154,13 @@ class BatchedEngine:
         stop = self._loop.run(scheduler.live)
         self._meter.count_steps(self._loop.steps_a_look, stop.row_steps, scheduler.busy_slots, started)
         return stop
+
+
+def _uncaptured(tracer: Tracer | None, grid: BlockGrid | None) -> str | None:
+    """Why an engine does not capture its steps; None if it does."""
+    if tracer is not None:
+        return "decoder.trace reads every step"
+    return "steps use a draft of every token" if grid is not None else None
 
 
 def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, ladder: Ladder, device: torch.device) -> BlockGrid:

@@ -6,7 +6,7 @@ larger positions are overwritten before they are read again.
 
     contiguous_cache.py   a row is one piece of memory, as long as the longest
     paged_cache.py        a row is a list of pages, as long as its text
-    recurrent_state.py    a contiguous cache with the states of recurrent layers
+    recurrent_state.py    either of them with the states of recurrent layers
 """
 
 from __future__ import annotations

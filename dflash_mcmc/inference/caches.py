@@ -8,7 +8,8 @@ from dflash_mcmc.inference.ladder import cache_size, ladder_of
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.page_table import PAGE_SIZE
 from dflash_mcmc.inference.paged_cache import PagedCache, PagedMemory
-from dflash_mcmc.inference.recurrent_state import HybridCache
+from dflash_mcmc.inference.recurrent_pages import HybridMemory, HybridPages
+from dflash_mcmc.inference.recurrent_rows import HybridRows
 
 
 class Caches:
@@ -25,17 +26,18 @@ class Caches:
 
     def __init__(self, model: LanguageModel, companion: CacheShape | None, num_rows: int, longest: int, padding: int,
                  num_pages: int, every: int, num_recent: int):
-        if num_pages and model.cache_shape.recurrent:
-            raise ValueError("pages cannot hold the states of recurrent layers")
         self._model, self._companion = model, companion
         self._num_rows, self._longest, self._padding = num_rows, longest, padding
         self._every, self._num_recent = every, num_recent
-        self._pages = PagedMemory(model.cache_shape, num_pages, PAGE_SIZE, model.device, companion) if num_pages else None
+        given = model.cache_shape, num_pages, PAGE_SIZE, model.device, companion
+        self._pages: PagedMemory | None = None
+        if num_pages:
+            self._pages = HybridMemory(*given, every) if model.cache_shape.recurrent else PagedMemory(*given)
 
     def rows(self) -> SlotCache:
         """A cache with a row for each slot."""
         if self._pages is not None:
-            return PagedCache(self._pages, self._num_rows, self._longest)
+            return self._paged(self._pages, self._num_rows, self._longest)
         # CUDA graphs refer to fixed memory, so on a GPU all of it is allocated at the start.
         length = self._longest if self._model.device.type == "cuda" else ladder_of(self._model.device).key_step
         return self._contiguous(self._num_rows, length)
@@ -43,10 +45,15 @@ class Caches:
     def prompts(self, num_rows: int, longest: int) -> SlotCache:
         """A cache of prompts of at most `longest` tokens."""
         length = cache_size(self._model.device, 1, longest, self._padding)[1]
-        return self._contiguous(num_rows, length) if self._pages is None else PagedCache(self._pages, num_rows, length)
+        return self._contiguous(num_rows, length) if self._pages is None else self._paged(self._pages, num_rows, length)
+
+    def _paged(self, pages: PagedMemory, num_rows: int, length: int) -> SlotCache:
+        if isinstance(pages, HybridMemory):
+            return HybridPages(pages, num_rows, length, self._num_recent)
+        return PagedCache(pages, num_rows, length)
 
     def _contiguous(self, num_rows: int, length: int) -> SlotCache:
         given = self._model.cache_shape, num_rows, length, self._model.device, self._companion
         if self._model.cache_shape.recurrent:
-            return HybridCache(*given, self._every, self._num_recent)
+            return HybridRows(*given, self._every, self._num_recent)
         return ContiguousCache(*given)

@@ -78,16 +78,16 @@ def replay(nets: Sequence[Any], cache: HybridCache, rows: np.ndarray, positions:
     rows, positions = rows[missing], positions[missing]
     if not len(rows):
         return
-    device, snapshots = cache.inputs.device, positions // cache.every
-    start = snapshots * cache.every
-    row_ids, counts = torch.from_numpy(rows).to(device), torch.from_numpy(positions - start).to(device)
+    device = cache.recent.matrices.device
+    start, places = cache.last_snapshots(rows, positions)
+    row_ids, counts, (kept_in, kept_at) = (torch.from_numpy(numbers).to(device)
+                                           for numbers in (rows, positions - start, places))
     longest = round_up(int((positions - start).max()), _ROW_STEP)
     at = np.minimum(start[:, None] + np.arange(longest), cache.length - 1)
     for number, net in enumerate(nets):
-        windows, matrices = cache.snapshots.get(number, row_ids, torch.from_numpy(snapshots).to(device))
+        windows, matrices = cache.snapshots.get(number, kept_in, kept_at)
         for first in range(0, longest, PIECE):
-            index = torch.from_numpy(at[:, first : first + PIECE]).to(device)
-            inputs = cache.inputs[number][row_ids[:, None], index]
+            inputs = cache.inputs_at(number, rows, at[:, first : first + PIECE])
             windows, matrices = _advance(net, inputs, windows, matrices, counts - first)
         cache.recent.put(number, row_ids, torch.from_numpy(positions % cache.num_recent).to(device), windows, matrices)
     cache.known[rows] = positions

@@ -6,15 +6,30 @@ it is first needed. Steps run without a graph if rows draw with different sampli
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 
+from dflash_mcmc.errors import note
 from dflash_mcmc.inference.cache import SlotCache
 from dflash_mcmc.inference.rows import Rows, Status
 from dflash_mcmc.inference.stepper import Group, Riders, Stepper
 
 _WARM_UPS = 2
+
+
+def graphed(stepper: Stepper, reason: str | None) -> Stepper:
+    """The stepper with graphs. If there is a reason against them, it is the stepper itself, with a note once in a process."""
+    if reason is None:
+        return GraphedSteps(stepper)
+    _note(reason)
+    return stepper
+
+
+@cache
+def _note(reason: str) -> None:
+    note(f"hardware.cuda_graphs: decode steps run without CUDA graphs, because {reason}")
 
 
 class GraphedSteps:

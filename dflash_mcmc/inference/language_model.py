@@ -37,9 +37,9 @@ class LanguageModel:
         stop_strings: strings that end a generation; None for none.
         cache_shape: shape of the keys and values of a token, and of the states of recurrent layers.
         recurrent_nets: the recurrent parts of the layers that have one, in the order of the layers.
-        capturable: whether a forward can be captured as a CUDA graph. A model with a growing rotary embedding cannot be
-            captured, because this embedding reads the positions on the host, and neither can a mixture of experts. A model
-            with recurrent layers has not been captured yet.
+        uncaptured: why a forward is not captured as a CUDA graph; None if it is. A growing rotary embedding cannot be
+            captured, because it reads the positions on the host, and neither can a mixture of experts. Recurrent layers have
+            not been captured yet.
         turn: taken by the engine that runs the model.
         max_positions: longest sequence, prompt included.
         masks: which earlier tokens the layers attend to.
@@ -67,8 +67,7 @@ class LanguageModel:
         recurrent = recurrent_shape(self.config, self.dtype)
         self.recurrent_nets = [self.layers[number].linear_attn for number in recurrent.layers] if recurrent else []
         delta_net.install(self.recurrent_nets)
-        growing = any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config))
-        self.capturable = not growing and not self._has_experts and recurrent is None
+        self.uncaptured = self._reason_without_graphs()
         self._float32_head = Float32Head(self.head, head_copy)
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         self.stop_strings: StopStrings | None = None
@@ -87,6 +86,8 @@ class LanguageModel:
 
     def stopping_at(self, strings: Sequence[str]) -> LanguageModel:
         """The same model, whose generations end at these strings too. Raises UserError for an unknown kind of tokenizer."""
+        if not strings and self.stop_strings is None:
+            return self
         stopped = copy.copy(self)
         stopped.stop_strings = StopStrings(strings, self._token_texts) if strings else None
         return stopped
@@ -171,6 +172,13 @@ class LanguageModel:
         """
         text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
         return text if self.stop_strings is None else self.stop_strings.cut(text)
+
+    def _reason_without_graphs(self) -> str | None:
+        if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):
+            return "the model's rotary embedding grows with the text"
+        if self._has_experts:
+            return "the model is a mixture of experts"
+        return "the model has recurrent layers" if self.recurrent_nets else None
 
     def _refuse_unsupported(self, model: torch.nn.Module) -> None:
         probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]

@@ -23,16 +23,24 @@ class OutOfPages(MemoryError):
     """No page is free."""
 
 
+def _nothing(page: int) -> None:
+    """What a pool does with a page that has lost its last user, unless something else is set."""
+
+
 class PagePool:
     """Free pages, and the number of users of the others.
 
     Args:
         num_pages: number of pages, without the two that no row has.
         erase: sets pages to zero.
+
+    Attributes:
+        freed: is called with each page that loses its last user.
     """
 
     def __init__(self, num_pages: int, erase: Callable[[list[int]], None]):
         self.num_pages, self._erase = num_pages, erase
+        self.freed: Callable[[int], None] = _nothing
         self._spoiled = set[int]()
         self.reset()
 
@@ -80,6 +88,7 @@ class PagePool:
                 self._spoiled.add(page)
             if not self._users[page]:
                 self._free.append(page)
+                self.freed(page)
                 if page in self._spoiled:
                     self._erase([page])
                     self._spoiled.discard(page)

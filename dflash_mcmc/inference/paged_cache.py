@@ -80,16 +80,21 @@ class PagedMemory:
         self.page_size, self.device = page_size, device
         self.shapes = [each for each in (shape, companion) if each is not None]
         self.pages = [Pages(each, num_pages, page_size, device) for each in self.shapes]
-        self.pool = PagePool(num_pages, self._erase)
+        self.pool = PagePool(num_pages, self.erase)
 
     def copy(self, source: int, page: int, start: int, stop: int) -> None:
         """Copies positions of a page to another."""
         for pages in self.pages:
             pages.copy(source, page, start, stop)
 
-    def _erase(self, numbers: list[int]) -> None:
+    def erase(self, numbers: list[int]) -> None:
+        """Sets pages to zero."""
         for pages in self.pages:
             pages.erase(numbers)
+
+    def reset(self) -> None:
+        """Takes all pages back."""
+        self.pool.reset()
 
 
 class PagedCache(SlotCache):
@@ -146,7 +151,7 @@ class PagedCache(SlotCache):
 
     def restart(self) -> None:
         self.table.reset()
-        self.memory.pool.reset()
+        self.memory.reset()
 
     @property
     def num_pages(self) -> int:
@@ -250,4 +255,4 @@ class PagedCache(SlotCache):
         rows = [row] if isinstance(row, int) else range(*row.indices(self.num_rows))
         for each in rows:
             self.table.keep(each, range(0), spoiled=True)
-        self.memory._erase([WASTE])
+        self.memory.erase([WASTE])

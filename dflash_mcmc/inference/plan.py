@@ -13,7 +13,7 @@ from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.ladder import cache_size
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.page_table import NUM_RESERVED, PAGE_SIZE
-from dflash_mcmc.inference.recurrent_shape import PIECE, num_recent
+from dflash_mcmc.inference.recurrent_shape import PIECE, num_recent, num_snapshots
 from dflash_mcmc.inference.speculative.drafter import Drafter
 from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
 from dflash_mcmc.process import ranks
@@ -121,6 +121,23 @@ class Workload(NamedTuple):
         states = num_recent(self.options, self.num_drafted) + length // self.options.snapshot_every + 1
         return num_copies * num_rows * (states * shape.state_bytes + length * shape.input_bytes)
 
+    def state_bytes_of_pages(self, num_pages: int, num_rows: int) -> int:
+        """Bytes of the recurrent states and their inputs in so many pages, and in caches of so many rows together."""
+        shape = self.model.cache_shape.recurrent
+        if shape is None:
+            return 0
+        states = num_rows * num_recent(self.options, self.num_drafted)
+        states += 1 + num_snapshots(num_pages, PAGE_SIZE, self.options.snapshot_every)
+        return states * shape.state_bytes + (num_pages + NUM_RESERVED) * PAGE_SIZE * shape.input_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page, and of its share of the snapshots."""
+        shape = self.model.cache_shape.recurrent
+        states = 0 if shape is None else (PAGE_SIZE * shape.input_bytes
+                                          - (-PAGE_SIZE * shape.state_bytes // self.options.snapshot_every))
+        return PAGE_SIZE * self.token_bytes + states
+
     def prompts(self, num_slots: int) -> tuple[int, int]:
         """Rows and positions of the prompts that are read ahead."""
         ahead = min(self.options.read_ahead, num_slots) if self.options.reuse_prefix else 0
@@ -140,7 +157,9 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     positions = rows * length * kept + ahead * longest_prompt
     if num_pages:
         positions = (num_pages + NUM_RESERVED) * PAGE_SIZE
-    states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
+        states = work.state_bytes_of_pages(num_pages, rows * kept + ahead)
+    else:
+        states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
     caches = states + positions * work.token_bytes + rows * length * (_ROW_STATE_BYTES + 2 * work.num_drafted * 8)
     copies = _BLOCK_COPIES if work.drafter else _LOGIT_COPIES
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
@@ -175,10 +194,6 @@ def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float
     else:
         limit, source = int(memory_gb * _GB), "hardware.memory_gb"
     wanted = min(num_slots or _MOST_SLOTS, num_draws)
-    if work.model.cache_shape.recurrent is not None:
-        if kv_cache == "paged":
-            raise ConfigError("hardware.kv_cache", kv_cache, "auto or contiguous, for a model with recurrent layers")
-        kv_cache = "contiguous"
     paged = kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit)
     return (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
 
@@ -237,11 +252,10 @@ def _size(num_bytes: int) -> str:
 def _pages_that_fit(work: Workload, slots: int, limit: int) -> int:
     """Number of pages that fit, at most those that can be used."""
     without = predict(work, slots, num_pages=1)
-    page_bytes = PAGE_SIZE * work.token_bytes
     rows, length = cache_size(work.model.device, slots, work.max_length, work.padding)
     ahead, longest_prompt = work.prompts(slots)
     useful = (rows * length * (2 if work.keeps_current else 1) + ahead * longest_prompt) // PAGE_SIZE
-    return min(useful, 1 + (limit - without.total) // page_bytes)
+    return min(useful, 1 + (limit - without.total) // work.page_bytes)
 
 
 def _fewest_pages(work: Workload, slots: int) -> int:

@@ -76,3 +76,8 @@ def num_recent(options: Options, num_drafted: int) -> int:
         num_drafted: tokens of a draft's block.
     """
     return (options.steps_between_checks or 1) * (1 + num_drafted) + 1
+
+
+def num_snapshots(num_pages: int, page_size: int, every: int) -> int:
+    """Number of snapshots of a cache of pages: those of rows that share no page."""
+    return -(-num_pages * page_size // every)

@@ -10,22 +10,33 @@ position to which a row is rolled back. A row therefore keeps
 The state at a position is the state before its token is fed. A state that is neither a snapshot nor recent is replayed: the
 recurrence runs from the last snapshot over the kept inputs (`delta_net.replay`). The recurrence goes token by token in every
 forward, so that its bits do not depend on how a text was split into forwards. A row that was rolled back therefore has the
-bits of a row that never went further.
+bits of a row that never went further. The nearest snapshot may be missing; an earlier one gives the same bits.
+
+    recurrent_rows.py    a contiguous cache with these states
+    recurrent_pages.py   a cache of pages with these states
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from dflash_mcmc.inference.cache import CacheShape, SlotCache, SlotLayer
-from dflash_mcmc.inference.contiguous_cache import ContiguousCache
+from dflash_mcmc.inference.cache import SlotCache, SlotLayer
 from dflash_mcmc.inference.recurrent_shape import RecurrentShape
 
 _UNKNOWN = -1
+
+
+class StatePlace(NamedTuple):
+    """Where a state is among `RecurrentStates`."""
+
+    row: int
+    at: int
 
 
 class RecurrentStates:
@@ -79,8 +90,8 @@ class RecurrentStates:
 class RecurrentLayer(SlotLayer):
     """One recurrent layer of a `HybridCache`. `delta_net.mix` reads and writes its states in each forward."""
 
-    def __init__(self, cache: HybridCache, number: int):
-        super().__init__(cache.inputs.dtype, cache.inputs.device, cache.length)
+    def __init__(self, cache: HybridCache, number: int, shape: RecurrentShape, device: torch.device):
+        super().__init__(shape.dtype, device, cache.length)
         self._cache, self._number = cache, number
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
@@ -90,7 +101,7 @@ class RecurrentLayer(SlotLayer):
     def begin(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores inputs (rows, queries, width). Returns windows and matrices of the rows at their first positions."""
         cache, number = self._cache, self._number
-        cache.inputs[number][cache.row_ids[:, None], cache.positions] = inputs
+        cache.write_inputs(number, inputs)
         return cache.recent.get(number, cache.row_ids, cache.positions[:, 0] % cache.num_recent)
 
     def keep(self, query: int, windows: torch.Tensor, matrices: torch.Tensor) -> None:
@@ -102,22 +113,22 @@ class RecurrentLayer(SlotLayer):
         # After its last token a row reads padding, whose states are not kept.
         (rows, stop), reached = cache.spans[:, [0, 2]].T, cache.spans[:, 1] + query + 1
         for index in np.flatnonzero((reached <= stop) & (reached % cache.every == 0)).tolist():
-            row, at = int(rows[index]), int(reached[index]) // cache.every
-            cache.snapshots.put(number, row, at, windows[index], matrices[index])
+            place = cache.place_snapshot(int(rows[index]), int(reached[index]) // cache.every)
+            if place is not None:
+                cache.snapshots.put(number, *place, windows[index], matrices[index])
         for index in np.flatnonzero(reached == stop).tolist():
             row, at = int(rows[index]), int(stop[index]) % cache.num_recent
             cache.recent.put(number, row, at, windows[index], matrices[index])
 
 
-class HybridCache(ContiguousCache):
-    """A contiguous cache for a model in which some layers are recurrent.
-
-    Args:
-        every: positions between two snapshots.
-        num_recent: number of recent states of a row.
+class HybridCache(SlotCache):
+    """A cache for a model in which some layers are recurrent. A subclass has the memory of inputs and snapshots.
 
     Attributes:
-        inputs: (layers, num_rows, length, width), the inputs of the recurrent layers.
+        every: positions between two snapshots.
+        num_recent: number of recent states of a row.
+        snapshots: the states at multiples of `every`; `snapshot` has their places.
+        recent: the latest states of each row; None for a cache whose rows are only copied.
         known: int64 (num_rows,) on the host, the position whose state is recent in each row beside those that the next steps
             write; -1 without such a position.
         spans: int64 (rows, 3): rows, and the positions that the next forward reads in them, without padding; None for a
@@ -125,76 +136,61 @@ class HybridCache(ContiguousCache):
     """
 
     recurrent = True
+    snapshots: RecurrentStates
 
-    def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
-                 companion: CacheShape | None = None, every: int = 1, num_recent: int = 2):
-        super().__init__(shape, num_rows, length, device, companion)
-        if shape.recurrent is None:
-            raise ValueError("this model has no recurrent layers")
-        recurrent, self.every, self.num_recent = shape.recurrent, every, num_recent
-        sizes = len(recurrent.layers), num_rows, length, recurrent.width
-        self.inputs = torch.zeros(sizes, dtype=recurrent.dtype, device=device)
-        self.snapshots = RecurrentStates(recurrent, num_rows, length // every + 1, device)
-        self.recent = RecurrentStates(recurrent, num_rows, num_recent, device)
-        self.known = np.zeros(num_rows, np.int64)
+    def _add_states(self, shape: RecurrentShape, every: int, num_recent: int, device: torch.device | str,
+                    keeps_recent: bool = True) -> None:
+        """Makes the recent states and the recurrent layers. The layers with keys and values are there."""
+        self.every, self.num_recent, self.keeps_recent = every, num_recent, keeps_recent
+        self.recent = RecurrentStates(shape, self.num_rows if keeps_recent else 0, num_recent, device)
+        self.known = np.full(self.num_rows, 0 if keeps_recent else _UNKNOWN)
         self.spans: np.ndarray | None = None
         self.row_ids = self.positions = torch.empty(0)
+        self._every_row = torch.arange(self.num_rows, device=device)
         layers: list[SlotLayer] = list(self.slot_layers)
-        for number, layer in enumerate(recurrent.layers):  # in ascending order, so that each lands at its place
-            layers.insert(layer, RecurrentLayer(self, number))
+        for number, layer in enumerate(shape.layers):  # in ascending order, so that each lands at its place
+            layers.insert(layer, RecurrentLayer(self, number, shape, torch.device(device)))
         self.layers = [*layers]
 
-    def on_host(self, length: int) -> HybridCache:
-        return HybridCache(self._shape, 1, length, "cpu", self.companion._shape if self.companion else None, self.every,
-                           self.num_recent)
+    @abstractmethod
+    def write_inputs(self, number: int, inputs: torch.Tensor) -> None:
+        """Writes inputs of a layer, (rows, queries, width), to the aimed rows and positions."""
 
-    def reserve(self, length: int) -> None:
-        if length > self.length:
-            self.inputs = torch.nn.functional.pad(self.inputs, (0, 0, 0, length - self.length))
-            self.snapshots.extend(length // self.every + 1)
-        super().reserve(length)
+    @abstractmethod
+    def inputs_at(self, number: int, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        """The inputs of a layer at positions, int64 (rows, n), of rows, int64 (rows,): (rows, n, width)."""
+
+    @abstractmethod
+    def input_span(self, row: int, start: int, stop: int) -> torch.Tensor:
+        """The inputs of all layers at positions `start` to `stop - 1` of a row, (layers, positions, width)."""
+
+    @abstractmethod
+    def snapshot(self, row: int, number: int) -> StatePlace | None:
+        """The place of a row's state at position `number * every` among the snapshots; None if it was not kept."""
+
+    @abstractmethod
+    def place_snapshot(self, row: int, number: int) -> StatePlace | None:
+        """The place to which a row's state at position `number * every` is written; None if there is no room for it."""
+
+    def last_snapshots(self, rows: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The last snapshots at or before positions of rows: their positions, int64 (rows,), and places, int64 (2, rows)."""
+        numbers, places = positions // self.every, []
+        for index, row in enumerate(rows.tolist()):
+            while (place := self.snapshot(row, int(numbers[index]))) is None:
+                numbers[index] -= 1
+            places.append(place)
+        return numbers * self.every, np.array(places).T
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
-        super().aim(rows, positions, key_length)
-        self.row_ids, self.positions = self._row_ids[rows][:, 0], positions
-
-    def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
-        """See `SlotCache`. States at positions `start + 1` to `stop` are copied too, as far as the source has them."""
-        super().copy(source, source_row, row, start, stop)
-        theirs = _hybrid(source)
-        self.inputs[:, row, start:stop] = theirs.inputs[:, source_row, start:stop]
-        taken = slice(start // self.every + 1, stop // self.every + 1)
-        self.snapshots.copy(row, taken, theirs.snapshots, source_row, taken)
-        self.known[row] = _UNKNOWN
-        if theirs.known[source_row] == stop:
-            at = stop % self.num_recent
-            self.recent.copy(row, at, theirs.recent, source_row, at)
-            self.known[row] = stop
+        super().aim(rows, positions, key_length)  # type: ignore[safe-super]  # the cache of keys and values is the next class
+        self.row_ids, self.positions = self._every_row[rows], positions
 
     def follow(self, leader: int, row: int, start: int, stop: int) -> None:
         """See `SlotCache`. The state at `stop` is recent in the leader's row."""
-        self.copy(self, leader, row, start, stop)
+        super().follow(leader, row, start, stop)
         at = stop % self.num_recent
         self.recent.copy(row, at, self.recent, leader, at)
         self.known[row] = stop
-
-    def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
-        length, known = max(length_a, length_b), self.known[[b, a]]
-        super().swap(a, b, length_a, length_b)
-        if length_a and length_b:  # else one row has been copied over the other
-            kept = self.inputs[:, a, :length].clone()
-            self.inputs[:, a, :length] = self.inputs[:, b, :length]
-            self.inputs[:, b, :length] = kept
-            self.snapshots.swap(a, b, length // self.every + 1)
-        self.recent.swap(a, b, self.num_recent)
-        self.known[[a, b]] = known
-
-    def clear(self, row: int | slice = slice(None)) -> None:
-        super().clear(row)
-        self.inputs[:, row] = 0
-        self.snapshots.clear(row)
-        self.recent.clear(row)
-        self.known[row] = 0
 
     @contextmanager
     def reading(self, spans: np.ndarray) -> Iterator[None]:
@@ -206,11 +202,46 @@ class HybridCache(ContiguousCache):
     def passed(self, before: np.ndarray, after: np.ndarray) -> None:
         for row in np.flatnonzero(after // self.every > before // self.every).tolist():
             for number in range(int(before[row]) // self.every + 1, int(after[row]) // self.every + 1):
-                self.snapshots.copy(row, number, self.recent, row, number * self.every % self.num_recent)
+                place = self.place_snapshot(row, number)
+                if place is not None:
+                    self.snapshots.copy(*place, self.recent, row, number * self.every % self.num_recent)
         self.known[: len(after)] = after
 
+    def _copy_snapshots(self, source: HybridCache, source_row: int, row: int, start: int, stop: int) -> None:
+        """Copies the states of another kind of cache at positions `start + 1` to `stop`, as far as it has them."""
+        for number in range(start // self.every + 1, stop // self.every + 1):
+            theirs = source.snapshot(source_row, number)
+            mine = None if theirs is None else self.place_snapshot(row, number)
+            if theirs is None or mine is None:
+                self._forget_snapshot(row, number)
+            else:
+                self.snapshots.copy(*mine, source.snapshots, *theirs)
 
-def _hybrid(cache: SlotCache) -> HybridCache:
+    @abstractmethod
+    def _forget_snapshot(self, row: int, number: int) -> None:
+        """Notes that a row's state at position `number * every` was not kept."""
+
+    def _copy_recent(self, source: HybridCache, source_row: int, row: int, stop: int) -> None:
+        """Copies the state at `stop`, if the source has it."""
+        self.known[row] = _UNKNOWN
+        if self.keeps_recent and source.known[source_row] == stop:
+            at = stop % self.num_recent
+            self.recent.copy(row, at, source.recent, source_row, at)
+            self.known[row] = stop
+
+    def _swap_recent(self, a: int, b: int, known: np.ndarray) -> None:
+        """Exchanges the recent states of two rows, which then have the states at positions `known`, int64 (2,)."""
+        self.recent.swap(a, b, self.num_recent)
+        self.known[[a, b]] = known
+
+    def _clear_recent(self, row: int | slice) -> None:
+        if self.keeps_recent:
+            self.recent.clear(row)
+            self.known[row] = 0
+
+
+def hybrid(cache: SlotCache) -> HybridCache:
+    """The same cache. Raises TypeError for a cache without recurrent states."""
     if not isinstance(cache, HybridCache):
         raise TypeError(f"{type(cache).__name__} has no recurrent states")
     return cache

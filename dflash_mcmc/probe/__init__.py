@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.inference.target_shape import TargetShape
     from dflash_mcmc.types import UnitCost
 
 
@@ -78,6 +79,9 @@ class Probe(Component):
     """Whether all answers are drawn by chains of the configured engine, so that `dataset.stop` ends them."""
     unit: ClassVar[str]
     """The word for one unit in the progress bar and messages."""
+    record_type: ClassVar[type | None] = None
+    """A TypedDict of the fields of a record, without problem and chain. Records are checked against it when they are written
+    and read (`store/schema.py`). A record with `skipped` may lack the fields. None checks only that numbers are finite."""
 
     def sources(self) -> tuple[str, ...]:
         """Groups that the outputs of a run with this probe depend on."""
@@ -94,6 +98,9 @@ class Probe(Component):
         """
         return True
 
+    def check_target(self, target: TargetShape) -> None:
+        """Checks that the probe can measure this target, before its weights are loaded. Raises UserError."""
+
     def expected_cost(self, config: Config) -> UnitCost | None:
         """Mean cost of a unit, for the lengths in `config.assumed`; None without an estimate. Loads no weights."""
         return None
@@ -102,10 +109,10 @@ class Probe(Component):
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Measures each unit that `work` gives and yields its record when it is done, in any order.
 
-        A record holds JSON values. Problem and chain are not in it, and the field `failure` is reserved. Except for its times,
-        a record depends only on the identity and the unit. It does not depend on other units, and its random numbers have
-        their own keys. The method may be called several times, for example for a unit that must be measured alone. A
-        UserError that refuses the configuration is raised before the first record.
+        A record holds JSON values. Problem and chain are not in it, and the fields `failure` and `checksum` are reserved.
+        Except for its times, a record depends only on the identity and the unit. It does not depend on other units, and its
+        random numbers have their own keys. The method may be called several times, for example for a unit that must be
+        measured alone. A UserError that refuses the configuration is raised before the first record.
         """
 
     @abstractmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.store.described import RUN, described
 
-RUN = "run.json"
 _TRACKED = re.compile(r"(?:[^/]+/)*(?:(?P<experiment>[\w-][\w.-]*)-)?(?P<identity>[0-9a-f]{12})")
 _ALLOWED = "a run folder, an experiment folder, a glob, or a W&B run id (<experiment>-<identity>)"
 
@@ -90,6 +89,6 @@ def _is_run(folder: Path, files: Sequence[str]) -> bool:
 def _start(run: Found) -> tuple[str, str]:
     """Sort key: start time, then path. Unreadable files sort first; reading the run reports their errors."""
     try:
-        return json.loads((run.folder / RUN).read_text())["sessions"][0]["started"], str(run.folder)
-    except (OSError, ValueError, LookupError, TypeError):
+        return str(described(run.folder / RUN).sessions[0].get("started", "")), str(run.folder)
+    except UserError:
         return "", str(run.folder)

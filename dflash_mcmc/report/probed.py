@@ -12,13 +12,14 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from dflash_mcmc.report.parts import Column, Table
+from dflash_mcmc.store.described import RUN, json_object
 
 
 def overall(folders: Sequence[Path]) -> str:
     """The tables of finished runs. Runs of a probe share its tables; the first columns are the settings that vary."""
     runs: dict[str, list[tuple[dict, dict]]] = {}
     for folder in folders:
-        summary, run = (json.loads((folder / name).read_text()) for name in ("summary.json", "run.json"))
+        summary, run = (json_object(folder / name) for name in ("summary.json", RUN))
         runs.setdefault(summary["probe"], []).append((run["identity"], summary["tables"]))
     return "\n\n".join(_of_probe(name, found) for name, found in runs.items())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from dflash_mcmc.report.parts import Section, paragraphs
 from dflash_mcmc.report.probed import table_of
 from dflash_mcmc.report.published_rows import RUN, beside, source_of
 from dflash_mcmc.report.table import configuration_of, labels_of
+from dflash_mcmc.store.described import json_object
 
 _TEXT = """
 Figures are in the folders of the runs: {folders}. Intervals are 95 %, from a bootstrap over problems.
@@ -35,7 +35,14 @@ class ProbeRun(NamedTuple):
 
 def are_probes(found: Sequence[Found]) -> bool:
     """Whether all of the run folders are runs of probes. A folder whose run.json cannot be read does not count as one."""
-    return all("probe" in _json(entry.folder / RUN_FILE).get("identity", {}) for entry in found)
+    return all("probe" in (_json(entry.folder / RUN_FILE).get("identity") or {}) for entry in found)
+
+
+def _is_of_a_probe(summary: dict) -> bool:
+    """Whether a summary has the tables of a probe, each a list of rows."""
+    tables, names = summary.get("tables"), (summary.get("probe"), summary.get("condition"))
+    return isinstance(tables, dict) and all(isinstance(name, str) for name in names) and all(
+        isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in tables.values())
 
 
 def report_of(found: Sequence[Found]) -> tuple[Heading, list[Section]]:
@@ -43,7 +50,7 @@ def report_of(found: Sequence[Found]) -> tuple[Heading, list[Section]]:
     runs, warnings = [], []
     for entry in found:
         summary = _json(entry.folder / "summary.json")
-        if "tables" in summary:
+        if _is_of_a_probe(summary):
             runs.append(ProbeRun(entry.folder, _json(entry.folder / RUN_FILE)["identity"], summary))
         else:
             warnings.append(f"left out: {entry.folder}: not a finished run of a probe")
@@ -75,7 +82,6 @@ def _section(probe: str, runs: list[ProbeRun]) -> Section:
 
 def _json(path: Path) -> dict:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json_object(path)
+    except UserError:
         return {}
-    return content if isinstance(content, dict) else {}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from omegaconf import OmegaConf
 
@@ -17,15 +16,17 @@ from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.locate import RUN, Found
 from dflash_mcmc.report.table import labels_of
-from dflash_mcmc.store.records import read_records, record_files
+from dflash_mcmc.store.described import described, json_object
+from dflash_mcmc.store.files import read_regular
+from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import sample_schema
 
 if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler
-    from dflash_mcmc.store.records import Record, SampleKey
+    from dflash_mcmc.store.records import Record
 
-_NEEDED = ("problem", "chain", "verdict", "answer", "gold", "level", "subject", "num_tokens", "log_p", "proposals", "accepted",
-           "moved", "abandoned", "law_error", "tokens_drawn", "tokens_skipped", "token_forwards", "target_forwards",
-           "blocks_drafted", "tokens_drafted", "seconds", "share_seconds")
+_MOST_TOLD = 20
+"""Number of left out lines of a run that a report lists; it counts the others."""
 _NAMED_BY = ("blend", "draft", "sampler", "decoder")
 
 
@@ -141,62 +142,33 @@ def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list
 
 
 def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
-    described = _loaded(folder / RUN, json.loads)
-    try:
-        identity, sessions = dict(described["identity"]), list(described["sessions"])
-    except (LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / RUN}: holds no identity or no sessions; a run did not write this file") from error
+    identity, sessions = described(folder / RUN)
     config = _loaded(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
     if not isinstance(config, dict) or "name" not in config:
         raise UserError(f"{folder / 'config.yaml'}: holds no configuration of a run")
-    messages: list[str] = []
-    if "probe" in identity:
-        records: list[Record] = []
-    elif lenient:
-        records, messages = _good_records(folder)
-    else:
-        records = read_records(folder)
-        for record in records:
-            if not _is_sample(record):
-                raise UserError(f"{folder}: the record of problem {record['problem']}, chain {record['chain']} is not a "
-                                f"sample: it lacks {', '.join(sorted(set(_NEEDED) - set(record)))}")
+    left_out: list[str] = []
+    records = [] if "probe" in identity else read_records(folder, sample_schema(), left_out if lenient else None)
     condition = (config.get("condition") or {}).get("name") or _made_of(identity)
     return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records,
-               *_expected(folder, config, sessions, records)), messages
+               *_expected(folder, config, sessions, records)), _few(left_out, folder)
 
 
 def _loaded(path: Path, parse: Callable[[str], Any]) -> Any:
+    content = read_regular(path)
+    if content is None:
+        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; a run folder has it next to its records") from error
+        return parse(content.decode())
     except Exception as error:  # json, yaml and OmegaConf raise different types
         message = " ".join(str(error).split())[:120] or type(error).__name__
         raise UserError(f"{path}: cannot be parsed: {message}") from error
 
 
-def _good_records(folder: Path) -> tuple[list[Record], list[str]]:
-    """The first record of each sample in the files, and a sentence for each line that was left out."""
-    records: dict[SampleKey, Record] = {}
-    messages = []
-    for path in record_files(folder).values():
-        content = path.read_bytes()
-        for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not _is_sample(record):
-                messages.append(f"left out: {path}: line {number} is not a record of a sample")
-            elif (key := (record["problem"], record["chain"])) in records:
-                messages.append(f"left out: {path}: line {number} repeats problem {key[0]}, chain {key[1]}")
-            else:
-                records[key] = record
-    return list(records.values()), messages
-
-
-def _is_sample(record: object) -> TypeGuard[Record]:
-    return isinstance(record, dict) and all(name in record for name in _NEEDED)
+def _few(messages: list[str], folder: Path) -> list[str]:
+    """The first messages about left out lines, and the number of the others."""
+    more = len(messages) - _MOST_TOLD
+    shown = [f"left out: {message}" for message in messages[:_MOST_TOLD]]
+    return [*shown, f"left out: {folder}: {more:,} more lines"] if more > 0 else shown
 
 
 def _made_of(identity: dict) -> str:
@@ -228,8 +200,8 @@ def _asked_for(dataset: dict) -> int | None:
 
 def _summarised(folder: Path) -> int | None:
     try:
-        return json.loads((folder / "summary.json").read_text())["num_samples"]
-    except (OSError, ValueError, LookupError, TypeError):
+        return json_object(folder / "summary.json").get("num_samples")
+    except UserError:  # the run is then not known to be complete
         return None
 
 

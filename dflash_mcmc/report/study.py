@@ -125,8 +125,8 @@ def full(run: Run) -> list[Record]:
 
 
 def votes(run: Run) -> bool:
-    """Whether a majority vote is possible. It needs several chains, and answers that are not programs."""
-    return run.num_chains > 1 and run.component("grader") != "code"
+    """Whether a majority vote is possible. It needs a problem with several chains, and answers that are not programs."""
+    return run.num_chains > 1 and run.component("grader") != "code" and bool(full(run))
 
 
 def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:
@@ -151,8 +151,9 @@ def rules_asked_for(run: Run) -> list[VoteRule]:
 
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
     """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs."""
-    entries = [_entry(run, "sample", run.shown, run.records)]
-    records, alpha = full(run), _weighed_by(run)
+    entries, records, alpha = [_entry(run, "sample", run.shown, run.records)], full(run), _weighed_by(run)
+    if not records:  # no problem has all chains
+        return entries
     if votes(run):
         numbers = [number for number in matched(run, records, runs) if 1 < number < run.num_chains]
         entries += [_entry(run, "majority", f"{run.shown}, majority of {number}", aggregated(records, chains=number))
@@ -161,9 +162,9 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
                 for rule in rules_asked_for(run)]
     if run.num_chains > 1:
         entries.append(_entry(run, "log_p", f"{run.shown}, best by log p of {run.num_chains}", aggregated(records, "log_p")))
-    if run.num_chains > 1 and alpha:
-        entries.append(_entry(run, "drawn", f"{run.shown}, weighed by p^{alpha:g} of {run.num_chains}",
-                              aggregated(records, "power", alpha)))
+        if alpha:
+            shown = f"{run.shown}, weighed by p^{alpha:g} of {run.num_chains}"
+            entries.append(_entry(run, "drawn", shown, aggregated(records, "power", alpha)))
     return entries
 
 
@@ -184,8 +185,7 @@ def cost_of(records: Sequence[Outcome], cost: Cost) -> float:
 
 
 def _entry(run: Run, by: str, shown: str, records: Sequence[Record] | Sequence[Combined]) -> Entry:
-    of = outcomes(records)
-    return Entry(run, by, shown, records, of, accuracy_of(of))
+    return Entry(run, by, shown, records, of := outcomes(records), accuracy_of(of))
 
 
 def _weighed_by(run: Run) -> float | None:

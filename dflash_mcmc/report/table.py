@@ -13,6 +13,8 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.parts import count
 from dflash_mcmc.statistics.summaries import aggregates_of
 from dflash_mcmc.store import finishes
+from dflash_mcmc.store.described import json_object
+from dflash_mcmc.store.files import is_there, read_regular
 
 HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
            "moved", "no answer", "token-forwards")
@@ -110,16 +112,16 @@ def configuration_of(folder: Path) -> dict:
     from omegaconf import OmegaConf
 
     path = folder / "config.yaml"
+    content = read_regular(path)
+    if content is None:
+        raise UserError(f"{folder}: not a finished run: {path.name} cannot be read")
     try:
-        return dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]  # a run writes a mapping
-    except OSError as error:
-        raise UserError(f"{folder}: not a finished run: {path.name} cannot be read") from error
+        return dict(OmegaConf.to_container(OmegaConf.create(content.decode())))  # type: ignore[arg-type]  # a run writes a mapping
+    except Exception as error:  # yaml and OmegaConf raise different types
+        raise UserError(f"{path}: cannot be parsed: {type(error).__name__}; allowed: the file as a run wrote it") from error
 
 
 def _read(path: Path) -> dict:
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path.parent}: not a finished run: {path.name} cannot be read") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON: {error}") from error
+    if not is_there(path):
+        raise UserError(f"{path.parent}: not a finished run: {path.name} cannot be read")
+    return json_object(path)

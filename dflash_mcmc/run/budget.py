@@ -205,7 +205,7 @@ def _estimate(config: Config, field: str | None, setting: int) -> float:
 def _measured(config: Config, field: str) -> float:
     """The mean cost of an answer in a pilot, which is drawn unless it is recorded. Raises UserError."""
     from dflash_mcmc.run.loop import execute
-    from dflash_mcmc.store.records import read_records
+    from dflash_mcmc.store.reading import read_records
 
     pilot = _pilot(config)
     result = execute(Job(pilot))

@@ -61,7 +61,7 @@ def execute(job: Job) -> RunResult:
     identity, keys = identity_of(config), tasks.keys()
     digest = hash_of(identity)
     with stopping.handling_signals(config.hardware.grace_seconds):
-        with (RunStore.open(run_folder(config, digest), tasks.left_out) as store,
+        with (RunStore.open(run_folder(config, digest), tasks.left_out, tasks.schema(), config.repair) as store,
               Tracking(store, job, digest, tasks.metrics) as tracking):
             recorded = store.recorded()
             pending = [key for key in keys if key not in recorded]

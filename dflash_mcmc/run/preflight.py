@@ -18,7 +18,7 @@ from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading import check_golds
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.run.tasks import tasks_of
-from dflash_mcmc.store.records import recorded_keys
+from dflash_mcmc.store.reading import recorded_keys
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.jobs import Job
@@ -90,7 +90,8 @@ class _Checks:
         if not any(folder.parent.glob(folder.name)):
             return False
         try:
-            return set(tasks_of(config).keys()) <= recorded_keys(_folder(config))
+            tasks = tasks_of(config)
+            return set(tasks.keys()) <= recorded_keys(_folder(config), tasks.schema())
         except UserError:
             return False
 
@@ -98,8 +99,10 @@ class _Checks:
         return self._once(("shape", repr(config.model)), lambda: config.model.shape("cpu"))
 
     def _fits(self, config: Config, drafts: bool) -> bool:
-        """Checks config.json, and that a draft fits the target. False if config.json is not here. Raises UserError."""
+        """Checks config.json, and that probe and draft fit the target. False if config.json is not here. Raises UserError."""
         target = self._shape(config)
+        if target is not None:
+            config.probe.check_target(target)
         if target is not None and drafts:
             self._once(("draft", repr(config.draft), repr(config.model)), lambda: config.draft.check_target(target))
         return target is not None

@@ -14,7 +14,8 @@ from dflash_mcmc.run import build, cost, fitting
 from dflash_mcmc.run.tasks import Results, Tasks, Worker
 from dflash_mcmc.statistics import summaries
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.records import Record, SampleKey, record_of
+from dflash_mcmc.store.records import Record, SampleKey, record_of, sample_schema
+from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import Cost, Grade, Problem
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class Samples(Tasks[Record]):
     @cached_property
     def _problems(self) -> list[Problem]:
         return self._config.dataset.problems()
+
+    def schema(self) -> Schema:
+        return sample_schema()
 
     def keys(self) -> list[SampleKey]:
         """The chains of one problem are adjacent, so that its prompt is read once."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dflash_mcmc.store.records import SampleKey
+from dflash_mcmc.store.schema import Schema
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -76,6 +77,10 @@ class Tasks(ABC, Generic[R]):
     """The clause of an error message for a task that was in progress, such as `this sample was being drawn`."""
     left_out: tuple[str, ...] = ()
     """Large fields of records that are not kept in memory."""
+
+    @abstractmethod
+    def schema(self) -> Schema:
+        """The schema of the records, which is checked when they are written and read."""
 
     @abstractmethod
     def keys(self) -> Sequence[SampleKey]:

@@ -18,18 +18,19 @@ from typing import Any
 from dflash_mcmc.config.identity import plain
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import Config, component_of, groups_of
-from dflash_mcmc.errors import note
+from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.shares import wilson
-from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.store.described import json_object
+from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.repair import TRACKED
 from dflash_mcmc.tracker import Guarded, RunInfo
 
 _LONGEST_VALUE = 40
-_TRACKED = "tracked.json"
 _TRY_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
 """Longest wait for another process to finish its tracker, for example W&B's upload."""
@@ -130,16 +131,26 @@ class Tracking:
 
     def _read(self) -> dict[str, dict]:
         """For each tracker: the lines that it has of each file of records, and the number of records in its summary."""
-        path = self._store.folder / _TRACKED
-        try:
-            return json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):  # a failing machine can leave it empty: everything is logged again
+        path = self._store.folder / TRACKED
+        if not is_there(path):
             return {}
+        try:
+            found = json_object(path)
+        except UserError as error:  # a failing machine can leave it empty
+            note(f"{error}; every record is logged again")
+            return {}
+        return {key: value for key, value in found.items() if _is_received(value)}
 
     def _write(self, summary: int | None) -> None:
         logged = {"lines": {str(number): lines for number, lines in self._logged.items()}, "summary": summary}
         with self._store.mutex():  # not durable: a chart can lose values if the machine fails; the records keep them
-            write_atomically(self._store.folder / _TRACKED, json.dumps({**self._read(), self._key: logged}), durable=False)
+            write_atomically(self._store.folder / TRACKED, json.dumps({**self._read(), self._key: logged}), durable=False)
+
+
+def _is_received(value: object) -> bool:
+    """Whether a value of `tracked.json` says what a tracker has received."""
+    lines = value.get("lines") if isinstance(value, dict) else None
+    return isinstance(lines, dict) and all(number.isdecimal() and type(count) is int for number, count in lines.items())
 
 
 class RunningAccuracy:

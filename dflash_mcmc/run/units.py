@@ -14,7 +14,8 @@ from dflash_mcmc.run import cost, fitting
 from dflash_mcmc.run.cost import CostEstimate
 from dflash_mcmc.run.tasks import Results, Tasks, Worker
 from dflash_mcmc.store.files import write_atomically
-from dflash_mcmc.store.records import FAILURE, SampleKey
+from dflash_mcmc.store.records import FAILURE, SampleKey, unit_schema
+from dflash_mcmc.store.schema import Schema
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -27,6 +28,9 @@ class Units(Tasks[dict]):
         self._config, self._probe = config, config.probe
         self.unit = self._probe.unit
         self.in_progress = f"this {self.unit} was being measured"
+
+    def schema(self) -> Schema:
+        return unit_schema(self._probe.record_type)
 
     def keys(self) -> list[Unit]:
         return self._probe.units(self._config)

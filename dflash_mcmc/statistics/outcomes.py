@@ -25,7 +25,7 @@ class Combined(TypedDict):
     problem: str
     chain: int
     """Always 0."""
-    level: int | None
+    level: int | str | None
     subject: str | None
     verdict: str
     """One of `grading.verdicts.VERDICTS`, `tied` or `expected`."""

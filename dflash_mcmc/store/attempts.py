@@ -10,14 +10,15 @@ task is done alone.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from typing import IO
 
-from dflash_mcmc.errors import writing
-from dflash_mcmc.store.files import append_line
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.store.files import append_line, open_to_extend, read_regular
 from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.lines import Damaged, to_line, whole_lines
+from dflash_mcmc.store.reading import attempt_of
 from dflash_mcmc.store.records import SampleKey
 
 _DEATHS_OF_A_SUSPECT = 2
@@ -45,13 +46,13 @@ class Attempts:
         self._deaths.clear()
         self._alone.clear()
         for path in self._store.folder.glob("attempts*.jsonl"):
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:  # another process has just completed the run
-                continue
+            lines, _ = whole_lines(read_regular(path) or b"")  # another process may just have completed the run
             last: dict[SampleKey, bool] = {}  # a process gives up only tasks that it has begun, in the same file
-            for line in content.split(b"\n")[:-1]:  # the part after the last line feed is torn or empty
-                problem, chain, begun, alone = json.loads(line)
+            for number, line in enumerate(lines, start=1):
+                try:
+                    problem, chain, begun, alone = attempt_of(line)
+                except Damaged as error:
+                    raise UserError(f"{path}: line {number}: {error}; repair=true moves damaged lines away") from error
                 key, count = (problem, chain), 1 if begun else -1
                 if begun:
                     last[key] = alone
@@ -77,21 +78,17 @@ class Attempts:
 
     def begin(self, key: SampleKey, alone: bool) -> None:
         """Writes that a claimed task is begun."""
-        self._write([*key, True, alone])
+        self._write(key, True, alone)
 
     def give_up(self, key: SampleKey) -> None:
         """Writes that a begun task was given up gracefully."""
-        self._write([*key, False, False])
+        self._write(key, False, False)
 
-    def _write(self, line: list) -> None:
+    def _write(self, key: SampleKey, begun: bool, alone: bool) -> None:
         path = self._store.folder / self._store.file_name("attempts")
-        with writing(path):
-            if self._file is None:
-                self._file = path.open("ab", buffering=0)
-                content = path.read_bytes()
-                if not content.endswith(b"\n"):  # the last line is torn
-                    self._file.truncate(content.rfind(b"\n") + 1)
-        append_line(path, self._file, json.dumps(line).encode() + b"\n")
+        if self._file is None:
+            self._file = open_to_extend(path)
+        append_line(path, self._file, to_line({"problem": key[0], "chain": key[1], "begun": begun, "alone": alone}))
 
     def close(self, complete: bool) -> None:
         """Removes the files if the run is complete, or if every attempt in them was given up gracefully.

@@ -3,13 +3,15 @@
     config.yaml     the resolved configuration of the last start
     run.json        identity, and for each start: time, command, commit, versions, device
     records.jsonl   one line per task, written when it is done; records.1.jsonl, ... by processes that run at the same time
+    records.damaged.jsonl  lines that `repair=true` has taken out
     attempts.jsonl  tasks begun and given up, while the run is incomplete; attempts.1.jsonl, ... by other processes
     summary.json    a function of the records only
     lock            the file in which the processes of the run lock byte ranges
 
 A record is one line, and a line counts only if it ends with a line feed. A part of a line that a killed process has
-left at the end of a file is not read, and is removed before the file is written to again. Its task is repeated with the same
-randomness.
+left at the end of a file is not read, and is removed before the file is written to again. So are blocks of zeros after a power
+loss. Its task is repeated with the same randomness. Any other line without its checksum's content or its schema ends the run
+with an error, unless the run may repair.
 
 Any number of processes, on any number of machines, can share a run. Each process locks a task before it begins the
 task, and writes to its own file of records. It releases the lock after the record is on the disk, so the next process that
@@ -26,9 +28,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dflash_mcmc.errors import writing
-from dflash_mcmc.store.files import append_line, cut_torn_line, write_atomically
-from dflash_mcmc.store.records import SampleKey, key_of, note_repeated, parse, record_files, records_file
+from dflash_mcmc.errors import UserError, note, writing
+from dflash_mcmc.store.described import described
+from dflash_mcmc.store.files import append_line, is_there, open_to_extend, read_regular, write_atomically
+from dflash_mcmc.store.lines import Damaged, to_line
+from dflash_mcmc.store.reading import decoded, note_repeated, parse
+from dflash_mcmc.store.records import SampleKey, is_empty, key_of, record_files, records_file, remove, unit_schema
+from dflash_mcmc.store.repair import move_damaged
+from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.store.sharing import FolderLocks
 
 _SYNC_SECONDS = 1.0
@@ -37,8 +44,8 @@ _SYNC_SECONDS = 1.0
 class RunStore:
     """An open run folder. `records` holds the records of all processes in the order in which this process has read them."""
 
-    def __init__(self, folder: Path, locks: FolderLocks, left_out: Sequence[str] = ()):
-        self.folder = folder
+    def __init__(self, folder: Path, locks: FolderLocks, left_out: Sequence[str] = (), schema: Schema | None = None):
+        self.folder, self._schema = folder, schema or unit_schema()
         self.records: list[dict] = []
         self.places: list[tuple[int, int]] = []
         """The file number and the line number of each record, both from 0."""
@@ -52,29 +59,34 @@ class RunStore:
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path, left_out: Sequence[str] = ()) -> Iterator[RunStore]:
-        """Creates the folder if needed and reads its records. Raises UserError for a corrupt file or a folder without locks.
+    def open(cls, folder: Path, left_out: Sequence[str] = (), schema: Schema | None = None,
+             repair: bool = False) -> Iterator[RunStore]:
+        """Creates the folder if needed and reads its records. Raises UserError for a damaged file or a folder without locks.
 
         Args:
             left_out: large fields that are not kept in `records`.
+            schema: of the records; None for that of any probe.
+            repair: whether to move damaged lines to `records.damaged.jsonl`, so that their tasks are done again. Only a
+                process that is alone in the folder does so.
         """
-        store = cls(folder, FolderLocks(folder), left_out)
+        store = cls(folder, FolderLocks(folder), left_out, schema)
         try:
-            store._enter()
+            store._enter(repair)
             yield store
         finally:
             store._leave()
 
-    def _enter(self) -> None:
+    def _enter(self, repair: bool) -> None:
         self._number = self._locks.enter()
         if self._locks.is_alone():
             for left in self.folder.glob(".*.tmp"):  # a killed process was replacing a file
-                left.unlink()
-        path = self.folder / self.file_name()
-        with writing(path):
-            if path.exists():
-                cut_torn_line(path)
-            self._file = path.open("ab", buffering=0)
+                with writing(left):
+                    left.unlink()
+            if repair:
+                move_damaged(self.folder, self._schema)
+        elif repair:
+            note(f"{self.folder}: repair=true has no effect while another process has this run open")
+        self._file = open_to_extend(self.folder / self.file_name())
         self._locks.raise_num_files(max(record_files(self.folder), default=0) + 1)
         self._locks.free_mutex()
         self.refresh()
@@ -89,8 +101,8 @@ class RunStore:
                 self.sync()
                 self._file.close()
                 self._locks.take_mutex()
-                if not self.is_described() and _is_empty(self.folder) and self._locks.is_alone():
-                    _remove(self.folder)
+                if not self.is_described() and is_empty(self.folder) and self._locks.is_alone():
+                    remove(self.folder)
         finally:
             self._locks.close()
 
@@ -115,17 +127,11 @@ class RunStore:
         for number in range(self._locks.num_files()):
             path = self.folder / records_file(number)
             line, offset = self._read.get(number, (0, 0))
-            try:  # a network file system looks for new content only when a file is opened
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    content = file.read()
-            except FileNotFoundError:
-                continue
-            records, length = parse(path, content, line)
-            for record in records:
-                self._add(record, number, line)
-                line += 1
-            self._read[number] = line, offset + length
+            content = read_regular(path, offset)  # a network file system looks for new content only when a file is opened
+            parsed = parse(path, content or b"", line, self._schema)
+            for place, record in parsed.records:
+                self._add(record, number, place)
+            self._read[number] = line + parsed.num_lines, offset + parsed.length
 
     def look_again(self) -> None:
         """Like `refresh`, but sees every record: a network file system looks for new content when a lock is taken."""
@@ -171,10 +177,15 @@ class RunStore:
     def append(self, record: Mapping[str, object]) -> None:
         """Writes one line in one call. After it returns, killing the process cannot lose the record.
 
-        Raises ValueError for a task that is recorded or that another process does, UserError if the file cannot be written.
+        Raises ValueError for a task that is recorded or that another process does, UserError for a record without the schema
+        of the run and if the file cannot be written.
         """
-        key = key_of(record)
-        line = json.dumps(record, ensure_ascii=True, allow_nan=False).encode() + b"\n"
+        key, line = key_of(record), to_line(record)
+        try:
+            decoded(line[:-1], self._schema)  # a record that could not be read again is not written
+        except Damaged as error:
+            raise UserError(f"{self.folder}: the record of problem {key[0]}, chain {key[1]} cannot be written: "
+                            f"{error}") from error
         if key not in self._claimed and not self.claim(key):
             raise ValueError(f"problem {key[0]}, chain {key[1]} is recorded already, or being drawn by another process")
         number, offset = self._read.get(self._number, (0, 0))
@@ -197,7 +208,7 @@ class RunStore:
 
     def is_described(self) -> bool:
         """Whether a process has described the run in `run.json`."""
-        return (self.folder / "run.json").is_file()
+        return is_there(self.folder / "run.json")
 
     def write_config(self, text: str) -> None:
         with self.mutex():
@@ -207,7 +218,7 @@ class RunStore:
         """Adds an entry for this start of the run to `run.json`."""
         path = self.folder / "run.json"
         with self.mutex():
-            sessions = json.loads(path.read_text())["sessions"] if path.is_file() else []
+            sessions = described(path).sessions if is_there(path) else []
             self._session = len(sessions)
             write_atomically(path, json.dumps({"identity": identity, "sessions": [*sessions, session]}, indent=1) + "\n")
 
@@ -215,9 +226,9 @@ class RunStore:
         """Adds values to the entry of this start in `run.json`."""
         path = self.folder / "run.json"
         with self.mutex():
-            content = json.loads(path.read_text())
-            content["sessions"][self._session].update(values)
-            write_atomically(path, json.dumps(content, indent=1) + "\n")
+            identity, sessions = described(path)
+            sessions[self._session].update(values)
+            write_atomically(path, json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n")
 
     def write_summary(self, summary: dict) -> None:
         with self.mutex():
@@ -238,19 +249,3 @@ class RunStore:
             if self._locks.is_alone():
                 for path in self.folder.glob(pattern):
                     path.unlink(missing_ok=True)
-
-
-def _remove(folder: Path) -> None:
-    """Removes the folder of a run that was refused before anything was recorded."""
-    for path in (*record_files(folder).values(), folder / "config.yaml", folder / "lock"):
-        path.unlink(missing_ok=True)
-    for empty in (folder, folder.parent):
-        try:
-            empty.rmdir()
-        except OSError:  # it has other content
-            return
-
-
-def _is_empty(folder: Path) -> bool:
-    """Whether the folder has neither a record nor an attempt. An attempt without a record can be a death."""
-    return not any(path.stat().st_size for path in (*record_files(folder).values(), *folder.glob("attempts*.jsonl")))

@@ -14,18 +14,28 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from pathlib import Path
 
-from dflash_mcmc.errors import RunBusy, UserError, writing
+from dflash_mcmc.errors import RunBusy, UserError, note, writing
+from dflash_mcmc.store.files import is_there
 
 _DIGITS = 8
+_MOST_SECONDS, _TOLD_SECONDS = 600.0, 10.0
+"""Longest wait for a lock, and the wait after which a line says what for. Locks that are waited for are held for moments, or
+for the time that a summary with its figures takes."""
+_LEAST_PAUSE, _MOST_PAUSE = 0.001, 0.1
 _open: set[Path] = set()
 
 
 class Locks:
-    """The locks of a file. Their byte offsets may lie after its end. Raises RunBusy if this process has the file open."""
+    """The locks of a file. Their byte offsets may lie after its end.
+
+    Raises RunBusy if this process has the file open, UserError if the path is not that of a regular file.
+    """
 
     def __init__(self, path: Path):
+        is_there(path)
         self._path = path.resolve()
         if self._path in _open:
             raise RunBusy(f"{path.parent}: this process has that run open already")
@@ -48,10 +58,29 @@ class Locks:
         """Locks bytes. Returns False if another process has locked any of them. Raises UserError.
 
         Args:
-            wait: whether to wait until no other process has them locked.
+            wait: whether to wait until no other process has them locked. The wait has a bound, because the other process may
+                be stopped or hang. Raises RunBusy after it.
         """
+        started, pause, shown = time.monotonic(), _LEAST_PAUSE, False
+        while not self._take(first, length):
+            waited = time.monotonic() - started
+            if not wait:
+                return False
+            if waited > _MOST_SECONDS:
+                raise RunBusy(f"{self._path}: another process has been changing files of this folder for {_MOST_SECONDS:.0f} "
+                              "seconds; continue or end that process, and run the same command again; nothing recorded is "
+                              "lost")
+            if waited > _TOLD_SECONDS and not shown:
+                shown = True
+                note(f"{self._path}: waiting, for at most {_MOST_SECONDS:.0f} seconds, until another process has changed "
+                     "files of this folder")
+            time.sleep(pause)
+            pause = min(2.0 * pause, _MOST_PAUSE)
+        return True
+
+    def _take(self, first: int, length: int) -> bool:
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), length, first)
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, first)
             return True
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
@@ -64,14 +93,15 @@ class Locks:
         if length:  # for fcntl a length of 0 means all bytes that follow
             fcntl.lockf(self._file, fcntl.LOCK_UN, length, first)
 
-    def number(self) -> int:
+    def number(self, most: int) -> int:
         """The number in the file; 0 in a new file. After a lock is taken, it comes from the file server and not from a cache.
 
-        Raises UserError if the content is no number.
+        Zeros that a power loss has left are a new file. Raises UserError if the content is no number up to `most`.
         """
-        content = os.pread(self._file, _DIGITS, 0)
-        if content and not content.isdigit():
-            raise UserError(f"{self._path}: given {content!r}; allowed: a number; delete it while no process draws the run")
+        content = os.pread(self._file, _DIGITS + 1, 0).rstrip(b"\0")
+        if content and (not content.isdigit() or len(content) > _DIGITS or int(content) > most):
+            raise UserError(f"{self._path}: given {content!r}; allowed: a number up to {most}; delete the file while no "
+                            "process draws the run")
         return int(content or 0)
 
     def set_number(self, number: int) -> None:

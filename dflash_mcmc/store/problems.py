@@ -6,13 +6,15 @@ each problem once. A process writes it before its first record, so that every re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.store.files import read_regular, write_atomically
+from dflash_mcmc.store.lines import Damaged, from_line, to_line, whole_lines
+from dflash_mcmc.store.schema import Schema
 
 PROBLEMS = "problems.jsonl"
 
@@ -31,17 +33,19 @@ class ProblemText(TypedDict):
 
 
 def read_problems(folder: Path) -> dict[str, ProblemText]:
-    """The problems of a run by their ids; empty for a run of an older version. Raises UserError for a corrupt file."""
-    path = folder / PROBLEMS
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return {}
-    try:
-        return {problem["id"]: problem for problem in map(json.loads, lines)}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: cannot be parsed ({type(error).__name__}); delete it, and the next start of the run writes "
-                        "it again") from error
+    """The problems of a run by their ids; empty for a run of an older version. Raises UserError for a damaged file."""
+    path, found = folder / PROBLEMS, dict[str, ProblemText]()
+    for number, line in enumerate(whole_lines(read_regular(path) or b"")[0], start=1):
+        try:
+            value = from_line(line).value
+            if fault := _schema().fault(value):
+                raise Damaged(fault)
+        except Damaged as error:
+            raise UserError(f"{path}: line {number}: {error}; delete the file, and the next start of the run writes it "
+                            "again") from error
+        problem = cast(ProblemText, value)
+        found[problem["id"]] = problem
+    return found
 
 
 def add_problems(folder: Path, missing: Callable[[Collection[str]], Sequence[ProblemText]]) -> None:
@@ -55,6 +59,11 @@ def add_problems(folder: Path, missing: Callable[[Collection[str]], Sequence[Pro
         write_atomically(folder / PROBLEMS, as_lines([*known.values(), *new]))
 
 
-def as_lines(problems: Iterable[ProblemText]) -> str:
+def as_lines(problems: Iterable[ProblemText]) -> bytes:
     """The content of the file."""
-    return "".join(json.dumps(problem, ensure_ascii=True) + "\n" for problem in problems)
+    return b"".join(map(to_line, problems))
+
+
+@cache
+def _schema() -> Schema:
+    return Schema(ProblemText, key=("id",))

@@ -1,20 +1,21 @@
-"""The format of records, and the files that hold them.
+"""The format of records, and the files that hold them. `reading.py` reads the files.
 
-A record is one line of JSON, and a line counts only if it ends with a line feed. A process writes to `records.jsonl`, or to
-`records.1.jsonl`, ... if other processes write at the same time.
+A record is one line of JSON with a checksum (`lines.py`), and a line counts only if it ends with a line feed. A process writes
+to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 
-from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.store import finishes
+from dflash_mcmc.store.schema import Count, OneOf, Range, Schema
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 SampleKey = tuple[str, int]
 """The key of a sample: problem id and number of the chain. A unit of a probe has a key of the same form."""
 RECORDS = "records.jsonl"
+DAMAGED = "records.damaged.jsonl"
+"""The file to which `repair=true` moves damaged lines."""
+NUM_FILES = 4093
+"""Largest number of files of records, and of processes that draw a run at a time."""
 FAILURE = "failure"
 """The field of a probe's record that says why the unit was never measured. Such a record has no other field but its key."""
 
@@ -36,13 +41,13 @@ class Record(TypedDict):
 
     problem: str
     """Id of the problem."""
-    chain: int
+    chain: Count
     """Number of the chain among those of the problem."""
-    level: int | None
-    """Level of difficulty, if the dataset has one."""
+    level: int | str | None
+    """Level of difficulty, if the dataset has one. Datasets of this package have numbers."""
     subject: str | None
     """Subject of the problem, if the dataset has one."""
-    verdict: str
+    verdict: Annotated[str, OneOf(VERDICTS)]
     """One of `grading.verdicts.VERDICTS`."""
     answer: str | None
     """The extracted final answer."""
@@ -58,47 +63,47 @@ class Record(TypedDict):
     """The correct answer as the dataset writes it."""
     text: str
     """The decoded answer, up to a stop string."""
-    num_tokens: int
+    num_tokens: Count
     """Tokens of the answer, with all tokens of a stop string."""
     ended: bool
     """Whether the answer ends with a stop id or a stop string."""
-    finish_reason: NotRequired[str]
+    finish_reason: NotRequired[Annotated[str, OneOf(finishes.REASONS)]]
     """Why the sequence ended, one of `finishes.REASONS`. Older records lack it; `finishes.of_record` derives it."""
     log_p: float
     """Log probability of the answer under the target at temperature 1, in nats."""
     log_q: float
     """Log probability of the answer under the laws that its tokens were drawn from, in nats."""
-    proposals: int
+    proposals: Count
     """Metropolis-Hastings proposals."""
-    accepted: int
+    accepted: Count
     """Accepted proposals."""
-    moved: int
+    moved: Count
     """Accepted proposals that differ from the state."""
-    abandoned: int
+    abandoned: Count
     """Proposals that early rejection has ended."""
-    law_error: float
+    law_error: Annotated[float, Range(0)]
     """Bound on the total variation distance between the sample's law and the sampler's law; 0 if exact."""
-    tokens_drawn: int
+    tokens_drawn: Count
     """Tokens drawn, including those of rejected proposals."""
-    target_forwards: int
+    target_forwards: Count
     """Forward passes of the target that the chain took part in."""
-    token_forwards: int
+    token_forwards: Count
     """Positions at which the target was evaluated."""
-    tokens_skipped: int
+    tokens_skipped: Count
     """Tokens of proposals that were copied from the current sequence without evaluating the target."""
-    blocks_drafted: int
+    blocks_drafted: Count
     """Blocks that a draft proposed."""
-    tokens_drafted: int
+    tokens_drafted: Count
     """Tokens of these blocks."""
-    tokens_kept: int
+    tokens_kept: Count
     """Drafted tokens that were kept."""
-    tokens_shared: NotRequired[int]
+    tokens_shared: NotRequired[Count]
     """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
-    seconds: float
+    seconds: Annotated[float, Range(0)]
     """Seconds from the chain's start in a slot to its end."""
-    share_seconds: float
+    share_seconds: Annotated[float, Range(0)]
     """The chain's share of the engine's time."""
-    tokens: NotRequired[list[int]]
+    tokens: NotRequired[list[Count]]
     """Token ids of the answer. This field, `trace` and `walk` are in the files only; a run does not keep them in memory."""
     trace: NotRequired[list[dict[str, float | int | str]]]
     """One entry per proposal, or per candidate."""
@@ -106,7 +111,7 @@ class Record(TypedDict):
     """Diagnostics of the whole chain, by name; only of samplers that have some."""
     walk: NotRequired[list[dict[str, object]]]
     """One entry per drafted block, if the decoder keeps a trace."""
-    prompt_tokens: NotRequired[int]
+    prompt_tokens: NotRequired[Count]
     """Tokens of a prompt that is too long; only with this verdict."""
     grader: NotRequired[str]
     """The grader and its version. Older records lack it."""
@@ -149,58 +154,67 @@ def key_of(record: Mapping[str, Any]) -> SampleKey:
     return record["problem"], record["chain"]
 
 
+@final
+class UnitRecord(TypedDict):
+    """The keys of a probe's record that the probe does not declare itself."""
+
+    problem: str
+    chain: Count
+    failure: NotRequired[str]
+
+
+@cache
+def sample_schema() -> Schema:
+    """The schema of a sample's record. Records of early versions lack some keys."""
+    return Schema(Record, may_lack=("rule", "same_string", "walls"))
+
+
+@cache
+def unit_schema(declared: type | None = None) -> Schema:
+    """The schema of a probe's record. `declared` is a TypedDict of the keys that the probe writes.
+
+    A record with `failure` has no other key but those of the unit, and one with `skipped` may lack declared keys.
+    """
+    return Schema(UnitRecord, *filter(None, [declared]), alone=(FAILURE, "skipped"), key=("problem", "chain"))
+
+
 def records_file(number: int, stem: str = "records") -> str:
     """The name of a process's file of records, by its number."""
     return f"{stem}.{number}.jsonl" if number else f"{stem}.jsonl"
 
 
-def record_files(folder: Path) -> dict[int, Path]:
-    """The files of records by their numbers, in order."""
-    named = [(re.fullmatch(r"records(?:\.(\d+))?\.jsonl", path.name), path) for path in folder.glob("records*.jsonl")]
-    return dict(sorted((int(match[1] or 0), path) for match, path in named if match))
-
-
-def read_records(folder: Path) -> list[Record]:
-    """The records of a run, which may be in progress. Raises UserError for a corrupt file."""
-    records: list[Record] = []
-    places: dict[SampleKey, str] = {}
-    for path in record_files(folder).values():
-        for number, record in enumerate(parse(path, path.read_bytes())[0], start=1):
-            place, key = f"{path}: line {number}", key_of(record)
-            if key in places:
-                note_repeated(key, place, places[key])
-                continue
-            places[key] = place
-            records.append(cast(Record, record))
-    return records
-
-
-def recorded_keys(folder: Path) -> set[SampleKey]:
-    """The keys of a run's records, without its locks. Raises UserError for a corrupt file."""
-    return {key_of(record) for path in record_files(folder).values() for record in parse(path, path.read_bytes())[0]}
-
-
-def parse(path: Path, content: bytes, before: int = 0) -> tuple[list[dict], int]:
-    """(records, number of bytes up to the last line feed) of a part of a file. Raises UserError for a corrupt line.
+def record_files(folder: Path, others: bool = False) -> dict[int, Path]:
+    """The files of records by their numbers, in order. Raises UserError for a name that no run gives to a file of records.
 
     Args:
-        before: number of lines of the file before this part.
+        others: whether to ignore files with such names.
     """
-    good, records = content.rfind(b"\n") + 1, []
-    for number, line in enumerate(content[:good].splitlines(), start=before + 1):
+    found: dict[int, Path] = {}
+    for path in folder.glob("records*.jsonl"):
+        match = re.fullmatch(r"records(?:\.(\d+))?\.jsonl", path.name)
+        if match is None:
+            continue
+        number = int(match[1]) if match[1] and len(match[1]) < 10 else NUM_FILES if match[1] else 0
+        if number >= NUM_FILES or path.name != records_file(number):
+            if others:
+                continue
+            raise UserError(f"{path.parent}: given a file {path.name[:60]}; allowed: {RECORDS}, and records.N.jsonl with N "
+                            f"from 1 to {NUM_FILES - 1}; rename it or move it away")
+        found[number] = path
+    return dict(sorted(found.items()))
+
+
+def remove(folder: Path) -> None:
+    """Removes the folder of a run that was refused before anything was recorded."""
+    for path in (*record_files(folder).values(), folder / "config.yaml", folder / "lock"):
+        path.unlink(missing_ok=True)
+    for empty in (folder, folder.parent):
         try:
-            record = json.loads(line)
-            key_of(record)
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: line {number} is no record ({type(error).__name__}); move the file away to start again, "
-                            "or delete that line to have its sample drawn again") from error
-        records.append(record)
-    return records, good
+            empty.rmdir()
+        except OSError:  # it has other content
+            return
 
 
-def note_repeated(key: SampleKey, place: str, first: str) -> None:
-    """Prints that a second record of a sample is ignored.
-
-    If a file server takes a live process for dead, another process can draw the same sample, with the same randomness.
-    """
-    note(f"{place} repeats problem {key[0]}, chain {key[1]}; the record in {first} is used")
+def is_empty(folder: Path) -> bool:
+    """Whether the folder has neither a record nor an attempt. An attempt without a record can be a death."""
+    return not any(path.lstat().st_size for path in (*record_files(folder).values(), *folder.glob("attempts*.jsonl")))

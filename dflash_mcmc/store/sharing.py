@@ -11,11 +11,12 @@ from pathlib import Path
 
 from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.store.locks import Locks
-from dflash_mcmc.store.records import SampleKey
+from dflash_mcmc.store.records import NUM_FILES, SampleKey
 
 _MOST_TRIES = 100
 """Number of tries to make a folder. Some file systems report "does not exist" for a folder that can never be made."""
-_MUTEX, _LEAD, _SUMMARY, _WRITERS, _TASKS = 0, 1, 2, 3, 4096
+_MUTEX, _LEAD, _SUMMARY, _WRITERS = 0, 1, 2, 3
+_TASKS = _WRITERS + NUM_FILES
 """First bytes of the locked ranges. They are for changes of the folder, for the tracker, for files that are written from all
 records, for record files by number, and for tasks by hash."""
 _LOOK_SECONDS = 0.1
@@ -37,9 +38,9 @@ class FolderLocks:
 
     def enter(self) -> int:
         """Takes the number of a file of records that no other process writes to. Raises RunBusy."""
-        found = next((number for number in range(_TASKS - _WRITERS) if self._locks.take(_WRITERS + number)), None)
+        found = next((number for number in range(NUM_FILES) if self._locks.take(_WRITERS + number)), None)
         if found is None:
-            raise RunBusy(f"{self._folder}: {_TASKS - _WRITERS} processes draw this run already")
+            raise RunBusy(f"{self._folder}: {NUM_FILES} processes draw this run already")
         self._number = found
         return found
 
@@ -53,14 +54,14 @@ class FolderLocks:
 
     def exclude_all(self) -> bool:
         """Keeps all processes from entering. Returns False if one has entered."""
-        return self._locks.take(_WRITERS, _TASKS - _WRITERS)
+        return self._locks.take(_WRITERS, NUM_FILES)
 
     def is_alone(self) -> bool:
         """Whether no other process has entered. The mutex must be held, so that no process enters meanwhile."""
         alone = self.exclude_all()
         if alone:  # the call has locked the numbers of all processes
             self._locks.free(_WRITERS, self._number)
-            self._locks.free(_WRITERS + self._number + 1, _TASKS - _WRITERS - self._number - 1)
+            self._locks.free(_WRITERS + self._number + 1, NUM_FILES - self._number - 1)
         return alone
 
     def lead(self, seconds: float) -> bool:
@@ -92,14 +93,14 @@ class FolderLocks:
 
     def num_files(self) -> int:
         """The number of files of records, as `raise_num_files` has written it."""
-        return self._locks.number()
+        return self._locks.number(NUM_FILES)
 
     def raise_num_files(self, count: int) -> None:
         """Raises the number of files to `count`. The mutex must be held. The number never decreases.
 
         The number shows other processes which files exist. A network file system may list a new file late.
         """
-        if count > self._locks.number():
+        if count > self.num_files():
             self._locks.set_number(count)
 
 

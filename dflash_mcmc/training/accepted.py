@@ -9,6 +9,7 @@ speculation. For sampled responses it is exactly sample-and-match with a draft t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -27,30 +28,43 @@ def count(draft: DFlash, model: LanguageModel, responses: Sequence[Response], ro
     Drafting starts at the last token of each prompt. The ratio is the accepted length tau, the mean number of tokens per
     forward. A forward yields the accepted tokens and the target's token after them.
     """
-    tokens = forwards = 0
-    responses = sorted(responses, key=lambda response: response.length)
-    for start in range(0, len(responses), rows_at_once):
-        rows = responses[start : start + rows_at_once]
-        accepted = accepted_lengths(draft, model, rows, anchors_at_once)
-        tokens += sum(response.length - response.prompt_length for response in rows)
-        forwards += sum(walk(row, response.prompt_length - 1, response.length)
-                        for row, response in zip(accepted, rows, strict=True))
+    longest = max(response.length for response in responses)
+    tokens, forwards = by_position(draft, model, responses, rows_at_once, anchors_at_once, longest, 1)[0].tolist()
     return tokens, forwards
 
 
-def walk(accepted: np.ndarray, first: int, length: int) -> int:
-    """Number of blocks from the anchor `first` to the end of a sequence of `length` tokens.
+def by_position(draft: DFlash, model: LanguageModel, responses: Sequence[Response], rows_at_once: int, anchors_at_once: int,
+                width: int, num_parts: int) -> np.ndarray:
+    """Like `count`, for each part of the answers: int64 (num_parts, 2), numbers of tokens and of forwards.
+
+    A forward and all its tokens belong to the part of its first token. Part n has the answers' tokens n * width to
+    (n + 1) * width - 1, and the last part has all that follow.
+    """
+    found = np.zeros((num_parts, 2), np.int64)
+    responses = sorted(responses, key=lambda response: response.length)
+    for start in range(0, len(responses), rows_at_once):
+        rows = responses[start : start + rows_at_once]
+        for accepted, response in zip(accepted_lengths(draft, model, rows, anchors_at_once), rows, strict=True):
+            anchors = walk(accepted, response.prompt_length - 1, response.length)
+            for anchor, following in pairwise([*anchors, response.length - 1]):
+                part = min((anchor + 1 - response.prompt_length) // width, num_parts - 1)
+                found[part] += following - anchor, 1
+    return found
+
+
+def walk(accepted: np.ndarray, first: int, length: int) -> list[int]:
+    """The anchors of the blocks from the anchor `first` to the end of a sequence of `length` tokens.
 
     Each block takes one forward of the target.
 
     Args:
         accepted: int64, at least `length` entries, the number of accepted tokens of the block at each anchor position.
     """
-    anchor, forwards = first, 0
+    anchors, anchor = [], first
     while anchor < length - 1:
+        anchors.append(anchor)
         anchor += int(accepted[anchor]) + 1
-        forwards += 1
-    return forwards
+    return anchors
 
 
 @torch.no_grad()

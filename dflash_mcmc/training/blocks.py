@@ -82,12 +82,16 @@ class Epochs:
         self._at: tuple[int, int] | None = None
         self._pool: list[list[int]] = []
 
-    def __call__(self, step: int) -> TrainingBlocks:
+    def indices(self, step: int) -> list[int]:
+        """The numbers of a step's responses among those with a possible anchor."""
         epoch, batch = divmod(step, self.num_batches)
         pool, offset = divmod(batch, POOL_BATCHES)
         if self._at != (epoch, pool):
             self._at, self._pool = (epoch, pool), self._make_pool(epoch, pool)
-        indices = self._pool[offset]
+        return self._pool[offset]
+
+    def __call__(self, step: int) -> TrainingBlocks:
+        epoch, indices = step // self.num_batches, self.indices(step)
         responses = [self._responses[index] for index in indices]
         keys = [self._key.fold_in("anchors", epoch, index) for index in indices]
         return gather(responses, [draw_anchors(response, self._anchors, self._prompt_end, key)

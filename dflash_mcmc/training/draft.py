@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from omegaconf import OmegaConf
@@ -30,10 +30,12 @@ from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.training import accepted, loop, networks, schedule, slotwise_loss
 from dflash_mcmc.training.blocks import Epochs, TrainingBlocks
+from dflash_mcmc.training.candidates import CandidateIds, Candidates
+from dflash_mcmc.training.features import KeptFeatures
 from dflash_mcmc.training.loss import Objective, loss_sum, slot_weights
 from dflash_mcmc.training.networks import FAMILIES
 from dflash_mcmc.training.prompts import questions
-from dflash_mcmc.training.recipe import DraftPlan, identity_of, run_folder
+from dflash_mcmc.training.recipe import DraftPlan, identity_of, responses_folder, run_folder
 from dflash_mcmc.training.responses import Request, Response, responses
 
 if TYPE_CHECKING:
@@ -43,10 +45,17 @@ if TYPE_CHECKING:
 
 _BETAS = (0.9, 0.95)
 _TRACK_EVERY = 10
+_PART = 64
+"""Tokens of a part of the answers, for which the accepted length is reported separately."""
+_FREE_OF_INIT = ("block_size", "dtype", "num_target_layers", "max_positions")
+"""Fields of a shape that no weight depends on. They may differ between `init` and the plan."""
 
 
 def train(plan: DraftPlan) -> Path:
-    """Trains to the end of the plan, from the last checkpoint if there is one. Returns the folder of the draft."""
+    """Trains to the end of the plan, from the last checkpoint if there is one. Returns the folder of the draft.
+
+    Without a step, the draft that the training would start from is evaluated and exported.
+    """
     from accelerate import Accelerator
 
     prompts = questions(plan)
@@ -56,16 +65,20 @@ def train(plan: DraftPlan) -> Path:
     shape = shape_of(plan, model)
     folder = run_folder(plan)
     folder.mkdir(parents=True, exist_ok=True)
-    requests = [Request("training", prompts.training, plan.responses.temperatures),
+    requests = [Request("training", prompts.training if plan.steps else [], plan.responses.temperatures),
                 *(Request(f"held-out-{t:g}", prompts.held_out, (t,)) for t in plan.responses.held_out)]
-    training, *held_out = (responses(plan, model, folder, request) for request in requests)
-    draft = new_draft(shape, model, plan.seed, FAMILIES[plan.heads.network].network)
-    networks.start_from(draft, plan.heads, model)
-    draft = draft.to(device)
+    training, *held_out = (responses(plan, model, responses_folder(plan), request) for request in requests)
+    draft = first_draft(plan, shape, model).to(device)
     if accelerator.is_main_process:
         write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(plan))))
     session = _Session(plan, accelerator, model, draft, training, dict(zip(plan.responses.held_out, held_out, strict=True)))
-    session.run(folder)
+    if not plan.steps:
+        figures = session.evaluate()
+        if accelerator.is_main_process:
+            loop.append_figures(folder, {"step": 0, **figures})
+            print(_describe(figures))
+    else:
+        session.run(folder)
     target = Path(plan.export) if plan.export else folder / "draft"
     if accelerator.is_main_process:
         export(draft, plan, model, target)
@@ -112,6 +125,24 @@ def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
     return spare
 
 
+def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DFlash:
+    """The draft before the first step, in float32: that of `init`, or a new one. Raises UserError if `init` does not fit."""
+    family = FAMILIES[plan.heads.network]
+    if plan.init is None:
+        draft = new_draft(shape, model, plan.seed, family.network)
+        networks.start_from(draft, plan.heads)
+        return draft
+    found = checkpoint.load(plan.start().local(), torch.float32, "cpu", family)
+    for field in dataclasses.fields(shape):
+        given, wanted = getattr(found.shape, field.name), getattr(shape, field.name)
+        if field.name not in _FREE_OF_INIT and given != wanted:
+            raise ConfigError("init", plan.init, f"a draft with {field.name} {wanted}, as the plan's; this one has {given}")
+    with torch.random.fork_rng(devices=()):
+        draft = family.network(shape)
+    draft.load_state_dict(found.state_dict())
+    return draft
+
+
 def new_draft(shape: DFlashShape, model: LanguageModel, seed: int, network: type[DFlash] = DFlash) -> DFlash:
     """A freshly initialised draft in float32.
 
@@ -138,9 +169,12 @@ class _Session:
                  training: list[Response], held_out: dict[float, list[Response]]):
         self.plan, self.accelerator, self.model, self.draft, self.held_out = plan, accelerator, model, draft, held_out
         self.batches = Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
-        if not self.batches.num_batches:
+        if plan.steps and not self.batches.num_batches:
             raise ConfigError("batch_size", plan.batch_size, "fewer: most responses have a single token, from which a draft "
                               "learns nothing")
+        self.candidates = None if plan.loss_ids is None or not plan.steps else CandidateIds(
+            training, plan.loss_ids, model.forbidden.cpu().numpy(), plan.seed)
+        self.features = KeptFeatures(model, draft.shape.target_layers) if plan.keep_features else None
         self.objective = Objective(plan.target, plan.alpha, plan.gamma)
 
     def run(self, folder: Path) -> None:
@@ -171,24 +205,28 @@ class _Session:
         batch = self.batches(step)
         # Every process computes the total weight of the batch. The parts then only need to be added.
         total = slot_weights(batch, self.draft.shape.num_drafted, self.plan.gamma).sum().item()
+        candidates = None if self.candidates is None else self.candidates(step, batch.tokens).to(self.model.device)
         loss = torch.zeros(1, device=self.model.device)
-        for part in self._share(batch):
-            value = self._loss_sum(part.to(self.model.device)) / total
+        numbers = self.batches.indices(step)
+        for rows in self._share(batch):
+            part = batch.rows(rows).to(self.model.device)
+            kept = None if self.features is None else self.features([numbers[row] for row in rows], part)
+            value = self._loss_sum(part, candidates, kept) / total
             value.backward()
             loss += value.detach()
         return self._add_up(loss)
 
-    def _loss_sum(self, blocks: TrainingBlocks) -> torch.Tensor:
+    def _loss_sum(self, blocks: TrainingBlocks, candidates: Candidates | None, features: torch.Tensor | None) -> torch.Tensor:
         autocast = self.plan.precision == "bfloat16"
         if isinstance(self.draft, (DSpark, DFlash2)):
             return slotwise_loss.loss_sum(self.draft, self.model, blocks, self.plan.gamma, autocast)
-        return loss_sum(self.draft, self.model, blocks, self.objective, autocast)
+        return loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, features)
 
-    def _share(self, batch: TrainingBlocks) -> list[TrainingBlocks]:
-        """This process's sequences of a batch, in parts of `rows_at_once` that are computed one after another."""
+    def _share(self, batch: TrainingBlocks) -> list[list[int]]:
+        """The rows of this process's sequences in a batch, in parts of `rows_at_once` that are computed one after another."""
         rows = range(self.accelerator.process_index, len(batch.lengths), self.accelerator.num_processes)
         at_once = self.plan.rows_at_once or max(1, len(rows))
-        return [batch.rows(list(rows[start : start + at_once])) for start in range(0, len(rows), at_once)]
+        return [list(rows[start : start + at_once]) for start in range(0, len(rows), at_once)]
 
     def _add_up(self, loss: torch.Tensor) -> float:
         """Sums the loss and the gradients over all processes, in one communication. Returns the loss."""
@@ -202,19 +240,31 @@ class _Session:
         return loss.item()
 
     def evaluate(self) -> dict[str, object]:
-        """The accepted length on the held-out responses: `tau_T` for each of their temperatures T."""
-        figures, at_once = {}, self.plan.rows_at_once or self.plan.batch_size
+        """The accepted length on the held-out responses: `tau_T` for each of their temperatures T.
+
+        `tau_T_by_position` has it for parts of the answers of `_PART` tokens, with None for a part without a token.
+        """
+        figures: dict[str, object] = {}
+        at_once, num_parts = self.plan.rows_at_once or self.plan.batch_size, -(-self.plan.responses.max_new_tokens // _PART)
         for temperature, held_out in self.held_out.items():
             mine = held_out[self.accelerator.process_index :: self.accelerator.num_processes]
-            counted = accepted.count(self.draft, self.model, mine, at_once, self.plan.anchors)
-            tokens, forwards = self.accelerator.reduce(torch.tensor(counted, device=self.model.device), "sum").tolist()
+            counted = torch.from_numpy(accepted.by_position(self.draft, self.model, mine, at_once, self.plan.anchors, _PART,
+                                                            num_parts))
+            parts = self.accelerator.reduce(counted.to(self.model.device), "sum").tolist()
+            tokens, forwards = map(sum, zip(*parts, strict=True))
             figures[f"tau_{temperature:g}"] = tokens / forwards
+            figures[f"tau_{temperature:g}_by_position"] = [part[0] / part[1] if part[1] else None for part in parts]
         return figures
 
 
 def _describe(figures: dict[str, object]) -> str:
-    taus = [f"{value:.2f} at temperature {name.removeprefix('tau_')}" for name, value in figures.items() if "tau_" in name]
-    return "tokens for each forward of the target: " + ", ".join(taus)
+    texts = []
+    for name, value in figures.items():
+        if isinstance(value, float) and name.startswith("tau_"):
+            parts = [f"{part:.2f}" for part in cast("list[float | None]", figures[f"{name}_by_position"]) if part is not None]
+            by_position = f" ({', '.join(parts)} in parts of {_PART} tokens)" if len(parts) > 1 else ""
+            texts.append(f"{value:.2f} at temperature {name.removeprefix('tau_')}{by_position}")
+    return "tokens for each forward of the target: " + ", ".join(texts)
 
 
 def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path) -> None:

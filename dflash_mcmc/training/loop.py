@@ -12,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dflash_mcmc.errors import RunBusy
+from dflash_mcmc.store.locks import Locks
+
 if TYPE_CHECKING:
     import torch
 
@@ -45,7 +48,20 @@ class TrainingLoop(NamedTuple):
 
 
 def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Trains to the end, from the last checkpoint if there is one."""
+    """Trains to the end, from the last checkpoint if there is one. Raises RunBusy if another process trains in the folder."""
+    if not loop.first:
+        _run(loop, module, optimizer)
+        return
+    locks = Locks(loop.folder / "lock")
+    try:
+        if not locks.take(0):
+            raise RunBusy(f"{loop.folder}: another process trains here; allowed: one process, or wait until it ends")
+        _run(loop, module, optimizer)
+    finally:
+        locks.close()
+
+
+def _run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     from tqdm import tqdm
 
     start, losses = restore(loop.folder, module, optimizer), []
@@ -100,5 +116,10 @@ def save(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer
     temporary = folder / f".{_CHECKPOINT}.{os.getpid()}.tmp"
     torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": figures["step"]}, temporary)
     os.replace(temporary, folder / _CHECKPOINT)
+    append_figures(folder, figures)
+
+
+def append_figures(folder: Path, figures: dict[str, object]) -> None:
+    """Appends the figures of an evaluation to `metrics.jsonl`."""
     with (folder / EVALUATIONS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(figures) + "\n")

@@ -17,6 +17,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.speculative.dflash.network import DFlash
 from dflash_mcmc.training.blocks import TrainingBlocks
+from dflash_mcmc.training.candidates import Candidates
 
 _SLOTS_AT_ONCE = 8192
 """Slots whose logits are in memory at the same time. With 152 thousand ids they take 5 GB in float32."""
@@ -43,25 +44,34 @@ def slot_weights(blocks: TrainingBlocks, num_drafted: int, gamma: float) -> torc
 
 
 def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,
-             autocast: bool) -> torch.Tensor:
+             autocast: bool, candidates: Candidates | None = None, features: torch.Tensor | None = None) -> torch.Tensor:
     """The sum over all slots of weight times loss, in nats.
 
     Sums over parts of a batch, from several processes, can be added. To get the mean, divide the total by the sum of the
     whole batch's weights.
+
+    Args:
+        candidates: the ids to normalise over, for the target `tokens`; None for all ids.
+        features: (rows, length, features · hidden), the target's features, for the target `tokens`; None reads the target.
     """
     weights = slot_weights(blocks, draft.shape.num_drafted, objective.gamma)
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)
     positions = blocks.anchors[rows, anchors] + slots + 1
     layers = draft.shape.target_layers
-    reading = sequences.read(model, blocks.tokens, layers)
+    teacher = None
+    if features is None:
+        reading = sequences.read(model, blocks.tokens, layers)
+        features = reading.features(model, layers)
+        # The target's distribution of a token is computed from the position before it.
+        teacher = None if objective.target == "tokens" else reading.hidden[rows, positions - 1]
     with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
-        hidden = sequences.drafted(draft, model, reading.features(model, layers), *blocks)[rows, anchors, slots]
-    # The target's distribution of a token is computed from the position before it.
-    teacher = None if objective.target == "tokens" else reading.hidden[rows, positions - 1]
+        hidden = sequences.drafted(draft, model, features, *blocks)[rows, anchors, slots]
     labels, weights = blocks.tokens[rows, positions], weights[rows, anchors, slots]
 
     def piece(part: slice) -> torch.Tensor:
         targets = None if teacher is None else teacher[part]
+        if candidates is not None:
+            return _of_candidates(model, candidates, autocast, hidden[part], labels[part], weights[part])
         return _piece(model, objective, autocast, hidden[part], labels[part], weights[part], targets)
 
     parts = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(labels), _SLOTS_AT_ONCE)]
@@ -80,6 +90,14 @@ def _piece(model: LanguageModel, objective: Objective, autocast: bool, hidden: t
     with torch.no_grad():
         target = model.logits(teacher)
     return (weights * kl_divergences(logits, target, objective.alpha if objective.target == "p_alpha" else 1.0)).sum()
+
+
+def _of_candidates(model: LanguageModel, candidates: Candidates, autocast: bool, hidden: torch.Tensor, labels: torch.Tensor,
+                   weights: torch.Tensor) -> torch.Tensor:
+    """The cross-entropy over the candidates."""
+    with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
+        logits = candidates.logits(hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
+    return (weights * torch.nn.functional.cross_entropy(logits, candidates.places(labels), reduction="none")).sum()
 
 
 def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> torch.Tensor:

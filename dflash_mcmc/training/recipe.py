@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, identity_values, runtime
 
-RECIPES = {"tiny": "train_draft_tiny", "dflash": "train_draft", "tiny_dspark": "train_draft_tiny_dspark",
-           "tiny_dflash2": "train_draft_tiny_dflash2"}
+RECIPES = {"tiny": "train_draft_tiny", "tiny_dspark": "train_draft_tiny_dspark", "tiny_dflash2": "train_draft_tiny_dflash2",
+           "smollm2": "train_draft_smollm2", "dflash": "train_draft"}
 """The values of `draft=` and their root configurations."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""
@@ -63,14 +64,25 @@ class Heads:
     backbone: str | None = identity("folder of a DFlash draft whose tensors the training starts from; null starts from random "
                                     "ones", off=None)
 
-    def check(self, target: str) -> None:
-        """Checks that the sizes suit the kind of network. Raises ConfigError."""
+    def start(self) -> Checkpoint:
+        """The checkpoint of the backbone."""
+        return Checkpoint("heads.backbone", str(self.backbone), None, "z-lab/Qwen3-4B-DFlash-b16")
+
+    def check(self, plan: DraftPlan) -> None:
+        """Checks that the sizes suit the kind of network, and that the plan suits its loss. Raises UserError."""
         needed = {"dflash": (), "dspark": (), "dflash2": ("rank", "top_k", "kernel_size", "group_size")}[self.network]
         missing = [name for name in needed if getattr(self, name) is None]
         if missing:
             raise ConfigError(f"heads.{missing[0]}", None, f"a whole number >= 1 with heads.network={self.network}")
-        if self.network != "dflash" and target != "tokens":
-            raise ConfigError("target", target, f"tokens with heads.network={self.network}, whose loss is its own")
+        for field, off in (("target", "tokens"), ("loss_ids", None), ("keep_features", False)):
+            value = getattr(plan, field)
+            if self.network != "dflash" and value != off:
+                allowed = "null" if off is None else str(off).lower()
+                raise ConfigError(field, value, f"{allowed} with heads.network={self.network}, whose loss is its own")
+        if self.backbone is not None:
+            if plan.init is not None:
+                raise ConfigError("init", plan.init, "null with heads.backbone: a training starts from one draft")
+            self.start().check()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,11 +118,17 @@ class DraftPlan:
                            "divergence)",
                            choices=("tokens", "p", "p_alpha"))
     alpha: float = identity("exponent for target=p_alpha", gt=0)
+    loss_ids: int | None = identity("for target=tokens, number of ids over which the loss normalises besides those of the "
+                                    "step: half are the most frequent ones, half are random and stand for the rest; null = "
+                                    "all ids", ge=2, off=None)
+    init: str | None = identity("folder of a draft with the same shape, whose weights the training starts from; null starts "
+                                "from random weights", off=None)
     anchors: int = identity("blocks per sequence in a step, chosen at random in every epoch", ge=1)
     prompt_end: bool = identity("whether the prompt's last token, where engines start drafting, may be an anchor too")
     loss_gamma: float | None = identity("gamma in the weight exp(-(k - 1) / gamma) of slot k; null uses 7 for blocks of 16, "
                                         "5 for 10 and 4 for 8", gt=0)
-    steps: int = identity("number of optimiser steps", ge=1)
+    steps: int = identity("number of optimiser steps; 0 evaluates the draft of init on the held-out prompts and trains "
+                          "nothing", ge=0)
     batch_size: int = identity("sequences per step, over all processes", ge=1)
     learning_rate: float = identity("peak learning rate, which then decays to zero along a cosine", gt=0)
     warmup_fraction: float = identity("fraction of the steps in which the learning rate rises", ge=0, lt=1)
@@ -119,6 +137,8 @@ class DraftPlan:
     precision: str = identity("number format of the forward pass; the weights are kept in float32",
                               choices=("float32", "bfloat16"))
     seed: int = identity("seed of the initial weights, prompts, responses, order and anchors")
+    keep_features: bool = runtime("for target=tokens, keep the target's features of all training responses in memory after "
+                                  "the first epoch; false reads the target again in every step")
     rows_at_once: int | None = runtime("sequences in one forward, to limit memory; null uses all", ge=1)
     evaluate_every: int = runtime("steps between evaluations and checkpoints", ge=1)
     num_threads: int | None = runtime("number of CPU threads; null uses the hardware setting", ge=1)
@@ -133,12 +153,25 @@ class DraftPlan:
         """Number of slots after which the weight of a slot falls by a factor e."""
         return self.loss_gamma if self.loss_gamma is not None else _DEFAULT_GAMMA[self.shape.block_size]
 
+    def start(self) -> Checkpoint:
+        """The checkpoint that the training starts from."""
+        return Checkpoint("init", str(self.init), None, "z-lab/Qwen3-4B-DFlash-b16")
+
     def check(self) -> None:
         """Checks the plan without loading a model. Raises ConfigError or UserError."""
         self.model.check(self)
         self.hardware.check(self)
         _check_shape(self.shape, self.model.num_layers())
-        self.heads.check(self.target)
+        self.heads.check(self)
+        if self.target != "tokens":
+            for field, off in (("loss_ids", None), ("keep_features", False)):
+                if getattr(self, field) != off:
+                    raise ConfigError(field, getattr(self, field), f"{'null' if off is None else 'false'} with "
+                                      f"target={self.target}, which needs the target's probability of every id")
+        if not self.steps and self.init is None:
+            raise ConfigError("steps", 0, "a number >= 1, or 0 with init=FOLDER, to evaluate a draft")
+        if self.init is not None:
+            self.start().check()
         if self.loss_gamma is None and self.shape.block_size not in _DEFAULT_GAMMA:
             raise ConfigError("loss_gamma", None, "a number > 0; published values exist only for blocks of 16, 10 and 8")
         for field in ("temperatures", "held_out"):
@@ -187,11 +220,22 @@ def identity_of(plan: DraftPlan) -> dict[str, object]:
     values.update({"loss_gamma": plan.gamma, "alpha": plan.alpha if plan.target == "p_alpha" else None})
     values["model.content"] = plan.model.fingerprint()
     if plan.heads.backbone is not None:
-        values["heads.backbone"] = Checkpoint("heads.backbone", plan.heads.backbone, None, "a folder").fingerprint()
+        values["heads.backbone"] = plan.heads.start().fingerprint()
     if plan.prompts.path is not None:
         content = Path(plan.prompts.path).expanduser().read_bytes()
         values["prompts.path"] = hashlib.sha256(content).hexdigest()
+    if plan.init is not None:
+        values["init"] = plan.start().fingerprint()
     return values
+
+
+_OF_RESPONSES = re.compile(r"version|seed|model\..+|prompts\..+|responses\..+")
+
+
+def responses_folder(plan: DraftPlan) -> Path:
+    """`outputs/train/responses-<identity>`. Plans that differ only in how they train share their responses."""
+    values = {name: value for name, value in identity_of(plan).items() if _OF_RESPONSES.fullmatch(name)}
+    return Path(plan.paths.outputs) / "train" / f"responses-{hash_of(values)}"
 
 
 def run_folder(plan: DraftPlan) -> Path:

@@ -1,7 +1,7 @@
-"""The target's responses to the prompts. The batched engine samples them once, and they are stored in the run folder.
+"""The target's responses to the prompts. The batched engine samples them once, for all trainings with the same responses.
 
-They are stored in files ("pieces") of 256 prompts, which are written atomically. Each process of a launch claims the next
-missing piece when it is free. A resumed run samples only the pieces that were not finished.
+They are stored in a folder of their own, in files ("pieces") of 256 prompts, which are written atomically. Each process of a
+launch claims the next missing piece when it is free. A resumed run samples only the pieces that were not finished.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Request(NamedTuple):
 
 def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Request) -> list[Response]:
     """The responses of a request; missing ones are sampled. Raises UserError if a prompt is too long or sampling fails."""
-    here = folder / "responses" / request.name
+    here = folder / request.name
     here.mkdir(parents=True, exist_ok=True)
     pieces = [here / f"{number:05d}.npz" for number in range(-(-len(request.questions) // _PIECE))]
     if not all(piece.is_file() for piece in pieces):

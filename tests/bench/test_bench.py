@@ -57,11 +57,13 @@ def test_every_part_writes_its_rows(command, tmp_path):
 
 @pytest.mark.parametrize(("override", "message"), [("parts=[x]", "parts: given ['x']; allowed: some of a, b"),
                                                    ("subjects=[]", "subjects: given []; allowed: some of tiny, mid"),
+                                                   ("subjects=[smollm2]", "model.path: given "),
                                                    ("waves=0", "waves: given 0"),
                                                    ("decoder_slots=[0]", "decoder_slots: given [0]"),
                                                    ("draft_path=nowhere",
                                                     "draft_path: given 'nowhere'; allowed: the folder of")])
-def test_bad_values_are_errors_of_one_line(monkeypatch, capsys, override, message):
+def test_bad_values_are_errors_of_one_line(monkeypatch, tmp_path, capsys, override, message):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["bench", override])
     with pytest.raises(SystemExit, match="2"):
         main()
@@ -78,7 +80,7 @@ def test_help_lists_the_fields(monkeypatch, capsys):
     assert "python -m dflash_mcmc.bench subjects=[tiny]" in printed
     for field in dataclasses.fields(Bench):
         assert field.name in printed
-    assert "whole number >= 16: number of new tokens of the mid-size model" in printed
+    assert "whole number >= 16: number of new tokens of the models other than the embedded one" in printed
 
 
 def test_the_loop_draws_what_the_engine_draws():

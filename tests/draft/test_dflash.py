@@ -10,7 +10,7 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 
 RUN = ("decoder=speculative_match", "sampler=greedy", "dataset.limit=2", "dataset.max_new_tokens=32")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -86,22 +87,35 @@ def test_the_experiments_compose_and_are_estimated(experiment):
 @pytest.mark.parametrize(("experiment", "dataset"), [
     ("guided_power_sampling", ("dataset.shards=null", "dataset.num_shards=null")), ("power_sampling_paper", ())])
 def test_the_plan_of_the_experiments_fits_80_gb(make_config, shared_data, experiment, dataset):
-    """Qwen3-4B in bfloat16, all 500 problems at 3,072 tokens: 128 chains, even if all are at full length."""
+    """Qwen3-4B in bfloat16, all 500 problems at 3,072 tokens: by default as many chains as fit at full length."""
     folder = shared_data / "model_configs" / "Qwen3-4B"
-    config = make_config(f"experiment={experiment}", "engine=vllm", "condition=ps", "model=hf", f"model.path={folder}",
-                         "model.dtype=bfloat16", "dataset=math500", "dataset.max_new_tokens=3072", "hardware.num_slots=128",
-                         *dataset)
+    overrides = (f"experiment={experiment}", "engine=vllm", "condition=ps", "model=hf", f"model.path={folder}",
+                 "model.dtype=bfloat16", "dataset=math500", "dataset.max_new_tokens=3072", *dataset)
+    config = make_config(*overrides, "hardware.memory_gb=60")
     shape = config.model.shape("cpu")
     plan = cache_plan.of(config.engine, config, shape)
     assert plan.token_bytes == 2 * 36 * 8 * 128 * 2  # keys and values, layers, heads, width, bytes
-    assert (plan.requests, plan.longest) == (128, config.assumed.prompt_length + 3072)
+    assert plan.longest - 32 < config.assumed.prompt_length + 3072 <= plan.longest
+    assert 59.5 < plan.of_requests(plan.longest) <= 60
     with torch.device("meta"):
         weights = 2 * sum(value.numel() for value in transformers.AutoModelForCausalLM.from_config(shape.config).parameters())
     head = 4 * shape.vocab_size * shape.config.hidden_size  # a copy in float32
     assert weights > 8e9
+    assert 120 < plan.requests < 135
     assert plan.of_requests(plan.longest) + (weights + head) / 1e9 < 0.9 * 80
     assert config.engine.memory_note(config) == plan.line()
     assert config.dataset.num_chosen() == 500
+    for memory_gb in (80, 60, 0.5):
+        requests = int(memory_gb * 1e9) // (plan.longest * plan.token_bytes)
+        assert f"keys and values of {requests} requests, " in _memory_line(*overrides, f"hardware.memory_gb={memory_gb}")
+    assert "hardware.memory_gb shows how many" in _memory_line(*overrides)
+    assert "keys and values of 200 requests, " in _memory_line(*overrides, "hardware.memory_gb=60", "hardware.num_slots=200")
+
+
+def _memory_line(*overrides: str) -> str:
+    """The line on memory that a dry run prints."""
+    shown = estimate.of(check_command([*overrides, "dry_run=true"]))
+    return next(line for line in shown.splitlines() if line.startswith("memory"))
 
 
 def test_a_dry_run_prints_the_plan_and_refuses_too_little_memory(make_config):
@@ -115,7 +129,8 @@ def test_a_dry_run_prints_the_plan_and_refuses_too_little_memory(make_config):
         estimate.of(check_command([*SMALL, "dry_run=true", "hardware.memory_gb=0.0001"]))
 
 
-def test_fields_of_the_same_name_reach_vllm_unchanged(make_config):
+def test_fields_of_the_same_name_reach_vllm_unchanged(make_config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
     given = {"pipeline_parallel_size": 3, "tensor_parallel_size": 2, "enable_expert_parallel": True, "kv_cache_dtype":
              "fp8_e5m2", "quantization": "fp8", "max_num_batched_tokens": 777, "gpu_memory_utilization": 0.55,
              "block_size": 64, "enforce_eager": True}
@@ -128,6 +143,23 @@ def test_fields_of_the_same_name_reach_vllm_unchanged(make_config):
     assert names - set(given) == {"max_model_len", "float32_head"}  # a new field is tested here too
 
 
+@pytest.mark.parametrize(("chains", "requests", "width", "expected"), [(256, 127.9, 1, 127), (20, 127.9, 1, 20),
+                                                                       (51, 127.9, 5, 25), (256, 0.7, 1, 1),
+                                                                       (256, math.inf, 1, 256)])
+def test_chains_that_fit_at_full_length(chains, requests, width, expected):
+    assert starting.fitting(chains, requests, width) == expected
+
+
+@pytest.mark.parametrize(("slots", "expected"), [("null", 5), ("9", 9)])
+def test_the_memory_chooses_the_number_of_chains_by_default(make_config, monkeypatch, slots, expected):
+    monkeypatch.setattr(core, "shared", lambda settings: SimpleNamespace(settings=settings, capacity=lambda: 5.5,
+                                                                       stop_at=lambda stops: None))
+    config = make_config(*SMALL, f"hardware.num_slots={slots}")
+    engine = config.engine.start(config, config.engine.load(config, "cpu"), 20, 40)
+    assert engine._num_chains == expected
+    assert engine._core.settings.max_num_seqs == min(40, 9 if slots == "9" else 256)
+
+
 @pytest.mark.parametrize(("slots", "total", "width", "expected"), [(32, 100, 1, 32), (32, 3, 1, 3), (32, 100, 5, 6),
                                                                    (2, 9, 5, 1), (None, 999, 1, 256)])
 def test_chains_in_progress(slots, total, width, expected):
@@ -136,6 +168,7 @@ def test_chains_in_progress(slots, total, width, expected):
 
 def test_processes_share_the_gpus_of_a_machine(make_config, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     config = make_config("engine=vllm", "sampler=greedy", "engine.tensor_parallel_size=2", "model.dtype=bfloat16")
     target = config.engine.load(config, "cpu")._replace(device="cuda:1")
     settings = starting.settings(config.engine, config, target, 500, 8)
@@ -147,6 +180,15 @@ def test_processes_share_the_gpus_of_a_machine(make_config, monkeypatch):
     assert not arguments["trust_remote_code"]
     assert arguments["generation_config"] == "vllm"
     assert arguments["additional_config"][CONFIG]["forbidden"] == list(target.forbidden)
+
+
+def test_a_group_that_the_machine_has_not_is_refused(make_config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    config = make_config("engine=vllm", "sampler=greedy", "engine.tensor_parallel_size=3", "model.dtype=bfloat16")
+    assert config.engine.num_devices() == 3
+    target = config.engine.load(config, "cpu")._replace(device="cuda:1")
+    with pytest.raises(UserError, match=r"given 3; allowed: at most 2 for process 1 of this machine, which has 4 GPUs"):
+        starting.settings(config.engine, config, target, 500, 8)
 
 
 def test_memory_gb_is_the_memory_of_keys_and_values(make_config):
@@ -218,10 +260,13 @@ def test_a_failure_of_a_step_is_one_line_and_ends_the_engine(monkeypatch, error,
     failing = core.VllmCore.__new__(core.VllmCore)
     failing.settings, failing._has_failed = VllmSettings("folder", "float32", 9, 1, ()), False
     engine = failing._engine = FailingEngine(error, codes)
+    removed: list[bool] = []
+    failing._scratch = SimpleNamespace(remove=lambda: removed.append(True))
     monkeypatch.setattr(core, "_shared", [failing])
     with pytest.raises(UserError) as raised:
         failing.step()
     assert str(raised.value) == f"engine: {line}; the same command draws what is missing"
     assert engine.closed
+    assert removed == [True]
     assert not core._shared  # the next job starts another
     failing.abort([1, 2])  # a session does so when it ends

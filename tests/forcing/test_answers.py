@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from dflash_mcmc.dataset.arith import Arith
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing.answers import Answer, answers, check_source
 from dflash_mcmc.probe import Unit, Work
-from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Problem
 from tests.runs import execute
 
@@ -41,7 +39,7 @@ def test_gold_is_the_solution_behind_the_prompt(found):
 def test_greedy_is_what_the_greedy_sampler_draws(found, make_config):
     config, given = found("greedy", "dataset.limit=3", "sampler=greedy")
     folder = execute(config).folder
-    records = [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+    records = read_records(folder)
     assert {record["problem"]: record["tokens"] for record in records} == {
         unit.problem: answer.tokens.tolist() for unit, answer in given.items()}
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.process import bits
 from dflash_mcmc.run.loop import execute
+from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import key_of
 
 STORED = Path(__file__).with_name("records")
 SMALL = ("dataset.limit=2", "dataset.max_new_tokens=32", "seed=7", "tracker=none", "hardware.num_slots=4")
@@ -96,8 +98,7 @@ def stored(name: str) -> dict:
 def read(outputs: Path) -> dict:
     """The records of the only run below a folder of outputs and the name of its folder."""
     folder, = (path.parent for path in outputs.glob("*/*/run.json"))
-    records = [json.loads(line) for path in sorted(folder.glob("records*.jsonl")) for line in path.read_text().splitlines()]
-    records.sort(key=lambda record: (record["problem"], record["chain"]))
+    records = sorted(read_records(folder), key=key_of)
     return {"folder": "/".join(folder.parts[-2:]), "records": [without_times(record) for record in records]}
 
 

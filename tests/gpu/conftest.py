@@ -18,12 +18,21 @@ from dflash_mcmc.types import ChainResult
 ANSWERS = ("dataset=arith", "dataset.limit=24", "dataset.max_new_tokens=64", "num_chains=1")
 
 
+NO_GPU = "PyTorch finds no GPU here; --gpu-tests-on=cpu checks the tests' own code"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--gpu-tests-on") == "cuda" and not torch.cuda.is_available():
-        reason = "PyTorch finds no GPU here; --gpu-tests-on=cpu checks the tests' own code"
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason=reason))
+                item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for all skipped tests; pytest's own summary has one for each place."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if NO_GPU in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests of a GPU are skipped: {NO_GPU}")
 
 
 @pytest.fixture

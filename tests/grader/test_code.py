@@ -184,7 +184,7 @@ def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_unbiased(make_con
     from math import comb
 
     from dflash_mcmc.statistics.chains import pass_curve
-    from dflash_mcmc.store.records import read_records
+    from dflash_mcmc.store.reading import read_records
     from tests.runs import execute
 
     rows = [{"task_id": f"T/{number}", "canonical_solution": "", **ADD._asdict(), "test": test} for number, test in enumerate(

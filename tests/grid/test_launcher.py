@@ -69,6 +69,19 @@ def test_hardware_chooses_it_and_the_command_line_wins():
     assert command.jobs[0].config.hardware.device == "cpu"
 
 
+def test_a_group_of_gpus_is_one_process():
+    launcher = launcher_of("hardware=slurm_gpus")
+    assert launcher.with_groups(1) == launcher
+    assert [launcher.with_groups(number).num_processes for number in (2, 3, 8)] == [4, 2, 1]
+    assert changed(launcher, ["processes=2"]).with_groups(3).num_processes == 2
+    on_cpus = changed(launcher, ["gpus=0", "processes=2"])
+    assert on_cpus.with_groups(3) == on_cpus
+    with refused("hydra.launcher.gpus: given 8", "at least 9"):
+        launcher.with_groups(9)
+    with refused("hydra.launcher.processes: given 3", "at most 2 with gpus=8 and 4 GPUs for each"):
+        changed(launcher, ["processes=3"]).with_groups(4)
+
+
 def test_a_sites_values_come_from_conf_local_and_disturb_no_other_launcher(tmp_path):
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "slurm.yaml").write_text("partition: ours\nsetup: [module load cuda]\n")

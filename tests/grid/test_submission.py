@@ -44,6 +44,12 @@ def batch_of(grid: Grid, job: str = "7") -> str:
     return (grid.folder / "logs" / f"{job}_submission.sh").read_text()
 
 
+def test_a_job_has_a_process_for_each_group_of_gpus(submitted):
+    grid = submitted("engine=vllm", "gpus=8", "engine.tensor_parallel_size=2,4", "engine.pipeline_parallel_size=1")
+    assert grid.launcher.num_processes == 2
+    assert ended("submit", *POINTS, "engine=vllm", "gpus=2", "engine.tensor_parallel_size=4") == 2
+
+
 def test_a_job_for_each_point_and_shard(submitted, tmp_path, capsys):
     grid = submitted("shards=3")
     assert [(job.id, job.point, job.shard, job.shards) for job in grid.jobs] == [

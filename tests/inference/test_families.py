@@ -188,7 +188,7 @@ def test_the_numbers_of_a_mixture_of_experts_do_not_depend_on_the_batch(family):
     alone = drawn(parts, temperature(), slots=1, count=9)
     assert_near(drawn(parts, temperature(), slots=9, count=9), alone, tolerance)
     assert parts.config._experts_implementation != experts.NAME, "the model is left as it was"
-    assert not parts.capturable
+    assert parts.uncaptured == "the model is a mixture of experts"
 
 
 def test_experts_of_another_form_get_a_line(capsys):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dflash_mcmc.inference.float32_head import Float32Head
+from tests.targets import rows_do_not_depend_on_the_batch
 
 
 def noise(*shape):
@@ -46,3 +47,11 @@ def test_forbidden_tokens_and_single_states(linear):
 def test_weights_in_float32_are_never_copied():
     linear = SimpleNamespace(weight=torch.ones(12, 8), bias=None)
     assert Float32Head(linear, True).weight.data_ptr() == linear.weight.data_ptr() == Float32Head(linear).weight.data_ptr()
+
+
+def test_pieces_of_the_weights_do_not_make_a_row_depend_on_the_batch():
+    head, hidden = Float32Head(SimpleNamespace(weight=0.1 * noise(5_000, 640), bias=None), False), noise(40, 640)
+    whole = head.logits(hidden)
+    for start in range(0, 40, 8):
+        tolerance = 0.0 if rows_do_not_depend_on_the_batch() else 1e-5
+        torch.testing.assert_close(head.logits(hidden[start : start + 8]), whole[start : start + 8], rtol=0, atol=tolerance)

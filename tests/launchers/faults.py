@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dflash_mcmc.store.lines import CHECKSUM
 from tests import processes
 from tests.run.test_samples import TIMES
 
@@ -74,7 +75,8 @@ def records(outputs: Path) -> dict[tuple, list[str]]:
 
 def without_times(line: str) -> str:
     """The part of a record that must be the same in every run."""
-    return json.dumps({name: value for name, value in json.loads(line).items() if name not in TIMES}, sort_keys=True)
+    return json.dumps({name: value for name, value in json.loads(line).items()
+                       if name not in (*TIMES, CHECKSUM)}, sort_keys=True)
 
 
 class Watch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dflash_mcmc.config.command import check_command
+from dflash_mcmc.errors import UserError
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer
 from tests.launchers.test_sweep_agent import BIN, make_sweep
@@ -117,6 +120,17 @@ def test_local_reports_a_bad_command_line_once(tmp_path, arguments, complaint):
     assert done.stderr.startswith(f"error: {complaint}")
     assert len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_local_starts_a_process_for_each_group_of_gpus(monkeypatch):
+    spec = importlib.util.spec_from_file_location("local_launcher", FILES / "local.py")
+    local = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(local)
+    monkeypatch.setattr(local, "_num_gpus", lambda: 8)
+    for overrides, expected in (((), 8), (("engine=vllm", "engine.tensor_parallel_size=2"), 4)):
+        assert local._num_groups(check_command(overrides).jobs) == expected
+    with pytest.raises(UserError, match="given 16; allowed: at most 8, the GPUs of this machine"):
+        local._num_groups(check_command(["engine=vllm", "engine.pipeline_parallel_size=16"]).jobs)
 
 
 def submit(slurm, folder: Path, options: list[str], file: str, *arguments: str, **more: str) -> str:

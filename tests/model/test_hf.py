@@ -22,7 +22,7 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.model.tiny import build_config
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 
 pytestmark = pytest.mark.usefixtures("random_weights")

@@ -7,7 +7,7 @@ import torch
 
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.model import tiny
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 
 FOLDER = PACKAGE / "assets" / "tiny"

@@ -14,7 +14,7 @@ from dflash_mcmc.probe.deep_readout import DeepReadout
 from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, read_out
 from dflash_mcmc.probe.deep_readout.tables import MODES, READERS
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.reading import read_records
 from tests.refusals import command_is_refused
 from tests.runs import execute
 
@@ -37,7 +37,7 @@ def found(make_config):
 def test_a_run_leaves_records_tables_and_figures(make_config):
     config = make_config(*PROBE, "dataset.limit=8")
     result = execute(config)
-    records = [json.loads(line) for line in (result.folder / RECORDS).read_text().splitlines()]
+    records = read_records(result.folder)
     assert len(records) == result.summary["num_problems"] + result.summary["num_skipped"] == 8
     model = config.model.load("cpu")
     for problem, record in zip(config.dataset.problems(), records, strict=True):
@@ -153,7 +153,7 @@ def test_an_interrupted_run_has_the_same_records(make_config, monkeypatch):
         execute(config)
     result = execute(config)
     assert (result.num_new, len(calls)) == (2, 5)
-    records = [json.loads(line) for line in (result.folder / RECORDS).read_text().splitlines()]
+    records = read_records(result.folder)
     assert records == [{"problem": name, "chain": 0, **entries} for name, entries in whole.items()]
 
 
@@ -173,7 +173,7 @@ def test_empty_and_short_answers_are_skipped_and_counted(solved, monkeypatch):
     monkeypatch.setattr(DeepReadout, "figures", lambda *arguments: {})
     config = solved("", "3+4=7.", "First 30+41=71. Then 71-11=60. The answer is 60.")
     result = execute(config)
-    records = [json.loads(line) for line in (result.folder / RECORDS).read_text().splitlines()]
+    records = read_records(result.folder)
     assert [record.get("skipped") for record in records] == ["empty", f"shorter than {BLOCK} tokens", None]
     assert (result.summary["num_problems"], result.summary["num_skipped"]) == (1, 2)
     assert result.summary["tables"]["overall"][0]["n"] == len(records[2]["block"]) > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from dflash_mcmc.probe import Unit, Work, difficulty
 from dflash_mcmc.probe.difficulty import Difficulty, signals, steps, tables
 from dflash_mcmc.run import build
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade
 from tests.refusals import command_is_refused
 from tests.runs import execute
@@ -28,7 +27,7 @@ WARM = ("probe=difficulty", "draft=tiny", "sampler=temperature", "sampler.temper
 
 
 def records(folder) -> list[dict]:
-    found = [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+    found = read_records(folder)
     return sorted(found, key=lambda record: (record["problem"], record["chain"]))
 
 

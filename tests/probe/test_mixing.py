@@ -15,7 +15,7 @@ from dflash_mcmc.probe.mixing.chains import compact
 from dflash_mcmc.report import figure
 from dflash_mcmc.run import build
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
 from tests.composing import composed
 from tests.refusals import command_is_refused
@@ -51,7 +51,7 @@ def grid(make):
 
 
 def records(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+    return read_records(folder)
 
 
 def by_unit(found: list[dict]) -> dict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import replace
@@ -17,6 +16,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.rejection_sampling import samplers_by_name, verdict
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.testing import EnumeratedKey, Enumerator
 from tests import processes
@@ -48,7 +48,7 @@ def row_of(result, name: str) -> dict:
 
 
 def records(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+    return read_records(folder)
 
 
 def exact_law(sampler, probe) -> np.ndarray:

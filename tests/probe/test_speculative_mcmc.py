@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from dflash_mcmc.inference.speculative.drafter import Anchors
 from dflash_mcmc.probe import Summary, Work
 from dflash_mcmc.probe.speculative_mcmc import independence, tables
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.reading import read_records
 from tests.refusals import refused
 from tests.runs import execute
 from tests.training.drafts import block_alone
@@ -34,7 +33,7 @@ def probe_config(make_config):
 
 
 def records_of(result) -> dict[str, dict]:
-    lines = (json.loads(line) for line in (result.folder / RECORDS).read_text().splitlines())
+    lines = read_records(result.folder)
     return {line["problem"]: {name: value for name, value in line.items() if not name.startswith("seconds")} for line in lines}
 
 
@@ -215,8 +214,7 @@ def test_runtime_fields_leave_the_identity(probe_config):
 def test_proposals_are_timed(probe_config):
     config = probe_config("probe.timed_rows=2", "dataset.limit=2")
     result = execute(config)
-    for line in (result.folder / RECORDS).read_text().splitlines():
-        record = json.loads(line)
+    for record in read_records(result.folder):
         assert 0 < record["seconds_draft"] < 10
         assert 0 < record["seconds_target"] < 10
         assert record["timed_rows"] == 2

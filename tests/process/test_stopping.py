@@ -39,7 +39,7 @@ def test_what_is_under_way_is_finished_and_nothing_new_begun(tmp_path, uninterru
     assert "Traceback" not in told
     folder = folder_of(tmp_path)
     assert 2 + 4 <= len(records_of(folder)) + 1 <= at_most + 1
-    begun = [json.loads(line)[2] for line in (folder / "attempts.jsonl").read_text().splitlines()]
+    begun = [json.loads(line)["begun"] for line in (folder / "attempts.jsonl").read_text().splitlines()]
     assert begun.count(True) == len(records_of(folder))  # all that was begun was recorded, and nothing given up
     assert {"preempted": True} in [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     _finish(tmp_path, *WHOLE)
@@ -55,7 +55,7 @@ def test_without_grace_it_is_given_up(tmp_path, uninterrupted):
         run.communicate(timeout=120)
     assert run.returncode == 143
     folder = folder_of(tmp_path)
-    begun = [json.loads(line)[2] for line in (folder / "attempts.jsonl").read_text().splitlines()]
+    begun = [json.loads(line)["begun"] for line in (folder / "attempts.jsonl").read_text().splitlines()]
     assert begun.count(False) == begun.count(True) - len(records_of(folder)) > 0
     _finish(tmp_path, *WHOLE)
     same(records_of(folder), uninterrupted)

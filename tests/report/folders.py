@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.statistics.summaries import summarise
+from dflash_mcmc.store.lines import to_line
 
 SAMPLERS = {"greedy": {"sampler": "greedy"}, "temp": {"sampler": "temperature", "sampler.temperature": 0.25},
             "ps": {"sampler": "power_mh", "sampler.alpha": 4.0, "sampler.proposal_temperature": 0.25, "sampler.num_blocks": 16,
@@ -53,7 +54,7 @@ def write(folder: Path, condition: str, records: list[dict], made: dict | None =
     (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     session = {**SESSION, **(session or {}), **({"engine": {}} if finished else {})}
     (run / "run.json").write_text(json.dumps({"identity": made, "sessions": [session]}))
-    (run / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    (run / "records.jsonl").write_bytes(b"".join(map(to_line, records)))
     if finished:
         (run / "summary.json").write_text(json.dumps(summarise(condition, records)))
     return run

@@ -131,14 +131,12 @@ class TestRead:
             (found,), left_out = read(run_folders([run]), lenient)
             assert (len(found.records), left_out) == (10, [])
 
-    @pytest.mark.parametrize(("line", "strict", "message"), [
-        ('{"problem": "p3", "chain"', "records.jsonl: line 4 is no record",
-         "records.jsonl: line 4 is not a record of a sample"),
-        ("[]", "records.jsonl: line 4 is no record", "records.jsonl: line 4 is not a record of a sample"),
-        ('{"problem": "p3", "chain": 0}', "record of problem p3, chain 0 is not a sample: it lacks abandoned, accepted",
-         "records.jsonl: line 4 is not a record of a sample"),
+    @pytest.mark.parametrize(("line", "strict"), [
+        ('{"problem": "p3", "chain"', r"records\.jsonl: line 4: JSON: Expecting ':' delimiter"),
+        ("[]", r"records\.jsonl: line 4: line: given \[\]; allowed: an object"),
+        ('{"problem": "p3", "chain": 0}', r"records\.jsonl: line 4: abandoned: given nothing; allowed: a whole number >= 0"),
     ])
-    def test_a_corrupt_line_is_an_error_and_left_out_if_lenient(self, tmp_path, line, strict, message):
+    def test_a_corrupt_line_is_an_error_and_left_out_if_lenient(self, tmp_path, line, strict):
         run = write(tmp_path / "demo", "ps", records(5))
         lines = (run / "records.jsonl").read_text().splitlines()
         (run / "records.jsonl").write_text("\n".join([*lines[:3], line, *lines[4:]]) + "\n")
@@ -147,6 +145,7 @@ class TestRead:
         assert "\n" not in str(error.value)
         built = build([run], lenient=True)
         assert [len(found.records) for found in built.study.runs] == [9]
+        message = "records.jsonl: line 4: "
         assert any(message in warning for warning in built.study.warnings)
         assert built.page.read_text().index(message) < built.page.read_text().index("<h2>")
         assert "not complete: 9 of 10" in built.overall

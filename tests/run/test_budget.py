@@ -14,7 +14,7 @@ from dflash_mcmc.registry import components, name_of
 from dflash_mcmc.run import budget, loop
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.statistics.budget import TOLERANCE
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from tests.refusals import refused
 
 SHORT = ("dataset.limit=2", "dataset.max_new_tokens=64", "tracker=none", "hardware.num_threads=1", "assumed.prompt_length=57")

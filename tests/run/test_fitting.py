@@ -11,7 +11,7 @@ import dflash_mcmc
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.table import overall
 from dflash_mcmc.run.fitting import fit
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 
 QUICK = ("condition=ps", "sampler.num_blocks=2", "sampler.num_steps=1", "dataset.max_new_tokens=24", "dataset=jsonl",
@@ -46,7 +46,8 @@ def test_the_run_goes_on_and_the_length_is_in_the_record(make_config, problems, 
     assert "2 of 6 samples are too long for the model and count as not correct: long: the prompt" in capsys.readouterr().err
     assert (result.summary["too_long"], result.summary["not_drawn"], result.summary["num_samples"]) == (2, 0, 6)
     assert result.summary["accuracy"] <= 4 / 6
-    header, _, row = overall([result.folder]).splitlines()
+    assert {record["finish_reason"] for record in long} == {"too_long"}
+    header, _, row, *_ = overall([result.folder]).splitlines()
     assert header.split("|")[-2].strip() == "too long"
     assert row.split("|")[-2].strip() == "2"
     table = dflash_mcmc.read(result.folder)

@@ -16,6 +16,8 @@ from dflash_mcmc.config.identity import identity_hash, run_folder
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.inference import plan
 from dflash_mcmc.run import build, preflight
+from dflash_mcmc.store.lines import to_line
+from tests.report.folders import record
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("dataset.limit=2", "tracker=none")
@@ -176,7 +178,7 @@ def test_a_complete_run_reads_nothing_of_the_model(make_config, monkeypatch):
     config = make_config("condition=greedy", "dataset.limit=2", "num_chains=2")
     folder = run_folder(config, identity_hash(config))
     folder.mkdir(parents=True)
-    lines = [json.dumps({"problem": problem.id, "chain": chain}) + "\n"
+    lines = [to_line(record(problem.id, chain=chain)).decode()
              for problem in config.dataset.problems() for chain in range(2)]
     read = []
     shape = type(config.model).shape
@@ -193,7 +195,7 @@ def test_neither_a_complete_run_nor_a_dry_run_imports_pytorch(make_config, tmp_p
     config = make_config(*given)
     folder = run_folder(config, identity_hash(config))
     folder.mkdir(parents=True)
-    (folder / "records.jsonl").write_text(json.dumps({"problem": config.dataset.problems()[0].id, "chain": 0}) + "\n")
+    (folder / "records.jsonl").write_bytes(to_line(record(config.dataset.problems()[0].id)))
     code = f"""
 import sys
 from dflash_mcmc.config.command import check_command

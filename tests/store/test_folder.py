@@ -14,7 +14,8 @@ import pytest
 from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.records import RECORDS, read_records
+from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.store.sharing import closed
 from tests.conftest import ROOT
 
@@ -61,7 +62,7 @@ def test_a_corrupt_line_in_the_middle_is_refused_with_its_number(tmp_path):
     path = tmp_path / RECORDS
     path.write_bytes(b"{bad\n" + path.read_bytes())
     before = path.read_bytes()
-    with pytest.raises(UserError, match="line 1 is no record"), RunStore.open(tmp_path):
+    with pytest.raises(UserError, match="line 1: JSON: Expecting property name"), RunStore.open(tmp_path):
         pass
     assert path.read_bytes() == before
 

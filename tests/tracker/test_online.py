@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker.wandb import TABLE_COLUMNS
 from tests import processes
 from tests.run.test_tracking import KILLED

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.tensorboard import TensorBoardTracker
 from tests.runs import execute

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from statsmodels.stats.proportion import proportion_confint
 
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import TABLE_COLUMNS, WandbTracker, artifact_name
 from tests import processes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.training.accepted import accepted_lengths, count, walk
+from dflash_mcmc.training.accepted import accepted_lengths, by_position, count, walk
 from dflash_mcmc.training.responses import Response
 from tests.training.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
 
@@ -79,6 +79,14 @@ def test_a_sequence_that_ends_within_a_block_takes_one_forward(pair):
 
 def test_walk_goes_from_block_to_block():
     accepted = np.array([9, 9, 1, 9, 0, 2, 9, 9, 9])
-    assert walk(accepted, 2, 9) == 3  # 2 -> 4 -> 5 -> 8
-    assert walk(accepted, 8, 9) == 0
-    assert walk(np.zeros(9, int), 2, 9) == 6
+    assert walk(accepted, 2, 9) == [2, 4, 5]
+    assert walk(accepted, 8, 9) == []
+    assert walk(np.zeros(9, int), 2, 9) == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_forward_belongs_to_the_part_of_its_first_token(pair):
+    responses = [agreeing(pair, agreements) for agreements in ((2, 0, 4, 1), (0, 0))]  # first tokens 0 3 4 9, and 0 1
+    found = by_position(*pair, responses, 2, 8, 4, 2)
+    assert found.tolist() == [[3 + 1 + 1 + 1, 4], [5 + 2, 2]]
+    assert by_position(*pair, responses, 2, 8, 4, 4).tolist() == [[6, 4], [5, 1], [2, 1], [0, 0]]
+    assert found.sum(axis=0).tolist() == list(count(*pair, responses, 2, 8))

@@ -82,7 +82,7 @@ def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
     made = plan("steps=40", "evaluate_every=20", "learning_rate=0.01", f"export={tmp_path / 'there'}", "tracker=jsonl")
     folder = draft.train(made)
     assert folder == tmp_path / "there"
-    (run,) = (tmp_path / "train").iterdir()
+    (run,) = (tmp_path / "train").glob("draft-*")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     figures = [line for line in lines if "tau_0" in line]
     assert [line["step"] for line in figures] == [20, 40]
@@ -178,7 +178,7 @@ def test_heads_start_as_dflash(name):
     plan = compose(name, [])
     target = plan.model.load("cpu")
     made = draft.new_draft(draft.shape_of(plan, target), target, 0, NETWORKS[plan.heads.network].network)
-    networks.start_from(made, plan.heads, target)
+    networks.start_from(made, plan.heads)
     base, hidden = torch.randn(1, 2, 512, generator=torch.Generator().manual_seed(0)), torch.ones(1, 2, 128)
     found = made.along(base, hidden, torch.tensor([[3, 4]]))
     assert torch.equal(torch.where(torch.isfinite(found), found, base), base)

@@ -16,7 +16,7 @@ from tests.refusals import refused
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (["steps=0"], "steps: given 0; allowed: a whole number >= 1"),
+    (["steps=-1"], "steps: given -1; allowed: a whole number >= 0"),
     (["stpes=3"], "stpes: unknown field (did you mean 'steps'?)"),
     (["shape.num_layer=3"], "shape.num_layer: unknown field (did you mean 'num_layers'?)"),
     (["learning_rate=fast"], "learning_rate: given 'fast'; allowed: a number > 0"),
@@ -46,7 +46,7 @@ def test_mistakes_are_errors_of_one_line(overrides, message):
 def test_any_target_needs_a_path_and_prompts():
     with pytest.raises(UserError, match=r"prompts\.path: not given"):
         compose("dflash", ["model=qwen3_4b"])
-    with pytest.raises(UserError, match="draft: given 'none'; allowed: 'tiny', 'dflash'"):
+    with pytest.raises(UserError, match="draft: given 'none'; allowed: 'tiny', 'smollm2', 'dflash'"):
         compose("none", [])
 
 

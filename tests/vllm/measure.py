@@ -23,7 +23,9 @@ import psutil
 from tabulate import tabulate
 
 SAMPLERS, CHAINS, TURNS, HORIZON, STEPS = ("temperature", "power_mh"), (1, 8, 32), 2, 64, 4
-LONG, CACHE_BYTES, MEMORY_CHAINS = 2048, int(6e8), 16
+LONG, CACHE_BYTES, MEMORY_CHAINS = 2048, int(6e8), 32
+ALPHA = 1.5
+"""Of power_mh at the long horizon: a small model repeats itself to the horizon at larger ones."""
 ENGINES, PARTS = ("slots", "vllm"), ("step", "processor", "rows", "take", "add")
 MEMORY = {"slots, contiguous": ("slots", 0), "slots, paged": ("slots", CACHE_BYTES), "vllm": ("vllm", CACHE_BYTES)}
 
@@ -54,18 +56,23 @@ class Process:
     """An engine with its model, in this process."""
 
     def __init__(self, name: str, folder: Path, horizon: int, most_chains: int, cache_bytes: int):
+        from dflash_mcmc.inference.vllm import target as vllm_target
         from dflash_mcmc.model.hf import HFModel
-        from tests.vllm.running import engine_of, saved
 
         chosen = HFModel(path=str(folder), revision=None, dtype="float32", chat=True, enable_thinking=False,
                          rope_scaling=None, head_copy=None)
         questions = ("What is {} * {}? Explain.", "A train goes {} km in {} hours. How fast is it? Think step by step.")
-        model = chosen.load("cpu")
+        tokenizer = chosen.tokenizer()
         self.horizon, self.clock = horizon, Clock() if name == "vllm" else None
-        self.prompts = [model.encode(chosen.prompt(model.tokenizer, questions[i % 2].format(13 + i, 5 + i))) for i in range(8)]
-        longest, target = max(map(len, self.prompts)) + horizon, saved(model, folder)
-        if name == "vllm":
-            del model
+        _import(name)
+        self.imports = psutil.Process().memory_info().rss
+        model = None if name == "vllm" else chosen.load("cpu")
+        target = vllm_target.read(folder, "float32", "cpu", tokenizer) if model is None else model
+        self.prompts = [target.encode(chosen.prompt(tokenizer, questions[i % 2].format(13 + i, 5 + i))) for i in range(8)]
+        longest = max(map(len, self.prompts)) + horizon
+        if model is None:
+            from tests.vllm.running import engine_of
+
             self.engine = lambda count: engine_of(target, count, max_num_seqs=most_chains, max_model_len=longest,
                                                   kv_cache_bytes=cache_bytes)
         else:
@@ -76,13 +83,15 @@ class Process:
         from dflash_mcmc.bench.measure import power_mh, temperature
         from dflash_mcmc.rng import Key
 
-        sampler = temperature(0.7) if sampler_name == "temperature" else power_mh(num_blocks=4, num_steps=steps)
+        alpha = {} if self.horizon < LONG else {"alpha": ALPHA}
+        sampler = temperature(0.7) if sampler_name == "temperature" else power_mh(num_blocks=4, num_steps=steps, **alpha)
         engine = self.engine(count)
         list(engine.run([(0, temperature(1.0).chain(self.prompts[0], 4, Key(0)))]))
         ready = psutil.Process().memory_info().rss
         if self.clock:
             self.clock.seconds.clear()
             engine._core._engine.reset_prefix_cache()  # what an earlier turn has read
+        Path("/proc/self/clear_refs").write_text("5")  # the largest resident set so far is forgotten
         started, cpu, thread = time.perf_counter(), time.process_time(), time.thread_time()
         done = list(engine.run((i, sampler.chain(self.prompts[i % len(self.prompts)], self.horizon, Key(i)))
                                for i in range(count)))
@@ -92,7 +101,7 @@ class Process:
             found[field] = sum(getattr(each.cost, field) for each in done)
         found["length"] = sum(each.result.trajectory.length for each in done) / count
         found["longest"] = max(each.result.trajectory.length for each in done)
-        found["peak"], found["ready"] = _peak(), ready
+        found["peak"], found["ready"], found["imports"] = _peak(), ready, self.imports
         return found
 
 
@@ -106,21 +115,32 @@ def _slots(model: Any, count: int, longest: int, cache_bytes: int) -> Any:
     return BatchedEngine(model, NoBlend(), count, longest, num_pages=pages)
 
 
-def _peak() -> int:
-    """Bytes of the largest resident set of this process."""
-    import resource
+def _import(name: str) -> None:
+    """Imports what the engine needs."""
+    if name == "vllm":
+        from dflash_mcmc.inference.vllm.settings import prepare_environment
 
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        prepare_environment()
+        import vllm.v1.engine.llm_engine  # noqa: F401
+    else:
+        import transformers
+
+        transformers.AutoModelForCausalLM  # noqa: B018 - imported when it is asked for
+
+
+def _peak() -> int:
+    """Bytes of the largest resident set of this process since it was last forgotten."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
 
 
 def serve(name: str, folder: str, horizon: str, most_chains: str, cache_bytes: str) -> None:
     """Runs the cases that come as lines, and answers each with a line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints
-    before = psutil.Process().memory_info().rss
     process = Process(name, Path(folder), int(horizon), int(most_chains), int(cache_bytes))
     for line in sys.stdin:
-        print(json.dumps({**process.run(*json.loads(line)), "before": before}), file=answers, flush=True)
+        print(json.dumps(process.run(*json.loads(line))), file=answers, flush=True)
 
 
 def started(name: str, folder: str, horizon: int, most_chains: int, cache_bytes: int) -> subprocess.Popen:
@@ -180,7 +200,10 @@ def rates(folder: str, horizon: str = str(HORIZON), steps: str = str(STEPS), *ch
 
 
 def memory(folder: str, *samplers: str) -> None:
-    """Each engine alone in a process: peak memory, that before the model is loaded, and the difference without weights."""
+    """Each engine alone in a process: the largest resident set while the chains run, and its parts.
+
+    Imports, weights and what is ready before the first chain do not depend on the work. The rest is keys, values, work space.
+    """
     weights, rows = 2 * sum(path.stat().st_size for path in Path(folder).glob("*.safetensors")), []  # from bfloat16
     for sampler in samplers or SAMPLERS:
         processes = {case: started(name, folder, LONG, MEMORY_CHAINS, size) for case, (name, size) in MEMORY.items()}
@@ -190,9 +213,9 @@ def memory(folder: str, *samplers: str) -> None:
             found = answer(process)
             process.communicate()
             rows.append({"engine": case, "sampler": sampler, "mean length": found["length"], "longest": found["longest"],
-                         "CPU seconds": found["CPU seconds"], "peak GB": found["peak"] / 1e9, "ready GB": found["ready"] / 1e9,
-                         "before loading GB": found["before"] / 1e9,
-                         "without weights GB": (found["peak"] - found["before"] - weights) / 1e9})
+                         "CPU seconds": found["CPU seconds"], "peak GB": found["peak"] / 1e9,
+                         "imports GB": found["imports"] / 1e9, "weights GB": weights / 1e9,
+                         "ready GB": found["ready"] / 1e9, "above ready GB": (found["peak"] - found["ready"]) / 1e9})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".2f"))
 

@@ -1,9 +1,11 @@
-"""Families that the engine of slots does not run: random checkpoints of transformers' own configurations.
+"""Families beside Qwen3, Qwen2 and Llama: random checkpoints of transformers' own configurations.
 
 log p of every drawn token is compared with one forward of transformers over the whole sequence.
 """
 
 from __future__ import annotations
+
+import importlib.util
 
 import numpy as np
 import pytest
@@ -37,11 +39,18 @@ FAMILIES = {  # name: (class, configuration, dtype, tolerance in nats)
         **_SHAPE, **_EXPERTS, "shared_expert_intermediate_size": 64, "layer_types": ["linear_attention", "full_attention"] * 2,
         "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 128, "linear_value_head_dim": 128},
         "bfloat16", 0.3),
+    "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", {
+        **_SHAPE, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 128, "linear_value_head_dim": 128}, "bfloat16", 0.3),
 }
+NEEDS_TORCHVISION = ("qwen3_5",)
+"""Families whose class in vLLM imports torchvision. `make vllm` runs them with tests/vllm/torchvision_on_a_cpu.py."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_p_is_that_of_transformers(tmp_path, family):
+    if family in NEEDS_TORCHVISION and importlib.util.find_spec("torchvision") is None:
+        pytest.skip("vLLM's class imports torchvision: make vllm")
     model_class, config_class, values, dtype, tolerance = FAMILIES[family]
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -18,6 +18,7 @@ import torch
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.interface import NOT_NUMBERS
+from dflash_mcmc.inference.vllm import cache_plan, scratch
 from dflash_mcmc.rng import Key
 from tests.inference.test_batched import PROMPTS, SAMPLERS, STOPS
 from tests.processes import ROOT
@@ -50,6 +51,17 @@ def test_preemption_changes_no_token(tmp_path):
     found = Comparison.of(tight, lambda tag: plenty[tag].result)
     assert (found.equal, found.chains) == (15, 15)
     assert max(found.log_p, found.log_q) < TOLERANCE
+
+
+def test_the_memory_chooses_the_number_of_chains_of_the_plan(make_config):
+    """A dry run's number of chains is vLLM's own count of requests that fit at full length."""
+    config = make_config("engine=vllm", "sampler=greedy", "hardware.device=cpu", "hardware.num_slots=null", "num_chains=2",
+                         "hardware.memory_gb=0.02", "dataset.max_new_tokens=100")
+    plan = cache_plan.of(config.engine, config, config.model.shape("cpu"))
+    assert 1 < plan.requests < config.dataset.num_chosen() * config.num_chains
+    engine = config.engine.start(config, config.engine.load(config, "cpu"), config.assumed.prompt_length,
+                                 config.dataset.num_chosen() * config.num_chains)
+    assert engine._num_chains == plan.requests
 
 
 class Preemptions:
@@ -153,6 +165,7 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
     assert line.startswith(FAILURES[sent])
     _, left = psutil.wait_procs(children, timeout=10)
     assert not left
+    assert not list(scratch.SEGMENTS.glob("vllm_dist_*"))
     before = recorded(tmp_path)
     assert 0 < len(before) < 6
     output, _ = (process := start(tmp_path, *few)).communicate(timeout=300)

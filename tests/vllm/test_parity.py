@@ -53,6 +53,22 @@ def test_every_sampler_is_reference(embedded, name):
     assert max(found.log_p, found.log_q) < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["temperature", "power_mh_early"])
+def test_stop_strings_end_as_in_the_reference(embedded, name):
+    model, target, prompts = embedded
+    strings, ends = ["= ", "0", "apples"], set()
+    reference = ReferenceEngine(model_of(model), model.stopping_at(strings), NoBlend())
+    chosen = [(tag, chain) for tag, chain in chains(SAMPLERS[name], prompts[:4], 2, 24)]
+    results = {done.tag: done for done in engine_of(target.stopping_at(strings)).run(chosen)}
+    found = Comparison.of(results, lambda tag: reference.run(dict(chains(SAMPLERS[name], prompts[:4], 2, 24))[tag]))
+    assert (found.equal, found.chains) == (8, 8)
+    assert max(found.log_p, found.log_q) < TOLERANCE
+    for done in results.values():
+        drawn = done.result.trajectory
+        ends.add(drawn.ended and int(drawn.tokens[-1]) not in target.stop_ids)
+    assert True in ends  # some end at a string
+
+
 def model_of(model):
     """The model of transformers, which a LanguageModel has in parts."""
     import transformers

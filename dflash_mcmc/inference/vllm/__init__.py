@@ -4,6 +4,7 @@
     settings.py    what vLLM is started with
     session.py     runs chains: operations become requests, finished requests become answers
     core.py        vLLM's engine, stepped in this process
+    scratch.py    files and shared memory of vLLM's processes, removed after them
     cache_plan.py  the memory of keys and values, for a dry run
     ticket.py      what a request asks of the processor; it travels in the request
     drawing.py     draws the tokens of a batch from their logits

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.vllm.ledger import Drawn
+from dflash_mcmc.inference.vllm.ledger import Drawn, StopTable
+from dflash_mcmc.inference.vllm.scratch import Scratch
 from dflash_mcmc.inference.vllm.settings import VllmSettings, prepare_environment
 from dflash_mcmc.inference.vllm.ticket import FIELD, Ticket
 
@@ -33,6 +35,12 @@ class Core(Protocol):
 
     def step(self) -> list[EndedRequest]:
         """One step of all requests. Returns those that have ended."""
+
+    def capacity(self) -> float:
+        """Requests of the longest length whose keys and values fit together."""
+
+    def stop_at(self, stops: StopTable | None) -> None:
+        """Sets the stop strings of the requests that are added from now on."""
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """The tokens of requests that have ended or were aborted."""
@@ -59,9 +67,14 @@ class VllmCore:
             raise UserError(MISSING if error.name == "vllm" else
                             f"engine: given 'vllm', which cannot be imported: {one_line(error)}") from error
         arguments = settings.arguments()  # a mistake in it is ours, and nothing that vLLM refuses
+        self._scratch = Scratch()
         try:
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            with self._scratch.used():
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+                if arguments.get("pipeline_parallel_size", 1) > 1:
+                    self._engine.collective_rpc("dflash_mcmc_prepare")
         except (ValueError, RuntimeError, NotImplementedError, TypeError, AssertionError, ImportError, KeyError) as error:
+            self._scratch.remove()
             raise UserError(f"engine: vLLM refuses {settings.model!r}: {one_line(error)}") from error
         atexit.register(self.close)
 
@@ -81,6 +94,16 @@ class VllmCore:
         with self._failures():
             outputs = self._engine.step()
         return [EndedRequest(int(output.request_id), output.num_cached_tokens or 0) for output in outputs if output.finished]
+
+    def capacity(self) -> float:
+        """See `Core.capacity`. vLLM counts what each family's layers keep: windows, latents, states."""
+        requests = self._engine.vllm_config.cache_config.kv_cache_max_concurrency
+        return math.inf if requests is None else requests  # without layers that keep anything
+
+    def stop_at(self, stops: StopTable | None) -> None:
+        """See `Core.stop_at`. Raises UserError as `step`."""
+        with self._failures():
+            self._engine.collective_rpc("dflash_mcmc_stop_at", _patience(), (stops,))
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """See `Core.take`. With several workers, each that draws has the same tokens. Raises UserError as `step`."""
@@ -125,7 +148,10 @@ class VllmCore:
         """Ends the engine and its workers."""
         atexit.unregister(self.close)
         engine: Any = self._engine
-        engine.engine_core.shutdown()
+        try:
+            engine.engine_core.shutdown()
+        finally:
+            self._scratch.remove()
 
 
 _shared: list[VllmCore] = []

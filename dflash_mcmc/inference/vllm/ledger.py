@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.inference.stop_strings import StopStrings
 from dflash_mcmc.inference.vllm.ticket import Ticket
 
 SCORES = 4
@@ -36,6 +37,23 @@ class Drawn(NamedTuple):
     failed: bool
 
 
+class StopTable(NamedTuple):
+    """The stop strings of draws, as in `StopStrings`.
+
+    Attributes:
+        classes: int32 (vocabulary,).
+        table: int32 (states, classes).
+    """
+
+    classes: np.ndarray
+    table: np.ndarray
+
+    @staticmethod
+    def of(strings: StopStrings | None) -> StopTable | None:
+        """The table of stop strings; None for none."""
+        return None if strings is None else StopTable(strings.classes, strings.table)
+
+
 class Ledger:
     """The requests of a worker. `rows` in its methods are rows of its tables, int64 (n,), without repetition.
 
@@ -49,8 +67,14 @@ class Ledger:
         self._uniforms, self._weights = np.zeros((_ROWS, _LENGTH)), np.zeros((_ROWS, _LENGTH + 1))
         self._scores = np.zeros((_ROWS, _LENGTH, SCORES))
         self._count, self._forwards, self._first = (np.zeros(_ROWS, np.int64) for _ in range(3))
-        self._failed, self._limited = np.zeros(_ROWS, bool), np.zeros(_ROWS, bool)
+        self._failed, self._limited, self._searched = (np.zeros(_ROWS, bool) for _ in range(3))
         self._alpha, self._threshold, self._log_length = (np.zeros(_ROWS) for _ in range(3))
+        self._stops: StopTable | None = None
+        self._matched = np.zeros((_ROWS, _LENGTH + 1), np.int32)
+
+    def stop_at(self, stops: StopTable | None) -> None:
+        """Sets the stop strings of draws that begin from now on."""
+        self._stops = stops
 
     def open(self, ticket: Ticket) -> int:
         """The row of a request, which is new or was preempted."""
@@ -67,6 +91,7 @@ class Ledger:
         self._count[row], self._forwards[row], self._failed[row], self._first[row] = 0, 0, False, ticket.first
         limit = ticket.limit
         self._limited[row], self._weights[row, 0] = limit is not None, 0.0 if limit is None else limit.weight
+        self._searched[row], self._matched[row, 0] = not ticket.forced and self._stops is not None, ticket.matched
         if limit is not None:
             self._alpha[row], self._threshold[row] = limit.alpha, limit.threshold
             self._log_length[row] = np.nan if limit.log_length is None else limit.log_length
@@ -91,19 +116,32 @@ class Ledger:
             finite: bool (n,), False where logits are not numbers. The token is then not written.
 
         Returns:
-            bool (n,), whether the request must end: its draw has crossed its floor, or its logits are not numbers.
+            bool (n,), whether the request must end: its draw has crossed its floor or completed a stop string, or its logits
+            are not numbers.
         """
         self._forwards[rows] += 1
         self._tokens[rows, numbers], self._scores[rows, numbers, : scores.shape[1]] = tokens, scores
         self._count[rows], self._failed[rows] = numbers + finite, ~finite
+        return ~finite | self._found(rows, numbers, tokens) | self._below(rows, numbers, scores)
+
+    def _found(self, rows: np.ndarray, numbers: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Whether draws have completed a stop string with these tokens, bool (n,)."""
+        if self._stops is None:
+            return np.zeros(len(rows), bool)
+        states = self._stops.table[self._matched[rows, numbers], self._stops.classes[tokens]]
+        self._matched[rows, numbers + 1] = states
+        return self._searched[rows] & (states == StopStrings.found)
+
+    def _below(self, rows: np.ndarray, numbers: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Whether draws have crossed their floor with tokens of these scores, bool (n,)."""
         if not self._limited[rows].any():
-            return ~finite
+            return np.zeros(len(rows), bool)
         with np.errstate(invalid="ignore"):  # scores that are not numbers, which are not written
             weights = self._weights[rows, numbers] + (self._alpha[rows] * scores[:, 0] - scores[:, 1])
             length = self._log_length[rows] - np.log(self._first[rows] + numbers + 1)
             bound = weights + np.where(np.isnan(length), 0.0, length)
         self._weights[rows, numbers + 1] = weights
-        return ~finite | self._limited[rows] & ~(bound > self._threshold[rows])
+        return self._limited[rows] & ~(bound > self._threshold[rows])
 
     def take(self, numbers: Iterable[int]) -> dict[int, Drawn]:
         """The tokens of requests, which are then forgotten. Requests without a row here are left out."""
@@ -128,9 +166,10 @@ class Ledger:
             return
         self._free = [*range(rows + more_rows - 1, rows - 1, -1), *self._free]
         self._widths += [0] * more_rows
-        for name in ("_count", "_forwards", "_first", "_failed", "_limited", "_alpha", "_threshold", "_log_length"):
+        for name in ("_count", "_forwards", "_first", "_failed", "_limited", "_searched", "_alpha", "_threshold",
+                     "_log_length"):
             setattr(self, name, _larger(getattr(self, name), more_rows))
-        for name in ("_tokens", "_given", "_uniforms", "_weights"):
+        for name in ("_tokens", "_given", "_uniforms", "_weights", "_matched"):
             setattr(self, name, _larger(getattr(self, name), more_rows, more_length))
         self._scores = _larger(self._scores, more_rows, more_length, more_width)
 

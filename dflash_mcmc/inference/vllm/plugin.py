@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.distributed import get_pp_group
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
 from dflash_mcmc.inference.vllm import blended
-from dflash_mcmc.inference.vllm.ledger import LEDGER, Drawn
+from dflash_mcmc.inference.vllm.ledger import LEDGER, Drawn, StopTable
 from dflash_mcmc.inference.vllm.rows import BatchRows
 from dflash_mcmc.inference.vllm.settings import CONFIG
 
@@ -41,6 +42,20 @@ class DrawingProcessor(LogitsProcessor):
 
 class Extension:
     """Methods that the session calls in vLLM's workers."""
+
+    if TYPE_CHECKING:  # of vLLM's worker
+        model_runner: Any
+
+    def dflash_mcmc_prepare(self) -> None:
+        """Makes the buffers for what another part of a pipeline computes. vLLM makes them only where it compiles."""
+        runner = self.model_runner
+        if runner.intermediate_tensors is None and not get_pp_group().is_first_rank:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device)
+
+    def dflash_mcmc_stop_at(self, stops: StopTable | None) -> None:
+        """See `Ledger.stop_at`."""
+        LEDGER.stop_at(stops)
 
     def dflash_mcmc_take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """See `Ledger.take`."""

@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from dflash_mcmc.inference.columns import split
 from dflash_mcmc.inference.draws import is_abandoned, uniforms_of, until_abandoned
 from dflash_mcmc.inference.interface import NOT_NUMBERS, Counters, Finished, Tag
 from dflash_mcmc.inference.live_chain import LiveChain
 from dflash_mcmc.inference.meter import Meter
 from dflash_mcmc.inference.vllm.core import Core, EndedRequest
-from dflash_mcmc.inference.vllm.ledger import Drawn
+from dflash_mcmc.inference.vllm.ledger import Drawn, StopTable
 from dflash_mcmc.inference.vllm.target import VllmTarget
 from dflash_mcmc.inference.vllm.ticket import Ticket
 from dflash_mcmc.ops import Chain, Draw, Operation, Score
@@ -44,6 +46,7 @@ class VllmEngine:
         self.model, self._core, self._num_chains, self._skip_identical = model, core, num_chains, skip_identical
         self._meter, self._numbers = Meter(), itertools.count()
         self._asked: dict[int, _Asked] = {}
+        core.stop_at(StopTable.of(model.stop_strings))
 
     @property
     def counters(self) -> Counters:
@@ -85,7 +88,9 @@ class VllmEngine:
         for number, operation in enumerate(chain.operations):
             base = self._base(chain, number, operation)
             if base is not None:
-                ticket = Ticket.of(next(self._numbers), operation, base, self.model.stop_ids)
+                strings = self.model.stop_strings
+                matched = 0 if strings is None else strings.state(base.tokens)
+                ticket = Ticket.of(next(self._numbers), operation, base, self.model.stop_ids, matched)
                 self._asked[ticket.number] = _Asked(chain, number, base)
                 self._core.add(ticket, base.sequence.tolist())
 
@@ -128,11 +133,11 @@ class VllmEngine:
         self._meter.count_reading(read, 0, time.perf_counter())
         if drawn.failed:
             return asked, None
-        scores, stopped = drawn.scores, int(drawn.tokens[-1]) in self.model.stop_ids
+        scores, stopped = drawn.scores, self.model.ends(np.concatenate([base.tokens, drawn.tokens]))
         answer = base.extended(drawn.tokens, scores[:, 0], scores[:, 1], scores[:, 2:_SCORES], stopped,
                                *split(operation, scores[:, _SCORES:]))
         if isinstance(operation, Draw) and not (answer.complete(operation.horizon) or is_abandoned(operation, answer)):
-            raise RuntimeError(f"vLLM ended a request after {count} tokens, without a stop id, horizon or floor")
+            raise RuntimeError(f"vLLM ended a request after {count} tokens, without a stop id, stop string, horizon or floor")
         return asked, answer
 
     def _drop(self, numbers: list[int]) -> None:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.vllm import Vllm
 
 _MOST_CHAINS = 256
-"""Chains in progress where `hardware.num_slots` is null."""
+"""Chains in progress where `hardware.num_slots` is null and the memory holds more."""
 _CPU_SHARE, _CPU_MOST = 0.25, 4 * 10**9
 """Keys and values on a CPU where `hardware.memory_gb` is null: this share of the free memory, and at most so many bytes."""
 
-_CPU_BLOCK = 32
+CPU_BLOCK = 32
 """The smallest block of vLLM's attention on a CPU. Its default of 128 reads most of a proposal's prefix again (LOG.md)."""
 
 
@@ -30,12 +30,23 @@ def chains(num_slots: int | None, num_chains: int, width: int) -> int:
     """Chains in progress at once in this process.
 
     Args:
-        num_slots: draws in the batch at once; None for the default.
+        num_slots: draws in the batch at once; None for the largest default.
         num_chains: chains that all processes run together.
         width: draws that a chain asks for together.
     """
     slots = _MOST_CHAINS if num_slots is None else num_slots
     return max(1, min(slots // width, -(-num_chains // ranks.place().total)))
+
+
+def fitting(chains: int, requests: float, width: int) -> int:
+    """Chains in progress where `hardware.num_slots` is null: as many as can all be at full length, so that none is preempted.
+
+    Args:
+        chains: at most so many.
+        requests: requests at full length that the memory holds.
+        width: draws that a chain asks for together.
+    """
+    return max(1, int(min(chains, requests // width)))
 
 
 def settings(engine: Vllm, config: Config, target: VllmTarget, max_model_len: int, max_num_seqs: int) -> VllmSettings:
@@ -54,7 +65,7 @@ def _more(engine: Vllm, on_cpu: bool) -> dict[str, Any]:
     names = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "max_num_batched_tokens",
              "quantization", "kv_cache_dtype", "gpu_memory_utilization")
     values: dict[str, Any] = {name: getattr(engine, name) for name in names}
-    block_size = engine.block_size or (_CPU_BLOCK if on_cpu else None)
+    block_size = engine.block_size or (CPU_BLOCK if on_cpu else None)
     return {**values, "block_size": block_size, "enforce_eager": engine.enforce_eager or on_cpu}
 
 
@@ -78,9 +89,15 @@ def _architecture(target: VllmTarget) -> str:
 def _devices(device: str, count: int) -> tuple[int, ...]:
     """The GPUs of this process: `count` of them for each process of a launch on this machine, starting at the device's number.
 
-    `hardware.device=cuda` is `cuda:N` for local rank N, which with one GPU a process is its number.
+    `hardware.device=cuda` is `cuda:N` for local rank N, which with one GPU a process is its number. Raises ConfigError if the
+    machine has fewer.
     """
-    number = int(device.partition(":")[2] or 0)
+    import torch
+
+    number, found = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+    if (number + 1) * count > found:
+        most = f"at most {found // (number + 1)} for process {number} of this machine, which has {found} GPUs"
+        raise ConfigError("engine.tensor_parallel_size * engine.pipeline_parallel_size", count, most)
     return tuple(range(number * count, (number + 1) * count))
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.inference.prompt_encoder import encode
+from dflash_mcmc.inference.stop_strings import StopStrings
+from dflash_mcmc.inference.token_texts import texts_of
 
 
 class VllmTarget(NamedTuple):
@@ -23,6 +26,7 @@ class VllmTarget(NamedTuple):
         vocab_size: number of logits.
         stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
         forbidden: ids without a token (padding rows of the head), which can never be drawn.
+        stop_strings: strings that end a generation; None for none.
     """
 
     folder: Path
@@ -34,14 +38,27 @@ class VllmTarget(NamedTuple):
     vocab_size: int
     stop_ids: tuple[int, ...]
     forbidden: tuple[int, ...]
+    stop_strings: StopStrings | None = None
+
+    def stopping_at(self, strings: Sequence[str]) -> VllmTarget:
+        """The same target, whose generations end at these strings too. Raises UserError."""
+        if strings and not self.stop_ids:
+            raise ConfigError("dataset.stop", list(strings), "[] with engine=vllm and a model without stop ids, by which "
+                              "vLLM is told that an answer has ended")
+        return self._replace(stop_strings=StopStrings(strings, texts_of(self.tokenizer, self.vocab_size)) if strings else None)
+
+    def ends(self, tokens: np.ndarray) -> bool:
+        """Whether generated tokens, int64 (n,), end with a stop id or with the token that completes a stop string."""
+        return int(tokens[-1]) in self.stop_ids or (self.stop_strings is not None and self.stop_strings.ends(tokens))
 
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids of a prompt, int64. Set `add_special_tokens` for text without a chat template."""
         return encode(self.tokenizer, text, add_special_tokens)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of generated tokens, without special tokens."""
-        return self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        """Text of generated tokens, without special tokens, up to a stop string."""
+        text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        return text if self.stop_strings is None else self.stop_strings.cut(text)
 
 
 def read(folder: Path, dtype: str, device: str, tokenizer: Any) -> VllmTarget:

@@ -48,9 +48,11 @@ class Ticket(NamedTuple):
     forced: tuple[int, ...] = ()
     """The tokens of a score."""
     limit: Limit | None = None
+    matched: int = 0
+    """The state of the stop strings after the tokens before the request (`stop_strings.py`)."""
 
     @staticmethod
-    def of(number: int, operation: Operation, base: Trajectory, stop_ids: Collection[int]) -> Ticket:
+    def of(number: int, operation: Operation, base: Trajectory, stop_ids: Collection[int], matched: int = 0) -> Ticket:
         """The ticket of an operation that goes on after `base`.
 
         A floor is left out where there is no stop id by which the request could be ended. It changes no answer.
@@ -63,7 +65,7 @@ class Ticket(NamedTuple):
             key = b"" if operation.params.temperature == 0.0 else operation.key.digest
             length, limit = operation.horizon - base.length, _limit(operation, base) if stop_ids else None
         return Ticket(number, len(base.prompt), base.length, operation.params, operation.laws, operation.entropy, key, length,
-                      tuple(stop_ids), forced, limit)
+                      tuple(stop_ids), forced, limit, matched)
 
     def uniforms(self) -> np.ndarray:
         """Uniforms of the request's tokens, float64 (length,), as a draw of the engine of slots has them."""

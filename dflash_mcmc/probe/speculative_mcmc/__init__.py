@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.language_model import LanguageModel
     from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.inference.target_shape import TargetShape
 
 
 PROPOSALS = 4
@@ -80,6 +81,13 @@ class SpeculativeMCMC(Probe):
         if len(edges) != 2 or not 0 < edges[0] < edges[1]:
             raise ConfigError("probe.position_edges", edges, "two numbers of blocks, the smaller first, such as [10, 30]")
 
+    def check_target(self, target: TargetShape) -> None:
+        """See `Probe.check_target`. Raises UserError for a target with recurrent layers if continuations are read together."""
+        from dflash_mcmc.forcing import branches
+
+        if target.cache_shape.recurrent is not None and (self.weights == "joint" or self.autoregressive):
+            branches.refuse()
+
     def temperatures(self) -> list[float]:
         """The temperatures of the draft, from the highest to the lowest."""
         given = [1.0, 0.5, 1.0 / self.alpha] if self.draft_temperatures is None else self.draft_temperatures
@@ -113,13 +121,10 @@ class SpeculativeMCMC(Probe):
 
         Raises UserError.
         """
-        from dflash_mcmc.forcing import branches
         from dflash_mcmc.forcing.sequences import NotNumbers
         from dflash_mcmc.probe.speculative_mcmc.timing import Timing
 
         model = config.model.load(work.device)
-        if self.weights == "joint" or self.autoregressive:
-            branches.check(model)
         drafter = load_feature_drafter(config, model)
         block_size = drafter.num_drafted + 1
         if config.dataset.max_new_tokens < block_size:

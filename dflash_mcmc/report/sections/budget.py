@@ -131,7 +131,7 @@ def _without(config: dict, field: str | None) -> dict:
 def _of_draws(run: Run, label: str, budgets: Sequence[float], cost: Cost) -> list[BudgetPoint]:
     """A single draw, and the votes over as many draws as each budget pays for and the run has."""
     found, records = [_point(label, None, f"{CHAINS}=1", run.records, cost)], full(run)
-    if not votes(run) or not records:
+    if not votes(run):
         return found
     rules: list[VoteRule | str] = ["majority", *rules_asked_for(run)]
     for budget in budgets:

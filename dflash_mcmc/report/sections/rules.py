@@ -54,7 +54,7 @@ power vote and no answer power draw: {runs}.
 
 def section(study: Study) -> Section | None:
     """One row per run and rule, and the accuracy over the number of chains. None without several chains of answers."""
-    voting = [run for run in study.runs if votes(run) and full(run)]
+    voting = [run for run in study.runs if votes(run)]
     if not voting:
         return None
     rows = [row for run in voting for row in _rows(run, weighted_rules(run, study.alphas))]

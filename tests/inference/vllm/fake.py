@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.inference.vllm.core import EndedRequest
-from dflash_mcmc.inference.vllm.ledger import Drawn, Ledger
+from dflash_mcmc.inference.vllm.ledger import Drawn, Ledger, StopTable
 from dflash_mcmc.inference.vllm.rows import BatchRows
 from dflash_mcmc.inference.vllm.ticket import FIELD, Ticket
 
@@ -75,6 +75,9 @@ class FakeCore:
         ended = [request for request in self.running if self._ends(request)]
         self._remove(ended)
         return [EndedRequest(request.ticket.number, 0) for request in ended]
+
+    def stop_at(self, stops: StopTable | None) -> None:
+        self.ledger.stop_at(stops)
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         return self.ledger.take(numbers)

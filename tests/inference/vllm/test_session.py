@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.interface import NOT_NUMBERS
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.vllm.session import VllmEngine
@@ -16,6 +17,7 @@ from dflash_mcmc.ops import Draw, SamplingParams, Score, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.inference.test_batched import HORIZON, SAMPLERS, STOPS, same
+from tests.inference.test_stop_strings import STOP, byte_level
 from tests.inference.vllm.fake import FakeCore
 from tests.targets import RememberingReference, random_model
 
@@ -66,6 +68,37 @@ def test_preemption_chunks_and_the_batch_change_no_token(model, name, changes):
     for done in engine_of(model, core)[0].run(chains(SAMPLERS[name])):
         same(done.result, expected[done.tag], 0.0)
     assert (core.preempted > 0) == ("preempt_every" in changes)
+
+
+@pytest.fixture(scope="module")
+def stopping(model):
+    """(target, reference) with stop strings of `tests/inference/test_stop_strings.py`."""
+    tokenizer = byte_level()
+    language = LanguageModel(model, tokenizer, stop_ids=STOPS).stopping_at(STOP)
+    target = target_of(model, language.stop_ids)._replace(tokenizer=tokenizer, stop_ids=language.stop_ids)
+    return target.stopping_at(STOP), RememberingReference(model, language, NoBlend())
+
+
+@pytest.mark.parametrize(("name", "changes"), [
+    ("temperature", {}), ("isir", {}), ("power_mh_early", {}), ("power_mh_early", dict(preempt_every=2, chunks=1, rows=3)),
+    ("power_mh_early", dict(skip_identical=False))], ids=str)
+def test_stop_strings_end_draws_as_in_the_reference(model, stopping, name, changes):
+    target, reference = stopping
+    core = FakeCore(model, **{key: value for key, value in changes.items() if key != "skip_identical"})
+    engine = VllmEngine(target, core, 4, changes.get("skip_identical", True))
+    ends = set[str]()
+    for done in engine.run(chains(SAMPLERS[name])):
+        same(done.result, reference.run(dict(chains(SAMPLERS[name]))[done.tag]))
+        drawn = done.result.trajectory
+        ends.add("length" if not drawn.ended else "id" if drawn.tokens[-1] in target.stop_ids else "string")
+    assert "string" in ends
+    VllmEngine(target.stopping_at([]), core, 4)  # the next run of the process
+    assert core.ledger._stops is None
+
+
+def test_stop_strings_need_a_stop_id(model, stopping):
+    with pytest.raises(UserError, match=r"dataset.stop: given \['ab'\]; allowed: \[\] with engine=vllm and a model without"):
+        stopping[0]._replace(stop_ids=()).stopping_at(["ab"])
 
 
 def test_skipping_and_floors_change_the_cost_alone(model):

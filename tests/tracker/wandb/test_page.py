@@ -12,7 +12,7 @@ import pytest
 from dflash_mcmc.config.identity import plain
 from dflash_mcmc.run.samples import metrics_of
 from dflash_mcmc.run.tracking import RunningAccuracy
-from dflash_mcmc.store.records import read_records
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import WandbRun, panels
 from tests import processes

@@ -1,0 +1,169 @@
+"""Reads files of records. Each line is checked against its checksum and the schema of its record, whoever reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, TypedDict, cast
+
+from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.store.files import read_regular
+from dflash_mcmc.store.lines import Damaged, from_line, has_zeros, whole_lines
+from dflash_mcmc.store.records import DAMAGED, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
+from dflash_mcmc.store.schema import Count, Schema
+
+
+def schema_of(folder: Path) -> Schema:
+    """The schema of a run's records by its `run.json`: of samples, or of the units of any probe.
+
+    Without a readable `run.json` only the key of a record is checked.
+    """
+    try:
+        identity = json.loads((read_regular(folder / "run.json") or b"").decode())["identity"]
+        return unit_schema() if "probe" in identity else sample_schema()
+    except (UserError, ValueError, LookupError, TypeError, RecursionError):  # what needs the file reports what is wrong
+        return unit_schema()
+
+
+def read_records(folder: Path, schema: Schema | None = None, left_out: list[str] | None = None) -> list[Record]:
+    """The records of a run, which may be in progress: those of `each_record`. Raises UserError for a damaged file or line."""
+    return list(each_record(folder, schema, left_out))
+
+
+def each_record(folder: Path, schema: Schema | None = None, left_out: list[str] | None = None) -> Iterator[Record]:
+    """Yields the records of a run, the first one of each task. Raises UserError for a damaged file or line.
+
+    Args:
+        schema: of the records; None for that of `schema_of`.
+        left_out: damaged lines and files are left out, and a sentence for each is added to this list; None raises.
+    """
+    places: dict[SampleKey, str] = {}
+    known = schema or schema_of(folder)
+    for path in _files(folder, left_out):
+        for number, record in _read(path, known, left_out):
+            place, key = f"{path}: line {number + 1}", key_of(record)
+            if key not in places:
+                places[key] = place
+                yield cast(Record, record)
+            elif left_out is None:
+                note_repeated(key, place, places[key])
+            else:
+                left_out.append(f"{place} repeats problem {key[0]}, chain {key[1]}")
+
+
+def recorded_keys(folder: Path, schema: Schema | None = None) -> set[SampleKey]:
+    """The keys of a run's records, without its locks. Raises UserError for a damaged file or line."""
+    return {key_of(record) for record in each_record(folder, schema)}
+
+
+def _files(folder: Path, left_out: list[str] | None) -> Iterable[Path]:
+    try:
+        return record_files(folder).values()
+    except UserError as error:
+        if left_out is None:
+            raise
+        left_out.append(str(error))
+        return record_files(folder, others=True).values()
+
+
+def _read(path: Path, schema: Schema, left_out: list[str] | None) -> Iterator[tuple[int, dict]]:
+    try:
+        content = read_regular(path) or b""
+    except UserError as error:
+        if left_out is None:
+            raise
+        left_out.append(str(error))
+        return iter(())
+    lines, length = whole_lines(content)
+    if has_zeros(content[length:]):
+        note(f"{path}: ends in blocks of zeros, as after a power loss; the next start of the run removes them")
+    return _records(path, lines, 0, schema, left_out)
+
+
+class Parsed(NamedTuple):
+    """A part of a file of records."""
+
+    records: list[tuple[int, dict]]
+    """The number of the line, from 0, and the record."""
+    num_lines: int
+    """Complete lines, with those that were left out."""
+    length: int
+    """Bytes of the complete lines."""
+
+
+def parse(path: Path, content: bytes, before: int = 0, schema: Schema | None = None,
+          damaged: list[str] | None = None) -> Parsed:
+    """The records in a part of a file that begins with a line. Raises UserError for a damaged line.
+
+    Args:
+        before: number of lines of the file before this part.
+        schema: of the records; None for that of any probe.
+        damaged: takes a sentence for each damaged line, which is left out; None raises.
+    """
+    lines, length = whole_lines(content)
+    return Parsed(list(_records(path, lines, before, schema or unit_schema(), damaged)), len(lines), length)
+
+
+def _records(path: Path, lines: list[bytes], before: int, schema: Schema,
+             damaged: list[str] | None) -> Iterator[tuple[int, dict]]:
+    older = False
+    for number, line in enumerate(lines, start=before):
+        try:
+            record, checked = decoded(line, schema)
+        except Damaged as error:
+            if damaged is None:
+                raise UserError(f"{path}: line {number + 1}: {error}; repair=true in the command of the run moves damaged "
+                                f"lines to {DAMAGED} and draws them again, and the report leaves them out with "
+                                "--lenient") from error
+            damaged.append(f"{path}: line {number + 1}: {error}")
+            continue
+        older = older or not checked
+        yield number, record
+    if older:
+        note(f"{path.parent}: has lines without a checksum, which an older version wrote; changes of their texts and numbers "
+             "on the disk cannot be seen")
+
+
+def decoded(line: bytes, schema: Schema) -> tuple[dict, bool]:
+    """The record of a line, and whether the line has a checksum. Raises Damaged."""
+    value, checked = from_line(line)
+    if fault := schema.fault(value):
+        raise Damaged(fault)
+    return cast(dict, value), checked
+
+
+def note_repeated(key: SampleKey, place: str, first: str) -> None:
+    """Prints that a second record of a sample is ignored.
+
+    If a file server takes a live process for dead, another process can draw the same sample, with the same randomness.
+    """
+    note(f"{place} repeats problem {key[0]}, chain {key[1]}; the record in {first} is used")
+
+
+class Attempt(TypedDict):
+    """A line of `attempts.jsonl`."""
+
+    problem: str
+    chain: Count
+    begun: bool
+    """Whether the task was begun, or given up gracefully."""
+    alone: bool
+    """Whether no other task was in progress."""
+
+
+@cache
+def _attempt_schema() -> Schema:
+    return Schema(Attempt)
+
+
+def attempt_of(line: bytes) -> tuple[str, int, bool, bool]:
+    """The problem, chain, begun and alone of a line. Early versions wrote these values as a list. Raises Damaged."""
+    value, _ = from_line(line)
+    if isinstance(value, list) and len(value) == len(Attempt.__annotations__):
+        value = dict(zip(Attempt.__annotations__, value, strict=True))
+    if fault := _attempt_schema().fault(value):
+        raise Damaged(fault)
+    found = cast(Attempt, value)
+    return found["problem"], found["chain"], found["begun"], found["alone"]

@@ -1,0 +1,68 @@
+"""Prompts for a draft's training, from files of GSM8K, MATH-500 and HumanEval, and from topics.
+
+    python launchers/mixed_prompts.py DATA OUT [PART]
+
+DATA has gsm8k/test.jsonl, math500/test.jsonl and humaneval/HumanEval.jsonl. OUT gets a question in each line. The part
+`training` is a fixed mixture of problems that are not held out, and then 24 held-out ones. `gsm8k`, `math` and `text` are
+held-out problems alone, after four lines that a training needs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dflash_mcmc.rng import Key
+
+MATH = ("{}", "Can you solve the following math problem? {} Please reason step by step, and put your final answer within "
+        "\\boxed{{}}.", "{}\nThink step by step. End with a line of the form: The answer is N.")
+CODE = ("Complete the following Python function.\n\n{}", "Explain in plain words what this Python function does.\n\n{}")
+TOPICS = (
+    "photosynthesis", "the water cycle", "black holes", "the French Revolution", "compound interest",
+    "how vaccines work", "plate tectonics", "the Roman Empire", "the stock market", "machine learning",
+    "climate change", "the human heart", "baking bread", "learning to swim", "a healthy breakfast", "time management",
+    "public speaking", "growing tomatoes", "the moon", "electric cars", "the internet", "recycling", "dinosaurs",
+    "jazz music", "chess", "meditation", "the solar system", "world war one", "inflation", "DNA", "gravity",
+    "volcanoes", "bees", "ocean currents", "renewable energy", "the printing press", "algebra", "probability",
+    "poetry", "photography", "a first job interview", "saving money", "a trip to Japan", "teaching children to read",
+    "city gardens", "the Great Wall of China", "sleep", "antibiotics", "magnets", "bridges", "the violin", "coffee",
+    "whales", "hurricanes", "the Silk Road", "cryptography", "honesty", "friendship", "lighthouses", "a lost dog")
+FORMS = ("Explain {} to a beginner.", "Write a short story about {}.", "What are three interesting facts about {}?",
+         "Give me some practical advice about {}.", "Write an email to a colleague about {}.")
+TRAINED = {"gsm8k": 1200, "math": 400, "code": 124, "topics": 48}
+"""Number of leading problems, functions and topics of each kind that are not held out."""
+
+
+def questions(data: Path) -> dict[str, list[str]]:
+    """The prompts of each kind, in the order of their files."""
+    def column(file: str, name: str) -> list[str]:
+        return [json.loads(line)[name] for line in (data / file).read_text(encoding="utf-8").splitlines()]
+
+    def asked(texts: Sequence[str], forms: Sequence[str]) -> list[str]:
+        return [forms[number % len(forms)].format(text) for number, text in enumerate(texts)]
+
+    return {"gsm8k": asked(column("gsm8k/test.jsonl", "question"), MATH),
+            "math": asked(column("math500/test.jsonl", "problem"), MATH),
+            "code": asked(column("humaneval/HumanEval.jsonl", "prompt"), CODE),
+            "topics": [form.format(topic) for topic in TOPICS for form in FORMS]}
+
+
+def lines(data: Path, part: str) -> list[str]:
+    """The prompts of a part."""
+    found = questions(data)
+    first = {kind: number * (len(FORMS) if kind == "topics" else 1) for kind, number in TRAINED.items()}
+    held_out = {kind: found[kind][first[kind] :] for kind in found}
+    training = [text for kind in found for text in found[kind][: first[kind]]]
+    mixed = [training[n] for n in Key(0).fold_in("mixed prompts").uniforms(0, len(training)).argsort()]
+    if part == "training":
+        return [*mixed, *held_out["gsm8k"][:8], *held_out["math"][:8], *held_out["code"][:4], *held_out["topics"][:4]]
+    text = [*held_out["code"], *held_out["topics"]]
+    return [*mixed[:4], *(text if part == "text" else held_out[part])]
+
+
+if __name__ == "__main__":
+    folder, out, *rest = map(Path, sys.argv[1:])
+    part = str(rest[0]) if rest else "training"
+    out.write_text("".join(json.dumps({"question": text}) + "\n" for text in lines(folder, part)))

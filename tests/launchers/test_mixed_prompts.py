@@ -1,0 +1,32 @@
+"""Prompts for the training of a draft: held-out problems are in no training part."""
+
+from __future__ import annotations
+
+import json
+
+from tests import processes
+from tests.conftest import ROOT
+
+ROWS = {"gsm8k/test.jsonl": ("question", 1204), "math500/test.jsonl": ("problem", 404),
+        "humaneval/HumanEval.jsonl": ("prompt", 126)}
+
+
+def test_held_out_problems_are_in_no_training_part(tmp_path):
+    for file, (name, count) in ROWS.items():
+        path = tmp_path / file
+        path.parent.mkdir()
+        path.write_text("".join(json.dumps({name: f"{name} {{{n}}}"}) + "\n" for n in range(count)))
+    found = {}
+    for part in ("", "gsm8k", "math", "text"):
+        out = tmp_path / f"{part}.jsonl"
+        script = str(ROOT / "launchers/mixed_prompts.py")
+        done = processes.run([script, str(tmp_path), str(out), *filter(None, [part])], tmp_path)
+        assert done.returncode == 0, done.stderr
+        found[part] = [json.loads(line)["question"] for line in out.read_text().splitlines()]
+    training, last = found[""][:-14], found[""][-14:]  # 4 + 4 + 2 + 4 held-out ones, fewer than in the whole files
+    held_out = [text for part in ("gsm8k", "math", "text") for text in found[part][4:]]
+    assert (len(found["gsm8k"]), len(found["math"]), len(found["text"])) == (8, 8, 66)
+    assert len(training) == 1200 + 400 + 124 + 240
+    assert set(last) <= set(held_out)
+    assert not set(training) & set(held_out)
+    assert any("question {0}" in text for text in training)

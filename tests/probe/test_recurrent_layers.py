@@ -1,0 +1,61 @@
+"""Every probe measures a target with recurrent layers, or refuses it in a line before the weights are loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.run import preflight
+from tests.checkpoints import hybrid_pair
+from tests.composing import composed
+from tests.probes import measured
+
+SMALL = ("dataset.limit=1", "dataset.max_new_tokens=10", "num_chains=1")
+PROBES = {
+    "speculative_mcmc": ("probe.weights=reference", "probe.autoregressive=false", "probe.num_samples=3", "probe.timed_rows=2"),
+    "deep_readout": ("probe.answers=greedy",), "layer_rank": (), "logit_blend": ("probe.layers=[2]", "probe.betas=[0.1]"),
+    "difficulty": ("sampler=greedy",), "mixing": ("sampler.num_blocks=2", "sampler.num_steps=2", "decoder=speculative_match"),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_random_state():
+    """Transformers draws random numbers while it loads these models."""
+    with torch.random.fork_rng():
+        yield
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return hybrid_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_probe_measures_it(tmp_path, pair, name):
+    config = composed(tmp_path, *pair, f"probe={name}", *SMALL, *PROBES[name])
+    preflight.check([Job(config, (), {})])
+    found = measured(config)
+    assert len(found) == len(config.probe.units(config)) > 0
+    assert not any({"skipped", "failure"} & record.keys() for record in found)
+
+
+def test_chains_that_mix_do_not_depend_on_the_decoder(tmp_path, pair):
+    target, given = (pair[0], pair[1], pair[-1]), ("probe=mixing", *SMALL, *PROBES["mixing"])
+    speculative = measured(composed(tmp_path, *pair, *given))
+    plain = measured(composed(tmp_path, *target, *given, "decoder=plain"))
+    mine, theirs = ([cell for record in found for cell in record["cells"]] for found in (speculative, plain))
+    assert [cell["trace"]["decision"] for cell in mine] == [cell["trace"]["decision"] for cell in theirs]
+    assert [cell["num_tokens"] for cell in mine] == [cell["num_tokens"] for cell in theirs]
+    assert [cell["log_p"] for cell in mine] == pytest.approx([cell["log_p"] for cell in theirs], abs=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{"autoregressive": False}, {"weights": "reference"}])
+def test_continuations_that_are_read_together_are_refused_before_the_start(tmp_path, pair, monkeypatch, changes):
+    config = composed(tmp_path, *pair, "probe=speculative_mcmc", *SMALL)
+    config = dataclasses.replace(config, probe=dataclasses.replace(config.probe, **changes))
+    with pytest.raises(UserError, match=r"^probe: given one that reads many continuations .* states a mask cannot share"):
+        preflight.check([Job(config, (), {})])

@@ -1,0 +1,270 @@
+"""Damaged run folders: each command ends with one line, or with the records that were written. No traceback and no hang."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.api.runs import read as read_table
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.again import regrade
+from dflash_mcmc.regrade import grader_config
+from dflash_mcmc.report import figure
+from dflash_mcmc.report.build import build
+from dflash_mcmc.report.locate import run_folders
+from dflash_mcmc.report.runs import read
+from dflash_mcmc.store import locks
+from dflash_mcmc.store.attempts import Attempts
+from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.lines import CHECKSUM, Damaged, from_line, to_line
+from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import DAMAGED, sample_schema
+from dflash_mcmc.types import Grade
+from tests.report.folders import record, write
+from tests.store.damage import all_ways, records_path
+
+SECONDS = 30
+"""After which a command counts as hanging. None of them takes a second."""
+RECORDS = [record(f"p{number}", "correct" if number % 2 else "wrong", chain, text=f"so \\boxed{{{number}}}", rule="", walls=[],
+                  same_string=None, grader="math 4", trace=[{"block": 1, "log_ratio": -0.5, "decision": "moved"}])
+           for number in range(3) for chain in range(2)]
+WAYS = all_ways(seed=22, flips=60)
+SHORT = all_ways(seed=22, flips=16)
+
+
+class Hangs(BaseException):
+    """A command does not come to an end."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    def end(*_) -> None:
+        raise Hangs
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Pool:
+    """Grades every text as correct."""
+
+    def __init__(self):
+        self._given: list = []
+
+    def submit(self, tag, text, gold) -> None:
+        self._given.append(tag)
+
+    def finished(self, wait: bool) -> list:
+        given, self._given = self._given, []
+        return [(tag, Grade("correct", "1")) for tag in given]
+
+
+@pytest.fixture(scope="module")
+def regrading():
+    return grader_config([])
+
+
+@pytest.fixture
+def whole(tmp_path) -> Path:
+    return write(tmp_path / "demo", "ps", RECORDS, num_chains=2)
+
+
+def opened(folder: Path) -> list[dict]:
+    """The records as a run reads them; the attempts are read too, and one is written."""
+    with RunStore.open(folder, schema=sample_schema()) as store:
+        attempts = Attempts(store, most=3)
+        attempts.begin(("new", 0), alone=False)
+        attempts.close(complete=False)
+        if store.is_described():
+            store.write_config('{"name": "demo"}')
+        return list(store.records)
+
+
+def commands(folder: Path, regrading) -> dict:
+    return {"report": lambda: read(run_folders([folder]))[0][0].records,
+            "lenient": lambda: read(run_folders([folder]), lenient=True)[0][0].records,
+            "regrade": lambda: [{**again, **again["before"]} for again in regrade(folder, regrading, Pool()).records],
+            "read": lambda: read_table(folder).to_dict("records"), "run": lambda: opened(folder)}
+
+
+def outcome(command) -> tuple[list[dict] | None, str]:
+    """(records, error) of a command; the error is one line."""
+    try:
+        with bounded():
+            return command(), ""
+    except UserError as error:
+        message = str(error)
+    assert "\n" not in message
+    return None, message
+
+
+def check(damage, folder: Path, regrading) -> None:
+    """Whatever the damage, each record is one that was written, unless the field was changed to an allowed value."""
+    damage.apply(folder)
+    original = {(found["problem"], found["chain"]): found for found in RECORDS}
+    for name, command in commands(folder, regrading).items():
+        found, error = outcome(command)
+        where = f"{damage.name}: {name}: {error}"
+        if damage.noticed and name != "lenient":
+            assert found is None, where
+            assert str(folder) in error, where
+        if damage.noticed is False:
+            assert found is not None, where
+        if found is not None and "=" not in damage.name and not damage.name.startswith("no "):
+            assert len(found) <= len(original), where
+            if name in ("run", "report", "lenient"):
+                assert all(each == original[each["problem"], each["chain"]] for each in found), where
+
+
+@pytest.mark.parametrize("damage", [pytest.param(damage, id=damage.name) for damage in SHORT[::6]])
+def test_damage_is_one_line_or_harmless(damage, whole, regrading):
+    check(damage, whole, regrading)
+
+
+@pytest.mark.slow
+def test_every_kind_of_damage(tmp_path, regrading):
+    assert len(WAYS) > 500
+    for number, damage in enumerate(WAYS):
+        check(damage, write(tmp_path / str(number), "ps", RECORDS, num_chains=2), regrading)
+        shutil.rmtree(tmp_path / str(number))
+
+
+def test_a_flipped_bit_anywhere_in_a_line_is_noticed():
+    line = to_line({"problem": "ü", "chain": 3, "log_p": -1.5})[:-1]
+    assert from_line(line) == ({"problem": "ü", "chain": 3, "log_p": -1.5}, True)
+    assert json.loads(line).keys() == {"problem", "chain", "log_p", CHECKSUM}  # any other program reads it, too
+    for place in range(len(line)):
+        for bit in range(8):
+            changed = line[:place] + bytes([line[place] ^ 1 << bit]) + line[place + 1:]
+            with pytest.raises(Damaged):
+                from_line(changed)
+
+
+@pytest.mark.parametrize("change", [
+    lambda line: line[:-3] + line[-2:], lambda line: line[:-10] + b"0" + line[-10:],
+    lambda line: line.replace(b"checksum", b"checksm"),
+    lambda line: json.dumps(json.loads(line), separators=(",", ":")).encode(), lambda line: b'{"checksum": 1, ' + line[1:],
+    lambda line: line[:-28], lambda line: line[:40] + line, lambda line: line + line, lambda line: b" " + line],
+    ids=["a digit less", "a digit more", "another key", "other spaces", "two", "without its end", "two starts", "two lines",
+         "a space"])
+def test_a_line_with_other_changes_is_noticed(change):
+    with pytest.raises(Damaged):
+        from_line(change(to_line(RECORDS[0])[:-1]))
+
+
+def test_reserved_keys_are_not_written():
+    for value in ({}, {"a": 1, CHECKSUM: "x"}):
+        with pytest.raises(ValueError, match="a line needs keys, and checksum is not one of them"):
+            to_line(value)
+
+
+def test_older_lines_are_read_with_a_note_once(whole, capsys):
+    records_path(whole).write_text("".join(json.dumps(entry) + "\n" for entry in RECORDS))
+    for _ in range(2):
+        assert read_records(whole) == RECORDS
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"{whole}: has lines without a checksum" in told
+
+
+@pytest.mark.parametrize(("field", "value", "message"), [
+    ("chain", True, "chain: given True; allowed: a whole number >= 0"),
+    ("chain", 0.0, "chain: given 0.0; allowed: a whole number >= 0"),
+    ("chain", "0", "chain: given '0'; allowed: a whole number >= 0"), ("chain", -1, "chain: given -1; allowed"),
+    ("num_tokens", 2**63, "num_tokens: given 9223372036854775808; allowed"),
+    ("verdict", "CORRECT", "verdict: given 'CORRECT'; allowed: one of 'correct', 'wrong'"),
+    ("problem", ["p0"], r"problem: given \['p0'\]; allowed: a text"),
+    ("seconds", None, "seconds: given None; allowed: a finite"),
+    ("tokens", [1, "2"], r"tokens: given \[1, '2'\]; allowed: a list, each a whole number >= 0"),
+    ("trace", [{"log_ratio": None}], "trace: given .*allowed: a list, each an object, each a finite number or"),
+    ("trace", [[1]], "trace: given"), ("measures", {"log_z": "x"}, "measures: given"), ("walls", "abc", "walls: given 'abc'"),
+    ("added later", json.loads("[" * 40 + "]" * 40), "at most 32 levels"),
+])
+def test_the_schema_of_a_record(whole, field, value, message):
+    lines = [to_line(RECORDS[0]), to_line({**RECORDS[1], field: value})]
+    records_path(whole).write_bytes(b"".join(lines))
+    with pytest.raises(UserError, match=rf"records\.jsonl: line 2: {message}" if field in RECORDS[0] else message) as error:
+        read_records(whole)
+    assert "repair=true in the command of the run moves damaged lines" in str(error.value)
+    with RunStore.open(whole.with_name("new"), schema=sample_schema()) as store, pytest.raises(UserError, match=message):
+        store.append({**RECORDS[1], field: value})  # nor is it written
+
+
+def test_keys_of_a_newer_version_are_kept(whole):
+    newer = {**RECORDS[0], "added": {"later": [1.5, None, True]}}
+    records_path(whole).write_bytes(to_line(newer))
+    assert read_records(whole) == [newer]
+
+
+def test_a_run_that_may_repair_moves_damaged_lines_and_draws_them_again(whole, capsys):
+    path, damaged = records_path(whole), whole / DAMAGED
+    lines = path.read_bytes().split(b"\n")[:-1]
+    path.write_bytes(b"\n".join([lines[0], lines[1].replace(b"42", b"43"), *lines[2:4], b"[]", lines[5], b""]))
+    (whole / "attempts.jsonl").write_bytes(b'["p0", 0, true, false]\n["p0", 0]\n')
+    (whole / "tracked.json").write_text('{"jsonl": {"lines": {"0": 4}, "summary": 6}}')
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="line 2: checksum"):
+        opened(whole)
+    assert path.read_bytes() == before
+    with RunStore.open(whole, schema=sample_schema(), repair=True) as store:
+        assert store.records == [RECORDS[0], *RECORDS[2:4], RECORDS[5]]
+        for missing in (RECORDS[1], RECORDS[4]):
+            store.append(missing)
+    told = capsys.readouterr().err
+    assert f"{path}: 2 damaged lines moved to {DAMAGED} (line 2, 5)" in told
+    assert "attempts.jsonl: 1 damaged line moved" in told
+    assert damaged.read_bytes().split(b"\n") == [lines[1].replace(b"42", b"43"), b"[]", b'["p0", 0]', b""]
+    assert json.loads((whole / "tracked.json").read_text()) == {"jsonl": {"lines": {"0": 3}, "summary": None}}
+    assert sorted(path.read_bytes().split(b"\n")[:-1]) == sorted(lines)
+    with RunStore.open(whole, schema=sample_schema(), repair=True):  # nothing is left to do
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_zeros_at_the_end_are_removed_with_a_note(whole, capsys):
+    path = records_path(whole)
+    content = path.read_bytes()
+    path.write_bytes(content + b"\0" * 4096 + b"\n" + b"\0" * 10)
+    assert read_records(whole) == RECORDS
+    assert "ends in blocks of zeros" in capsys.readouterr().err
+    assert opened(whole) == RECORDS
+    assert "4,107 bytes at its end were removed: blocks of zeros" in capsys.readouterr().err
+    assert path.read_bytes() == content
+
+
+def test_a_wait_for_a_lock_has_a_bound_and_says_what_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(locks, "_TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(locks, "_MOST_SECONDS", 0.01)
+    held = locks.Locks(tmp_path / "lock")
+    try:
+        monkeypatch.setattr(held, "_take", lambda first, length: False)
+        with pytest.raises(UserError, match=r"another process has been changing files of this folder .*; continue or end"):
+            held.take(0, wait=True)
+        assert not held.take(0)
+    finally:
+        held.close()
+    assert "waiting, for at most 0 seconds, until another process has changed files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_a_report_of_few_records_is_made(tmp_path, kept, monkeypatch):
+    """Of runs with several chains, no problem may have all of them."""
+    monkeypatch.setattr(figure, "save", lambda drawn, folder, name: (folder / f"{name}.svg").write_text("<svg></svg>"))
+    few = [RECORDS[1], RECORDS[2], RECORDS[5]][:kept]
+    write(tmp_path / "demo", "ps", few, num_chains=2, finished=False)
+    write(tmp_path / "demo", "temp", [{**entry, "verdict": "not_drawn", "answer": None} for entry in few], num_chains=2,
+          finished=False)
+    overall = build([tmp_path / "demo"]).sections[0].tables[0].rows
+    assert next(row["num_samples"] for row in overall if row["run"].startswith("ps")) == kept
+    assert all(row["num_samples"] for row in overall)

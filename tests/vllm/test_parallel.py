@@ -1,0 +1,50 @@
+"""Two processes for one model, on a CPU: the tokens of one process, and nothing that stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+
+import psutil
+import pytest
+
+from dflash_mcmc.inference.vllm import core, scratch
+from dflash_mcmc.rng import Key
+from tests.inference.test_batched import PROMPTS, SAMPLERS, STOPS
+from tests.targets import random_model
+from tests.vllm.running import TOLERANCE, Comparison, engine_of, target_of
+from tests.vllm.test_blended import WIDE
+
+EAGER = (("block_size", 32), ("enforce_eager", True))
+WAYS = {"tensor": (("tensor_parallel_size", 2),), "pipeline": (("pipeline_parallel_size", 2),)}
+
+
+def workers_of(parent: psutil.Process) -> list[psutil.Process]:
+    """vLLM's workers among the children of a process, of which others may be ending."""
+    found = []
+    for child in parent.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("Worker_" in word for word in child.cmdline()):
+                found.append(child)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_draw_the_tokens_of_one(tmp_path, way):
+    target = target_of(random_model("qwen3", **{**WIDE, "num_key_value_heads": 2}), tmp_path, STOPS)
+
+    def chains():
+        return [(index, SAMPLERS["power_mh_early"].chain(prompt, 6, Key(index))) for index, prompt in enumerate(PROMPTS[:2])]
+
+    one = {done.tag: done for done in engine_of(target).run(chains())}
+    segments = set(scratch.SEGMENTS.glob("vllm_dist_*"))
+    two = {done.tag: done for done in engine_of(target, more=EAGER + WAYS[way]).run(chains())}
+    workers = workers_of(psutil.Process())
+    assert len(workers) == 2
+    core.close_shared()
+    found = Comparison.of(two, lambda tag: one[tag].result)
+    print(way, found)
+    assert (found.equal, found.chains) == (2, 2)
+    assert max(found.log_p, found.log_q) < TOLERANCE
+    _, left = psutil.wait_procs(workers, 30)
+    assert not left
+    assert set(scratch.SEGMENTS.glob("vllm_dist_*")) <= segments
