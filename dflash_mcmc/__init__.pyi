@@ -39,6 +39,7 @@ from dflash_mcmc.grader.judge import JudgeGrader as JudgeGrader
 from dflash_mcmc.grader.math import MathGrader as MathGrader
 from dflash_mcmc.hardware.local import Local as Local
 from dflash_mcmc.model.hf import HFModel as HFModel
+from dflash_mcmc.probe.adaptation import Adaptation as Adaptation
 from dflash_mcmc.probe.deep_readout import DeepReadout as DeepReadout
 from dflash_mcmc.probe.difficulty import Difficulty as Difficulty
 from dflash_mcmc.probe.layer_rank import LayerRank as LayerRank

@@ -63,7 +63,7 @@ def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
         for name in ("text", "tokens", "log_p", "log_q", "proposals", "accepted", "moved"):
             assert getattr(sample, name) == record[name]
         assert sample.finish_reason == record["finish_reason"] == ("stop_id" if record["ended"] else "length")
-        recorded = {"tokens_shared": 0, **record}  # a record has this count only if it is not 0
+        recorded = {"tokens_shared": 0, "adapt_steps": 0, "adapt_dropped": 0, **record}  # a record has these only if not 0
         assert sample.cost == Cost(**{name: recorded[name] for name in Cost._fields})
         assert list(sample.trace) == record["trace"]
 

@@ -25,7 +25,7 @@ from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
 
 _SUBJECTS = ("tiny", "mid", "smollm2", "smollm2_bfloat16", "qwen3_4b")
-_PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n")
+_PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o")
 _WITH_DRAFT = ("h", "i", "j", "k")
 
 
@@ -39,7 +39,8 @@ class Bench:
     parts: list[str] = runtime("parts to run: a published loop, b switches, c overhead, d slots, "  # noqa: RUF009
                                "e decoding, f memory, g growth, h decoders, i chains by decoder, "
                                "j speculation of transformers, k probe=speculative_mcmc, "
-                               "l several processes in one run, m draws asked for together, n rates and peak memory at size")
+                               "l several processes in one run, m draws asked for together, n rates and peak memory at size, "
+                               "o chains of equal length against generate")
     tiny_slots: int = runtime("number of slots for the embedded model", ge=1)
     mid_slots: int = runtime("number of slots for the mid-size model", ge=1)
     most_slots: int = runtime("largest number of slots in part d for the embedded model; the mid-size model uses mid_slots",

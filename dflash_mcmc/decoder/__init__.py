@@ -30,6 +30,10 @@ class Decoder(Component):
     def speculation(self, drafter: Drafter | None) -> Speculation | None:
         """The rule by which an engine verifies drafted blocks; None for decoding token by token."""
 
+    def keeps_tokens(self) -> bool:
+        """Whether the tokens are those of plain decoding with the same seed, whatever the draft proposes."""
+        return False
+
 
 def check_plain(config: Config, user: str) -> None:
     """Checks that the decoder decodes token by token. Raises ConfigError.

@@ -45,6 +45,10 @@ class SpeculativeMatch(SpeculativeDecoder):
         if self.fault_window is not None and config.hardware.options().attention == "flash_attention_2":
             raise ConfigError("decoder.fault_window", self.fault_window, "null with hardware.attention=flash_attention_2")
 
+    def keeps_tokens(self) -> bool:
+        """Whether the rule is the right one."""
+        return self.fault is None
+
     def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
         from dflash_mcmc.inference.speculative import faults

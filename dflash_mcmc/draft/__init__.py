@@ -53,6 +53,8 @@ class CheckpointDraft(Draft):
 
     __slots__ = ()
 
+    is_slotwise: ClassVar[bool] = False
+    """Whether the law of a drafted token depends on the tokens drafted before it in the block."""
     example: ClassVar[str]
     """A hub name, for errors."""
 
@@ -163,6 +165,21 @@ def check_features(config: Config, user: str) -> None:
         able = options_with("draft", "reads_features")
         raise ConfigError("draft", name_of(config.draft), f"{able} with {user}, which needs logits for a whole block from one "
                           "forward on the target's features")
+
+
+def check_adapting(config: Config, mode: str) -> None:
+    """Checks that the draft may learn while it is used: that laws are kept, and that an engine uses it. Raises ConfigError.
+
+    The law of a proposal, and a blend's target, must stay the same along a chain. What is learned from the prompt does.
+    """
+    if not config.probe.is_null:
+        raise ConfigError("draft.adapt", mode, f"none with probe={name_of(config.probe)}; probe=adaptation measures what a "
+                          "draft learns")
+    for group in ("sampler", "blend"):
+        user = getattr(config, group)
+        if mode == "online" and (user.needs_draft or user.takes_draft):
+            raise ConfigError("draft.adapt", mode, f"none or context with {group}={name_of(user)}: the draft is part of a law "
+                              "there, and learning along the chain would change that law")
 
 
 def load_feature_drafter(config: Config, target: LanguageModel) -> DFlashDrafter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.draft import CheckpointDraft
+from dflash_mcmc.draft import CheckpointDraft, check_adapting
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.inference.language_model import LanguageModel
     from dflash_mcmc.inference.speculative.dflash.checkpoint import Family
     from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.inference.target_shape import DraftSize
 
 
 @register("draft", "dflash")
@@ -31,6 +32,18 @@ class DFlashDraft(CheckpointDraft):
                           choices=("auto", "float32", "bfloat16", "float16"))
     block_size: int | None = identity("positions of a block, including its anchor; null takes the number that the draft was "
                                       "trained for, which is also the largest", ge=2)
+    adapt: str = identity("whether the draft learns while it is used, by low-rank changes that begin anew with each chain: "
+                          "context = from the prompt, before the answer; online = from blocks that the target has verified",
+                          choices=("none", "context", "online"), off="none")
+    adapt_modules: str = identity("projections that are changed: fc = that of the target's features; fc+attention = those of "
+                                  "attention too", choices=("fc", "fc+attention"), off=None)
+    adapt_rank: int = identity("rank of the changes", ge=1, le=256, off=None)
+    adapt_rate: float = identity("learning rate of Adam", gt=0, le=1, off=None)
+    adapt_steps: int = identity("steps on the prompt with adapt=context", ge=1, le=10_000, off=None)
+    adapt_blocks: int = identity("blocks of the prompt in a step with adapt=context, chosen at random", ge=1, le=1024,
+                                 off=None)
+    adapt_every_blocks: int = identity("verified blocks between two steps with adapt=online; a step learns all of them", ge=1,
+                                       le=1024, off=None)
 
     presets = ("tiny",)
     example = "z-lab/Qwen3-4B-DFlash-b16"
@@ -49,14 +62,47 @@ class DFlashDraft(CheckpointDraft):
                               f"2 to {shape.block_size} (the draft was trained for {shape.block_size})")
         return (self.block_size or shape.block_size) - 1
 
+    def check(self, config: Config) -> None:
+        """See `CheckpointDraft.check`. A draft that learns must keep the laws."""
+        CheckpointDraft.check(self, config)
+        if self.adapt != "none":
+            check_adapting(config, self.adapt)
+
     def canonical(self, config: Config) -> dict[str, object]:
-        """See `CheckpointDraft.canonical`."""
-        values, folder = CheckpointDraft.canonical(self, config), self._checkpoint().folder
+        """See `CheckpointDraft.canonical`. Fields of learning without effect are left out."""
+        values, folder = CheckpointDraft.canonical(self, config) | self._idle_adapting(config), self._checkpoint().folder
         return {**values, "block_size": self.block_size or self._shape(folder).block_size} if folder.is_dir() else values
+
+    def size(self) -> DraftSize | None:
+        """See `CheckpointDraft.size`. A draft that learns keeps features instead of keys and values."""
+        found, folder = CheckpointDraft.size(self), self._checkpoint().config_folder()
+        if found is None or folder is None or self.adapt == "none":
+            return found
+        from dflash_mcmc.inference.speculative.adaptation.drafter import features_shape
+
+        shape, keys = self._shape(folder), found.companion
+        assert keys is not None  # every DFlash checkpoint has a cache
+        return DraftSize(found.num_drafted, features_shape(shape.target_layers, shape.hidden_size, keys.dtype),
+                         keys.token_bytes())
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
         from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 
         network = self.network(target)
-        return DFlashDrafter(network, target, self.num_drafted(network.shape) + 1)
+        block_size = self.num_drafted(network.shape) + 1
+        if self.adapt == "none":
+            return DFlashDrafter(network, target, block_size)
+        from dflash_mcmc.inference.speculative.adaptation.drafter import AdaptiveDrafter
+        from dflash_mcmc.inference.speculative.adaptation.learning import AdaptSettings
+
+        settings = AdaptSettings(self.adapt, self.adapt_modules, self.adapt_rank, self.adapt_rate, self.adapt_steps,
+                                 self.adapt_blocks, self.adapt_every_blocks)
+        return AdaptiveDrafter(network, target, block_size, settings)
+
+    def _idle_adapting(self, config: Config) -> dict[str, object]:
+        """The fields of learning that change no output, with the values at which the identity leaves them out."""
+        if self.adapt == "none" or config.decoder.keeps_tokens():
+            return {name: "none" if name == "adapt" else None for name in self.__slots__ if name.startswith("adapt")}
+        idle = ("adapt_every_blocks",) if self.adapt == "context" else ("adapt_steps", "adapt_blocks")
+        return dict.fromkeys(idle)

@@ -36,6 +36,8 @@ class Local(Hardware):
     share_forwards: bool = runtime("let draws that a chain asks for together share forwards until their tokens differ")
     whole_blocks: bool = runtime("draw the tokens of a draft's block together and read them in one forward of the target")
     skip_identical: bool = runtime("take the tokens that a proposal shares with the state without a forward of the model")
+    few_rows: bool = runtime("compute fewer than 8 chains without padding to 8 rows, with the same bits; takes a second copy "
+                             "of the weights; in float32 on a CPU with num_slots below 8")
     attention: str = runtime("implementation of attention; auto = grouped on a CPU, sdpa on a GPU",
                              choices=("auto", "grouped", "sdpa", "eager", "flash_attention_2"))
     cuda_graphs: bool = runtime("replay decode steps as CUDA graphs on a GPU")

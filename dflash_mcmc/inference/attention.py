@@ -114,7 +114,9 @@ def grouped_attention(
     if s_aux is not None:
         sinks = s_aux.view(key_heads, 1, groups) if heads_first else s_aux.view(1, key_heads, groups)
         scores = torch.cat([scores, sinks[..., None, None].to(scores.dtype).expand(*scores.shape[:-1], 1)], dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32)[..., :keys].to(query.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    if s_aux is not None:
+        weights = weights[..., :keys]
     mixed = torch.matmul(weights.reshape(*key.shape[:2], groups * queries, keys), value)
     if heads_first:
         mixed = mixed.transpose(0, 1)

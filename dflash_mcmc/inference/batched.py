@@ -34,7 +34,7 @@ from collections.abc import Generator, Iterable, Iterator
 import torch
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference import attention
+from dflash_mcmc.inference import attention, few_rows
 from dflash_mcmc.inference.blending import TargetBlend
 from dflash_mcmc.inference.caches import Caches
 from dflash_mcmc.inference.decode_loop import DecodeLoop, Stop
@@ -51,6 +51,7 @@ from dflash_mcmc.inference.recurrent_shape import num_recent
 from dflash_mcmc.inference.rows import Rows
 from dflash_mcmc.inference.scheduler import Scheduler
 from dflash_mcmc.inference.slot_memory import SlotMemory
+from dflash_mcmc.inference.speculative.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.inference.speculative.block_grid import BlockGrid
 from dflash_mcmc.inference.speculative.blockwise import BlockSteps
 from dflash_mcmc.inference.speculative.drafter import DFlashDrafter, Drafter
@@ -90,8 +91,11 @@ class BatchedEngine:
         num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder, model.device)
         companion = proposer.companion if proposer else None
+        fewer = options.few_rows and num_slots < few_rows.ROWS and implementation == "grouped" and proposer is None
+        few = few_rows.of(model, num_slots) if fewer else None
+        ladder = ladder._replace(most_few=few.most if few else 0)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
-                             proposer if companion else None, grid)
+                             proposer if companion else None, grid, few)
         states = num_recent(options, proposer.num_drafted if proposer else 0)
         caches = Caches(model, companion, num_rows, longest, padding, num_pages, options.snapshot_every, states)
         keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
@@ -103,7 +107,7 @@ class BatchedEngine:
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
         stepper, tracer = _stepper(runner, speculation, options.whole_blocks and not model.recurrent_nets)
         if options.cuda_graphs and on_gpu:
-            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid))
+            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid, runner.adaptive))
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
@@ -156,8 +160,10 @@ class BatchedEngine:
         return stop
 
 
-def _uncaptured(tracer: Tracer | None, grid: BlockGrid | None) -> str | None:
+def _uncaptured(tracer: Tracer | None, grid: BlockGrid | None, adaptive: AdaptiveDrafter | None) -> str | None:
     """Why an engine does not capture its steps; None if it does."""
+    if adaptive is not None:
+        return "the draft learns between steps"
     if tracer is not None:
         return "decoder.trace reads every step"
     return "steps use a draft of every token" if grid is not None else None

@@ -10,6 +10,8 @@ import torch
 
 from dflash_mcmc.inference.cache import UNLIMITED, CacheShape, SlotCache, SlotLayer
 
+_FIRST = slice(0, 1)
+
 
 class ContiguousLayer(SlotLayer):
     """Keys and values of one decoder layer: each (num_rows, num_heads, length, dim)."""
@@ -23,6 +25,21 @@ class ContiguousLayer(SlotLayer):
         self.rows: slice | torch.Tensor = slice(0, 0)
         self.row_ids = torch.empty(0)
         self.positions = torch.empty(0)
+        self.only: int | None = None
+        self._read: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def aim(self, rows: slice | torch.Tensor, row_ids: torch.Tensor, positions: torch.Tensor, key_length: int,
+            only: int | None) -> None:
+        """See `SlotCache.aim`. `only` is the position of a forward that feeds one token of the first row, else None."""
+        if not isinstance(rows, slice) or self.rows != rows or self.key_length != key_length:
+            self._read = None
+        self.rows, self.row_ids, self.positions, self.key_length, self.only = rows, row_ids, positions, key_length, only
+
+    def resize(self, length: int, **memory: torch.Tensor) -> None:
+        """Takes other memory for keys or values."""
+        self.length, self._read = length, None
+        for name, tensor in memory.items():
+            setattr(self, name, tensor)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
@@ -31,11 +48,18 @@ class ContiguousLayer(SlotLayer):
 
         Returns the keys and values of the rows up to `key_length`.
         """
-        # Advanced indices around a slice put the indexed axes first: (rows, queries, heads, dim).
-        self.keys[self.row_ids, :, self.positions] = key_states.transpose(1, 2)
-        self.values[self.row_ids, :, self.positions] = value_states.transpose(1, 2)
-        # Consecutive rows are a view; others are gathered.
-        return self.keys[self.rows, :, : self.key_length], self.values[self.rows, :, : self.key_length]
+        if self.only is not None:  # indexing by tensors takes longer
+            self.keys[0, :, self.only] = key_states[0, :, 0]
+            self.values[0, :, self.only] = value_states[0, :, 0]
+        else:  # advanced indices around a slice put the indexed axes first: (rows, queries, heads, dim)
+            self.keys[self.row_ids, :, self.positions] = key_states.transpose(1, 2)
+            self.values[self.row_ids, :, self.positions] = value_states.transpose(1, 2)
+        # Consecutive rows are a view, which stays the same for many steps; others are gathered.
+        if self._read is not None:
+            return self._read
+        found = self.keys[self.rows, :, : self.key_length], self.values[self.rows, :, : self.key_length]
+        self._read = found if isinstance(self.rows, slice) else None
+        return found
 
 
 class ContiguousCache(SlotCache):
@@ -84,8 +108,7 @@ class ContiguousCache(SlotCache):
         for name in ("keys", "values"):  # one after the other, to limit the memory for copies
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), more))
             for layer, memory in zip(self._layers, getattr(self, name), strict=True):
-                setattr(layer, name, memory)
-                layer.length = length
+                layer.resize(length, **{name: memory})
         if self.companion is not None:
             self.companion.reserve(length)
 
@@ -123,8 +146,10 @@ class ContiguousCache(SlotCache):
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         row_ids = self._row_ids[rows]
+        one = isinstance(rows, slice) and rows == _FIRST and positions.numel() == 1 and positions.device.type == "cpu"
+        only = int(positions) if one else None
         for layer in self._layers:
-            layer.rows, layer.row_ids, layer.positions, layer.key_length = rows, row_ids, positions, key_length
+            layer.aim(rows, row_ids, positions, key_length, only)
 
     def write(self, rows: slice | torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         row_ids = self._row_ids[rows]

@@ -6,7 +6,7 @@ exact in float32. What matters is therefore the precision of the sums, and not t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,16 +43,20 @@ class Float32Head:
         weight: (vocabulary, width).
         bias: float32 (vocabulary,), or None.
         forbidden: bool (vocabulary,), True for tokens whose logit is always -inf.
+        product: computes the product and adds the bias, in place of PyTorch's linear layer; None for that.
     """
 
     def __init__(self, linear: Any, copied: bool | None = None):
         weight = linear.weight.detach()
         self.weight = weight.float() if keeps_copy(copied, weight.device) else weight
         self.bias: torch.Tensor | None = None if linear.bias is None else linear.bias.detach().float()
+        self.product: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
         self.forbidden = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocabulary) of hidden states (..., width) after the final norm."""
+        if self.product is not None:
+            return self.product(hidden.float(), self.bias)
         if self.weight.dtype == torch.float32:
             return torch.nn.functional.linear(hidden.float(), self.weight, self.bias)
         flat = hidden.flatten(0, -2) if hidden.ndim > 1 else hidden[None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,7 @@ class LanguageModel:
         stop_strings: strings that end a generation; None for none.
         cache_shape: shape of the keys and values of a token, and of the states of recurrent layers.
         recurrent_nets: the recurrent parts of the layers that have one, in the order of the layers.
+        has_experts: whether it has a mixture of experts whose implementation can be chosen.
         uncaptured: why a forward is not captured as a CUDA graph; None if it is. A growing rotary embedding cannot be
             captured, because it reads the positions on the host, and neither can a mixture of experts. Recurrent layers have
             not been captured yet.
@@ -63,7 +64,7 @@ class LanguageModel:
         self.masks = masks.masks_of(self.config, self.decoder)
         self.attention_needs = attention.needs_of(self.config, self.masks.plain)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
-        self._has_experts = experts.has_experts(self.decoder)
+        self.has_experts = experts.has_experts(self.decoder)
         recurrent = recurrent_shape(self.config, self.dtype)
         self.recurrent_nets = [self.layers[number].linear_attn for number in recurrent.layers] if recurrent else []
         delta_net.install(self.recurrent_nets)
@@ -118,6 +119,15 @@ class LanguageModel:
         self._float32_head.forbid(tokens)
 
     @contextmanager
+    def multiplied_by(self, product: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]) -> Iterator[None]:
+        """A context in which `product(rows, bias)` computes the product of the head."""
+        self._float32_head.product = product
+        try:
+            yield
+        finally:
+            self._float32_head.product = None
+
+    @contextmanager
     def tapped(self, layers: tuple[int, ...]) -> Iterator[list[torch.Tensor]]:
         """Yields a list. Each forward inside the context fills it with the outputs of these decoder layers, in this order.
 
@@ -145,7 +155,7 @@ class LanguageModel:
         On a CPU, experts are computed so that their numbers do not depend on the batch.
         """
         before, experts_before = self.config._attn_implementation, self.config._experts_implementation
-        own_experts = self._has_experts and self.device.type == "cpu"
+        own_experts = self.has_experts and self.device.type == "cpu"
         self.decoder.set_attn_implementation(implementation)
         if own_experts:
             self.decoder.set_experts_implementation(experts.NAME)
@@ -176,7 +186,7 @@ class LanguageModel:
     def _reason_without_graphs(self) -> str | None:
         if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):
             return "the model's rotary embedding grows with the text"
-        if self._has_experts:
+        if self.has_experts:
             return "the model is a mixture of experts"
         return "the model has recurrent layers" if self.recurrent_nets else None
 

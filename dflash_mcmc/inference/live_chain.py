@@ -27,6 +27,8 @@ class LiveChain:
         seconds: the chain's share of the engine's time, in seconds.
         walk: a trace entry for each drafted block, if a trace is kept.
         ended: whether the chain has ended.
+        adapted: whether the chain has been charged for what the draft has learned from its prompt.
+        adapt_seconds: seconds of the steps of a draft that learns.
     """
 
     def __init__(self, tag: Hashable, generator: Chain):
@@ -35,7 +37,8 @@ class LiveChain:
         self.walk: list[dict[str, object]] = []
         self.slots: list[Slot] = []
         self.operations: Sequence[Operation] = ()
-        self.ended = self._together = False
+        self.ended = self._together = self.adapted = False
+        self.adapt_seconds = 0.0
 
     def ask(self, request: Request) -> None:
         """Takes the next request."""
@@ -85,7 +88,8 @@ class LiveChain:
         """Ends the chain. Returns what the engine yields of it."""
         self.ended = True
         seconds = time.perf_counter() - self.started
-        return Finished(self.tag, result, self.cost, seconds, self.seconds, failure, tuple(self.walk))
+        return Finished(self.tag, result, self.cost, seconds, self.seconds, failure, tuple(self.walk),
+                        self.adapt_seconds)
 
     def settle(self) -> None:
         """Adds up the cost of the request. Its depth is that of its longest reading plus that of its longest operation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +14,12 @@ from dflash_mcmc.inference.blending import TargetBlend, Unblended
 from dflash_mcmc.inference.cache import SlotCache
 from dflash_mcmc.inference.delta_net import replay
 from dflash_mcmc.inference.endings import Endings
+from dflash_mcmc.inference.few_rows import FewRows
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.masks import Reach
 from dflash_mcmc.inference.recurrent_state import HybridCache
 from dflash_mcmc.inference.slots import chunks, round_up
+from dflash_mcmc.inference.speculative.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.inference.speculative.block_grid import BlockGrid, Said
 from dflash_mcmc.inference.speculative.drafter import Drafter
 
@@ -43,13 +45,16 @@ class ModelRunner:
         prefill_chunk: longest piece in which spans are read, a power of two >= 8.
         drafter: receives the target's features of every token that the target reads; None for no drafter.
         grid: the draft's hidden states for every token, if the blend or a draw uses them.
+        few_rows: computes steps of few rows; None if they are padded.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
-                 prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None):
+                 prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None,
+                 few_rows: FewRows | None = None):
         self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
+        self.adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
         self.blend: TargetBlend = Unblended() if blend is None else blend
-        self.key_step, self.prefill_chunk = key_step, prefill_chunk
+        self.key_step, self.prefill_chunk, self.few_rows = key_step, prefill_chunk, few_rows
         self._blended_layers = self.blend.tapped_layers(len(model.layers))
         self._tapped: list[torch.Tensor] = []
         self._keys = torch.arange(length, device=model.device)
@@ -68,9 +73,16 @@ class ModelRunner:
             if self.model.device.type == "cuda":  # streams and graphs belong to the current device
                 stack.enter_context(torch.cuda.device(self.model.device))
             stack.enter_context(self.model.attending(self.attention))
+            if self.few_rows is not None:
+                stack.enter_context(self.few_rows.installed())
             features = self.drafter.tapped_layers if self.drafter else ()
             self._tapped = stack.enter_context(self.model.tapped((*self._blended_layers, *features)))
             yield
+
+    def step_of(self, batch: int) -> AbstractContextManager[None]:
+        """A context for a step that feeds one token to each of `batch` rows, and for its logits."""
+        few = self.few_rows
+        return nullcontext() if few is None or batch > few.most else few.step(self.model)
 
     @property
     def tapped(self) -> list[torch.Tensor]:

@@ -40,7 +40,7 @@ class Operations:
                  model: LanguageModel, sharing: bool):
         self._memory, self._loop, self._speculation = memory, loop, speculation
         self._options, self._model, self.sharing = options, model, sharing
-        self._runner, self._grid = memory.runner, memory.runner.grid
+        self._runner, self._grid, self._adaptive = memory.runner, memory.runner.grid, memory.runner.adaptive
 
     def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:
         """The trajectory from which an operation continues in a slot; None if the operation has its answer without a slot."""
@@ -79,6 +79,11 @@ class Operations:
 
         Raises UnusableLogits.
         """
+        if self._adaptive:
+            # Where tokens depend on the draft, a draft learns from its own draw alone: other options of the engine, such as
+            # early rejection, change what earlier draws have verified.
+            known = slot.adapter if self._speculation and not self._speculation.noisy else None
+            self._adaptive.begin(slot.place, slot.in_progress.prompt, known)
         if isinstance(slot.operation, Score):
             self._score(slot, slot.operation)
         elif isinstance(slot.operation, Draw):
@@ -95,7 +100,16 @@ class Operations:
         self._memory.close(slot)
         slot.contents.hold(answer.sequence[:-1])  # the last token has not been fed
         slot.chain.charge(slot.number, **self._loop.stepper.cost(len(drawn.tokens), slot.counts))
+        self._end_adapting(slot)
         return answer
+
+    def _end_adapting(self, slot: Slot) -> None:
+        """Keeps what the draft has learned, and charges the chain for it."""
+        if self._adaptive:
+            slot.adapter, work = self._adaptive.end(slot.place, not slot.chain.adapted)
+            slot.chain.adapted = True
+            slot.chain.charge(slot.number, adapt_steps=work.steps, adapt_dropped=work.dropped)
+            slot.chain.adapt_seconds += work.seconds
 
     def _shared(self, chain: LiveChain, number: int, draw: Draw) -> Trajectory:
         """The draw's trajectory, with the tokens that it shares with `draw.along`."""
@@ -152,6 +166,7 @@ class Operations:
         self._memory.open_to_score(slot, start, len(sequence))
         found = scoring.scores(self._runner, self._memory.cache, slot.place, score, sequence)
         self._memory.close(slot)
+        self._end_adapting(slot)
         if found is None:
             raise UnusableLogits
         slot.contents.hold(sequence[:-1])

@@ -160,7 +160,8 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
         states = work.state_bytes_of_pages(num_pages, rows * kept + ahead)
     else:
         states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
-    caches = states + positions * work.token_bytes + rows * length * (_ROW_STATE_BYTES + 2 * work.num_drafted * 8)
+    row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8 + (work.drafter.token_bytes if work.drafter else 0)
+    caches = states + positions * work.token_bytes + rows * length * row_bytes
     copies = _BLOCK_COPIES if work.drafter else _LOGIT_COPIES
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
     layer_bytes = model.cache_shape.layer_bytes()

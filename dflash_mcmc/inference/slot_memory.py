@@ -41,6 +41,8 @@ class SlotMemory:
     def reset(self) -> None:
         """Forgets the pending reads of an earlier run, and what its chains held."""
         self._unread: list[Slot] = []
+        if self.runner.adaptive:
+            self.runner.adaptive.reset()
         for cache in (self.cache, self.spare, self.prompts):
             if cache is not None:
                 cache.restart()
@@ -245,8 +247,9 @@ class SlotMemory:
         if self.spare is not None and any(saved):
             self.spare.reserve(self.cache.length)
             self.spare.swap(a, b, *saved)
-        if self.runner.grid:
-            self.runner.grid.swap(a, b)
+        for part in (self.runner.grid, self.runner.adaptive):
+            if part:
+                part.swap(a, b)
 
     def clear(self, slot: Slot) -> None:
         """Removes numbers that are not finite from a slot and from the prompts that are read ahead."""
@@ -271,7 +274,9 @@ class SlotMemory:
 
     @property
     def _margin(self) -> int:
-        """Positions before and after its anchor that a block of the draft's grid may write."""
+        """Positions before and after its anchor that a block of the draft's grid may write, or that a draft reads again."""
+        if self.runner.adaptive:
+            return self.runner.adaptive.num_drafted + 1
         return self.runner.grid.block_size if self.runner.grid else 0
 
     def _new_stash(self, length: int) -> Stash:

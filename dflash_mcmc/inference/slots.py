@@ -12,6 +12,7 @@ from dflash_mcmc.types import Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.inference.live_chain import LiveChain
+    from dflash_mcmc.inference.speculative.adaptation.learning import Adapter
     from dflash_mcmc.inference.stash import Stash
 
 _SMALLEST_CHUNK = 8
@@ -34,9 +35,11 @@ class Slot:
         clock: the engine's clock at the start of the operation.
         counts: counts of the latest draw that has ended.
         walk: a trace entry for each block drafted for the operation, if a trace is kept.
+        adapter: what the draft has learned in the slot's operations; None for nothing.
     """
 
-    __slots__ = ("base", "chain", "clock", "contents", "counts", "leader", "number", "operation", "row", "stash", "walk")
+    __slots__ = ("adapter", "base", "chain", "clock", "contents", "counts", "leader", "number", "operation", "row", "stash",
+                 "walk")
 
     def __init__(self, chain: LiveChain):
         self.chain, self.contents, self.counts = chain, Contents(), RowCounts()
@@ -44,6 +47,7 @@ class Slot:
         self.stash: Stash | None = None
         self.operation: Operation | None = None
         self.base: Trajectory | None = None
+        self.adapter: Adapter | None = None
         self.leader: Slot | None = None
         self.number, self.clock = 0, 0.0
         self.walk: list[dict[str, object]] = []

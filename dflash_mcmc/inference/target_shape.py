@@ -66,3 +66,5 @@ class DraftSize(NamedTuple):
 
     num_drafted: int
     companion: CacheShape | None = None
+    token_bytes: int = 0
+    """Further bytes of each position of a row: keys and values that a draft keeps outside the cache."""

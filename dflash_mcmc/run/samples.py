@@ -11,6 +11,7 @@ from dflash_mcmc.grading import check_golds, label
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT
 from dflash_mcmc.process import stopping
 from dflash_mcmc.run import build, cost, fitting
+from dflash_mcmc.run.metrics import metrics_of
 from dflash_mcmc.run.tasks import Results, Tasks, Worker
 from dflash_mcmc.statistics import summaries
 from dflash_mcmc.store import finishes
@@ -68,7 +69,7 @@ class Samples(Tasks[Record]):
     def summarise(self, records: Sequence[Record]) -> Results:
         config, records = self._config, list(records)
         summary = {**summaries.summarise(config.label(), records), **summaries.rates(records),
-                   **finishes.counts(records), **summaries.measures(records)}
+                   **finishes.counts(records), **summaries.measures(records), **summaries.adapting(records)}
         for name in config.aggregates():
             summary |= summaries.aggregate(config.label(), records, config.vote.rules.get(name, name), config.num_chains)
         return Results(summary, summary, {})
@@ -164,20 +165,3 @@ class SampleWorker(Worker[Record]):
     def close(self) -> None:
         self._pool.close()
         self._engine.close()
-
-
-def metrics_of(record: Record) -> dict[str, float | None]:
-    """The numbers of a sample that a tracker logs."""
-    metrics: dict[str, float | None] = {
-        "sample/correct": float(record["verdict"] == CORRECT), "sample/num_tokens": record["num_tokens"],
-        "sample/cut_off": float(finishes.of_record(record) == finishes.LENGTH),
-        "sample/log_p": record["log_p"], "sample/seconds": record["seconds"],
-        "sample/token_forwards": record["token_forwards"]}
-    if record["proposals"]:
-        metrics["sample/acceptance"] = record["accepted"] / record["proposals"]
-        metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
-        metrics["sample/abandoned_rate"] = record["abandoned"] / record["proposals"]
-    metrics |= {f"sample/{name}": value for name, value in record.get("measures", {}).items()}
-    if record["tokens_drafted"]:
-        metrics["sample/accepted_length"] = record["tokens_drawn"] / record["blocks_drafted"]
-    return metrics

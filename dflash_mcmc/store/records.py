@@ -99,6 +99,12 @@ class Record(TypedDict):
     """Drafted tokens that were kept."""
     tokens_shared: NotRequired[Count]
     """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
+    adapt_steps: NotRequired[Count]
+    """Gradient steps of the draft. This field and the next two are there only if the draft has learned."""
+    adapt_dropped: NotRequired[Count]
+    """Steps that were left out, because their gradient was not finite."""
+    adapt_seconds: NotRequired[Annotated[float, Range(0)]]
+    """Seconds of these steps; a part of the engine's time. Chains of a problem share the steps on their prompt."""
     seconds: Annotated[float, Range(0)]
     """Seconds from the chain's start in a slot to its end."""
     share_seconds: Annotated[float, Range(0)]
@@ -143,6 +149,9 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         record["measures"] = dict(result.measures)
     if cost.tokens_shared:
         record["tokens_shared"] = cost.tokens_shared
+    if cost.adapt_steps or cost.adapt_dropped:
+        record |= {"adapt_steps": cost.adapt_steps, "adapt_dropped": cost.adapt_dropped,
+                   "adapt_seconds": round(done.adapt_seconds, 6)}
     if done.walk:
         record["walk"] = list(done.walk)
     record["grader"] = grader

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from dflash_mcmc.bench import assisted, at_size, decoders, measure, published, random_checkpoint
+from dflash_mcmc.bench import assisted, at_size, decoders, equal_chains, measure, published, random_checkpoint
 from dflash_mcmc.bench.__main__ import Bench, main, table
 from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.inference.speculative.dflash import checkpoint
@@ -139,6 +139,16 @@ def test_transformers_uses_the_same_draft(drafted):
         assert row["tokens/s"] > 0
         assert 1.0 <= row["tokens/round"] <= 3.0
         assert row["same tokens"] == (1.0 if row["law"] == "greedy" else None)
+
+
+def test_chains_of_equal_length_are_measured(drafted, monkeypatch):
+    monkeypatch.setattr(equal_chains, "_TURNS", 1)
+    rows = equal_chains.against_generate(drafted._replace(horizon=3), SMALL)
+    assert [(row["chains"], row["by"]) for row in rows] == [
+        (1, "generate"), (1, "engine"), (1, "engine, few_rows=false"), (32, "generate"), (32, "engine")]
+    assert all(row["ms a token"] > 0 and row["rate / generate"] > 0 for row in rows)
+    assert rows[1]["rows of a step"] in (1, 8)
+    assert rows[2]["rows of a step"] == 8
 
 
 def test_numbers_in_tables_have_three_significant_digits():

@@ -18,7 +18,8 @@ SMALL = ("dataset.limit=1", "dataset.max_new_tokens=10", "num_chains=1")
 PROBES = {
     "speculative_mcmc": ("probe.weights=reference", "probe.autoregressive=false", "probe.num_samples=3", "probe.timed_rows=2"),
     "deep_readout": ("probe.answers=greedy",), "layer_rank": (), "logit_blend": ("probe.layers=[2]", "probe.betas=[0.1]"),
-    "difficulty": ("sampler=greedy",), "mixing": ("sampler.num_blocks=2", "sampler.num_steps=2", "decoder=speculative_match"),
+    "adaptation": ("probe.steps=[1]",), "difficulty": ("sampler=greedy",),
+    "mixing": ("sampler.num_blocks=2", "sampler.num_steps=2", "decoder=speculative_match"),
 }
 
 

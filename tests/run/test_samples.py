@@ -79,7 +79,8 @@ def _start(folder: Path, *overrides: str) -> processes.Program:
 
 def test_folder_holds_what_it_should(make_config, tmp_path):
     result = execute(make_config(*QUICK, "dataset.limit=3"))
-    assert {p.name for p in result.folder.iterdir()} == {"config.yaml", "run.json", RECORDS, "summary.json", "lock"}
+    assert {p.name for p in result.folder.iterdir()} == {"config.yaml", "run.json", RECORDS, "problems.jsonl", "summary.json",
+                                                         "lock"}
     run = json.loads((result.folder / "run.json").read_text())
     session = run["sessions"][0]
     assert run["identity"]["sampler.alpha"] == 4.0

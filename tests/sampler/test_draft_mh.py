@@ -10,7 +10,7 @@ import pytest
 
 from dflash_mcmc.blend.draft import DraftBlend
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.inference.oracle.tabular import LearningDraft, TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import (
@@ -127,6 +127,42 @@ class DensityOfDrawnPartOnly(DraftMH):
     "cut": "start"}), (DensityOfDrawnPartOnly, {"proposal": "mixture"})])
 def test_mutants_fail(mutant, options):
     assert max(errors(engine(), make(mutant, **options))) > WRONG
+
+
+class LearnsAlong(TabularEngine):
+    """The draft learns the tokens of the current state before it proposes, as a draft that learns along the chain does."""
+
+    def answer(self, operation):
+        along = getattr(operation, "along", None)
+        if along is None or operation.source != "draft":
+            return super().answer(operation)
+        for number, token in enumerate(along.tokens.tolist()):
+            prefix = (*along.prompt.tolist(), *along.tokens[:number].tolist())
+            self.draft.learn(prefix, (0,), [np.where(np.arange(3) == token, 0.0, -np.inf)] * 2)
+        self._laws.clear()
+        answer = super().answer(operation)
+        self.draft.begin()
+        self._laws.clear()
+        return answer
+
+
+def learning(cls=TabularEngine) -> TabularEngine:
+    return cls(TabularModel(3, (0,), seed=0, scale=0.5), None, None, LearningDraft(3, 2, seed=7, scale=0.7, rate=3.0))
+
+
+def test_a_draft_that_has_learned_from_the_prompt_keeps_the_target_invariant():
+    tabular = learning()
+    before = transition_matrix(tabular, make(), HORIZON, power_target(tabular, HORIZON, 4.0, make().law(), "draft"))
+    tabular = learning()
+    for _ in range(3):
+        tabular.draft.learn(tuple(PROMPT.tolist()), (0,), [np.log([0.2, 0.3, 0.5]), np.log([0.6, 0.3, 0.1])])
+    assert max(errors(tabular, make())) <= EXACT
+    after = transition_matrix(tabular, make(), HORIZON, power_target(tabular, HORIZON, 4.0, make().law(), "draft"))
+    assert np.abs(before - after).max() > 0.01
+
+
+def test_a_draft_that_learns_along_the_chain_leaves_no_target_invariant():
+    assert max(errors(learning(LearnsAlong), make(alpha=1.5))) > WRONG
 
 
 def test_eps_errs_by_at_most_epsilon():

@@ -98,7 +98,8 @@ def test_the_offline_file_has_config_metrics_summary_and_samples(tracked, capsys
     for row, record in zip(rows, records, strict=True):
         assert row["correct"] == (record["verdict"] == "correct")
         assert row["acceptance"] == pytest.approx(record["accepted"] / record["proposals"])
-        assert all(row[name] == record[name] for name in ("problem", "answer", "log_p", "text"))
+        assert all(row[name] == record[name] for name in ("problem", "answer", "log_p", "finish_reason", "text"))
+        assert row["question"] in row["prompt"]
     check_artifact(folder, result.folder, f"records-demo-{identity}")
 
 
@@ -119,8 +120,8 @@ def check_artifact(folder: Path, run: Path, name: str) -> None:
     assert (artifact["name"], artifact["type"], artifact["aliases"]) == (name, "records", ["latest"])
     assert json.loads(artifact["metadata"])["identity"] == json.loads((run / "run.json").read_text())["identity"]
     staged = {entry["path"]: Path(entry["local_path"]).read_bytes() for entry in artifact["manifest"]["contents"]}
-    assert staged.keys() == {"records.jsonl", "config.yaml", "run.json", "summary.json"}
-    for path in ("records.jsonl", "config.yaml", "summary.json"):
+    assert staged.keys() == {"records.jsonl", "problems.jsonl", "config.yaml", "run.json", "summary.json"}
+    for path in ("records.jsonl", "problems.jsonl", "config.yaml", "summary.json"):
         assert staged[path] == (run / path).read_bytes()
 
 

@@ -80,6 +80,39 @@ class TabularDraft:
         return True
 
 
+class LearningDraft(TabularDraft):
+    """A draft given by a table that learns from verified blocks: after each, a step down the gradient of KL(p | q).
+
+    Args:
+        rate: size of a step. Other arguments are those of TabularDraft.
+    """
+
+    def __init__(self, vocab_size: int, num_drafted: int, sequential: bool = False, seed: int = 1, scale: float = 1.0,
+                 rate: float = 1.0):
+        super().__init__(vocab_size, num_drafted, sequential, True, seed, scale)
+        self.rate = rate
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what was learned: a draw begins."""
+        self._learned = np.zeros((self.num_drafted, self._table.vocab_size))
+
+    def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+        """See TabularDraft."""
+        return super().logits(prefix, drafted) + self._learned[len(drafted)]
+
+    def learn(self, prefix: tuple[int, ...], drafted: tuple[int, ...], log_p: list[np.ndarray]) -> None:
+        """Learns the target's laws of the first slots of a block.
+
+        Args:
+            drafted: tokens of the block.
+            log_p: log-probabilities, float64 (vocab_size,), of slots whose earlier tokens are all kept.
+        """
+        for slot, law in enumerate(log_p[: self.num_drafted]):
+            q = np.exp(exact_law.log_softmax(self.logits(prefix, drafted[:slot])))
+            self._learned[slot] += self.rate * (np.exp(law) - q)
+
+
 class TabularEngine:
     """Runs one chain at a time on a TabularModel, whose head is the identity and whose norm scales to unit mean square.
 
@@ -108,6 +141,8 @@ class TabularEngine:
             for token in operation.tokens:
                 trajectory = self._append(trajectory, int(token), operation)
             return trajectory
+        if self.speculation is not None and isinstance(self.speculation.drafter, LearningDraft):
+            self.speculation.drafter.begin()
         trajectory, floor, weight = operation.trajectory, operation.floor, 0.0
         while not trajectory.complete(operation.horizon):
             for token, interval in self._next(operation, trajectory):
@@ -133,9 +168,19 @@ class TabularEngine:
         if self.speculation is None:
             return [(self._choose(operation, trajectory), None)]
         chance = self._chance(operation.key, trajectory.length)
-        verdict = self._blockwise.rule(self._block(operation, trajectory, chance), chance)
+        block = self._block(operation, trajectory, chance)
+        verdict = self._blockwise.rule(block, chance)
         kept = int(verdict.accepted) + 1
+        self._learn(operation, trajectory, block, kept)
         return list(zip(verdict.tokens[0, :kept].tolist(), verdict.interval[0, :kept].numpy(), strict=True))
+
+    def _learn(self, operation: Draw, trajectory: Trajectory, block: Block, kept: int) -> None:
+        """Lets a draft that learns see the target's laws in the slots whose earlier tokens are kept."""
+        drafter, prefix = self._blockwise.drafter, _prefix(trajectory)
+        if isinstance(drafter, LearningDraft):
+            drafted = tuple(block.drafted[0].tolist())
+            drafter.learn(prefix, drafted, [self._slot(operation, prefix, trajectory.length, drafted[:slot])
+                                            for slot in range(kept)])
 
     @property
     def _blockwise(self) -> Speculation[TabularDraft]:

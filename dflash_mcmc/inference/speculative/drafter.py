@@ -6,12 +6,13 @@ A drafter has
     reads_tokens: whether it reads tokens before the anchor.
     tapped_layers: decoder layers of the target whose outputs it needs for every token.
     companion: CacheShape of its own cache, with an entry for every token; None without a cache.
+    token_bytes: bytes that it keeps for each position of a row outside that cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -33,6 +34,9 @@ class DrawTokens(Protocol):
                 first slot on that is not offered. A drafter passes it before the slot's token is drawn, so that it cannot
                 depend on this token. Rejection would otherwise change the law.
         """
+
+Update: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""(layer, keys, values of the block) -> keys and values that the block sees, each (rows, key heads, key_length, head_dim)."""
 
 
 class Anchors(NamedTuple):
@@ -68,6 +72,7 @@ class Drafter(Protocol):
     reads_tokens: bool
     tapped_layers: tuple[int, ...]
     companion: CacheShape | None
+    token_bytes: int
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
@@ -90,7 +95,7 @@ class DFlashDrafter:
         block_size: number of tokens in a block, the anchor included; at most the network's block size.
     """
 
-    target_forwards, reads_tokens = 0, False
+    target_forwards, reads_tokens, token_bytes = 0, False, 0
     companion: CacheShape | None
 
     def __init__(self, network: DFlash, target: LanguageModel, block_size: int):
@@ -132,7 +137,7 @@ class DFlashDrafter:
 
     def _rows(self, anchors: Anchors, block: int) -> torch.Tensor:
         """Hidden states (rows, block, width) of the anchor's row and of the masks after it."""
-        num_rows, cache = len(anchors.position), anchors.cache.drafts
+        num_rows = len(anchors.position)
         tokens = torch.full((num_rows, block), self.network.shape.mask_token_id, device=anchors.position.device)
         tokens[:, 0] = anchors.fed()
         embeddings = torch.nn.functional.embedding(tokens, self._embedding) * self.network.shape.embedding_scale
@@ -141,15 +146,23 @@ class DFlashDrafter:
         causal = self.network.shape.causal
         masks = {window: block_mask(keys, anchors.position, block, window, causal)[:, None] for window in self._windows}
 
-        # The block's own keys temporarily occupy positions. Keys from the target's features overwrite them later.
-        cache.aim(anchors.rows, positions, anchors.key_length)
+        update = self._update(anchors, positions)
 
         def attend(layer: int, queries: torch.Tensor, block_keys: torch.Tensor, block_values: torch.Tensor) -> torch.Tensor:
-            seen_keys, seen_values = cache.slot_layers[layer].update(block_keys, block_values)
+            seen_keys, seen_values = update(layer, block_keys, block_values)
             mask = masks[self.network.shape.sliding[layer]]
             return attention.grouped_attention(None, queries, seen_keys, seen_values, mask)[0].transpose(1, 2)
 
         return self.network(embeddings.to(self.dtype), positions, attend)
+
+    def _update(self, anchors: Anchors, positions: torch.Tensor) -> Update:
+        """Gives each layer the keys and values that blocks at these positions, int64 (rows, block), see.
+
+        The block's own keys temporarily occupy positions. Keys from the target's features overwrite them later.
+        """
+        cache = anchors.cache.drafts
+        cache.aim(anchors.rows, positions, anchors.key_length)
+        return lambda layer, keys, values: cache.slot_layers[layer].update(keys, values)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (rows, n, vocabulary), through the target's head."""
@@ -163,7 +176,7 @@ class DFlashDrafter:
 class SelfDrafter:
     """The target as its own draft, token by token. It is no faster than plain decoding, but bounds the quality of a draft."""
 
-    reads_tokens = False
+    reads_tokens, token_bytes = False, 0
     tapped_layers: tuple[int, ...] = ()
     companion: CacheShape | None = None
 
@@ -191,7 +204,7 @@ class NgramDrafter:
     shorter than a block is repeated. Without an occurrence the anchor is repeated.
     """
 
-    target_forwards, reads_tokens = 0, True
+    target_forwards, reads_tokens, token_bytes = 0, True, 0
     tapped_layers: tuple[int, ...] = ()
     companion: CacheShape | None = None
 

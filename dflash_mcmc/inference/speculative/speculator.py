@@ -17,6 +17,7 @@ from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.cache import SlotCache
 from dflash_mcmc.inference.model_runner import ModelRunner
 from dflash_mcmc.inference.rows import RowCounts, Rows, Status
+from dflash_mcmc.inference.speculative.adaptation.drafter import Verified
 from dflash_mcmc.inference.speculative.commit import Offer, commit
 from dflash_mcmc.inference.speculative.drafter import Anchors, Drafter
 from dflash_mcmc.inference.speculative.speculation import Block, Speculation, Uniforms, Verdict
@@ -49,6 +50,7 @@ class Speculator:
         self.drafter = speculation.drafter
         self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
         self.walk: Walk | None = None
+        self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
         self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
 
     def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
@@ -90,10 +92,17 @@ class Speculator:
         offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
                       None if further is None else further.view(batch, self.tokens_a_step, -1))
         gained = commit(state, offer, self.runner.endings, floors)
+        if self._learner:  # after the verdict: the draft of a block must not depend on the block
+            seen = Verified(positions[:, 0], gained.clamp(max=self.drafter.num_drafted), (hidden, *self.runner.tapped))
+            self._learner.observe(cache, state.tokens, seen, self._law)
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:
             self.walk = Walk(position - gained, block, uniforms, verdict, gained)
+
+    def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The blended target's logits for the states of `Verified`."""
+        return self.runner.logits(states[0], states[1:], ())["blended"]
 
     def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
         rows = state.ids[:batch, None]

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from dflash_mcmc.config.identity import plain
-from dflash_mcmc.run.samples import metrics_of
+from dflash_mcmc.run.metrics import metrics_of
 from dflash_mcmc.run.tracking import RunningAccuracy
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker import RunInfo

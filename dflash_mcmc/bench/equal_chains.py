@@ -1,0 +1,86 @@
+"""Compares plain decoding of chains of equal length with `transformers.generate`: one chain, and a batch."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+
+from dflash_mcmc.bench.measure import Sizes, temperature
+from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.inference import few_rows
+from dflash_mcmc.inference.batched import BatchedEngine
+from dflash_mcmc.inference.interface import Options
+from dflash_mcmc.rng import Key
+
+_TURNS = 3
+"""Each case has so many turns, of which the fastest counts: other programs only make a turn slower."""
+_PROMPT, _MOST_TOKENS = 48, 64
+
+
+def against_generate(subject: Subject, sizes: Sizes) -> list[dict]:
+    """(o) One chain and 32 chains of equal length compared with `generate`, in turns, without stop ids."""
+    horizon = min(subject.horizon, _MOST_TOKENS)
+    endless = subject._replace(model=subject.model.without_stops())
+    rows = []
+    for chains in (1, 32):
+        # Prompts differ, because the engine reads equal prompts once.
+        prompts = [np.resize(subject.prompts[number % len(subject.prompts)], _PROMPT) for number in range(chains)]
+        cases: dict[str, Callable[[], None]] = {
+            "generate": _generate(subject.causal_lm, prompts, horizon),
+            "engine": _engine(endless, prompts, horizon, Options())}
+        if chains == 1:
+            cases["engine, few_rows=false"] = _engine(endless, prompts, horizon, Options(few_rows=False))
+        found = _fastest(cases)
+        for name, (seconds, processor) in found.items():
+            rows.append({"chains": chains, "by": name, "ms a token": 1e3 * seconds / (chains * horizon),
+                         "rate / generate": found["generate"][0] / seconds,
+                         "rate / generate, CPU time": found["generate"][1] / processor})
+        if chains == 1:
+            padded = few_rows.of(endless.model, 1) is None
+            rows[1]["rows of a step"], rows[2]["rows of a step"] = 8 if padded else 1, 8
+    return rows
+
+
+def _fastest(cases: dict[str, Callable[[], None]]) -> dict[str, tuple[float, float]]:
+    """The smallest seconds by the clock and of the processor for each case, over turns after one that is not counted."""
+    found = {name: (np.inf, np.inf) for name in cases}
+    for turn in range(_TURNS + 1):
+        for name, case in cases.items():
+            clock, processor = time.perf_counter(), time.process_time()
+            case()
+            spent = (time.perf_counter() - clock, time.process_time() - processor)
+            if turn:
+                found[name] = (min(found[name][0], spent[0]), min(found[name][1], spent[1]))
+    return found
+
+
+def _generate(causal_lm: Any, prompts: list[np.ndarray], horizon: int) -> Callable[[], None]:
+    settings = GenerationConfig(max_new_tokens=horizon, do_sample=True, temperature=1.0, top_k=0, pad_token_id=0)
+    given = torch.from_numpy(np.stack(prompts))
+    endless = copy.copy(causal_lm)  # `generate` takes missing settings from the model's own
+    endless.generation_config = settings
+
+    def case() -> None:
+        drawn = endless.generate(given, attention_mask=torch.ones_like(given), generation_config=settings)
+        if drawn.shape[1] != _PROMPT + horizon:
+            raise RuntimeError(f"generate ended after {drawn.shape[1] - _PROMPT} of {horizon} tokens")
+
+    return case
+
+
+def _engine(subject: Subject, prompts: list[np.ndarray], horizon: int, options: Options) -> Callable[[], None]:
+    engine = BatchedEngine(subject.model, None, len(prompts), _PROMPT + horizon, options, _PROMPT)
+
+    def case() -> None:
+        sampler = temperature(1.0)
+        for done in engine.run((number, sampler.chain(prompt, horizon, Key(number))) for number, prompt in enumerate(prompts)):
+            if done.result is None or done.result.trajectory.length != horizon:
+                raise RuntimeError(f"chain {done.tag} did not draw {horizon} tokens: {done.failure}")
+
+    return case
