@@ -33,7 +33,7 @@ class DflashMcmcLM(TemplateLM):
         max_length: longest context of a log likelihood, in tokens; None takes the model's positions but one.
         enable_thinking: given to the chat template; None gives nothing.
         batch_size, max_batch_size: have no effect: `hardware.num_slots` is the number of chains in progress.
-        device: has no effect, since lm_eval's command line gives "cuda:0" unless told otherwise: `hardware.device` is the device.
+        device: has no effect, since lm_eval's command line gives one unasked: `hardware.device` is the device.
         fields: `pretrained`, and groups and fields of a run (`arguments.chosen`).
 
     Raises:
@@ -153,11 +153,11 @@ class DflashMcmcLM(TemplateLM):
             if len(answer) > self.max_length:
                 raise ConfigError("max_length", f"a continuation of {len(answer)} tokens", f"at most {self.max_length}")
             prompts.append(context[-(self.max_length + 1 - len(answer)):])
-        found = self._engine.score(prompts, [answer for _, _, answer in requests], blend=config.blend, draft=config.draft,
+        found = self._engine.score(prompts, [asked[2] for asked in requests], blend=config.blend, draft=config.draft,
                                    progress=not disable_tqdm)
         results = [(sum(scored.log_p), scored.is_greedy) for scored in found]
-        for (key, _, _), result in zip(requests, results, strict=True):
-            if key is not None:  # the windows of a text are no requests of their own
+        for asked, result in zip(requests, results, strict=True):
+            if (key := asked[0]) is not None:  # the windows of a text are no requests of their own
                 self.cache_hook.add_partial("loglikelihood", key, result)
         return results
 
