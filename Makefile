@@ -24,16 +24,16 @@ demo: $(READY)  ## six conditions on the embedded model and problems, and their 
 report: $(READY)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
-real: $(READY)  ## five conditions on a pretrained model, SmolLM2-135M-Instruct, which is downloaded (93 MB), and their report (minutes)
+real: $(READY)  ## six conditions on a pretrained model, SmolLM2-135M-Instruct, which is downloaded (93 MB), and their report (minutes)
 	$(BIN)/python -m dflash_mcmc.fetch smollm2
 	$(BIN)/python -m dflash_mcmc -m experiment=real dataset=gsm8k,math500 \
-	  condition=greedy,temp,ps,blend_greedy,blend_ps
+	  condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
 	$(BIN)/python -m dflash_mcmc.report outputs/real
 
 real-short: $(READY)  ## a short form of it, where a package index has the model (under a minute)
 	$(BIN)/python -m dflash_mcmc.fetch smollm2 --if-reachable
 	test ! -d outputs/models/smollm2 || $(BIN)/python -m dflash_mcmc -m experiment=real name=real_short dataset=gsm8k,math500 \
-	  condition=greedy,blend_ps dataset.limit=2 dataset.max_new_tokens=16
+	  condition=greedy,draft_blend_ps dataset.limit=2 dataset.max_new_tokens=16
 
 RUNS ?= $(wildcard outputs/demo)
 
