@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report real real-short dashboard probes equal-cost test vllm vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu lint house options docs docs-pictures train clean
+.PHONY: help install demo report real real-short dashboard probes equal-cost test vllm vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,17 @@ vllm-slurm: $(VLLM_READY)  ## a grid of engine=vllm on a SLURM cluster on this m
 vllm-short:  ## some of them: a law, preemption, scores, refusals
 	$(MAKE) vllm ONLY="-k 'plain or preemption or not_numbers or refuses or scores_and_further'"
 
+HARNESS := .venv-harness
+HARNESS_READY := $(HARNESS)/.ready
+
+$(HARNESS_READY): pyproject.toml
+	$(PYTHON) -m venv $(HARNESS)
+	$(HARNESS)/bin/python -m pip install --quiet --editable '.[lm-eval]' 'pytest>=8' 'hypothesis>=6.100'
+	@touch $@
+
+harness: $(HARNESS_READY)  ## the tests with lm-evaluation-harness, in an environment of its own, .venv-harness (minutes)
+	OMP_NUM_THREADS=1 $(HARNESS)/bin/python -m pytest -m harness tests/harness $(ONLY)
+
 test-gpu: $(READY)  ## what only a GPU shows: CUDA graphs, kernels, bfloat16, peak memory; skipped where there is none (minutes)
 	$(PYTEST) -m gpu tests/gpu $(ONLY)
 
@@ -123,5 +134,5 @@ train: $(READY)  ## train the embedded model again (an hour)
 	$(BIN)/python -m dflash_mcmc.train model=tiny
 
 clean:  ## remove .venv and caches; runs in outputs/ stay
-	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) $(HARNESS) .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
