@@ -98,10 +98,11 @@ def test_the_script_of_a_dataset(make_config, tmp_path, monkeypatch, canary):
     folder.mkdir()
     (folder / "asked.py").write_text(code(canary))
     (folder / "test.jsonl").write_text(json.dumps({"question": "2 + 3", "answer": "5"}) + "\n")
-    line = refused_or_run(make_config("dataset=hub", f"dataset.path={folder}", "sampler=greedy"))
+    asked = ("dataset=hub", f"dataset.path={folder}", "dataset.max_new_tokens=8", "sampler=greedy")
+    line = refused_or_run(make_config(*asked))
     assert line is not None
     assert line.startswith("dataset.path: cannot load")
     assert not canary.exists()
     (folder / "asked.py").unlink()
     loading._loaded.cache_clear()
-    assert refused_or_run(make_config("dataset=hub", f"dataset.path={folder}", "sampler=greedy")) is None
+    assert refused_or_run(make_config(*asked)) is None
