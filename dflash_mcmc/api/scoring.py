@@ -24,20 +24,20 @@ class Scored(NamedTuple):
     """Whether each token is the most likely one (the smallest id among equals)."""
 
 
-class Pair(NamedTuple):
+class PromptAndAnswer(NamedTuple):
     """A prompt and its answer, token ids, int64."""
 
     prompt: np.ndarray
     answer: np.ndarray
 
 
-def length_of(pair: Pair) -> int:
+def length_of(pair: PromptAndAnswer) -> int:
     """The number of tokens of a pair."""
     return len(pair.prompt) + len(pair.answer)
 
 
 def pairs_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], vocabulary: int,
-             positions: int | None) -> list[Pair]:
+             positions: int | None) -> list[PromptAndAnswer]:
     """The pairs. Raises ConfigError.
 
     Args:
@@ -46,7 +46,7 @@ def pairs_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]],
     """
     if not len(prompts) or len(prompts) != len(answers):
         raise ConfigError("answers", f"{len(answers)} for {len(prompts)} prompts", "one for each prompt, and at least one")
-    pairs = [Pair(_ids("prompts", prompt, vocabulary), _ids("answers", answer, vocabulary))
+    pairs = [PromptAndAnswer(_ids("prompts", prompt, vocabulary), _ids("answers", answer, vocabulary))
              for prompt, answer in zip(prompts, answers, strict=True)]
     for number, pair in enumerate(pairs):
         if positions is not None and length_of(pair) > positions:
@@ -62,7 +62,7 @@ def _ids(field: str, given: Sequence[int], vocabulary: int) -> np.ndarray:
     return tokens.astype(np.int64)
 
 
-def chain(pair: Pair) -> Chain:
+def chain(pair: PromptAndAnswer) -> Chain:
     """A chain that draws nothing: it forces the answer. The law of temperature 0 shows whether each token is greedy."""
     return ChainResult((yield Score(Trajectory.start(pair.prompt), pair.answer, SamplingParams(temperature=0.0))))
 

@@ -44,7 +44,6 @@ def refused_or_run(config) -> str | None:
         preflight.check([Job(config)])
         execute(config)
     except UserError as error:
-        assert "\n" not in str(error)
         return str(error)
     return None
 
@@ -54,10 +53,10 @@ def code(canary) -> str:
 
 
 def test_the_payloads_work(canary):
-    exec(code(canary))  # noqa: S102
+    exec(code(canary))
     assert canary.exists()
     canary.unlink()
-    pickle.loads(pickle.dumps(_Payload(f"touch '{canary}'")))  # noqa: S301
+    pickle.loads(pickle.dumps(_Payload(f"touch '{canary}'")))
     assert canary.exists()
 
 

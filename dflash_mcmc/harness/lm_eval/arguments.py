@@ -23,7 +23,7 @@ _DEFAULT_MOST = 256
 _TRUNCATIONS = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
-class Chosen(NamedTuple):
+class ModelArguments(NamedTuple):
     """The configuration of `--model_args`."""
 
     config: Config
@@ -31,7 +31,7 @@ class Chosen(NamedTuple):
     """Whether a sampler or a condition is given; otherwise each task says how its answers are drawn."""
 
 
-def chosen(given: Mapping[str, Any]) -> Chosen:
+def chosen(given: Mapping[str, Any]) -> ModelArguments:
     """Composes `pretrained=FOLDER,condition=ps,sampler.alpha=4`, whose fields are those of a run. Raises UserError."""
     fields = dict(given)
     overrides = ["tracker=none"]
@@ -44,14 +44,14 @@ def chosen(given: Mapping[str, Any]) -> Chosen:
                             "fields such as sampler.alpha")
     overrides += [f"{name}={_written(value)}" for name, value in fields.items()]
     config, _ = compose_once("config", overrides, Config)
-    return Chosen(config, any(name.partition(".")[0] in _DRAWING for name in fields))
+    return ModelArguments(config, any(name.partition(".")[0] in _DRAWING for name in fields))
 
 
 def _written(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class Request(NamedTuple):
+class GenerationSettings(NamedTuple):
     """How the answers of some requests are drawn."""
 
     sampler: Sampler
@@ -59,7 +59,7 @@ class Request(NamedTuple):
     stop: list[str]
 
 
-def request(args: Chosen, kwargs: Mapping[str, Any]) -> Request:
+def request(args: ModelArguments, kwargs: Mapping[str, Any]) -> GenerationSettings:
     """Reads a task's `generation_kwargs`. Raises UserError for a name or a value that has no counterpart here."""
     fields = dict(kwargs)
     until = fields.pop("until", None) or []
@@ -77,9 +77,9 @@ def request(args: Chosen, kwargs: Mapping[str, Any]) -> Request:
         if samples or laws:
             note("lm_eval: the sampler of model_args draws the answers; do_sample, temperature and truncations of tasks have "
                  "no effect")
-        return Request(args.config.sampler, most, stop)
+        return GenerationSettings(args.config.sampler, most, stop)
     if not samples:
-        return Request(component("sampler", "greedy"), most, stop)
+        return GenerationSettings(component("sampler", "greedy"), most, stop)
     if temperature == 0.0:
         raise ConfigError("generation_kwargs.temperature", temperature, "above 0 with do_sample=true")
-    return Request(component("sampler", "temperature", temperature=temperature, **laws), most, stop)
+    return GenerationSettings(component("sampler", "temperature", temperature=temperature, **laws), most, stop)

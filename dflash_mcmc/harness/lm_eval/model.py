@@ -16,7 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dflash_mcmc.api import LoadedEngine
 from dflash_mcmc.errors import ConfigError, UserError, note
-from dflash_mcmc.harness.lm_eval.arguments import Request, chosen, request
+from dflash_mcmc.harness.lm_eval.arguments import GenerationSettings, chosen, request
 
 _NO_LIMIT = 2048
 """`max_length` of a model without a limit, as in lm_eval."""
@@ -108,13 +108,13 @@ class DflashMcmcLM(TemplateLM):
                     self.cache_hook.add_partial("generate_until", requests[number].args, sample.text)
         return answers
 
-    def _stream(self, prompts: dict[str, list[int]], how: Request, progress: bool) -> Any:
+    def _stream(self, prompts: dict[str, list[int]], how: GenerationSettings, progress: bool) -> Any:
         config = self._args.config
         return self._engine.stream(prompts, sampler=how.sampler, blend=config.blend, decoder=config.decoder,
                                    draft=config.draft, max_new_tokens=how.max_new_tokens, stop=how.stop, seed=config.seed,
                                    progress=progress)
 
-    def _context(self, text: str, how: Request) -> list[int]:
+    def _context(self, text: str, how: GenerationSettings) -> list[int]:
         """The token ids of a prompt. Its beginning is left out where it and the answer do not fit the model's positions."""
         room = min(self.max_length + 1, self._positions) - how.max_new_tokens
         if room < 1:
