@@ -70,7 +70,7 @@ def token_ids(config: Config, target: ChainTarget, name: str, prompt: Conversati
     if isinstance(prompt, Conversation):
         tokens = target.encode(config.model.render(target.tokenizer, prompt), not config.model.chat)
     else:
-        tokens, known = prompt, len(target.tokenizer)
+        tokens, known = prompt, min(len(target.tokenizer), target.vocab_size)
         if tokens.min() < 0 or tokens.max() >= known:
             raise ConfigError("prompts", int(tokens[(tokens < 0) | (tokens >= known)][0]), f"token ids from 0 to {known - 1}")
     room, positions = config.dataset.max_new_tokens, target.max_positions

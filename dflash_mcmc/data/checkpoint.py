@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from dflash_mcmc.data import hub
+from dflash_mcmc.data import hub, weight_files
+from dflash_mcmc.data.stop_ids import check_stop_ids
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fetch import sources
 
 _SMALL_FILES = (".json", ".txt", ".jinja", ".model")
 _SAMPLE_BYTES = 4096
+_CONFIGURATIONS = ("config.json", "generation_config.json")
 
 
 class Checkpoint(NamedTuple):
@@ -30,10 +31,13 @@ class Checkpoint(NamedTuple):
         return Path(self.path).expanduser()
 
     def check(self) -> None:
-        """Checks that a path that looks like a folder is one. Raises ConfigError."""
+        """Checks that a path that looks like a folder is one, and that its configurations are mappings. Raises ConfigError."""
         if self.folder.is_dir():
             if not (self.folder / "config.json").is_file():
                 raise ConfigError(self.field, self.path, "a folder with config.json and weights")
+            for name in _CONFIGURATIONS:
+                if (self.folder / name).is_file():
+                    check_stop_ids(self.field, name, self._values(self.folder / name).get("eos_token_id"))
         elif self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1:
             raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}"
                               f"{sources.hint(self.folder)}")
@@ -41,12 +45,16 @@ class Checkpoint(NamedTuple):
     def config(self) -> dict | None:
         """Values of config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
         file = self.folder / "config.json" if self.folder.is_dir() else self._cached("config.json")
-        if file is None:
-            return None
-        try:
-            return json.loads(file.read_text())
-        except ValueError as error:
-            raise ConfigError(self.field, self.path, f"a folder whose config.json is JSON ({error})") from error
+        return None if file is None else self._values(file)
+
+    def whole_number(self, *names: str) -> int | None:
+        """The first of these fields of config.json that is there; None if none is. Raises ConfigError unless it is a count."""
+        values = self.config() or {}
+        given = next((values[name] for name in names if values.get(name)), None)
+        if given is not None and (type(given) is not int or given < 1):
+            raise ConfigError(self.field, self.path, f"a folder whose config.json has a whole number > 0 for {names[0]}, "
+                              f"and not {given!r:.40}")
+        return given
 
     def config_folder(self) -> Path | None:
         """The folder that holds config.json. For a hub name it is in the cache; None if the cache does not have it yet."""
@@ -138,38 +146,40 @@ class Checkpoint(NamedTuple):
     def _listed(self, index: Path) -> list[Path]:
         """The files of an index. Raises ConfigError."""
         try:
-            return [index.parent / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(self.field, str(index), "a complete index of safetensors files") from error
+            return weight_files.files_of_index(index)
+        except weight_files.DamagedError as error:
+            raise ConfigError(self.field, str(index), f"a complete index of safetensors files ({error})") from error
 
     def _numbers_in(self, file: Path) -> int:
         """Numbers in a safetensors file. Raises ConfigError."""
-        with file.open("rb") as opened:
-            _, shapes = self._header(opened, file, "shape")
-        return sum(map(math.prod, shapes))
+        return sum(math.prod(tensor.shape) for tensor in self._header(file)[1])
 
     def _sample(self, file: Path) -> bytes:
         """Header, and the beginning, middle and end of every tensor of a safetensors file. Raises ConfigError."""
+        header, tensors = self._header(file)
+        digest = hashlib.sha256(header + str(file.stat().st_size).encode())
         with file.open("rb") as opened:
-            header, offsets = self._header(opened, file, "data_offsets")
-            digest = hashlib.sha256(header + str(file.stat().st_size).encode())
-            for begin, end in offsets:
+            for _, begin, end in tensors:
                 for offset in (begin, (begin + end) // 2, max(begin, end - _SAMPLE_BYTES)):
                     opened.seek(8 + len(header) + offset)
                     digest.update(opened.read(min(_SAMPLE_BYTES, end - offset)))
         return digest.digest()
 
-    def _header(self, opened: BinaryIO, file: Path, entry: str) -> tuple[bytes, list[list[int]]]:
-        """The header of an open safetensors file, and a list of integers that it has for each tensor. Raises ConfigError.
-
-        Args:
-            entry: the name of the list: `shape`, or `data_offsets` in bytes after the header.
-        """
-        length = int.from_bytes(opened.read(8), "little")
-        header = opened.read(length) if length < file.stat().st_size else b""
+    def _header(self, file: Path) -> tuple[bytes, list[weight_files.Stored]]:
+        """The header of a safetensors file, and its tensors. Raises ConfigError."""
         try:
-            values = [tensor[entry] for name, tensor in json.loads(header).items() if name != "__metadata__"]
-            sum(map(math.prod, values))  # raises TypeError unless they are lists of numbers
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(self.field, str(file), "a complete safetensors file") from error
-        return header, values
+            with file.open("rb") as opened:
+                return weight_files.read_header(opened, file)
+        except weight_files.DamagedError as error:
+            raise ConfigError(self.field, str(file), f"a complete safetensors file ({error})") from error
+
+    def _values(self, file: Path) -> dict[str, Any]:
+        """The mapping in a JSON file. Raises ConfigError."""
+        try:
+            values = weight_files.read_json(file.read_bytes())
+        except weight_files.DamagedError as error:
+            raise ConfigError(self.field, self.path, f"a folder whose {file.name} is JSON ({error})") from error
+        if not isinstance(values, dict):
+            found = type(values).__name__
+            raise ConfigError(self.field, self.path, f"a folder whose {file.name} is a mapping, and no {found}")
+        return values

@@ -137,8 +137,10 @@ def _joined(prompt: str, answer: str) -> str:
 
 def _templated(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, enable_thinking: bool) -> str:
     try:
-        return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True,
+        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True,
                                              enable_thinking=enable_thinking)
+        text.encode()  # a tokenizer accepts no lone surrogates
+        return text
     except Exception as error:  # a template is a program of the checkpoint's authors: it may raise anything
         reason = " ".join(str(error).split())[:200]
         roles = ", ".join(dict.fromkeys(turn["role"] for turn in messages))

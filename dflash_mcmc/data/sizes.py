@@ -31,5 +31,5 @@ def size_of(checkpoint: Checkpoint) -> CheckpointSize:
     if values is None or folder is None:
         return CheckpointSize(checkpoint.path)
     name = folder.resolve().name if checkpoint.folder.is_dir() else checkpoint.path
-    return CheckpointSize(name, checkpoint.num_parameters(), values.get("hidden_size") or values.get("n_embd"),
-                          values.get("num_hidden_layers") or values.get("n_layer"))
+    return CheckpointSize(name, checkpoint.num_parameters(), checkpoint.whole_number("hidden_size", "n_embd"),
+                          checkpoint.whole_number("num_hidden_layers", "n_layer"))

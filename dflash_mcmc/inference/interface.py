@@ -106,6 +106,10 @@ class ChainTarget(Protocol):
         """Longest sequence, prompt included; None without a limit."""
 
     @property
+    def vocab_size(self) -> int:
+        """Ids that the target knows: 0 to vocab_size - 1."""
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end a generation."""
 

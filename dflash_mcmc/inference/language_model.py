@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dflash_mcmc.data.stop_ids import stop_ids_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.inference import attention, delta_net, experts, families, masks
 from dflash_mcmc.inference.cache import CacheShape
@@ -173,7 +174,7 @@ class LanguageModel:
 
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids of a prompt, int64. Set `add_special_tokens` for text without a chat template."""
-        return encode(self.tokenizer, text, add_special_tokens)
+        return encode(self.tokenizer, text, add_special_tokens, self.max_positions, self.vocab_size)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Text of generated tokens, without special tokens, up to a stop string.
@@ -235,9 +236,4 @@ def _find(decoder: Any, names: tuple[str, ...]) -> Any:
 
 
 def _stop_ids(model: Any, tokenizer: object | None) -> set[int]:
-    sources = (getattr(model, "generation_config", None), model.config, tokenizer)
-    found: set[int] = set()
-    for source in sources:
-        ids = getattr(source, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return found
+    return stop_ids_of((getattr(model, "generation_config", None), model.config, tokenizer))

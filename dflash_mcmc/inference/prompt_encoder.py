@@ -7,11 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.errors import UserError
+
 GROWING_ROPES = ("dynamic", "longrope")
 """Rotary embeddings that change for all positions when the longest sequence of a batch exceeds the original length."""
 _STATED = "qwen3"
 """The `model_type` whose config.json `stated_positions` reads."""
 _ROPE_FIELDS = ("rope_parameters", "rope_scaling")
+_ALWAYS_READ = 1_000_000
+"""Characters of a text that is tokenized in any case."""
+_WITHOUT_POSITIONS = 2**24
+"""Characters of a text for a model without a limit of positions."""
+_COMPOSED = 4
+"""Characters that Unicode's normal form C can compose to one, at most."""
 
 
 class PromptEncoder(NamedTuple):
@@ -21,15 +29,43 @@ class PromptEncoder(NamedTuple):
     """The tokenizer of `transformers`."""
     max_positions: int | None
     """Longest sequence of the model, prompt included; None without a limit."""
+    vocab_size: int | None = None
+    """Ids that the model knows; None if the configuration does not state them here."""
 
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids of a prompt, int64, as `LanguageModel.encode` gives them."""
-        return encode(self.tokenizer, text, add_special_tokens)
+        return encode(self.tokenizer, text, add_special_tokens, self.max_positions, self.vocab_size)
 
 
-def encode(tokenizer: Any, text: str, add_special_tokens: bool) -> np.ndarray:
-    """Token ids of a text, int64."""
-    return np.array(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int64)
+def encode(tokenizer: Any, text: str, add_special_tokens: bool, positions: int | None, vocab_size: int | None) -> np.ndarray:
+    """Token ids of a text, int64.
+
+    Args:
+        positions: longest sequence of the model; None without a limit.
+        vocab_size: ids that the model knows; None if they are not known.
+
+    Raises:
+        UserError: for a text that is too long for the tokenizer, or has a token that the model does not know.
+    """
+    _check_length(tokenizer, text, positions)
+    tokens = np.array(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int64)
+    if vocab_size is not None and len(tokens) and tokens.max() >= vocab_size:
+        raise UserError(f"model.path: given a tokenizer of {len(tokenizer)} tokens, which gives the id {tokens.max()} for a "
+                        f"prompt; allowed: ids from 0 to {vocab_size - 1}, the model's vocabulary")
+    return tokens
+
+
+def _check_length(tokenizer: Any, text: str, positions: int | None) -> None:
+    """Raises UserError for a text that cannot fit into the positions, without the tokenizer, which a huge text aborts."""
+    if len(text) <= _ALWAYS_READ:
+        return
+    longest, allowed = max(map(len, tokenizer.get_vocab())), _WITHOUT_POSITIONS
+    if positions is not None:
+        allowed = max(_ALWAYS_READ, _COMPOSED * longest * positions)
+    if len(text) > allowed:
+        limit = "the most that is tokenized" if positions is None else (
+            f"since the model has {positions:,} positions and a token at most {longest} characters")
+        raise UserError(f"prompt: given a text of {len(text):,} characters; allowed: at most {allowed:,} characters, {limit}")
 
 
 def max_positions(config: Any) -> int | None:

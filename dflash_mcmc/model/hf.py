@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.data import hub
@@ -53,8 +54,7 @@ class HFModel(Model):
 
     def num_layers(self) -> int | None:
         """Number of layers in config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
-        values = self._checkpoint().config()
-        return None if values is None else values.get("num_hidden_layers") or values.get("n_layer")
+        return self._checkpoint().whole_number("num_hidden_layers", "n_layer")
 
     def checkpoint_size(self) -> CheckpointSize:
         """Parameters, hidden size and layers of the checkpoint; see `size_of`. Raises ConfigError."""
@@ -81,6 +81,9 @@ class HFModel(Model):
         from dflash_mcmc.inference.target_shape import TargetShape
 
         config = self._config()
+        if not isinstance(config.dtype, (torch.dtype, NoneType)):
+            raise UserError(f"model.path: given dtype {config.dtype!r:.60} in config.json of {self.path!r}; allowed: a "
+                            "name such as bfloat16")
         dtype = (config.dtype or torch.float32) if self.dtype == "auto" else getattr(torch, self.dtype)
         return TargetShape(config, torch.device(device), dtype, checkpoint.num_parameters(), self.head_copy)
 
@@ -95,7 +98,9 @@ class HFModel(Model):
         if values is None:
             return None
         positions = stated_positions(values) if self.rope_scaling is None else None
-        return PromptEncoder(self.tokenizer(), max_positions(self._config()) if positions is None else positions)
+        size = values.get("vocab_size")
+        return PromptEncoder(self.tokenizer(), max_positions(self._config()) if positions is None else positions,
+                             size if type(size) is int else None)
 
     def _values(self) -> dict | None:
         """The values of config.json; None, with a note, for a hub name that is not in the cache yet. Raises ConfigError."""
@@ -173,7 +178,12 @@ def _tokenizer(path: str, revision: str | None) -> Any:
     """The tokenizer, which the checks before a start and the model share. Raises UserError."""
     import transformers
 
-    return _pretrained(getattr(transformers, _tokenizer_class(Path(path).expanduser())), path, revision)
+    tokenizer = _pretrained(getattr(transformers, _tokenizer_class(Path(path).expanduser())), path, revision)
+    longest = tokenizer.model_max_length
+    if not isinstance(longest, (int, float)):
+        raise UserError(f"model.path: given model_max_length {longest!r:.60} in tokenizer_config.json of {path!r}; allowed: a "
+                        "number of tokens")
+    return tokenizer
 
 
 def _tokenizer_class(folder: Path) -> str:
@@ -187,7 +197,7 @@ def _tokenizer_class(folder: Path) -> str:
         values = json.loads((folder / "tokenizer_config.json").read_text())
         named = "" if "auto_map" in values else values["tokenizer_class"]
         return named if named in _TOKENIZERS.get(kind, ()) else "AutoTokenizer"
-    except (OSError, ValueError, KeyError, TypeError):  # AutoTokenizer reports what is wrong with the files
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # AutoTokenizer reports what is wrong with the files
         return "AutoTokenizer"
 
 
@@ -197,7 +207,7 @@ def _pretrained(kind: Any, path: str, revision: str | None, **settings):
     offline = not folder.is_dir() and not hub.reachable()
     try:
         return kind.from_pretrained(str(folder) if folder.is_dir() else path, revision=revision, local_files_only=offline,
-                                    **settings)
+                                    trust_remote_code=False, **settings)
     except Exception as error:  # transformers raises a dozen types here; all mean that this checkpoint cannot be used
         if offline:
             raise Checkpoint("model.path", path, revision, "").unreachable() from error

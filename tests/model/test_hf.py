@@ -95,7 +95,7 @@ def test_every_tensor_is_part_of_the_identity(make_config, checkpoint):
 @pytest.mark.parametrize(("damage", "message"), [
     (lambda folder: (folder / "model.safetensors").unlink(), "cannot load"),
     (lambda folder: os.truncate(folder / "model.safetensors", 1000), "a complete safetensors file"),
-    (lambda folder: (folder / "config.json").write_text("{"), "cannot load"),
+    (lambda folder: (folder / "config.json").write_text("{"), "whose config.json is JSON"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "cannot load"),
     (lambda folder: (folder / "config.json").unlink(), "a folder with config.json"),
     (lambda folder: (folder / "config.json").write_text("{}"), "cannot load"),

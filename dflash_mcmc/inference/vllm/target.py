@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.data.stop_ids import stop_ids_of
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.inference.prompt_encoder import encode
 from dflash_mcmc.inference.stop_strings import StopStrings
@@ -53,7 +54,7 @@ class VllmTarget(NamedTuple):
 
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids of a prompt, int64. Set `add_special_tokens` for text without a chat template."""
-        return encode(self.tokenizer, text, add_special_tokens)
+        return encode(self.tokenizer, text, add_special_tokens, self.max_positions, self.vocab_size)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Text of generated tokens, without special tokens, up to a stop string."""
@@ -82,8 +83,8 @@ def configuration(folder: Path) -> Any:
     import transformers
 
     try:
-        return transformers.AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers raises a dozen types here; all mean that this file cannot be used
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"model.path: cannot read config.json in {str(folder)!r}: {reason}") from error
 
@@ -98,8 +99,4 @@ def _stop_ids(folder: Path, *sources: Any) -> tuple[int, ...]:
 
     if (folder / "generation_config.json").is_file():
         sources = (transformers.GenerationConfig.from_pretrained(folder), *sources)
-    found: set[int] = set()
-    for source in sources:
-        ids = getattr(source, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return tuple(sorted(found))
+    return tuple(sorted(stop_ids_of(sources)))

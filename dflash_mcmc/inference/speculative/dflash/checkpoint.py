@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dflash_mcmc.data.weight_files import DamagedError, files_of_index
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.speculative.dflash.config import FIELD, DraftConfig, read_shape, refuse, to_config
 from dflash_mcmc.inference.speculative.dflash.network import DFlash
@@ -149,9 +150,9 @@ def _places(folder: Path) -> dict[str, TensorPlace]:
         if not index.is_file():
             refuse(folder, f"has no {_WEIGHTS}", f"that file, or shards with {index.name}")
         try:
-            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            refuse(folder, f"has an {index.name} that cannot be read ({error!r:.80})", "JSON with a weight_map")
+            files = files_of_index(index)
+        except DamagedError as error:
+            refuse(folder, f"has an {index.name} that cannot be read ({error!s:.120})", "JSON with a weight_map")
     return {name: TensorPlace(file, name) for file in files for name in list(_open(folder, file).keys())}
 
 

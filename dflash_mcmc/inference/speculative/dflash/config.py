@@ -109,7 +109,7 @@ class DraftConfig:
         self.folder = folder
         try:
             self.top = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(FIELD, str(folder), f"a folder whose config.json is JSON ({error})") from error
         self.own: Any = self.top.get("dflash_config") or {} if isinstance(self.top, dict) else None
         if not isinstance(self.own, dict):

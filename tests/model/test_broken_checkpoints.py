@@ -1,0 +1,187 @@
+"""Broken checkpoints are errors of one line that name the field, the given value and the allowed ones. Nothing is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+
+import pytest
+import torch
+
+import dflash_mcmc as dm
+from dflash_mcmc.bench import random_weights
+from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.data import weight_files
+from dflash_mcmc.data.stop_ids import stop_ids_of
+from dflash_mcmc.inference.speculative.dflash import checkpoint as drafts
+from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
+from dflash_mcmc.run import preflight
+from tests.refusals import refused
+from tests.runs import execute
+
+TINY = PACKAGE / "assets" / "tiny"
+DEEP = "[" * 100_000
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A copy of the embedded checkpoint, which tests can change."""
+    return shutil.copytree(TINY, tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def refuses(make_config, checkpoint, tmp_path):
+    """A function that expects an error of one line from the checks before a start, and no file."""
+
+    def expect(*parts: str) -> None:
+        with refused(*parts, start="model."):
+            preflight.check([Job(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))])
+        assert not list(tmp_path.glob("default/*"))
+
+    return expect
+
+
+def with_header(file, change) -> None:
+    """Replaces the header of a safetensors file by what `change` makes of it."""
+    raw = file.read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    header = change(json.loads(raw[8:8 + length]))
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length:])
+
+
+def changed(file, **values) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+@pytest.mark.parametrize(("header", "message"), [
+    ([1, 2], "the header is a list"), (5, "the header is a int"), (None, "the header is a NoneType"), (b"{", "no JSON"),
+    (b"\xff\xfe", "no JSON"), (DEEP.encode(), "no JSON"), ({"a": 5}, "tensor 'a'"), ({}, "tensors of 0 bytes"),
+], ids=["list", "number", "null", "text", "bytes", "deep", "no tensor", "empty"])
+def test_a_header_that_is_no_mapping_of_tensors(checkpoint, refuses, header, message):
+    with_header(checkpoint / WEIGHTS, lambda _: header)
+    refuses(WEIGHTS, "allowed: a complete safetensors file", message)
+
+
+@pytest.mark.parametrize("entry", [
+    {"data_offsets": value} for value in (
+        [-5, 10], ["a", "b"], [0, 2**70], [2**62, 2**63], [100, 0], [0.5, 10], [0], [0, 1, 2], [False, True], [[0], [1]], 7,
+        [0, float("inf")], None)
+] + [{"shape": value} for value in ([-1, 4], [2**62, 2**62], "ab", [1.5], None)], ids=str)
+def test_offsets_and_shapes_that_are_no_counts(checkpoint, refuses, entry):
+    def change(header):
+        name = next(name for name in header if name != "__metadata__")
+        return {**header, name: {**header[name], **entry}}
+
+    with_header(checkpoint / WEIGHTS, change)
+    refuses(WEIGHTS, "allowed: a complete safetensors file")
+
+
+def test_tensors_that_overlap_or_leave_a_gap(checkpoint, refuses):
+    def overlapping(header):
+        first, second = [name for name in header if name.endswith("norm.weight")][:2]
+        return {**header, first: header[second]}
+
+    with_header(checkpoint / WEIGHTS, overlapping)
+    refuses("a tensor begins at byte")
+
+
+@pytest.mark.parametrize("length", [0, 2**40, 2**64 - 1])
+def test_a_length_of_the_header_beyond_the_file(checkpoint, refuses, length):
+    raw = (checkpoint / WEIGHTS).read_bytes()
+    (checkpoint / WEIGHTS).write_bytes(struct.pack("<Q", length) + raw[8:])
+    refuses("whose header has")
+
+
+def test_the_header_of_a_whole_file_is_read():
+    with (TINY / WEIGHTS).open("rb") as opened:
+        header, tensors = weight_files.read_header(opened, TINY / WEIGHTS)
+    assert max(tensor.end for tensor in tensors) + 8 + len(header) == (TINY / WEIGHTS).stat().st_size
+
+
+@pytest.mark.parametrize("index", [
+    "[]", "{", DEEP, '{"weight_map": [1]}', '{"weight_map": {}}', '{"weight_map": {"a": 5}}', '{"weight_map": {"a": ["b"]}}',
+    '{"weight_map": {"a": "../x"}}', '{"weight_map": {"a": "/x"}}', '{"weight_map": {"a": "b\\u0000"}}',
+], ids=lambda text: text[:40])
+def test_a_broken_index(checkpoint, refuses, tmp_path, index):
+    (checkpoint / WEIGHTS).rename(checkpoint / "model-00001-of-00001.safetensors")
+    (checkpoint / f"{WEIGHTS}.index.json").write_text(index)
+    refuses(f"{WEIGHTS}.index.json", "allowed: a complete index of safetensors files")
+    with torch.random.fork_rng():
+        shape = DFlashShape(hidden_size=16, num_layers=1, num_heads=2, num_key_heads=1, head_dim=8, intermediate_size=16,
+                            block_size=4, mask_token_id=3, target_layers=(0,), num_target_layers=2,
+                            rope={"rope_type": "default", "rope_theta": 1e4}, max_positions=64, sliding=(None,),
+                            dtype=torch.float32)
+        drafts.save(random_weights.draft(shape, torch.float32), tmp_path / "draft")
+    (tmp_path / "draft" / WEIGHTS).unlink()
+    (tmp_path / "draft" / f"{WEIGHTS}.index.json").write_text(index)
+    with refused(f"{WEIGHTS}.index.json", "allowed: JSON with a weight_map", start="draft.path: "):
+        drafts.check_tensors(tmp_path / "draft")
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "null", "{", DEEP, '{"a": ' + "9" * 5000 + "}"], ids=lambda text: text[:10])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_a_configuration_that_is_no_mapping(checkpoint, refuses, file, text):
+    (checkpoint / file).write_text(text)
+    refuses("given", f"allowed: a folder whose {file} is")
+
+
+@pytest.mark.parametrize("values", [
+    {"num_hidden_layers": "x"}, {"num_hidden_layers": 10**9}, {"hidden_size": 1.5}, {"vocab_size": "x"}, {"model_type": []},
+    {"model_type": "nothing"}, {"max_position_embeddings": "x"}, {"rope_parameters": "x"}, {"dtype": 5}, {"dtype": "x"},
+    {"layer_types": ["x"]}], ids=str)
+def test_fields_of_config_json_of_wrong_types(checkpoint, refuses, values):
+    changed(checkpoint / "config.json", **values)
+    refuses()
+
+
+def test_counts_of_config_json_that_are_no_numbers(make_config, checkpoint):
+    changed(checkpoint / "config.json", num_hidden_layers="x")
+    with refused("a whole number > 0 for num_hidden_layers, and not 'x'", start="model.path: given"):
+        make_config(f"model.path={checkpoint}").model.num_layers()
+
+
+@pytest.mark.parametrize("given", [2**70, "x", 1.5, [[1]], True, [2**70], ["x"], {}, {"a": 1}, [None]], ids=repr)
+def test_stop_ids_that_are_no_ids(checkpoint, refuses, given):
+    changed(checkpoint / "generation_config.json", eos_token_id=given)
+    refuses(f"given eos_token_id {given!r} in generation_config.json; allowed: null, a token id, or a list of token ids")
+    with refused(f"given eos_token_id {given!r}", start="model.path: "):
+        stop_ids_of([type("Loaded", (), {"eos_token_id": given})])
+
+
+def test_stop_ids_that_are_ids():
+    sources = [type("Loaded", (), {"eos_token_id": given}) for given in (None, 3, [4, 5], (6,), -1, 10**6)]
+    assert stop_ids_of(sources) == {3, 4, 5, 6, -1, 10**6}
+
+
+@pytest.mark.parametrize(("file", "values"), [("tokenizer_config.json", {"model_max_length": "x"}),
+                                              ("tokenizer_config.json", {"tokenizer_class": 5}),
+                                              ("tokenizer_config.json", {"eos_token": 5}), ("tokenizer.json", {"model": 5})])
+def test_a_broken_tokenizer(checkpoint, refuses, file, values):
+    changed(checkpoint / file, **values)
+    refuses("model.path: ")
+
+
+def test_a_truncated_tokenizer(checkpoint, refuses):
+    os.truncate(checkpoint / "tokenizer.json", 3000)
+    refuses("cannot load")
+
+
+def test_a_tokenizer_larger_than_the_vocabulary(make_config, checkpoint, refuses, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    tensors, small = load_file(checkpoint / WEIGHTS), 300
+    save_file({name: tensor[:small].clone() if tensor.shape[0] == 512 else tensor for name, tensor in tensors.items()},
+              checkpoint / WEIGHTS, metadata={"format": "pt"})
+    changed(checkpoint / "config.json", vocab_size=small)
+    message = "which gives the id 472 for a prompt; allowed: ids from 0 to 299, the model's vocabulary"
+    refuses(message)
+    with refused(message, start="model.path: given a tokenizer of 473 tokens"):
+        execute(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))
+    assert not list(tmp_path.glob("default/*"))
+    with refused("ids from 0 to 299", start="prompts: given 300"):
+        dm.sample(str(checkpoint), None, [[1, 300]], sampler="greedy", max_new_tokens=2)
