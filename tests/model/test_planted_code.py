@@ -44,7 +44,6 @@ def refused_or_run(config) -> str | None:
         preflight.check([Job(config)])
         execute(config)
     except UserError as error:
-        assert "\n" not in str(error)
         return str(error)
     return None
 
@@ -54,10 +53,10 @@ def code(canary) -> str:
 
 
 def test_the_payloads_work(canary):
-    exec(code(canary))  # noqa: S102
+    exec(code(canary))
     assert canary.exists()
     canary.unlink()
-    pickle.loads(pickle.dumps(_Payload(f"touch '{canary}'")))  # noqa: S301
+    pickle.loads(pickle.dumps(_Payload(f"touch '{canary}'")))
     assert canary.exists()
 
 
@@ -74,7 +73,7 @@ def test_code_of_a_checkpoint(make_config, checkpoint, canary, file, classes, kn
             more |= {"model_type": "planted"} if name == "config.json" else {"tokenizer_class": "Planted"}
         (checkpoint / name).write_text(json.dumps({**values, **more}))
     line = refused_or_run(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))
-    assert known or (line is not None and line.startswith("model.path: cannot load"))
+    assert known or (line is not None and line.startswith("model.path: cannot load") and "\n" not in line)
     assert not canary.exists()
 
 
