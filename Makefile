@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report real real-short dashboard probes equal-cost test vllm vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu lint house options docs docs-pictures train clean
+.PHONY: help install demo report real real-short dashboard probes equal-cost test vllm vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,16 +24,16 @@ demo: $(READY)  ## six conditions on the embedded model and problems, and their 
 report: $(READY)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
-real: $(READY)  ## five conditions on a pretrained model, SmolLM2-135M-Instruct, which is downloaded (93 MB), and their report (minutes)
+real: $(READY)  ## six conditions on a pretrained model, SmolLM2-135M-Instruct, which is downloaded (93 MB), and their report (minutes)
 	$(BIN)/python -m dflash_mcmc.fetch smollm2
 	$(BIN)/python -m dflash_mcmc -m experiment=real dataset=gsm8k,math500 \
-	  condition=greedy,temp,ps,blend_greedy,blend_ps
+	  condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
 	$(BIN)/python -m dflash_mcmc.report outputs/real
 
 real-short: $(READY)  ## a short form of it, where a package index has the model (under a minute)
 	$(BIN)/python -m dflash_mcmc.fetch smollm2 --if-reachable
 	test ! -d outputs/models/smollm2 || $(BIN)/python -m dflash_mcmc -m experiment=real name=real_short dataset=gsm8k,math500 \
-	  condition=greedy,blend_ps dataset.limit=2 dataset.max_new_tokens=16
+	  condition=greedy,draft_blend_ps dataset.limit=2 dataset.max_new_tokens=16
 
 RUNS ?= $(wildcard outputs/demo)
 
@@ -90,6 +90,17 @@ vllm-slurm: $(VLLM_READY)  ## a grid of engine=vllm on a SLURM cluster on this m
 vllm-short:  ## some of them: a law, preemption, scores, refusals
 	$(MAKE) vllm ONLY="-k 'plain or preemption or not_numbers or refuses or scores_and_further'"
 
+HARNESS := .venv-harness
+HARNESS_READY := $(HARNESS)/.ready
+
+$(HARNESS_READY): pyproject.toml
+	$(PYTHON) -m venv $(HARNESS)
+	$(HARNESS)/bin/python -m pip install --quiet --editable '.[lm-eval]' 'pytest>=8' 'hypothesis>=6.100'
+	@touch $@
+
+harness: $(HARNESS_READY)  ## the tests with lm-evaluation-harness, in an environment of its own, .venv-harness (minutes)
+	OMP_NUM_THREADS=1 $(HARNESS)/bin/python -m pytest -m harness tests/harness $(ONLY)
+
 test-gpu: $(READY)  ## what only a GPU shows: CUDA graphs, kernels, bfloat16, peak memory; skipped where there is none (minutes)
 	$(PYTEST) -m gpu tests/gpu $(ONLY)
 
@@ -123,5 +134,5 @@ train: $(READY)  ## train the embedded model again (an hour)
 	$(BIN)/python -m dflash_mcmc.train model=tiny
 
 clean:  ## remove .venv and caches; runs in outputs/ stay
-	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) $(HARNESS) .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

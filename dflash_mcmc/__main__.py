@@ -32,12 +32,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    if help.is_asked_for(arguments):
-        print(help.text(arguments), end="")
+    if shown := help.shown(arguments):
+        print(shown, end="")
         return
     command = checked(arguments)
     if command.shows:
-        _show(arguments)
+        from dflash_mcmc.config.show import show
+
+        show(arguments)
     elif any(job.config.show for job in command.jobs):
         _print_prompts(command.jobs)
     elif any(job.config.dry_run for job in command.jobs):
@@ -85,19 +87,6 @@ def within_budget(command: Command, measure: bool = True) -> Command:
     return found
 
 
-def _show(arguments: list[str]) -> None:
-    """Lets Hydra show what its flags ask for: --cfg, --info, --hydra-help, --version, --shell-completion."""
-    import hydra
-
-    from dflash_mcmc.config.command import prepare
-    from dflash_mcmc.config.groups import config_folder
-    from dflash_mcmc.config.overrides import readable
-
-    prepare()
-    sys.argv = [sys.argv[0], *map(readable, arguments)]
-    hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(lambda composed: None)()
-
-
 def _print_prompts(jobs: list[Job]) -> None:
     from dflash_mcmc.run.build import first_prompt
 
@@ -133,7 +122,7 @@ def _run_sweep(command: Command, sweep: Sweep) -> int:
 
     _print_plan(command)
     tables: Tables = {}
-    outcomes = SweepOutcomes(sweep, lambda job: _run(job, tables))
+    outcomes = SweepOutcomes(sweep, lambda job: _run(job, tables), command.jobs)
     if sweep.searches:
         from dflash_mcmc.config.search import search
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_mcmc.config.groups import option_files
+from dflash_mcmc.config.help import is_asked_for
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.process import program
+
+_HELP = """\
+usage: python -m dflash_mcmc.catalogue [GROUP ...]
+
+Lists the options of all groups, each with its meaning and its file. With GROUP it lists the fields of the group's components,
+each with its meaning, its allowed values and its default; a group of presets, such as condition, has options only.
+"""
 
 
 def options() -> dict[str, dict[str, tuple[str, Path]]]:
@@ -51,6 +59,9 @@ def main() -> None:
 
 
 def _main(arguments: list[str]) -> None:
+    if is_asked_for(arguments):
+        print(_HELP)
+        return
     if not arguments:
         print_options()
         return

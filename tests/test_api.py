@@ -343,6 +343,9 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
     assert list(table.columns) == ["run", *records[0]]
     for name in ("problem", "verdict", "text", "tokens", "log_p"):
         assert table[name].tolist() == [record[name] for record in records]
+    capsys.readouterr()
+    assert dflash_mcmc.run("condition=greedy", "dataset.limit=3", "tracker=none").num_beyond == 1
+    assert capsys.readouterr().err == f"{done.folder}: 1 recorded samples that were not requested are counted as well\n"
     other = dflash_mcmc.run("condition=temp", *overrides[1:])
     both = dflash_mcmc.read(other, done)
     assert both["run"].value_counts().to_dict() == {"greedy": 4, "temp": 4}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_mcmc import catalogue
 from dflash_mcmc.catalogue import options
 from dflash_mcmc.registry import GROUPS
 from tests.conftest import ROOT
@@ -35,6 +36,14 @@ def test_a_group_of_values_lists_its_options(command):
     assert done.returncode == 0
     assert "conf/condition/blend_ps.yaml" in done.stdout
     assert "conf/sampler" not in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_says_how_to_ask(flag, capsys):
+    catalogue._main([flag])
+    shown = capsys.readouterr().out
+    assert "usage: python -m dflash_mcmc.catalogue [GROUP ...]" in shown
+    assert "sampler/" not in shown
 
 
 def test_an_unknown_group_is_an_error_of_one_line(command):

@@ -145,6 +145,7 @@ def fetched(tmp_path_factory) -> Path:
     model = folder / "outputs/models/smollm2"
     shutil.copytree(PACKAGE / "assets/tiny", model, ignore=shutil.ignore_patterns("*.safetensors"))
     (model / "config.json").write_text(json.dumps(SMOLLM2))
+    (folder / "dflash_mcmc").symlink_to(PACKAGE)
     (folder / "prompts.jsonl").write_text(20 * '{"question": "What is 2+3?"}\n')
     return folder
 

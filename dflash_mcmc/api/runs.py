@@ -48,7 +48,10 @@ def run(*overrides: str) -> RunResult:
     if only_shown or command.sweep or command.launcher:
         raise UserError(f"run: given {' '.join(overrides)!r:.120}; allowed: the overrides of one run that is made here. For "
                         "several runs call it for each; sweeps, jobs of SLURM, dry_run and show are for the command line")
-    return execute(within_budget(command).jobs[0])
+    result = execute(within_budget(command).jobs[0])
+    if result.num_beyond:
+        note(f"{result.folder}: {result.num_beyond} recorded {result.unit}s that were not requested are counted as well")
+    return result
 
 
 def read(*folders: Folder) -> pd.DataFrame:

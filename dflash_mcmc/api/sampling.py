@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dflash_mcmc.api import prompts as read_prompts
+from dflash_mcmc.api import scoring
 from dflash_mcmc.api.choices import configuration
 from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
 from dflash_mcmc.config.checks import checked
@@ -20,12 +21,13 @@ from dflash_mcmc.store import finishes
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
 
     import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from dflash_mcmc.api.prompts import Prompts
+    from dflash_mcmc.api.scoring import Scored
     from dflash_mcmc.blend import Blend
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.decoder import Decoder
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.hardware import Hardware
     from dflash_mcmc.inference.interface import ChainTarget, Finished
     from dflash_mcmc.model import Model
+    from dflash_mcmc.ops import Chain
     from dflash_mcmc.sampler import Sampler
 
 
@@ -130,22 +133,61 @@ class LoadedEngine:
         token_ids = {name: read_prompts.token_ids(config, target, name, prompt) for name, prompt in asked.items()}
         return self._drawn(config, target, token_ids, progress)
 
+    def score(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, blend: Blend | str | None = None,
+              draft: Draft | str | None = None, progress: bool = True) -> list[Scored]:
+        """Log probabilities of given answers under the (blended) target at temperature 1, all in one batch.
+
+        Args:
+            prompts: token ids of each prompt, at least one token.
+            answers: token ids of the answer to each prompt, at least one token.
+            blend: a component or a name; None leaves the target as it is.
+            draft: a component or a name, for a blend that needs one.
+            progress: whether a progress bar is shown.
+
+        Raises:
+            UserError: for ids that the model does not know, and for a pair that is longer than the model's positions.
+        """
+        known = self._known()
+        config = configuration({"sampler": "greedy", "blend": blend, "draft": draft}, {})
+        config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
+        target = self._target
+        pairs = scoring.pairs_of(prompts, answers, len(target.tokenizer), target.max_positions)
+        longest = max(len(pair.prompt) for pair in pairs)
+        config.dataset.max_new_tokens = max(map(scoring.length_of, pairs)) - longest  # the positions after the longest prompt
+        chains = ((number, scoring.chain(pair)) for number, pair in enumerate(pairs))
+        ends = {done.tag: done for done, _ in self._run(checked(config), target, chains, longest, len(pairs), progress)}
+        return [scoring.scored(number, ends[number]) for number in range(len(pairs))]
+
     def _drawn(self, config: Config, target: ChainTarget, token_ids: Mapping[str, np.ndarray],
                progress: bool) -> Generator[Sample, None, None]:
-        from tqdm import tqdm
-
         from dflash_mcmc.run import build
 
         total, names = len(token_ids) * config.num_chains, list(token_ids)
         chains = (((index, chain), build.chain(config, config.sampler, name, chain, token_ids[name]))
                   for index, name in enumerate(names) for chain in range(config.num_chains))
+        longest = max(map(len, token_ids.values()))
+        with closing(self._run(config, target, chains, longest, total, progress)) as running:
+            for done, model in running:
+                yield _sample(done, names, token_ids, model)
+
+    def _run(self, config: Config, target: ChainTarget, chains: Iterable[tuple[Any, Chain]], longest: int, total: int,
+             progress: bool) -> Generator[tuple[Finished[Any], ChainTarget], None, None]:
+        """Yields each chain that has ended, and the model that decodes its tokens. The longest prompt has `longest` tokens."""
+        from tqdm import tqdm
+
         with turn_of(config.engine.resource(target)).taken(nests=False), self._evaluating():
-            runner = config.engine.start(config, target, max(map(len, token_ids.values())), total)
+            runner = config.engine.start(config, target, longest, total)
             with closing(runner), tqdm(total=total, unit="sample", mininterval=0.5, dynamic_ncols=True,
                                        disable=not progress) as bar:
                 for done in runner.run(chains):
                     bar.update()
-                    yield _sample(done, names, token_ids, runner.model)
+                    yield done, runner.model
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest sequence of the model in tokens, prompt included; None without a limit. Loads the model."""
+        self._known()
+        return self._target.max_positions
 
     def _evaluating(self) -> AbstractContextManager[None]:
         return nullcontext() if self._loaded is None else evaluating(self._loaded)

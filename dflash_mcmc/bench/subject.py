@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from dflash_mcmc.api.choices import component
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.data import prompts
@@ -104,4 +105,4 @@ def subject_of(name: str, mid_horizon: int, draft: str | None = "", outputs: str
 
 
 def _dflash(folder: str, dtype: str) -> DFlashDraft:
-    return DFlashDraft(path=folder, revision=None, dtype=dtype, block_size=None)
+    return cast(DFlashDraft, component("draft", "dflash", path=folder, dtype=dtype))

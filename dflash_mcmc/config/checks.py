@@ -20,6 +20,7 @@ def to_config(composed: DictConfig) -> Config:
 def checked(config: Config) -> Config:
     """The same configuration after the checks that span fields, with resolved components. Raises UserError."""
     _check_condition(config)
+    config.probe = config.probe.with_draft(config.draft)
     _check_draft(config)
     aggregate.check(config)
     budget.check(config)

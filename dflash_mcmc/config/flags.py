@@ -12,7 +12,7 @@ from hydra._internal.utils import get_args_parser
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.registry import GROUPS, components
 
-_WITHOUT_A_CONFIGURATION = ("help", "hydra_help", "version", "shell_completion")
+_WITHOUT_A_CONFIGURATION = ("help", "hydra_help", "shell_completion")
 """Flags of Hydra that show something without a configuration."""
 IF_PRESENT = "--if-present"
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from dflash_mcmc import __version__
 from dflash_mcmc.config.groups import option_files
 
 _TEXT = """\
@@ -26,6 +27,13 @@ Options of your own: --config-dir FOLDER     Flags of Hydra: --hydra-help
 def is_asked_for(arguments: Sequence[str]) -> bool:
     """Whether the command line has `--help` or `-h`."""
     return not {"-h", "--help"}.isdisjoint(arguments)
+
+
+def shown(arguments: Sequence[str]) -> str:
+    """What `--version` or `--help` prints; empty if the command line has neither."""
+    if "--version" in arguments:
+        return f"dflash_mcmc {__version__}\n"
+    return text(arguments) if is_asked_for(arguments) else ""
 
 
 def text(arguments: Sequence[str]) -> str:

@@ -22,3 +22,5 @@ class Job(NamedTuple):
     """The chosen option of each configuration group, by group."""
     left_out: tuple[str, ...] = ()
     """Names of the fields and groups that the command line sets and that do not apply to this job."""
+    title: str = ""
+    """The name of a job of a sweep in its progress bar, `[3/12] blend_ps alpha=4`; empty outside a sweep."""

@@ -10,9 +10,9 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.groups import config_folder, option_files
@@ -25,18 +25,49 @@ if TYPE_CHECKING:
 GROUPS = ("blend", "sampler", "decoder")
 """The groups whose fields a label names."""
 _LONGEST = 24
+_DIGITS = 8
+"""Digits of a hash that are shown."""
 
 
-def label_of(config: Config) -> str:
-    """The label of a run: its condition or its components, and the fields that differ from the defaults."""
+def label_of(config: Config, more: Mapping[str, object] = MappingProxyType({})) -> str:
+    """The label of a run: its condition or its components, the fields that differ from the defaults, and more fields."""
     from dflash_mcmc.config.identity import plain
 
-    return with_fields(config.label(), changes(plain(config)))
+    return with_fields(config.label(), {**more, **changes(plain(config))})
 
 
 def with_fields(name: str, fields: Mapping[str, object]) -> str:
     """A name and fields as one text: `ps alpha=2 num_steps=10`. `fields` has dotted names; the text has their last parts."""
-    return " ".join([name, *(f"{_short(key)}={_short_value(value)}" for key, value in fields.items())])
+    return " ".join([name, *(f"{_short(key)}={_name_or_value(key, value)}" for key, value in fields.items())])
+
+
+def with_names(identities: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The identities, with the names of model, draft and data set in place of the hashes of their contents.
+
+    A name is that of a folder or file, or the hub name. If contents of one name differ, the first digits of their hashes
+    follow the name. A hash stays where the configuration has no path, and where all runs have the same content.
+
+    Args:
+        configs: the configurations of the runs, as `config.yaml` has them.
+    """
+    named = [dict(identity) for identity in identities]
+    for key in {key for identity in identities for key in identity if key.endswith(".content")}:
+        names = [name_of_path((config.get(key.partition(".")[0]) or {}).get("path")) for config in configs]
+        several, contents = len({identity.get(key) for identity in identities}) > 1, dict[str, set[object]]()
+        for name, identity in zip(names, identities, strict=True):
+            contents.setdefault(name, set()).add(identity.get(key))
+        for name, values in zip(names, named, strict=True):
+            if name and values.get(key) and several:
+                values[key] = name if len(contents[name]) == 1 else f"{name}@{str(values[key])[:_DIGITS]}"
+    return named
+
+
+def name_of_path(path: object) -> str:
+    """The name of a folder or file, or a hub name such as `Qwen/Qwen3-4B`, which has two parts; empty without a path."""
+    if not isinstance(path, str) or not path:
+        return ""
+    is_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) and not Path(path).exists()
+    return path if is_hub_name else Path(path).name
 
 
 def changes(values: Mapping[str, Any]) -> dict[str, object]:
@@ -130,14 +161,22 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _short(key: str) -> str:
-    """The short name of an identity key: `alpha` for `sampler.alpha`, `model` for `model.content`."""
+    """The short name of an identity key: `alpha` for `sampler.alpha`, `model` for `model.content` and `model.path`."""
     group, _, name = key.rpartition(".")
-    return group if name == "content" else name
+    return group if name in ("content", "path") and group else name
+
+
+def _name_or_value(key: str, value: object) -> str:
+    """The name of what a path or the content of a file stands for, which is not cut; a short text for any other value."""
+    if key.endswith(".path"):
+        return name_of_path(value) or _short_value(value)
+    is_named = key.endswith(".content") and isinstance(value, str) and not re.fullmatch("[0-9a-f]{32}", value)
+    return str(value) if is_named else _short_value(value)
 
 
 def _short_value(value: object) -> str:
     """A value as a short text. A content hash is cut to its first digits. A long text, e.g. a prompt, becomes its hash."""
     text = "null" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     if re.fullmatch("[0-9a-f]{32}", text):
-        return text[:8]
+        return text[:_DIGITS]
     return text if len(text) <= _LONGEST and text.isprintable() else f"#{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
+from dflash_mcmc.config.labels import label_of
 from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.errors import UserError, of_the_disk
 from dflash_mcmc.process import ranks
@@ -20,6 +21,10 @@ from dflash_mcmc.process import ranks
 if TYPE_CHECKING:
     from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.run.loop import RunResult
+
+
+_IN_A_LABEL = ("condition", "blend", "draft", "sampler", "decoder")
+"""Groups whose options the label of a run names."""
 
 
 class Sweep(NamedTuple):
@@ -75,6 +80,12 @@ def differing(jobs: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(text for text in job if text not in common) for job in jobs]
 
 
+def swept_names(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """The names of the overrides that are not common to all jobs, in the order of the command line."""
+    common = set.intersection(*map(set, jobs)) if jobs else set()
+    return list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job if text not in common))
+
+
 class _Outcome(NamedTuple):
     overrides: Sequence[str]
     state: str
@@ -87,8 +98,10 @@ class _Outcome(NamedTuple):
 class SweepOutcomes:
     """Runs the jobs of a sweep. A job that fails does not stop the others."""
 
-    def __init__(self, sweep: Sweep, run: Callable[[Job], RunResult]):
+    def __init__(self, sweep: Sweep, run: Callable[[Job], RunResult], jobs: Sequence[Job] = ()):
         self._searches, self._run = sweep.searches, run
+        self._common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set[str]()
+        self._num_jobs, self._swept = sweep.num_trials or len(jobs), swept_names([job.overrides for job in jobs])
         self._outcomes: list[_Outcome] = []
         self._folders: set[Path] = set()
         self._exit_code = 0
@@ -100,7 +113,7 @@ class SweepOutcomes:
         """
         try:
             job = compose()
-            result = self._run(job)
+            result = self._run(job._replace(title=self._title(job)))
             value = objective_of(job.config.objective, result.summary)
             if self._searches and value is None:
                 raise UserError("probe: given one whose summary has no accuracy; allowed: probe=none in a search")
@@ -114,13 +127,21 @@ class SweepOutcomes:
         self._outcomes.append(_Outcome(overrides, state, value=value))
         return value
 
+    def _title(self, job: Job) -> str:
+        """The place of the next job in the sweep, its label, and the values that the sweep sets and the label lacks."""
+        given = {key: value for key, _, value in (text.partition("=") for text in job.overrides)}
+        fields = {key: given[key] for key in self._swept if key in given and key not in _IN_A_LABEL}
+        return f"[{len(self._outcomes) + 1}/{self._num_jobs}] {label_of(job.config, fields)}"
+
     def _fail(self, overrides: Sequence[str], error: Exception) -> None:
         of_user = isinstance(error, UserError)
         if not of_user or os.environ.get("DFLASH_MCMC_TRACEBACK"):
             traceback.print_exception(error)
         reason = str(error) if of_user else f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if not self._searches:  # the sweeper of a search prints it
+        if ranks.rank():
             print_error(reason)
+        elif not self._searches:  # the sweeper of a search prints it
+            print(f"failed: {' '.join(text for text in overrides if text not in self._common)}: {reason}", file=sys.stderr)
         self._exit_code = 2 if of_user and self._exit_code != 1 else 1
         self._outcomes.append(_Outcome(overrides, "failed", reason))
 
@@ -130,16 +151,20 @@ class SweepOutcomes:
         return bool(self._outcomes) and all(outcome.state == "failed" for outcome in self._outcomes)
 
     def report(self, objective: str) -> int:
-        """Prints a line for each failed job, and the number of jobs with each outcome.
+        """Prints which jobs failed, and the number of jobs with each outcome. The reasons in a grid are printed already.
 
         Returns:
             The exit code: 0, 2 if jobs failed by mistakes of the user, 1 if one failed by a bug.
         """
         states = [outcome.state for outcome in self._outcomes]
         labels = differing([outcome.overrides for outcome in self._outcomes])
-        for label, outcome in zip(labels, self._outcomes, strict=True):
-            if outcome.state == "failed":
-                print(f"failed: {label}: {outcome.reason}", file=sys.stderr)
+        failed = [(label, outcome.reason) for label, outcome in zip(labels, self._outcomes, strict=True)
+                  if outcome.state == "failed"]
+        if self._searches:
+            for label, reason in failed:
+                print(f"failed: {label}: {reason}", file=sys.stderr)
+        elif failed and len(states) > 1:
+            print(f"failed, with the reasons above: {', '.join(label for label, _ in failed)}", file=sys.stderr)
         found = {label: outcome.value for label, outcome in zip(labels, self._outcomes, strict=True)
                  if outcome.value is not None}
         if self._searches and found:

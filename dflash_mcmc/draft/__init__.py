@@ -53,6 +53,8 @@ class CheckpointDraft(Draft):
 
     __slots__ = ()
 
+    is_slotwise: ClassVar[bool] = False
+    """Whether the law of a drafted token depends on the tokens drafted before it in the block."""
     example: ClassVar[str]
     """A hub name, for errors."""
 

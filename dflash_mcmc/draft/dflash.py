@@ -45,7 +45,7 @@ class DFlashDraft(CheckpointDraft):
     adapt_every_blocks: int = identity("verified blocks between two steps with adapt=online; a step learns all of them", ge=1,
                                        le=1024, off=None)
 
-    presets = ("tiny",)
+    presets = ("tiny", "smollm2")
     example = "z-lab/Qwen3-4B-DFlash-b16"
     reads_features = True
 

@@ -30,6 +30,7 @@ class DFlash2Draft(CheckpointDraft):
                           choices=("auto", "float32", "bfloat16", "float16"))
 
     presets = ("tiny_dflash2",)
+    is_slotwise = True
     example = "z-lab/Qwen3.8-27B-DFlash2"
 
     def family(self) -> Family:

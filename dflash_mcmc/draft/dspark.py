@@ -34,6 +34,7 @@ class DSparkDraft(CheckpointDraft):
                                            "blocks. It changes no law", ge=0, le=1)
 
     presets = ("tiny_dspark",)
+    is_slotwise = True
     example = "deepseek-ai/dspark_qwen3_4b_block7"
 
     def family(self) -> Family:

@@ -75,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
              "resume": "submit jobs for missing samples, with the grid's own code; fields can be changed: resume minutes=240"}
     for name, text in about.items():
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("grid", nargs="*", metavar="GRID", help="folder of a grid, or an experiment for its newest "
-                             "grid; default: the newest grid of all")
+        command.add_argument("grid", nargs="*", metavar="GRID", help="folder of a grid; an experiment, or a folder "
+                             "above grids, for the newest grid; default: the newest grid of all")
         command.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="default: outputs")
         if name == "status":
             command.add_argument("--every", type=float, metavar="SECONDS", help="repeat the table at this interval")

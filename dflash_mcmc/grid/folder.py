@@ -48,13 +48,15 @@ class Point:
     """The hash of the run's identity."""
     folder: str
     """The run folder."""
+    num_asked: int | None = None
+    """Number of samples that the point requests; None in a grid of an older version."""
 
     @classmethod
     def of(cls, planned: Planned) -> Point:
         """The point as `grid.json` keeps it."""
         job = planned.job
         return cls(label=planned.label, overrides=list(job.overrides), choices=dict(job.choices), digest=planned.digest,
-                   folder=str(planned.folder))
+                   folder=str(planned.folder), num_asked=planned.num_asked)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,7 +189,8 @@ def node() -> str:
 def find(names: Sequence[str], outputs: Path) -> list[Grid]:
     """The grids that the names refer to; the newest grid of all without names. Raises UserError.
 
-    A name is a grid's folder, or an experiment, which refers to its newest grid.
+    A name is a grid's folder, or an experiment, which refers to its newest grid. The folder of an experiment's grids and a
+    folder of experiments refer to their newest grids as well.
     """
     if not names:
         return [Grid.read(_newest(outputs.glob(f"*/{GRIDS}/*/{_FILE}"), f"{outputs}/: no grid was submitted from here"))]
@@ -201,7 +204,8 @@ def _folder(name: str, outputs: Path) -> Path:
     if path.name == name and list(outputs.glob(f"*/{GRIDS}/{name}/{_FILE}")):
         return _newest(outputs.glob(f"*/{GRIDS}/{name}/{_FILE}"), name)
     experiment = path if path.is_dir() else outputs / name
-    return _newest(experiment.glob(f"{GRIDS}/*/{_FILE}"),
+    patterns = (f"{GRIDS}/*/{_FILE}", f"*/{GRIDS}/*/{_FILE}", *([f"*/{_FILE}"] if experiment.name == GRIDS else []))
+    return _newest((file for pattern in patterns for file in experiment.glob(pattern)),
                    f"{name}: no grid; allowed: the folder of a grid, or an experiment that has one below {outputs}/")
 
 

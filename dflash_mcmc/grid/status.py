@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import cluster, planning, snapshot
 from dflash_mcmc.grid.folder import Grid, SlurmJob
 
@@ -28,6 +29,8 @@ class PointProgress(NamedTuple):
     pending: int
     failed: int
     share_seconds: float | None
+    remark: str = ""
+    """Why the numbers cover all recorded samples instead of those that the point requests."""
 
 
 def states(grid: Grid) -> dict[str, State]:
@@ -58,8 +61,15 @@ def _noted(grid: Grid, job: SlurmJob) -> State:
 
 def progress(grid: Grid, number: int) -> PointProgress:
     """The progress of a point, read from its run folder alone. Raises UserError."""
-    keys = planning.asked(snapshot.read_point(grid.point_file(number)))
     recorded = planning.recorded(Path(grid.points[number].folder))
+    try:
+        keys = planning.asked(snapshot.read_point(grid.point_file(number)))
+    except UserError as error:  # what the point reads is gone; the records are not
+        if (asked := grid.points[number].num_asked) is None:
+            raise
+        done = len(recorded.verdicts)
+        return PointProgress(done, max(0, asked - done), planning.failed(recorded.verdicts), recorded.share_seconds,
+                             f"{grid.points[number].label}: {error}; all recorded samples are counted")
     verdicts = {key: verdict for key, verdict in recorded.verdicts.items() if key in keys}
     return PointProgress(len(verdicts), len(keys) - len(verdicts), planning.failed(verdicts), recorded.share_seconds)
 
@@ -68,7 +78,7 @@ def table(grid: Grid) -> str:
     """A table of the points, and a line for each job that ended and whose samples no other job draws. Raises UserError."""
     from tabulate import tabulate
 
-    jobs, rows, missed, lines = states(grid), [], 0, []
+    jobs, rows, missed, pending, lines = states(grid), [], 0, 0, []
     for number, point in enumerate(grid.points):
         of_point = [job for job in grid.jobs if job.point == number]
         at = progress(grid, number)
@@ -76,6 +86,8 @@ def table(grid: Grid) -> str:
         running = sum(jobs[job.id].word == "running" for job in alive) * grid.launcher.num_processes
         rows.append([point.label, at.done, at.pending, at.failed, _counts([jobs[job.id].word for job in of_point]),
                      *_speed(at, running)])
+        pending += at.pending
+        lines += [at.remark] if at.remark else []
         if at.pending and not alive:
             missed += at.pending
             lines += [_why(grid, job, jobs[job.id]) for job in of_point if jobs[job.id].word != "completed"]
@@ -85,7 +97,11 @@ def table(grid: Grid) -> str:
         lines.append(f"{missed:,} samples have no job: python -m dflash_mcmc.grid resume {grid.folder}")
     if not cluster.is_here():
         lines.append("SLURM is not on this machine: the table shows the last event that each job has noted")
-    return "\n".join([f"{grid.folder} of {grid.created}", "", shown, *([""] if lines else []), *lines])
+    if not pending:
+        folders = dict.fromkeys(str(Path(point.folder).parent) for point in grid.points)
+        lines.append(f"all samples are drawn; now run: python -m dflash_mcmc.report {' '.join(folders)}")
+    heading = f"{grid.folder} of {grid.created}; logs: {grid.folder / 'logs'}"
+    return "\n".join([heading, "", shown, *([""] if lines else []), *lines])
 
 
 def _counts(words: list[str]) -> str:
@@ -106,8 +122,9 @@ def _why(grid: Grid, job: SlurmJob, state: State) -> str:
     shard = f", shard {job.shard + 1} of {job.shards}" if job.shards > 1 else ""
     at = f" on {state.node}" if state.node and state.node != "None assigned" else ""
     line = f"job {job.id} ({grid.points[job.point].label}{shard}): {' '.join([state.word, state.code]).strip()}{at}"
+    log = f"; log: {grid.log_file(job)}" if grid.log_file(job).is_file() else ""
     if not events and state.word not in ("cancelled", "unknown"):
-        return f"{line}: it has noted no event; check that its node can read {grid.folder}"
+        return f"{line}: it has noted no event; check that its node can read {grid.folder}{log}"
     if events and events[-1]["reason"]:
-        return f"{line}: {events[-1]['event']}: {events[-1]['reason']}"
-    return line
+        return f"{line}: {events[-1]['event']}: {events[-1]['reason']}{log}"
+    return line + log

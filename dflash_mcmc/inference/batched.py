@@ -29,7 +29,7 @@ sizes, orders and switches.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator
 
 import torch
 
@@ -112,7 +112,7 @@ class BatchedEngine:
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
         self._operations = Operations(self._memory, self._loop, speculation, options, model, sharing)
-        self._meter = Meter()
+        self._meter, self._dropped = Meter(), set[Hashable]()
 
     @property
     def counters(self) -> Counters:
@@ -126,16 +126,21 @@ class BatchedEngine:
     def close(self) -> None:
         """Does nothing: all that this engine holds is memory of this process."""
 
-    def run(self, chains: Iterable[tuple[Tag, Chain]]) -> Iterator[Finished[Tag]]:
-        """Yields chains as they end. `chains` are (tag, generator) pairs. A few are taken before a slot is free."""
+    def drop(self, tags: Collection[Hashable]) -> None:
+        """Ends chains of `steps` before its next step; see `ChainRunner.drop`."""
+        self._dropped.update(tags)
+
+    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
+        """Yields chains as they end; see `ChainRunner.run`. A few chains are taken before a slot is free."""
         return (done for done in self.steps(chains) if done is not None)
 
     @torch.inference_mode()
-    def steps(self, chains: Iterable[tuple[Tag, Chain]]) -> Generator[Finished[Tag] | None, None, None]:
+    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
         """Like `run`, but also yields None after every step, to let the caller do something else in between."""
         self._memory.reset()
         self._loop.reset()
         self._meter.reset_clock()
+        self._dropped.clear()
         scheduler = Scheduler(chains, self.num_slots, self._operations, self._memory, self._loop, self._meter)
         with self._memory.runner.ready():
             yield from scheduler.fill()
@@ -145,6 +150,9 @@ class BatchedEngine:
                 self._meter.share(started, live)
                 yield from scheduler.end_steps(stop)
                 yield None
+                if self._dropped:
+                    yield from scheduler.drop(self._dropped)
+                    self._dropped.clear()
 
     def _step(self, scheduler: Scheduler) -> Stop:
         """Reads the missing tokens of the rows, then steps the rows. Returns what has ended."""

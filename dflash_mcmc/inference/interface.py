@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterable, Iterator
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from dflash_mcmc.types import ChainResult, Cost
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Tag = TypeVar("Tag", bound=Hashable)
 """A caller's name for a chain."""
+DROPPED = "the chain was dropped"
+"""The failure of a chain that `ChainRunner.drop` has ended."""
 NOT_NUMBERS = "the model, or its draft, gave logits that are not numbers; try model.dtype=float32 and draft.dtype=float32"
 
 
@@ -129,11 +131,21 @@ class ChainRunner(Protocol):
     def counters(self) -> Counters:
         """The engine's work so far."""
 
-    def run(self, chains: Iterable[tuple[Tag, Chain]]) -> Iterator[Finished[Tag]]:
-        """Yields chains as they end. `chains` are (tag, generator) pairs."""
+    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
+        """Yields chains as they end. `chains` are (tag, generator) pairs.
 
-    def steps(self, chains: Iterable[tuple[Tag, Chain]]) -> Generator[Finished[Tag] | None, None, None]:
+        None in place of a pair says that no chain waits now. While a slot is free, the engine asks again after each step. The
+        run ends when no chain is live and none waits, although `chains` may have more later.
+        """
+
+    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
         """Like `run`, but also yields None after every step, to let the caller do something else in between."""
+
+    def drop(self, tags: Collection[Hashable]) -> None:
+        """Ends chains of `steps` before its next step, each with the failure `DROPPED`. Unknown tags are ignored.
+
+        The thread that reads `steps` calls this between two of its values.
+        """
 
     def close(self) -> None:
         """Releases what the engine holds beyond this process's memory."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 
 from dflash_mcmc.inference.contents import assign
 from dflash_mcmc.inference.decode_loop import DecodeLoop, EndedDraw, Parted, Stop
-from dflash_mcmc.inference.interface import NOT_NUMBERS, Finished
+from dflash_mcmc.inference.interface import DROPPED, NOT_NUMBERS, Finished
 from dflash_mcmc.inference.live_chain import LiveChain
 from dflash_mcmc.inference.meter import Meter
 from dflash_mcmc.inference.operations import Operations, UnusableLogits
 from dflash_mcmc.inference.room import Room
 from dflash_mcmc.inference.rows import Status
 from dflash_mcmc.inference.slot_memory import SlotMemory
-from dflash_mcmc.inference.slots import Slot
+from dflash_mcmc.inference.slots import Slot, rests
 from dflash_mcmc.inference.waiting import Waiting, prompt_of
 from dflash_mcmc.ops import Chain, Score
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
@@ -31,15 +31,15 @@ class Scheduler:
     Operations of live chains come before new chains. A request may have more operations than there are rows.
 
     Args:
-        chains: (tag, generator) pairs.
+        chains: (tag, generator) pairs, or None where no chain waits now.
         num_rows: operations in the batch at once.
         operations: carries out the operations of chains.
         memory, loop: hold the state of the rows.
         meter: counts the work and measures time.
     """
 
-    def __init__(self, chains: Iterable[tuple[Hashable, Chain]], num_rows: int, operations: Operations, memory: SlotMemory,
-                 loop: DecodeLoop, meter: Meter):
+    def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], num_rows: int, operations: Operations,
+                 memory: SlotMemory, loop: DecodeLoop, meter: Meter):
         self.live: list[Slot] = []
         self._rows: list[Slot | None] = [None] * num_rows
         self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
@@ -55,7 +55,7 @@ class Scheduler:
 
     def fill(self) -> list[Finished]:
         """Gives all rows work, as far as there is work. Returns the chains that have ended."""
-        while any(map(_rests, self._rows)):
+        while any(map(rests, self._rows)):
             if not (self._begin_late() if self._late else self._admit()):
                 break
         self._arrange()
@@ -74,7 +74,7 @@ class Scheduler:
     def end_steps(self, stop: Stop) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
         if not (stop.ended or stop.parted):
-            return []
+            return self.fill() if any(map(rests, self._rows)) and self._waiting.arrived else []
         self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
         ending = [(self.live[draw.row], draw) for draw in reversed(stop.ended)]
         self._room.ending = [slot for slot, _ in reversed(ending)]
@@ -82,6 +82,13 @@ class Scheduler:
             self._room.ending.pop()
             if slot.operation is not None:  # else another operation of the chain has failed
                 self._end_draw(slot, draw)
+        return self.fill()
+
+    def drop(self, tags: Collection[Hashable]) -> list[Finished]:
+        """Ends live and waiting chains before their end, and fills the rows. Returns the chains that have ended."""
+        for chain in [chain for chain in self._room.chains if chain.tag in tags]:
+            self._give_up(chain, DROPPED)
+        self._finished += self._waiting.drop(tags)
         return self.fill()
 
     def _part(self, parted: Sequence[Parted]) -> None:
@@ -112,7 +119,7 @@ class Scheduler:
 
     def _admit(self) -> bool:
         """Begins the next chain that waits, if there is one and it has room. Returns whether there was one."""
-        working = sum(not _rests(slot) for slot in self._rows)
+        working = sum(not rests(slot) for slot in self._rows)
         if working and not self._room.suffices(self._memory.pages_to_admit(self._waiting.reads_next) + working):
             return False
         entry = self._waiting.next()
@@ -144,7 +151,8 @@ class Scheduler:
         chain.share({number: base for number, base in bases.items() if self._operations.shares(chain.operations[number])})
         riders = sum(slot.leader is not None for slot in self._room.ending)
         self._room.make(lambda: self._memory.pages_to_place(len(bases)) + self._memory.pages_to_follow(riders))
-        first = self._first_alike(bases)
+        same: dict[bytes, int] = {}  # the first operation that extends the same tokens; this can be the operation itself
+        first = {number: same.setdefault(base.sequence.tobytes(), number) for number, base in bases.items()}
         slots = self._slots_for(chain, bases, first)
         for number, slot in slots.items():
             slot.work_for(number, bases[number])
@@ -153,11 +161,6 @@ class Scheduler:
             self._operations.place(slot, None if first[number] == number else slots[first[number]])
         self._late.extend(slot for slot in slots.values() if slot.row is None)
         self._work(working)
-
-    def _first_alike(self, bases: dict[int, Trajectory]) -> dict[int, int]:
-        """For each operation, the first operation that extends the same tokens. This can be the operation itself."""
-        first: dict[bytes, int] = {}
-        return {number: first.setdefault(base.sequence.tobytes(), number) for number, base in bases.items()}
 
     def _slots_for(self, chain: LiveChain, bases: dict[int, Trajectory], first_alike: dict[int, int]) -> dict[int, Slot]:
         """A slot for each operation, in the order in which they are placed.
@@ -176,7 +179,7 @@ class Scheduler:
     def _begin_late(self) -> bool:
         """Begins the operations that have waited longest, as far as there are rows and room. Returns whether any began."""
         slots: list[Slot] = []
-        working = sum(not _rests(slot) for slot in self._rows)
+        working = sum(not rests(slot) for slot in self._rows)
         for _ in range(min(len(self._late), len(self._rows) - working)):
             if (working or slots) and not self._room.suffices(self._memory.pages_to_begin([*slots, self._late[0]]) + working):
                 break
@@ -216,7 +219,7 @@ class Scheduler:
         """Gives a slot a row, if necessary the row of a resting slot. Returns False if all rows are in use."""
         if slot.row is not None:
             return True
-        idle = [row for row, other in enumerate(self._rows) if _rests(other)]
+        idle = [row for row, other in enumerate(self._rows) if rests(other)]
         if not idle:
             return False
         row = min(idle, key=lambda row: self._rows[row] is not None)
@@ -230,10 +233,14 @@ class Scheduler:
 
     def _fail(self, chain: LiveChain, reason: str) -> None:
         """Ends a chain whose logits are not numbers, and clears its keys and values."""
-        chain.generator.close()
         for slot in chain.slots:
             self._memory.clear(slot)
         self._waiting.read()  # prompts that are read ahead are cleared too
+        self._give_up(chain, reason)
+
+    def _give_up(self, chain: LiveChain, reason: str) -> None:
+        """Ends a chain in the middle of its request."""
+        chain.generator.close()
         chain.settle()
         for slot in [slot for slot in self._late if slot.chain is chain]:
             self._late.remove(slot)
@@ -289,8 +296,3 @@ class Scheduler:
     def _count_prompts(self, tokens: int, forwards: int, started: float) -> None:
         self._meter.count_reading(tokens, forwards, started)
         self._meter.share(started, len(self.live))
-
-
-def _rests(slot: Slot | None) -> bool:
-    """Whether the row of this slot, or of none, is free for an operation."""
-    return slot is None or slot.operation is None

@@ -76,6 +76,11 @@ class Slot:
         self.operation = self.leader = self.base = None
 
 
+def rests(slot: Slot | None) -> bool:
+    """Whether the row of this slot, or of none, is free for an operation."""
+    return slot is None or slot.operation is None
+
+
 def chunks(start: int, stop: int, largest: int) -> Iterator[tuple[int, int]]:
     """(first position, size) of chunks that cover `start` to `stop - 1`. The last chunk may reach beyond.
 

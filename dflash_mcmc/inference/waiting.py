@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.inference.interface import DROPPED, Finished
 from dflash_mcmc.inference.prompts import PromptReader
 from dflash_mcmc.ops import Chain, Request, Together
-from dflash_mcmc.types import ChainResult
+from dflash_mcmc.types import ChainResult, Cost
 
 
 class Next(NamedTuple):
@@ -27,16 +28,16 @@ class Waiting:
     """Gives out chains in their order.
 
     Args:
-        chains: (tag, generator) pairs.
+        chains: (tag, generator) pairs, or None where no chain waits now and others may follow.
         prompts: reads the prompts of the next chains; None if each slot reads its own prompt.
         was_read: called after each reading with the number of tokens, the number of forwards and the start time.
     """
 
-    def __init__(self, chains: Iterable[tuple[Hashable, Chain]], prompts: PromptReader | None,
+    def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], prompts: PromptReader | None,
                  was_read: Callable[[int, int, float], None]):
         self._chains, self._prompts, self._was_read = iter(chains), prompts, was_read
         self._ahead: deque[Next] = deque()
-        self._drained = False
+        self._drained = self._paused = False
 
     @property
     def more(self) -> bool:
@@ -47,6 +48,21 @@ class Waiting:
     def reads_next(self) -> bool:
         """Whether `next` reads prompts first."""
         return not self._ahead and not self._drained
+
+    @property
+    def arrived(self) -> bool:
+        """Whether a chain waits now, after `chains` had none for a while."""
+        if self._paused and not self._ahead:
+            self._look_ahead()
+        return bool(self._ahead)
+
+    def drop(self, tags: Collection[Hashable]) -> list[Finished]:
+        """Ends waiting chains before they begin."""
+        out = [entry for entry in self._ahead if entry.tag in tags]
+        self._ahead = deque(entry for entry in self._ahead if entry.tag not in tags)
+        for entry in out:
+            entry.chain.close()
+        return [Finished(entry.tag, None, Cost(), 0.0, 0.0, DROPPED) for entry in out]
 
     def next(self) -> Next | None:
         """The next chain; None after the last."""
@@ -62,8 +78,12 @@ class Waiting:
             self._was_read(*self._prompts.read(prompts), started)
 
     def _look_ahead(self) -> None:
-        limit = self._prompts.num_rows if self._prompts else 1
-        for tag, chain in self._chains:
+        limit, self._paused = self._prompts.num_rows if self._prompts else 1, False
+        for arrival in self._chains:
+            if arrival is None:
+                self._paused = True
+                break
+            tag, chain = arrival
             try:
                 self._ahead.append(Next(tag, chain, next(chain), None))
             except StopIteration as stop:
@@ -72,7 +92,8 @@ class Waiting:
                 break
         else:
             self._drained = True
-        self.read()
+        if self._ahead or not self._paused:
+            self.read()
 
 
 def prompt_of(request: Request | None) -> np.ndarray | None:

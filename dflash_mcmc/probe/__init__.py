@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from dflash_mcmc.components import Component
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.draft import Draft
     from dflash_mcmc.inference.target_shape import TargetShape
     from dflash_mcmc.types import UnitCost
 
@@ -86,6 +87,10 @@ class Probe(Component):
     def sources(self) -> tuple[str, ...]:
         """Groups that the outputs of a run with this probe depend on."""
         return ("probe", *self.uses)
+
+    def with_draft(self, draft: Draft) -> Self:
+        """The probe with the values that follow from the chosen draft. They may decide which groups the probe uses."""
+        return self
 
     @abstractmethod
     def units(self, config: Config) -> list[Unit]:

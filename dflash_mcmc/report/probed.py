@@ -11,16 +11,20 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
+from dflash_mcmc.config.labels import with_names
 from dflash_mcmc.report.parts import Column, Table
+from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.store.described import RUN, json_object
 
 
 def overall(folders: Sequence[Path]) -> str:
     """The tables of finished runs. Runs of a probe share its tables; the first columns are the settings that vary."""
     runs: dict[str, list[tuple[dict, dict]]] = {}
-    for folder in folders:
-        summary, run = (json_object(folder / name) for name in ("summary.json", RUN))
-        runs.setdefault(summary["probe"], []).append((run["identity"], summary["tables"]))
+    configs = [configuration_of(folder) for folder in folders]
+    identities = with_names([json_object(folder / RUN)["identity"] for folder in folders], configs)
+    for folder, identity in zip(folders, identities, strict=True):
+        summary = json_object(folder / "summary.json")
+        runs.setdefault(summary["probe"], []).append((identity, summary["tables"]))
     return "\n\n".join(_of_probe(name, found) for name, found in runs.items())
 
 

@@ -148,7 +148,7 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
         raise UserError(f"{folder / 'config.yaml'}: holds no configuration of a run")
     left_out: list[str] = []
     records = [] if "probe" in identity else read_records(folder, sample_schema(), left_out if lenient else None)
-    condition = (config.get("condition") or {}).get("name") or _made_of(identity)
+    condition = name_of_run(identity, config)
     return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records,
                *_expected(folder, config, sessions, records)), _few(left_out, folder)
 
@@ -171,8 +171,10 @@ def _few(messages: list[str], folder: Path) -> list[str]:
     return [*shown, f"left out: {folder}: {more:,} more lines"] if more > 0 else shown
 
 
-def _made_of(identity: dict) -> str:
-    """The label of a run without a condition, as `Config.label` makes it."""
+def name_of_run(identity: dict, config: dict) -> str:
+    """The condition of a run; without one its components, as `Config.label` joins them."""
+    if condition := (config.get("condition") or {}).get("name"):
+        return str(condition)
     return "_".join(name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
 
 

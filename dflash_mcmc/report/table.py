@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.labels import changes, followed, with_fields
+from dflash_mcmc.config.labels import changes, followed, with_fields, with_names
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.parts import count
 from dflash_mcmc.statistics.summaries import aggregates_of
@@ -96,9 +96,9 @@ def labels_of(conditions: list[str], identities: list[dict], configs: Sequence[d
     """The labels of runs: their conditions, and the fields that differ from the condition's own values.
 
     If several runs have the same condition, the settings that vary among them are in the labels of all of them. Fields are in
-    the same order in all labels.
+    the same order in all labels. Models, drafts and data sets have the names of their folders or their hub names.
     """
-    labels, identities = [], [followed(identity) for identity in identities]
+    labels, identities = [], [followed(identity) for identity in with_names(identities, configs)]
     for condition, identity, config in zip(conditions, identities, configs, strict=True):
         same = [other for name, other in zip(conditions, identities, strict=True) if name == condition]
         varying = [key for key in identity if len({json.dumps(other.get(key)) for other in same}) > 1]

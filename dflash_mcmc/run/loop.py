@@ -13,10 +13,10 @@ from typing import NamedTuple
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.labels import label_of
-from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import ranks, stopping
 from dflash_mcmc.run.provenance import describe
+from dflash_mcmc.run.rate import Rate
 from dflash_mcmc.run.tasks import Tasks, tasks_of
 from dflash_mcmc.run.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
@@ -66,7 +66,7 @@ def execute(job: Job) -> RunResult:
             recorded = store.recorded()
             pending = [key for key in keys if key not in recorded]
             if pending:
-                _Loop(store, config, identity, tasks, pending, tracking).run()
+                _Loop(store, job, identity, tasks, pending, tracking).run()
             store.look_again()  # after its last record: the last process to look sees the complete run
             left = set(keys) - store.recorded()
             summary = {} if left else _summarise(store, tasks, keys, tracking)
@@ -90,11 +90,11 @@ def _summarise(store: RunStore, tasks: Tasks, keys: Sequence[SampleKey], trackin
 class _Loop:
     """Does the pending tasks that no other process does. Tasks in progress are given up when the run is stopped."""
 
-    def __init__(self, store: RunStore, config: Config, identity: dict[str, object], tasks: Tasks,
+    def __init__(self, store: RunStore, job: Job, identity: dict[str, object], tasks: Tasks,
                  pending: Sequence[SampleKey], tracking: Tracking):
-        self._store, self._config, self._identity, self._tasks = store, config, identity, tasks
-        self._pending, self._tracking = pending, tracking
-        self._attempts = Attempts(store, config.hardware.max_attempts, tasks.in_progress)
+        self._store, self._config, self._identity, self._tasks = store, job.config, identity, tasks
+        self._pending, self._tracking, self._title = pending, tracking, job.title or label_of(job.config)
+        self._attempts = Attempts(store, job.config.hardware.max_attempts, tasks.in_progress)
         self._before, self._shown, self._described = len(store.records), 0, False
         self._in_progress: set[SampleKey] = set()
 
@@ -105,8 +105,9 @@ class _Loop:
         self._device = self._config.hardware.resolve()
         self._worker = self._tasks.prepare(self._pending, self._device)
         # 0.5 s between updates, because each update is a line if the output is not a terminal.
-        self._bar = tqdm(total=len(self._pending), unit=self._tasks.unit, desc=label_of(self._config), smoothing=0.1,
+        self._bar = tqdm(total=len(self._pending), unit=self._tasks.unit, desc=self._title, smoothing=0.1,
                          mininterval=0.5, dynamic_ncols=True, disable=bool(ranks.rank()))
+        self._rate = Rate()
         try:
             self._do()
             if not self._is_complete():
@@ -197,6 +198,7 @@ class _Loop:
     def _keep(self, record: Mapping[str, object]) -> None:
         self._describe()
         self._store.append(record)
+        self._rate.add(record)
         self._in_progress.discard(key_of(record))
         self._show()
 
@@ -225,9 +227,10 @@ class _Loop:
         return set(self._pending) <= self._store.recorded()
 
     def _report(self) -> None:
-        """Writes the worker's counters into `run.json` and prints a line about failed tasks."""
+        """Writes the worker's counters into `run.json` and prints the rate, and a line about failed tasks."""
         if ranks.rank():
             return
+        self._rate.tell(self._store.folder)
         if counters := self._worker.counters():
             self._store.add_to_session(counters)
         if warning := self._tasks.warning(self._store.records):

@@ -17,6 +17,7 @@ from typing import Any
 
 from dflash_mcmc.config.identity import plain
 from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.labels import name_of_path
 from dflash_mcmc.config.schema import Config, component_of, groups_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import spec_of, walk
@@ -201,7 +202,10 @@ def _distinguishing(config: Config, overrides: Sequence[str]) -> list[str]:
     fields = {name for name, field, _, _ in walk(config) if spec_of(field).role == "identity"}
     fields |= {f"{group}.path" for group in groups}  # the content of the path is part of the identity
     pairs = [text.lstrip("+").partition("=")[::2] for text in overrides if not text.startswith("~")]
-    pairs = [(name, value) for name, value in pairs
+    located = {name.removesuffix(".path") for name, _ in pairs if name.endswith(".path")}  # their names follow
+    pairs = [(name, value) for name, value in pairs if name not in located]
+    pairs = [(name.removesuffix(".path"), name_of_path(value)) if name.endswith(".path") else (name, value)
+             for name, value in pairs
              if name in fields or (name in groups and not _in_label(config, name, value))]
     lasts = [name.rpartition(".")[2] for name, _ in pairs]
     return [f"{last if lasts.count(last) == 1 else name}={_short(value)}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 import time
 from pathlib import Path
 
@@ -25,7 +26,30 @@ _MOST_SECONDS, _TOLD_SECONDS = 600.0, 10.0
 """Longest wait for a lock, and the wait after which a line says what for. Locks that are waited for are held for moments, or
 for the time that a summary with its figures takes."""
 _LEAST_PAUSE, _MOST_PAUSE = 0.001, 0.1
+_FLOCK = "hhqqi4x"
+"""The struct flock of Linux on machines of 64 bits: type, whence, start, length, process."""
 _open: set[Path] = set()
+
+
+def is_locked(path: Path, first: int, length: int) -> bool:
+    """Whether another process has locked any of these bytes of a file; False if there is no file. Locks nothing.
+
+    Raises UserError if the file cannot be opened. A process that has the file open as `Locks` must not call this, because
+    closing the file would release its locks.
+    """
+    if path.resolve() in _open:
+        raise RunBusy(f"{path.parent}: this process has that run open already")
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    try:  # a shared lock is asked about, because the file is open for reading only
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, first, length, 0)
+        return struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK
+    finally:
+        os.close(file)
 
 
 class Locks:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dflash_mcmc.errors import RunBusy, UserError
-from dflash_mcmc.store.locks import Locks
+from dflash_mcmc.store.locks import Locks, is_locked
 from dflash_mcmc.store.records import NUM_FILES, SampleKey
 
 _MOST_TRIES = 100
@@ -114,6 +114,14 @@ def closed(folder: Path) -> Iterator[None]:
         yield
     finally:
         locks.close()
+
+
+def is_open(folder: Path) -> bool:
+    """Whether another process has a run's folder open. Nothing is written, and no process has to wait for this one.
+
+    Raises UserError if the lock file cannot be asked.
+    """
+    return is_locked(folder / "lock", _WRITERS, NUM_FILES)
 
 
 def _open(folder: Path) -> Locks:

@@ -127,17 +127,18 @@ def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
 
 def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DFlash:
     """The draft before the first step, in float32: that of `init`, or a new one. Raises UserError if `init` does not fit."""
+    family = FAMILIES[plan.heads.network]
     if plan.init is None:
-        draft = new_draft(shape, model, plan.seed, FAMILIES[plan.heads.network].network)
-        networks.start_from(draft, plan.heads, model)
+        draft = new_draft(shape, model, plan.seed, family.network)
+        networks.start_from(draft, plan.heads)
         return draft
-    found = checkpoint.load(plan.start().local(), torch.float32, "cpu")
-    for field in dataclasses.fields(DFlashShape):
+    found = checkpoint.load(plan.start().local(), torch.float32, "cpu", family)
+    for field in dataclasses.fields(shape):
         given, wanted = getattr(found.shape, field.name), getattr(shape, field.name)
         if field.name not in _FREE_OF_INIT and given != wanted:
             raise ConfigError("init", plan.init, f"a draft with {field.name} {wanted}, as the plan's; this one has {given}")
     with torch.random.fork_rng(devices=()):
-        draft = DFlash(shape)
+        draft = family.network(shape)
     draft.load_state_dict(found.state_dict())
     return draft
 
@@ -215,12 +216,11 @@ class _Session:
             loss += value.detach()
         return self._add_up(loss)
 
-    def _loss_sum(self, blocks: TrainingBlocks, candidates: Candidates | None,
-                  kept: torch.Tensor | None) -> torch.Tensor:
+    def _loss_sum(self, blocks: TrainingBlocks, candidates: Candidates | None, features: torch.Tensor | None) -> torch.Tensor:
         autocast = self.plan.precision == "bfloat16"
         if isinstance(self.draft, (DSpark, DFlash2)):
             return slotwise_loss.loss_sum(self.draft, self.model, blocks, self.plan.gamma, autocast)
-        return loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, kept)
+        return loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, features)
 
     def _share(self, batch: TrainingBlocks) -> list[list[int]]:
         """The rows of this process's sequences in a batch, in parts of `rows_at_once` that are computed one after another."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.speculative.dflash import checkpoint
 from dflash_mcmc.inference.speculative.dflash.network import DFlash
 from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
@@ -63,14 +61,16 @@ def initialise(draft: DFlash) -> None:
                     module.base_kernel.zero_()[:, 0] = 1.0
 
 
-def start_from(draft: DFlash, heads: Heads, model: LanguageModel) -> None:
+def start_from(draft: DFlash, heads: Heads) -> None:
     """Copies the tensors of the plan's backbone into the draft. Raises UserError if they do not fit."""
     if heads.backbone is None:
         return
-    folder = Path(heads.backbone).expanduser()
-    tensors = checkpoint.load(folder, torch.float32, "cpu").state_dict()
+    tensors = checkpoint.load(heads.start().local(), torch.float32, "cpu").state_dict()
     mine = draft.state_dict()
     for name, tensor in tensors.items():
-        if mine[name].shape != tensor.shape:
-            raise ConfigError("heads.backbone", heads.backbone, f"a draft whose {name} is of shape {tuple(mine[name].shape)}")
+        if name not in mine or mine[name].shape != tensor.shape:
+            wanted = f"is of shape {tuple(mine[name].shape)}" if name in mine else "is in the plan's shape"
+            raise ConfigError("heads.backbone", heads.backbone, f"a draft whose {name} {wanted}")
+    if missing := [name for name in mine if name.startswith("layers.") and name not in tensors and "_conv." not in name]:
+        raise ConfigError("heads.backbone", heads.backbone, f"a draft with {missing[0]}, as the plan's shape")
     draft.load_state_dict({**mine, **tensors})

@@ -24,8 +24,8 @@ from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, identity_values, runtime
 
-RECIPES = {"tiny": "train_draft_tiny", "smollm2": "train_draft_smollm2", "dflash": "train_draft",
-           "tiny_dspark": "train_draft_tiny_dspark", "tiny_dflash2": "train_draft_tiny_dflash2"}
+RECIPES = {"tiny": "train_draft_tiny", "tiny_dspark": "train_draft_tiny_dspark", "tiny_dflash2": "train_draft_tiny_dflash2",
+           "smollm2": "train_draft_smollm2", "dflash": "train_draft"}
 """The values of `draft=` and their root configurations."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""
@@ -64,14 +64,25 @@ class Heads:
     backbone: str | None = identity("folder of a DFlash draft whose tensors the training starts from; null starts from random "
                                     "ones", off=None)
 
-    def check(self, target: str) -> None:
-        """Checks that the sizes suit the kind of network. Raises ConfigError."""
+    def start(self) -> Checkpoint:
+        """The checkpoint of the backbone."""
+        return Checkpoint("heads.backbone", str(self.backbone), None, "z-lab/Qwen3-4B-DFlash-b16")
+
+    def check(self, plan: DraftPlan) -> None:
+        """Checks that the sizes suit the kind of network, and that the plan suits its loss. Raises UserError."""
         needed = {"dflash": (), "dspark": (), "dflash2": ("rank", "top_k", "kernel_size", "group_size")}[self.network]
         missing = [name for name in needed if getattr(self, name) is None]
         if missing:
             raise ConfigError(f"heads.{missing[0]}", None, f"a whole number >= 1 with heads.network={self.network}")
-        if self.network != "dflash" and target != "tokens":
-            raise ConfigError("target", target, f"tokens with heads.network={self.network}, whose loss is its own")
+        for field, off in (("target", "tokens"), ("loss_ids", None), ("keep_features", False)):
+            value = getattr(plan, field)
+            if self.network != "dflash" and value != off:
+                allowed = "null" if off is None else str(off).lower()
+                raise ConfigError(field, value, f"{allowed} with heads.network={self.network}, whose loss is its own")
+        if self.backbone is not None:
+            if plan.init is not None:
+                raise ConfigError("init", plan.init, "null with heads.backbone: a training starts from one draft")
+            self.start().check()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,12 +162,16 @@ class DraftPlan:
         self.model.check(self)
         self.hardware.check(self)
         _check_shape(self.shape, self.model.num_layers())
-        self._check_options_of_dflash()
+        self.heads.check(self)
+        if self.target != "tokens":
+            for field, off in (("loss_ids", None), ("keep_features", False)):
+                if getattr(self, field) != off:
+                    raise ConfigError(field, getattr(self, field), f"{'null' if off is None else 'false'} with "
+                                      f"target={self.target}, which needs the target's probability of every id")
         if not self.steps and self.init is None:
             raise ConfigError("steps", 0, "a number >= 1, or 0 with init=FOLDER, to evaluate a draft")
         if self.init is not None:
             self.start().check()
-        self.heads.check(self.target)
         if self.loss_gamma is None and self.shape.block_size not in _DEFAULT_GAMMA:
             raise ConfigError("loss_gamma", None, "a number > 0; published values exist only for blocks of 16, 10 and 8")
         for field in ("temperatures", "held_out"):
@@ -169,18 +184,6 @@ class DraftPlan:
             raise ConfigError("prompts.path", self.prompts.path, "a JSON Lines file that exists, or null")
         if self.prompts.path is None and self.prompts.num is None:
             raise ConfigError("prompts.num", None, "a whole number >= 1 if prompts.path is null")
-
-    def _check_options_of_dflash(self) -> None:
-        for field, off in (("loss_ids", None), ("keep_features", False), ("init", None)):
-            given, words = getattr(self, field), "false" if off is False else "null"
-            if given == off:
-                continue
-            if self.heads.network != "dflash":
-                raise ConfigError(field, given, f"{words} with heads.network={self.heads.network}; heads.backbone names a "
-                                  "draft to start from")
-            if field != "init" and self.target != "tokens":
-                raise ConfigError(field, given, f"{words} with target={self.target}, which needs the target's probability of "
-                                  "every id")
 
 
 def _check_shape(shape: Shape, num_target_layers: int | None) -> None:
@@ -217,7 +220,7 @@ def identity_of(plan: DraftPlan) -> dict[str, object]:
     values.update({"loss_gamma": plan.gamma, "alpha": plan.alpha if plan.target == "p_alpha" else None})
     values["model.content"] = plan.model.fingerprint()
     if plan.heads.backbone is not None:
-        values["heads.backbone"] = Checkpoint("heads.backbone", plan.heads.backbone, None, "a folder").fingerprint()
+        values["heads.backbone"] = plan.heads.start().fingerprint()
     if plan.prompts.path is not None:
         content = Path(plan.prompts.path).expanduser().read_bytes()
         values["prompts.path"] = hashlib.sha256(content).hexdigest()

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import plain
-from dflash_mcmc.config.labels import changes, label_of
+from dflash_mcmc.config.labels import changes, label_of, name_of_path
 from dflash_mcmc.report.table import labels_of
 
 
@@ -53,3 +53,29 @@ def test_fields_are_in_the_same_order_in_all_labels():
     identities = [{"sampler.alpha": alpha, "blend.beta": beta} for alpha, beta in ((2.0, 0.1), (4.0, 0.05))]
     labels = labels_of(["blend_ps", "blend_ps"], identities, [config(0.1), config(0.05)])
     assert labels == ["blend_ps beta=0.1 alpha=2", "blend_ps beta=0.05 alpha=4"]
+
+
+ONE, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+
+
+@pytest.mark.parametrize(("paths", "shown"), [
+    (("/data/smollm2", "/data/a/qwen3"), ["smollm2", "qwen3"]),
+    (("Qwen/Qwen2.5-Math-7B-Instruct", "models/a/base/"), ["Qwen/Qwen2.5-Math-7B-Instruct", "base"]),
+    (("/a/base", "/b/base"), ["base@01234567", "base@fedcba98"]),
+    ((None, None), ["01234567", "fedcba98"])])
+def test_models_are_named_by_their_folder_or_hub_name(paths, shown):
+    identities = [{"model.content": content} for content in (ONE, OTHER)]
+    labels = labels_of(["ps", "ps"], identities, [{"model": {"path": path}} for path in paths])
+    assert labels == [f"ps model={name}" for name in shown]
+
+
+def test_one_model_in_two_places_is_not_told_apart():
+    configs = [{"model": {"path": path}} for path in ("/a/one", "/b/two")]
+    assert labels_of(["ps", "ps"], [{"model.content": ONE}] * 2, configs) == ["ps", "ps"]
+
+
+def test_a_folder_of_two_parts_is_no_hub_name(tmp_path, monkeypatch):
+    (tmp_path / "models/base").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert name_of_path("models/base") == "base"
+    assert name_of_path("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"

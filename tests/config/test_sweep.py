@@ -168,11 +168,12 @@ class Executed:
     """Replaces the run: remembers the configurations and does what a test asks for. Jobs of one identity are one run."""
 
     def __init__(self):
-        self.configs, self.fails, self.complete = [], {}, set()
+        self.configs, self.titles, self.fails, self.complete = [], [], {}, set()
 
     def __call__(self, job):
         config = job.config
         self.configs.append(config)
+        self.titles.append(job.title)
         folder = run_folder(config, identity_hash(config))
         error = self.fails.get((name_of(config.sampler), getattr(config.sampler, "alpha", None)))
         if error:
@@ -211,6 +212,13 @@ def test_problems_that_cannot_be_had_are_told_before_the_first_point(command, tm
     assert [path.name for path in tmp_path.iterdir()] == ["some.jsonl"]
 
 
+def test_the_bar_of_a_job_has_its_place_and_what_the_sweep_sets(executed):
+    assert ended("-m", "condition=ps,blend_ps", "sampler.alpha=2,4", "blend.beta=0.2", "seed=7", "tracker=none") == 0
+    # 4 is the default of alpha, and is named all the same; the seed is the same everywhere.
+    assert executed.titles == ["[1/4] ps alpha=2", "[2/4] ps alpha=4", "[3/4] blend_ps alpha=2 beta=0.2",
+                               "[4/4] blend_ps alpha=4 beta=0.2"]
+
+
 def test_jobs_are_counted_and_finished_ones_are_told(executed, capsys):
     assert ended(*SWEEP) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 2 done now, 0 already complete, 0 failed"
@@ -233,7 +241,8 @@ def test_a_job_that_fails_stops_no_other_and_is_run_again(executed, capsys):
     assert output.out.splitlines()[-1] == "2 jobs: 1 done now, 0 already complete, 1 failed"
     reason = "hardware.num_slots: given 9; allowed: at most 3"
     assert [line for line in output.err.splitlines() if reason in line] == [
-        f"error: {reason}", f"failed: sampler.alpha=2: {reason}"]
+        f"failed: sampler.alpha=2: {reason}"]
+    assert output.err.splitlines()[-1] == "failed, with the reasons above: sampler.alpha=2"
     executed.fails = {}
     assert ended(*SWEEP) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 1 done now, 1 already complete, 0 failed"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import planning, snapshot, status
-from dflash_mcmc.grid.folder import Grid, SlurmJob
+from dflash_mcmc.grid.folder import Grid, SlurmJob, find
 
 
 @pytest.fixture
@@ -88,3 +89,40 @@ def test_folders_of_grids_are_no_runs(grid):
 
     found = run_folders([grid.folder.parents[1]])
     assert sorted(run.folder.name for run in found) == ["seed=0", "seed=1"]
+
+
+def test_the_log_of_a_failed_job_is_named(grid, slurm_commands):
+    grid.log_file(grid.jobs[0]).parent.mkdir(exist_ok=True)
+    grid.log_file(grid.jobs[0]).write_text("a traceback")
+    slurm_commands.answer("sacct", "7_0|FAILED|2:0|n1\n7_1|FAILED|2:0|n1\n7_2|COMPLETED|0:0|n1\n7_3|COMPLETED|0:0|n2\n")
+    shown = status.table(grid)
+    first, second, *_ = lines(shown)
+    assert first.endswith(f"; log: {grid.log_file(grid.jobs[0])}")
+    assert "log:" not in second
+    assert shown.splitlines()[0].endswith(f"; logs: {grid.folder / 'logs'}")
+
+
+def test_a_complete_grid_names_the_report(grid, no_slurm):
+    assert "now run" not in status.table(grid)
+    grid.points = grid.points[1:]
+    grid.jobs = []
+    grid.point_file(1).rename(grid.point_file(0))
+    experiment = Path(grid.points[0].folder).parent
+    assert lines(status.table(grid))[-1] == f"all samples are drawn; now run: python -m dflash_mcmc.report {experiment}"
+
+
+def test_a_point_whose_model_is_gone_is_counted_by_its_records(grid, no_slurm, tmp_path):
+    path = grid.point_file(0)
+    for old in [line for line in path.read_text().splitlines() if "assets/tiny" in line and "path:" in line]:
+        path.write_text(path.read_text().replace(old, f"{old.partition(':')[0]}: {tmp_path}/gone"))
+    with pytest.raises(UserError, match="gone"):
+        status.progress(grid, 0)
+    grid.points[0].num_asked = 4
+    assert status.progress(grid, 0)[:3] == (3, 1, 1)
+    assert any("gone" in line and "all recorded samples are counted" in line for line in lines(status.table(grid)))
+
+
+def test_folders_that_name_a_grid(grid):
+    outputs = grid.folder.parents[2]
+    for folder in (grid.folder, grid.folder.parent, grid.folder.parents[1], outputs):
+        assert [found.folder for found in find([str(folder)], outputs)] == [grid.folder.resolve()]

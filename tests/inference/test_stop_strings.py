@@ -213,7 +213,7 @@ def agree(found, sampler, reference):
     return reasons
 
 
-QUICK = ("power_mh_early", "isir")
+QUICK = ("power_mh_early",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SAMPLERS])
@@ -231,7 +231,8 @@ def plain(parts):
 
 
 @pytest.mark.parametrize(("name", "options"), [
-    ("isir", {"slots": 3, "steps_between_checks": 3}),
+    ("temperature", {"slots": 3, "steps_between_checks": 3}),
+    pytest.param("isir", {"slots": 3, "steps_between_checks": 3}, marks=pytest.mark.slow),
     *(pytest.param(name, options, marks=pytest.mark.slow) for name in ("power_mh", "lookahead") for options in SWITCHES)],
     ids=str)
 def test_slots_and_switches_change_nothing(parts, plain, name, options):
@@ -243,7 +244,7 @@ def test_slots_and_switches_change_nothing(parts, plain, name, options):
 
 
 @pytest.mark.parametrize(("name", "decoder", "draft"), [
-    ("power_mh_early", match(), "dflash"), ("greedy", reject(verification="block"), "self"),
+    ("temperature", match(), "dflash"), ("greedy", reject(verification="block"), "self"),
     *(pytest.param(name, decoder, draft, marks=pytest.mark.slow) for draft in ("dflash", "self", "ngram")
       for name, decoder in (("temperature", match()), ("power_mh_early", match()), ("greedy", reject()),
                             ("greedy", reject(verification="block"))))])

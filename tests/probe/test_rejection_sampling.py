@@ -174,11 +174,15 @@ def test_the_laws_of_a_draft(tmp_path):
     assert len(tokens.splitlines()) == 25
 
 
-def test_the_laws_of_a_draft_are_part_of_the_identity(tmp_path):
-    drafted = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
-    found = identity_of(drafted)
-    assert found["probe.laws"] == "draft"
-    assert any(name.startswith("draft.") for name in found)
+def test_the_laws_follow_the_draft(tmp_path):
+    """A draft whose tokens are independent of each other has the synthetic laws and their identity, unless asked for."""
+    none, parallel, own, asked = (identity_of(composed(tmp_path, "experiment=rejection_sampling", *values)) for values in (
+        (), ("draft=tiny",), ("draft=tiny_dspark",), ("draft=tiny", "probe.laws=draft")))
+    assert none == parallel
+    for found in (own, asked):
+        assert found["probe.laws"] == "draft"
+        assert any(name.startswith("draft.") for name in found)
+    assert "probe.laws" not in none
 
 
 @pytest.mark.parametrize("draft", ["none", "ngram"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import dflash_mcmc
+from dflash_mcmc.__main__ import main
 from dflash_mcmc.process import program
 
 
@@ -32,3 +34,10 @@ def test_memory_that_runs_out_is_one_line(body, capsys):
 def test_other_errors_are_raised(error):
     with pytest.raises(type(error)):
         program.guarded(raising(error))
+
+
+def test_the_version_is_ours(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"dflash_mcmc {dflash_mcmc.__version__}\n"

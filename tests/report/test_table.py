@@ -92,7 +92,7 @@ def test_a_folder_without_a_run_is_a_one_line_error(tmp_path):
     with pytest.raises(UserError, match="not a finished run"):
         overall([tmp_path])
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(UserError, match="is not JSON"):
+    with pytest.raises(UserError, match="cannot be parsed"):
         overall([tmp_path])
 
 

@@ -12,6 +12,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.run.tracking import RunningAccuracy, readable_name, tags
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.tracker.jsonl import JsonlWriter
@@ -202,6 +203,8 @@ def named():
     (("condition=ps", "decoder=speculative_match", "draft=tiny"), "ps decoder=speculative_match draft=tiny"),
     (("sampler=greedy", "decoder=speculative_match", "draft=tiny"), "dflash_greedy_speculative_match draft=tiny"),
     (("sampler=greedy", f"dataset.prompt='{'x' * 60} {{question}}'"), f"greedy prompt=…{'x' * 27} {{question}}'"),
+    (("condition=ps", "model=hf", f"model.path={PACKAGE}/assets/tiny", "dataset.max_new_tokens=64"),
+     "ps model=tiny max_new_tokens=64"),  # a folder by its name
     (("probe=rejection_sampling", "seed=2"), "rejection_sampling seed=2"),
 ])
 def test_names_say_what_the_command_line_set(named, overrides, name):

@@ -178,7 +178,7 @@ def test_heads_start_as_dflash(name):
     plan = compose(name, [])
     target = plan.model.load("cpu")
     made = draft.new_draft(draft.shape_of(plan, target), target, 0, NETWORKS[plan.heads.network].network)
-    networks.start_from(made, plan.heads, target)
+    networks.start_from(made, plan.heads)
     base, hidden = torch.randn(1, 2, 512, generator=torch.Generator().manual_seed(0)), torch.ones(1, 2, 128)
     found = made.along(base, hidden, torch.tensor([[3, 4]]))
     assert torch.equal(torch.where(torch.isfinite(found), found, base), base)

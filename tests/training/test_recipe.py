@@ -46,7 +46,8 @@ def test_mistakes_are_errors_of_one_line(overrides, message):
 def test_any_target_needs_a_path_and_prompts():
     with pytest.raises(UserError, match=r"prompts\.path: not given"):
         compose("dflash", ["model=qwen3_4b"])
-    with pytest.raises(UserError, match="draft: given 'none'; allowed: 'tiny', 'smollm2', 'dflash'"):
+    with pytest.raises(UserError, match="draft: given 'none'; allowed: 'tiny', 'tiny_dspark', 'tiny_dflash2', "
+                       "'smollm2', 'dflash'"):
         compose("none", [])
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.inference.columns import split
 from dflash_mcmc.inference.draws import is_abandoned, uniforms_of, until_abandoned
-from dflash_mcmc.inference.interface import NOT_NUMBERS, Counters, Finished, Tag
+from dflash_mcmc.inference.interface import DROPPED, NOT_NUMBERS, Counters, Finished, Tag
 from dflash_mcmc.inference.live_chain import LiveChain
 from dflash_mcmc.inference.meter import Meter
 from dflash_mcmc.inference.vllm.core import Core, EndedRequest
@@ -46,6 +46,7 @@ class VllmEngine:
         self.model, self._core, self._num_chains, self._skip_identical = model, core, num_chains, skip_identical
         self._meter, self._numbers = Meter(), itertools.count()
         self._asked: dict[int, _Asked] = {}
+        self._dropped: set[Hashable] = set()
         core.stop_at(StopTable.of(model.stop_strings))
 
     @property
@@ -59,13 +60,18 @@ class VllmEngine:
             self._core.abort(list(self._asked))
             self._asked.clear()
 
-    def run(self, chains: Iterable[tuple[Tag, Chain]]) -> Iterator[Finished[Tag]]:
-        """Yields chains as they end. `chains` are (tag, generator) pairs."""
+    def drop(self, tags: Collection[Hashable]) -> None:
+        """Ends chains of `steps` before its next step; see `ChainRunner.drop`."""
+        self._dropped.update(tags)
+
+    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
+        """Yields chains as they end; see `ChainRunner.run`."""
         return (done for done in self.steps(chains) if done is not None)
 
-    def steps(self, chains: Iterable[tuple[Tag, Chain]]) -> Generator[Finished[Tag] | None, None, None]:
+    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
         """Like `run`, but also yields None after every step, to let the caller do something else in between."""
         self._meter.reset_clock()
+        self._dropped.clear()
         run = _LiveChains(iter(chains), self._num_chains, self._begin, self._meter)
         try:
             yield from run.fill()
@@ -77,6 +83,8 @@ class VllmEngine:
                 self._meter.share(started, live)
                 for asked, answer in found:
                     run.end(asked, answer)
+                run.drop(self._dropped)
+                self._dropped.clear()
                 self._drop([number for number, asked in self._asked.items() if asked.chain.ended])
                 yield from run.fill()
                 yield None
@@ -156,7 +164,7 @@ class _LiveChains:
         more: whether another chain may wait.
     """
 
-    def __init__(self, chains: Iterator[tuple[Hashable, Chain]], num_chains: int, begin: Callable[[LiveChain], None],
+    def __init__(self, chains: Iterator[tuple[Hashable, Chain] | None], num_chains: int, begin: Callable[[LiveChain], None],
                  meter: Meter):
         self.live, self.more = set[LiveChain](), True
         self._chains, self._num_chains, self._begin, self._meter = chains, num_chains, begin, meter
@@ -166,9 +174,12 @@ class _LiveChains:
     def fill(self) -> list[Finished]:
         """Begins chains while there is room. Returns the chains that have ended."""
         while self.more and len(self.live) < self._num_chains:
-            entry = next(self._chains, None)
-            if entry is None:
+            try:
+                entry = next(self._chains)
+            except StopIteration:
                 self.more = False
+                break
+            if entry is None:  # no chain waits now
                 break
             self._admit(*entry)
         finished, self._finished = self._finished, []
@@ -180,12 +191,20 @@ class _LiveChains:
         if chain.ended:
             return
         if answer is None:
-            chain.generator.close()
-            chain.settle()
-            self._end(chain, None, NOT_NUMBERS)
+            self._give_up(chain, NOT_NUMBERS)
             return
         chain.note(asked.number, answer)
         self._advance(chain)
+
+    def drop(self, tags: Collection[Hashable]) -> None:
+        """Ends chains before their end."""
+        for chain in [chain for chain in self.live if chain.tag in tags]:
+            self._give_up(chain, DROPPED)
+
+    def _give_up(self, chain: LiveChain, reason: str) -> None:
+        chain.generator.close()
+        chain.settle()
+        self._end(chain, None, reason)
 
     def _admit(self, tag: Hashable, generator: Chain) -> None:
         try:

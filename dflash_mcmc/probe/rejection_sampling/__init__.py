@@ -8,12 +8,12 @@ proposal from q, not argmax").
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.draft import CheckpointDraft
+from dflash_mcmc.draft import CheckpointDraft, Draft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.ops import SamplingParams
@@ -52,8 +52,8 @@ class RejectionSampling(Probe):
     (`marginal_q`), and with the network's logits before the correction (`base_logits_q`).
     """
 
-    laws: str = identity("where the laws come from: synthetic, or draft for the chosen draft and target",
-                         choices=("synthetic", "draft"), off="synthetic")
+    laws: str = identity("where the laws come from: synthetic, or draft for the chosen draft and target; auto takes draft for "
+                         "a draft whose tokens depend on each other", choices=("auto", "synthetic", "draft"), off="synthetic")
     anchor: int = identity("generated tokens before the block, drawn greedily, with laws=draft", ge=0, off=0)
     vocab_size: int = identity("number of tokens in the vocabulary", ge=2)
     law_seed: int = identity("seed of the logits of target and draft; `seed` is the seed of the draws")
@@ -73,6 +73,12 @@ class RejectionSampling(Probe):
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
         if self.laws == "draft" and not isinstance(config.draft, CheckpointDraft):
             raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint, with probe.laws=draft")
+
+    def with_draft(self, draft: Draft) -> RejectionSampling:
+        """The probe with the laws that `laws=auto` stands for."""
+        if self.laws != "auto":
+            return self
+        return replace(self, laws="draft" if isinstance(draft, CheckpointDraft) and draft.is_slotwise else "synthetic")
 
     @property
     def needs_draft(self) -> bool:  # type: ignore[override]  # only some values of `laws` need one

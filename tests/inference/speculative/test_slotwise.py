@@ -30,18 +30,24 @@ def draft(kind: str = "vanilla", threshold: float = 0.0, cls: type[NetworkDraft]
 def splitting(kind: str) -> tuple[float, int]:
     """(threshold, seed) with which the block at the prompt's end has one or two tokens, depending on the first one.
 
-    Without a Markov head the number cannot depend on a token, and it is one.
+    It ends after a token that rejection may reject; a token with p >= q is kept by every rule. Without a Markov head the
+    number cannot depend on a token, and it is one.
     """
-    for seed in range(50):
-        drafter = draft(kind, seed=seed)._drafter
-        drafter.prefix = tuple(PROMPT.tolist())
+    for seed in range(100):
+        drafted = draft(kind, seed=seed)
+        drafter, prompt = drafted._drafter, tuple(PROMPT.tolist())
+        drafter.prefix = prompt
         with torch.no_grad():
             hidden, anchor = drafter.hidden(None)[0], torch.tensor([drafter.prefix[-1]])
             first = torch.sigmoid(drafter.network.confidence_logits(hidden[:1], anchor)).item()
             second = sorted(torch.sigmoid(drafter.network.confidence_logits(hidden[[1, 1, 1]], torch.arange(3))).tolist())
         high = first if kind == "independent" else min(first, second[1])
-        if high - second[0] > 0.02:
-            return 0.5 * (high + second[0]), seed
+        threshold = 0.5 * (high + second[0])
+        ended = [not draft(kind, threshold, seed=seed).offers(prompt, (token,), 0) for token in range(3)]
+        p, q = (exact_law.process(logits, LAW, (), ()) for logits in (
+            small_table().logits(prompt, "last"), drafted.logits(prompt, ())))
+        if high - second[0] > 0.02 and (p - q)[ended].min() < -0.3:
+            return threshold, seed
     raise AssertionError(f"no seed splits the blocks of {kind}")
 
 

@@ -1,0 +1,53 @@
+"""A server with the interface of OpenAI, whose answers are samples of any sampler.
+
+    python -m dflash_mcmc.serve condition=ps                        the embedded model
+    python -m dflash_mcmc.serve condition=ps model=hf model.path=FOLDER serve.port=8001
+
+The key that clients need is the environment variable DFLASH_MCMC_API_KEY. `docs/howto/serve.md` has the fields of requests.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from dflash_mcmc.config.help import is_asked_for
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.process import program
+from dflash_mcmc.serve import options as options_of
+
+
+def main() -> None:
+    """Runs the command line and exits."""
+    program.run(_main)
+
+
+def _main(arguments: list[str]) -> None:
+    if is_asked_for(arguments):
+        from dflash_mcmc.config import usage
+
+        described = f"{__doc__}\nFields of the groups model, draft, sampler, ...: python -m dflash_mcmc.catalogue GROUP"
+        print(usage.text(described, {"Fields, set in conf/serve.yaml": options_of.ServePlan}))
+        return
+    options, config = options_of.compose(arguments)
+    try:
+        from dflash_mcmc.serve import network
+        from dflash_mcmc.serve.building import built
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name}: is not installed, and the server needs it; allowed: pip install "
+                        "'dflash_mcmc[serve]'") from error
+
+    with network.listening(options.host, options.port) as listener:
+        address = listener.getsockname()
+        service = built(options, config)
+        server = network.Server(service.app(), options.header_seconds)
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        print(f"serving {service.name} at http://{host}:{address[1]}/v1", flush=True)
+        if options.api_key is None and address[0] not in ("127.0.0.1", "::1"):
+            print("note: other machines can reach this server, and it asks for no key", file=sys.stderr)
+        code = server.serve_on(listener)
+    service.close(None if code == 0 else 1.0)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

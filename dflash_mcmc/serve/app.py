@@ -1,0 +1,232 @@
+"""The paths of the server: completions, models, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from dflash_mcmc.api import prompts as read_prompts
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.serve import answers, fields
+from dflash_mcmc.serve.answers import Envelope, Refused, Reply
+from dflash_mcmc.serve.fields import RequestFields
+from dflash_mcmc.serve.gate import Gate, body_of
+from dflash_mcmc.serve.metrics import Metrics
+from dflash_mcmc.serve.sampling import Samplers
+from dflash_mcmc.serve.work import Order, Workers
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.inference.interface import ChainTarget
+    from dflash_mcmc.inference.token_texts import TokenTexts
+    from dflash_mcmc.serve.options import ServeOptions
+
+
+class Service:
+    """Answers requests.
+
+    Args:
+        options: limits.
+        name: the name of the model.
+        config: the configuration of model and sampler, as it was composed.
+        target: the loaded target.
+        workers: draws the answers.
+        metrics: counts requests and tokens.
+        longest_prompt: most tokens of a prompt.
+    """
+
+    def __init__(self, options: ServeOptions, name: str, config: Config, target: ChainTarget, workers: Workers,
+                 metrics: Metrics, longest_prompt: int):
+        self.options, self.name, self._config, self._target = options, name, config, target
+        self.workers, self.metrics, self._samplers = workers, metrics, Samplers(config, options.max_width)
+        self._longest_prompt = longest_prompt
+        self._started = int(time.time())
+        # A tokenizer is used by one thread at a time, and a long prompt must not hold up the other connections.
+        self._reader = ThreadPoolExecutor(1, "dflash_mcmc serve reads")
+        self._reader.submit(int).result()  # the thread runs from the start
+
+    def app(self) -> Gate:
+        """The ASGI application."""
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"])
+        app.add_api_route("/v1/completions", self.completions, methods=["POST"])
+        app.add_api_route("/v1/models", self.models, methods=["GET"])
+        app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
+        app.add_api_route("/health", self.health, methods=["GET"])
+        app.add_api_route("/metrics", self.numbers, methods=["GET"])
+        app.add_exception_handler(Refused, _refused)
+        app.add_exception_handler(HTTPException, _unknown)
+        return Gate(app, self.options.api_key, self.metrics)
+
+    def close(self, seconds: float | None = None) -> None:
+        """Ends the threads after the orders that there are; waits at most so many seconds for the one that draws."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        self.workers.close(seconds)
+
+    async def chat(self, request: Request) -> Response:
+        """`/v1/chat/completions`."""
+        return await self._answer(request, chat=True)
+
+    async def completions(self, request: Request) -> Response:
+        """`/v1/completions`."""
+        return await self._answer(request, chat=False)
+
+    async def models(self) -> Response:
+        """`/v1/models`."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, name: str) -> Response:
+        """`/v1/models/NAME`."""
+        if name != self.name:
+            raise Refused(404, str(ConfigError("model", name, repr(self.name))), "model", "model_not_found")
+        return JSONResponse(self._model())
+
+    async def health(self) -> Response:
+        """`/health`: status 200 if requests are answered."""
+        waiting, live = self.workers.counts
+        state = "failing" if self.workers.failing else "ok" if self.workers.alive else "stopped"
+        busy = {"seconds_since_step": round(time.monotonic() - self.workers.stepped, 3)} if live else {}
+        return JSONResponse({"status": state, "waiting": waiting, "live": live, **busy}, 200 if state == "ok" else 503)
+
+    async def numbers(self) -> Response:
+        """`/metrics`, for Prometheus."""
+        waiting, live = self.workers.counts
+        return PlainTextResponse(self.metrics.text({"waiting": waiting, "live": live}), media_type="text/plain; version=0.0.4")
+
+    def _model(self) -> dict[str, Any]:
+        return {"id": self.name, "object": "model", "created": self._started, "owned_by": "dflash_mcmc"}
+
+    async def _answer(self, request: Request, chat: bool) -> Response:
+        body = await body_of(request, self.options.max_body_bytes, self.options.body_seconds)
+        asked, orders, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
+            self._reader, self._read, body, chat)
+        numbers, futures = self.workers.order(orders), [order.future for order in orders]
+        try:
+            drawn = await self._drawn(request, futures)
+        finally:
+            if left := self.workers.drop(numbers):
+                self.metrics.add("dropped_total", left)
+        if asked.logprobs:
+            drawn = [answer._replace(pieces=tuple(self._pieces(answer))) for answer in drawn]
+        self._count(drawn, prompt_tokens)
+        request.scope["dflash_mcmc"] = (f"n={len(drawn)} seed={seed} prompt={prompt_tokens} "
+                                        + " ".join(f"{key}={value}" for key, value in answers.usage(drawn, 0).items()
+                                                   if key in ("completion_tokens", "token_forwards")))
+        heading = Envelope(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, seed, chat)
+        if asked.stream:
+            return StreamingResponse(answers.events(heading, drawn, prompt_tokens, asked.include_usage),
+                                     media_type="text/event-stream")
+        return JSONResponse(answers.whole(heading, drawn, prompt_tokens))
+
+    def _read(self, body: bytes, chat: bool) -> tuple[RequestFields, list[Order], int, int]:
+        """The request, its orders, its seed and the tokens of its prompts. Raises Refused."""
+        asked = fields.read(fields.parsed(body), chat, self.name)
+        count, most = len(asked.prompts) * asked.n, self.options.max_choices
+        if count > most:
+            fields.refuse("n", asked.n, f"at most {most} answers in a request (serve.max_choices), over all its prompts")
+        longest = self._config.dataset.max_new_tokens
+        max_tokens = longest if asked.max_tokens is None else asked.max_tokens
+        if max_tokens > longest:
+            fields.refuse("max_tokens", max_tokens, f"at most {longest} (dataset.max_new_tokens of the server)")
+        config = fields.allowed("sampler", lambda: self._samplers.config_for(asked, max_tokens))
+        seed = secrets.randbits(31) if asked.seed is None else asked.seed
+        prompts = [self._tokens(config, prompt) for prompt in asked.prompts]
+        stop = tuple(self._config.dataset.stop) if asked.stop is None else asked.stop
+        return asked, list(self._orders(config, prompts, asked.n, seed, stop)), seed, sum(map(len, prompts))
+
+    def _orders(self, config: Config, prompts: Sequence[np.ndarray], n: int, seed: int,
+                stop: tuple[str, ...]) -> Iterator[Order]:
+        """An order for each prompt and answer. The keys are those of `dflash_mcmc.sample` with these prompts."""
+        from dflash_mcmc.rng import Key
+
+        for index, tokens in enumerate(prompts):
+            for number in range(n):
+                key = Key(seed).fold_in(f"{index:05d}", number)
+                yield Order(lambda tokens=tokens, key=key: config.sampler.chain(  # type: ignore[misc]
+                    tokens, config.dataset.max_new_tokens, key), stop, Future())
+
+    def _tokens(self, config: Config, prompt: Any) -> np.ndarray:
+        """The token ids of a prompt. Raises Refused."""
+        chat = isinstance(prompt, list) and isinstance(prompt[0], dict)
+        tokens = fields.allowed("messages" if chat else "prompt", lambda: self._encoded(config, prompt))
+        if len(tokens) > self._longest_prompt:
+            raise Refused(400, str(ConfigError("messages" if chat else "prompt", f"a prompt of {len(tokens)} tokens",
+                                               f"at most {self._longest_prompt} (serve.max_prompt_tokens)")),
+                          "messages" if chat else "prompt", "context_length_exceeded")
+        return tokens
+
+    def _encoded(self, config: Config, prompt: Any) -> np.ndarray:
+        if isinstance(prompt, str):
+            if not prompt or any("\ud800" <= character <= "\udfff" for character in prompt):
+                raise ConfigError("prompt", prompt, "a text of at least one character, without lone surrogates")
+            prompt = self._target.encode(prompt, True)
+        (read,) = read_prompts.by_id([prompt]).values()
+        return read_prompts.token_ids(config, self._target, "00000", read)
+
+    async def _drawn(self, request: Request, futures: Sequence[Future[Reply]]) -> list[Reply]:
+        """The answers of orders. Raises Refused after a failure, at the end of the time, and if the client goes."""
+        drawing: asyncio.Future[list[Reply]] = asyncio.gather(*map(asyncio.wrap_future, futures))
+        gone = asyncio.create_task(_disconnected(request))
+        try:
+            both: set[asyncio.Future[Any]] = {drawing, gone}
+            await asyncio.wait(both, timeout=self.options.request_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if drawing.done():
+                return drawing.result()
+            if gone.done():
+                raise Refused(499, "the client has gone")
+            raise Refused(504, f"not finished in {self.options.request_seconds:g} s (serve.request_seconds)", code="timeout")
+        finally:
+            gone.cancel()
+            if not drawing.done():
+                drawing.cancel()
+
+    @cached_property
+    def _texts(self) -> TokenTexts:
+        from dflash_mcmc.inference.token_texts import texts_of
+
+        return texts_of(self._target.tokenizer, len(self._target.tokenizer))
+
+    def _pieces(self, answer: Reply) -> Iterator[bytes]:
+        """The bytes of each token; those of special tokens are their names."""
+        texts = fields.allowed("logprobs", lambda: self._texts)
+        names = {number: name for name, number in texts.specials.items()}
+        for token in answer.result.trajectory.tokens.tolist():
+            yield names[token].encode() if token in names else texts.pieces[token]
+
+    def _count(self, drawn: Sequence[Reply], prompt_tokens: int) -> None:
+        self.metrics.add("prompt_tokens_total", prompt_tokens)
+        for answer in drawn:
+            self.metrics.add("answers_total", 1, f'finish_reason="{answer.finish_reason}"')
+            for name, amount in (("generated_tokens", answer.result.trajectory.length), ("proposals", answer.result.proposals),
+                                 ("token_forwards", answer.cost.token_forwards), ("accepted", answer.result.accepted),
+                                 ("moved", answer.result.moved)):
+                self.metrics.add(f"{name}_total", amount)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
+    if error.status in (408, 413):  # the rest of the body is not read
+        headers["Connection"] = "close"
+    return JSONResponse(error.body(), error.status, headers)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(Refused(error.status_code, f"{request.method} {request.url.path[:80]!r}: {error.detail}").body(),
+                        error.status_code, error.headers)

@@ -1,0 +1,199 @@
+"""The body of a request: every field is used, or refused with one line that names it, the given value and what is allowed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from dflash_mcmc.data import stops
+from dflash_mcmc.errors import ConfigError, did_you_mean
+from dflash_mcmc.serve.answers import Refused
+
+PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0),
+             "frequency_penalty": (-2.0, 2.0), "presence_penalty": (-2.0, 2.0)}
+"""Sampling fields of OpenAI and their bounds."""
+_BOTH = ("model", "n", "seed", "stop", "max_tokens", "stream", "stream_options", "sampler", "logprobs", *PENALTIES)
+_KNOWN = {True: (*_BOTH, "messages", "max_completion_tokens", "top_logprobs"), False: (*_BOTH, "prompt")}
+_UNUSED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Fields that say nothing about the answer."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},), "echo": (False,), "suffix": ("",), "best_of": (1,), "modalities": (["text"],)}
+"""Fields of OpenAI that are refused unless they have a value that changes nothing."""
+LARGEST_SEED = 2**63 - 1
+
+
+class RequestFields(NamedTuple):
+    """A request, whose fields have the right types and bounds."""
+
+    chat: bool
+    prompts: Sequence[Any]
+    """Conversations, texts or lists of token ids."""
+    n: int
+    seed: int | None
+    stop: tuple[str, ...] | None
+    max_tokens: int | None
+    logprobs: bool
+    stream: bool
+    include_usage: bool
+    sampler: Mapping[str, Any]
+    """`name`, if another sampler was asked for, and fields of the sampler."""
+    openai: Mapping[str, float]
+    """The given fields of `PENALTIES`."""
+
+
+def refuse(field: str, given: object, allowed: str) -> NoReturn:
+    """Raises Refused for a wrong field."""
+    raise Refused(400, str(ConfigError(field, given, allowed)), field)
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body. Raises Refused."""
+    def constant(text: str) -> NoReturn:
+        raise ValueError(f"{text} is no number of JSON")
+
+    try:
+        found = json.loads(body.decode(), parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        reason = str(error)[:160] or type(error).__name__
+        raise Refused(400, f"body: cannot be read: {reason}; allowed: a JSON object in UTF-8") from error
+    if not isinstance(found, dict):
+        refuse("body", type(found).__name__, "a JSON object")
+    return found
+
+
+def read(body: Mapping[str, Any], chat: bool, model: str) -> RequestFields:
+    """The request of a body. Raises Refused."""
+    given = {name: value for name, value in body.items() if value is not None and name not in _UNUSED}
+    for name, value in given.items():
+        if name in _NEUTRAL:
+            if value not in _NEUTRAL[name]:
+                refuse(name, value, "nothing: this server does not have it")
+        elif name not in _KNOWN[chat]:
+            near = did_you_mean(name, _KNOWN[chat])
+            raise Refused(400, f"{name[:80]!r}: unknown field{near}; allowed: {', '.join(_KNOWN[chat])}, with fields of the "
+                          "sampler in sampler", name[:80])
+    if (named := _text(given, "model")) not in (None, model):
+        raise Refused(404, str(ConfigError("model", named, repr(model))), "model", "model_not_found")
+    openai = {name: _number(given, name, *bounds) for name, bounds in PENALTIES.items() if name in given}
+    options = _mapping(given, "stream_options")
+    if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(on, bool) for on in options.values()):
+        refuse("stream_options", options, '{"include_usage": true or false}')
+    return RequestFields(chat, _prompts(given, chat), _whole(given, "n", 1, 10_000) or 1,
+                 _whole(given, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(given), _max_tokens(given), _logprobs(given, chat),
+                 _flag(given, "stream"), options.get("include_usage", False), _sampler(given), openai)
+
+
+def _max_tokens(given: Mapping[str, Any]) -> int | None:
+    found = [_whole(given, name, 1, 2**31) for name in ("max_completion_tokens", "max_tokens") if name in given]
+    if len(set(found)) > 1:
+        refuse("max_tokens", found[1], f"nothing, or {found[0]}, since max_completion_tokens is given")
+    return found[0] if found else None
+
+
+def _sampler(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    value = given.get("sampler", {})
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, dict) or not isinstance(value.get("name", ""), str):
+        refuse("sampler", value, 'a name, or an object of a sampler\'s fields, such as {"name": "power_mh", "alpha": 4}')
+    return value
+
+
+def _prompts(given: Mapping[str, Any], chat: bool) -> Sequence[Any]:
+    if chat:
+        messages = given.get("messages")
+        if not isinstance(messages, list) or not messages or not all(isinstance(turn, dict) for turn in messages):
+            refuse("messages", messages, "a list of at least one message with role and content")
+        return [[_turn(turn) for turn in messages]]
+    prompt = given.get("prompt")
+    if isinstance(prompt, str) or _is_ids(prompt):
+        return [prompt]
+    if isinstance(prompt, list) and prompt and all(isinstance(each, str) or _is_ids(each) for each in prompt):
+        return prompt
+    refuse("prompt", prompt, "a text, a list of texts, or lists of token ids")
+
+
+def _turn(turn: dict[str, Any]) -> dict[str, Any]:
+    """A message. Parts of text become one text; parts of other kinds are refused."""
+    content = turn.get("content")
+    if not isinstance(content, list):
+        return {name: value for name, value in turn.items() if value is not None}
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            refuse("messages", part, "content that is a text, or parts of the type text")
+    return {**turn, "content": "".join(part["text"] for part in content)}
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_whole(each) and 0 <= each < 2**31 for each in value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _whole(given: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    value = given.get(name)
+    if value is not None and (not _is_whole(value) or not low <= value <= high):
+        refuse(name, value, f"a whole number >= {low} and <= {high}")
+    return value
+
+
+def _number(given: Mapping[str, Any], name: str, low: float, high: float) -> float:
+    value = given[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+        refuse(name, value, f"a number >= {low:g} and <= {high:g}")
+    return float(value)
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        refuse(name, value, "true or false")
+    return value
+
+
+def _text(given: Mapping[str, Any], name: str) -> str | None:
+    value = given.get(name)
+    if value is not None and not isinstance(value, str):
+        refuse(name, value, "a text")
+    return value
+
+
+def _mapping(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = given.get(name, {})
+    if not isinstance(value, dict):
+        refuse(name, value, "an object")
+    return value
+
+
+def _stop(given: Mapping[str, Any]) -> tuple[str, ...] | None:
+    value = given.get("stop")
+    if value is None:
+        return None
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
+        refuse("stop", value, "a text or a list of texts")
+    return tuple(allowed("stop", lambda: stops.given(strings, "stop")))
+
+
+def _logprobs(given: Mapping[str, Any], chat: bool) -> bool:
+    """Whether log p of the answer's tokens is asked for. That of other tokens is not kept, since a chain keeps none."""
+    number = "top_logprobs" if chat else "logprobs"
+    if _whole(given, number, 0, 20) and number in given:
+        refuse(number, given[number], "0: log p of the answer's own tokens alone")
+    return _flag(given, "logprobs") if chat else "logprobs" in given
+
+
+def allowed(param: str, make: Callable[[], Any]) -> Any:
+    """The value that `make` returns. A UserError of it becomes a refused request."""
+    from dflash_mcmc.errors import UserError
+
+    try:
+        return make()
+    except UserError as error:
+        raise Refused(400, str(error), param) from error

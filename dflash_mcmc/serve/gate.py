@@ -1,0 +1,103 @@
+"""What every request passes: the key, the limits of its body, metrics, and one line of log."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from dflash_mcmc.serve.answers import Refused
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from dflash_mcmc.serve.metrics import Metrics
+
+_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
+_MOST_DISCARDED = 64 * 2**20
+"""Bytes of a body that is too long that are read and forgotten, so that its client reads the answer."""
+
+
+class Gate:
+    """An ASGI application in front of another one.
+
+    Args:
+        app: the application.
+        key: the key that requests of `/v1` must have; None for none.
+        metrics: counts requests.
+    """
+
+    def __init__(self, app: Any, key: str | None, metrics: Metrics):
+        self._app, self._key, self._metrics = app, None if key is None else key.encode(), metrics
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Handles a request. A failure of the application is an answer with status 500."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 0
+
+        async def noting(message: dict[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            if scope["path"].startswith("/v1") and not self._may_enter(scope):
+                await _reply(noting, Refused(401, "the request has no key, or a wrong one; allowed: the header Authorization: "
+                                             "Bearer KEY with the server's key", code="invalid_api_key"))
+            else:
+                await self._app(scope, receive, noting)
+        except Exception:  # a mistake of ours must not end the server
+            traceback.print_exc(file=sys.stderr)
+            if not status:
+                await _reply(noting, Refused(500, "the server failed; its log says why"))
+        finally:
+            self._log(scope, status, time.perf_counter() - started)
+
+    def _may_enter(self, scope: dict[str, Any]) -> bool:
+        """Whether the request has the key. The comparison takes the same time for every key of the same length."""
+        if self._key is None:
+            return True
+        given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
+        kind, _, key = given.partition(b" ")
+        return kind.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)
+
+    def _log(self, scope: dict[str, Any], status: int, seconds: float) -> None:
+        path = next((known for known in _PATHS if scope["path"] in (known, known + "/")), "other")
+        self._metrics.add("requests_total", 1, f'path="{path}",status="{status}"')
+        self._metrics.took(seconds)
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {scope['method'][:10]} {path} {status} {seconds:.3f}s"
+        print(" ".join(filter(None, [line, scope.get("dflash_mcmc")])), file=sys.stderr, flush=True)
+
+
+async def body_of(request: Request, most: int, seconds: float) -> bytes:
+    """The body of a request. Raises Refused for one that is too long or comes too slowly."""
+    body, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(499, "the client has gone")
+                size += len(message.get("body", b""))
+                if size <= most:
+                    body += message.get("body", b"")
+                if not message.get("more_body", False) or size > most + _MOST_DISCARDED:
+                    break
+    except TimeoutError as error:
+        raise Refused(408, f"the body did not come in {seconds:g} s (serve.body_seconds)", code="timeout") from error
+    if size > most:
+        raise Refused(413, f"body: given {size} bytes or more; allowed: at most {most} (serve.max_body_bytes)")
+    return bytes(body)
+
+
+async def _reply(send: Any, error: Refused) -> None:
+    body = json.dumps(error.body()).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

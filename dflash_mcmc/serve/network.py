@@ -1,0 +1,121 @@
+"""The socket of the server, clients that send slowly, and signals.
+
+The first SIGTERM or Ctrl-C ends the listening. Requests that have begun get their answers, and the process ends with exit code
+0. A second signal ends it at once, with exit code 143 or 130.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dflash_mcmc.errors import ConfigError
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_BACKLOG = 1024
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens, before a model is loaded. Raises ConfigError for an address that cannot be used."""
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = places[0]
+        found = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError("serve.host", host, f"an address of this machine ({error.strerror or error})") from error
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(_BACKLOG)
+    except OSError as error:
+        found.close()
+        raise ConfigError("serve.port", port, f"a port of {host} that is free and may be used ({error.strerror})") from error
+    found.set_inheritable(False)
+    return found
+
+
+def patient(seconds: float) -> type[H11Protocol]:
+    """The protocol of connections that are closed if a request's header takes longer than so many seconds."""
+
+    class Patient(H11Protocol):
+        """Closes a connection whose header does not come."""
+
+        _expiry: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            """Begins to wait for a header."""
+            super().connection_made(transport)
+            self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Ends the waiting."""
+            self._calm()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            """Ends the waiting if the header is there."""
+            super().data_received(data)
+            if self.conn.their_state is not h11.IDLE:
+                self._calm()
+            elif self._expiry is None and self.conn.trailing_data[0]:
+                self._wait()
+
+        def _wait(self) -> None:
+            self._expiry = self.loop.call_later(seconds, self.transport.close)
+
+        def _calm(self) -> None:
+            if self._expiry is not None:
+                self._expiry.cancel()
+                self._expiry = None
+
+    return Patient
+
+
+class Server(uvicorn.Server):
+    """A server that ends with its requests after one signal, and at once after two.
+
+    Attributes:
+        received: the signals so far.
+    """
+
+    def __init__(self, app: Any, header_seconds: float):
+        super().__init__(uvicorn.Config(app, http=patient(header_seconds), ws="none", lifespan="off", log_level="warning",
+                                        access_log=False, server_header=False, timeout_keep_alive=30))
+        self.received: list[int] = []
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals end the serving. uvicorn's own version would raise them again at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begins to end, or ends at once after an earlier signal."""
+        self.received.append(sig)
+        self.force_exit, self.should_exit = self.should_exit, True
+        if not self.force_exit:
+            print("stopping: no new requests are taken; a second signal ends those that have begun", file=sys.stderr,
+                  flush=True)
+
+    def serve_on(self, listener: socket.socket) -> int:
+        """Serves until a signal comes. Returns the exit code."""
+        asyncio.run(self.serve([listener]))
+        return 128 + self.received[-1] if self.force_exit else 0

@@ -1,0 +1,77 @@
+"""The options of the server: its limits (`serve.*`, values in `conf/serve.yaml`), and the parts of a run that it uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_mcmc.config import command
+from dflash_mcmc.config.checks import checked
+from dflash_mcmc.config.schema import Config
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.fields import runtime, walk
+from dflash_mcmc.registry import name_of
+
+API_KEY = "DFLASH_MCMC_API_KEY"
+_GROUPS = ("model", "draft", "blend", "sampler", "decoder", "hardware", "engine")
+_OTHERS = ("condition", "dataset.max_new_tokens", "dataset.stop", "paths.assets")
+
+
+@dataclass(slots=True, kw_only=True)
+class ServeOptions:
+    """Address and limits of the server."""
+
+    host: str = runtime("address to listen on; 127.0.0.1 is this machine alone, and 0.0.0.0 every network")
+    port: int = runtime("port to listen on; 0 takes a free one", ge=0, le=65535)
+    model_name: str | None = runtime("name of the model in requests and answers; null takes that of the folder or the hub")
+    api_key: str | None = runtime(f"key that requests must have; null takes the environment variable {API_KEY}, which does "
+                                  "not show in a list of processes, or no key")
+    max_prompt_tokens: int | None = runtime("longest prompt; null takes 1,024, or less where the model has fewer positions",
+                                            ge=1)
+    max_choices: int = runtime("most answers that a request may ask for, over all its prompts", ge=1)
+    max_width: int = runtime("most draws that a chain of a request may ask for together, such as particles", ge=1)
+    max_waiting: int = runtime("answers that wait for a slot or are drawn; more get status 429", ge=1)
+    max_body_bytes: int = runtime("longest body of a request; longer ones get status 413", ge=1024)
+    body_seconds: float = runtime("time in which a client must have sent the body of a request", gt=0)
+    header_seconds: float = runtime("time in which a client must have sent the header of a request", gt=0)
+    request_seconds: float = runtime("time for the answers to a request, after which their chains end with status 504", gt=0)
+
+
+@dataclass(slots=True, kw_only=True)
+class ServePlan:
+    """The root of `conf/serve.yaml`."""
+
+    serve: ServeOptions = dataclasses.field(default_factory=ServeOptions)
+
+
+def compose(overrides: Sequence[str]) -> tuple[ServeOptions, Config]:
+    """The server's options and the configuration of its model, which is checked. Raises UserError."""
+    for text in overrides:
+        name = text.lstrip("+~").partition("=")[0]
+        if not (name.startswith("serve.") or name.split(".")[0] in _GROUPS or name in _OTHERS):
+            raise UserError(f"{name}: has no effect on a server; allowed: serve.*, {', '.join(_OTHERS)}, and the groups "
+                            f"{', '.join(_GROUPS)} with their fields")
+    own = [text for text in overrides if text.startswith("serve.")]
+    others = [text for text in overrides if not text.startswith("serve.")]
+    plan, _ = command.compose_once("serve", own, ServePlan)
+    config, _ = command.compose_once("config", ["tracker=none", *others], Config)
+    checked(command.compose_once("config", ["tracker=none", *others], Config)[0])
+    if plan.serve.api_key is None:
+        plan.serve.api_key = os.environ.get(API_KEY) or None
+    if plan.serve.api_key is not None and not (plan.serve.api_key.isascii() and plan.serve.api_key.isprintable()):
+        raise UserError("serve.api_key: given a key with other characters; allowed: printable ASCII characters")
+    return plan.serve, config
+
+
+def model_name(options: ServeOptions, config: Config) -> str:
+    """The name of the model in requests and answers."""
+    if options.model_name is not None:
+        return options.model_name
+    path = next((value for name, _, _, value in walk(config.model) if name == "path"), None)
+    if not isinstance(path, str):
+        return name_of(config.model)
+    folder = Path(path).expanduser()
+    return folder.resolve().name if folder.exists() else path

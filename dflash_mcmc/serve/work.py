@@ -1,0 +1,201 @@
+"""Chains that wait, and the thread that draws them in one continuous batch.
+
+Chains of any sampler share the batch. The stop strings belong to the engine, so chains with other stop strings are drawn in
+another round. In a round, a chain overtakes one with other stop strings only if it had arrived before the round began.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, NamedTuple
+
+from dflash_mcmc.api.targets import turn_of
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.serve.answers import Refused, Reply
+from dflash_mcmc.store import finishes
+
+if TYPE_CHECKING:
+    from dflash_mcmc.inference.interface import ChainRunner, Finished
+    from dflash_mcmc.ops import Chain
+
+Start = Callable[[tuple[str, ...]], "ChainRunner"]
+
+
+class Order(NamedTuple):
+    """An answer to draw."""
+
+    chain: Callable[[], Chain]
+    stop: tuple[str, ...]
+    future: Future[Reply]
+
+
+class Workers:
+    """The thread that draws, and the orders that wait for it.
+
+    Args:
+        start: starts the engine for stop strings.
+        resource: what one run at a time can use.
+        max_waiting: orders that may wait or be drawn.
+        failed: called after a failure of the engine.
+    """
+
+    def __init__(self, start: Start, resource: object, max_waiting: int, failed: Callable[[], None]):
+        self._start, self._resource, self._max_waiting, self._failed = start, resource, max_waiting, failed
+        self._news = threading.Condition()
+        self._waiting: deque[tuple[int, Order]] = deque()
+        self._live: dict[int, Order] = {}
+        self._dropped: set[int] = set()
+        self._number, self._closing = 0, False
+        self._engine: tuple[tuple[str, ...], ChainRunner] | None = None
+        self.failing, self.stepped = False, time.monotonic()
+        self._thread = threading.Thread(target=self._work, name="dflash_mcmc serve", daemon=True)
+
+    def prepare(self, stop: tuple[str, ...]) -> None:
+        """Starts the engine for stop strings, before the thread. Raises UserError if the memory does not suffice."""
+        self._engine_for(stop)
+
+    def begin(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread draws, or waits for orders."""
+        return self._thread.is_alive()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The number of orders that wait, and that the engine has."""
+        with self._news:
+            return len(self._waiting), len(self._live)
+
+    def order(self, orders: Sequence[Order]) -> list[int]:
+        """Takes all orders or none, and returns their numbers. Raises Refused if too many wait or the server stops."""
+        with self._news:
+            if self._closing:
+                raise Refused(503, "the server is shutting down")
+            known = len(self._waiting) + len(self._live)
+            if known + len(orders) > self._max_waiting:
+                raise Refused(429, f"{known} answers wait or are drawn; allowed: at most {self._max_waiting} with those of "
+                              "this request; try again later", code="queue_full")
+            numbers = list(range(self._number, self._number + len(orders)))
+            self._number += len(orders)
+            self._waiting.extend(zip(numbers, orders, strict=True))
+            self._news.notify()
+        return numbers
+
+    def drop(self, numbers: Collection[int]) -> int:
+        """Gives up orders that are not finished. Returns how many."""
+        with self._news:
+            waiting = [number for number, _ in self._waiting if number in numbers]
+            self._waiting = deque(each for each in self._waiting if each[0] not in numbers)
+            live = [number for number in self._live if number in numbers]
+            self._dropped.update(live)
+        return len(waiting) + len(live)
+
+    def close(self, seconds: float | None = None) -> None:
+        """Ends the thread after the orders that it has. The thread is waited for at most so many seconds."""
+        with self._news:
+            self._closing = True
+            self._news.notify()
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                while not self._waiting and not self._closing:
+                    self._news.wait()
+                if not self._waiting:
+                    break
+                stop, begun = self._waiting[0][1].stop, self._number
+            self._round(stop, begun)
+        self._release()
+
+    def _round(self, stop: tuple[str, ...], begun: int) -> None:
+        """Draws orders with these stop strings until none of them may go on. An engine that fails is started again."""
+        try:
+            with turn_of(self._resource).taken(nests=False):
+                runner = self._engine_for(stop)
+                for done in runner.steps(self._arrivals(stop, begun)):
+                    self.stepped = time.monotonic()
+                    if done is None:
+                        with self._news:
+                            dropped, self._dropped = self._dropped, set()
+                        if dropped:
+                            runner.drop(dropped)
+                    else:
+                        self.failing = False
+                        self._end(done, runner)
+        except Exception as error:  # whatever fails, the requests get an error and the server stays alive
+            if not isinstance(error, UserError):
+                traceback.print_exc(file=sys.stderr)
+            self._give_up(stop, error)
+
+    def _give_up(self, stop: tuple[str, ...], error: Exception) -> None:
+        self.failing = True
+        self._failed()
+        with self._news:
+            lost = list(self._live.values())
+            if not lost:  # the engine did not start: those that wait for it would wait for ever
+                lost = [order for _, order in self._waiting if order.stop == stop]
+                self._waiting = deque(each for each in self._waiting if each[1].stop != stop)
+            self._live.clear()
+            self._dropped.clear()
+        self._release()
+        known = isinstance(error, UserError)
+        for order in lost:
+            _set(order.future, Refused(500, str(error) if known else "the engine failed; the server's log says why"))
+
+    def _engine_for(self, stop: tuple[str, ...]) -> ChainRunner:
+        if self._engine is None or self._engine[0] != stop:
+            self._release()
+            self._engine = stop, self._start(stop)
+        return self._engine[1]
+
+    def _release(self) -> None:
+        if self._engine is not None:
+            self._engine[1].close()
+        self._engine = None
+
+    def _arrivals(self, stop: tuple[str, ...], begun: int) -> Iterator[tuple[int, Chain] | None]:
+        while True:
+            found = self._next(stop, begun)
+            yield None if found is None else (found[0], found[1].chain())
+
+    def _next(self, stop: tuple[str, ...], begun: int) -> tuple[int, Order] | None:
+        """The next order of a round; None if there is none now."""
+        with self._news:
+            overtakes = False
+            for place, (number, order) in enumerate(self._waiting):
+                if order.stop == stop and not (overtakes and number >= begun):
+                    del self._waiting[place]
+                    self._live[number] = order
+                    return number, order
+                overtakes = overtakes or order.stop != stop
+        return None
+
+    def _end(self, done: Finished[int], runner: ChainRunner) -> None:
+        with self._news:
+            order = self._live.pop(done.tag)
+            self._dropped.discard(done.tag)
+        if done.result is None:
+            _set(order.future, Refused(500, done.failure))
+            return
+        drawn = done.result.trajectory
+        text = runner.model.decode(drawn.tokens)
+        _set(order.future, Reply(done.result, done.cost, text, finishes.of_trajectory(drawn, runner.model.stop_ids)))
+
+
+def _set(future: Future[Reply], outcome: Reply | Refused) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, Reply):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)

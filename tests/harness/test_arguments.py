@@ -1,0 +1,64 @@
+"""What a harness asks of a model, in this package's terms, and the scores of given answers. lm_eval is not needed."""
+
+from __future__ import annotations
+
+import pytest
+
+import dflash_mcmc
+from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.harness.lm_eval.arguments import chosen, request
+
+TINY = str(PACKAGE / "assets/tiny")
+
+
+def test_model_args_are_fields_of_a_run():
+    config, has_sampler = chosen({"pretrained": TINY, "condition": "ps", "sampler.alpha": 2, "seed": 5,
+                                  "model.dtype": "float32"})
+    assert (config.model.path, config.model.dtype, config.sampler.alpha, config.seed) == (TINY, "float32", 2.0, 5)
+    assert has_sampler
+    assert not chosen({"pretrained": TINY, "blend": "layer"}).has_sampler
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"sampelr.alpha": 2}, "model_args: given 'sampelr.alpha'"),
+    ({"dataset.limit": 2}, "model_args: given 'dataset.limit'"),
+    ({"condition": "ps", "sampler.alpha": -1}, "sampler.alpha"),
+])
+def test_other_model_args_are_one_line(given, message):
+    with pytest.raises(UserError, match=message):
+        chosen(given)
+
+
+def test_a_task_says_how_answers_are_drawn_without_a_sampler():
+    plain = chosen({"pretrained": TINY})
+    how = request(plain, {"until": ["\n\n", ""], "do_sample": False, "temperature": 0.7, "max_gen_toks": 9})
+    assert (type(how.sampler).__name__, how.max_new_tokens, how.stop) == ("Greedy", 9, ["\n\n"])
+    how = request(plain, {"until": "Q:", "do_sample": True, "temperature": 0.7, "top_p": 0.9})
+    assert (how.sampler.temperature, how.sampler.top_p, how.max_new_tokens, how.stop) == (0.7, 0.9, 256, ["Q:"])
+    with pytest.raises(UserError, match=r"generation_kwargs\.temperature"):
+        request(plain, {"do_sample": True})
+    with pytest.raises(UserError, match=r"generation_kwargs\.num_beams"):
+        request(plain, {"num_beams": 4})
+
+
+def test_a_sampler_of_model_args_draws_whatever_a_task_says():
+    given = chosen({"pretrained": TINY, "sampler": "power_mh", "sampler.alpha": 3})
+    assert request(given, {"do_sample": True, "temperature": 1.0}).sampler.alpha == 3.0
+
+
+def test_scores_are_the_log_p_of_samples():
+    with dflash_mcmc.Engine(TINY) as engine:
+        tokenizer = dflash_mcmc.component("model", "tiny").tokenizer()
+        prompts = [tokenizer.encode(text) for text in ("What is 7*6?", "Ann has 39 apples. Ann buys 2 more.")]
+        drawn = engine.sample(prompts, sampler="greedy", max_new_tokens=24, progress=False)
+        scored = engine.score(prompts, [sample.tokens for sample in drawn], progress=False)
+        for sample, score in zip(drawn, scored, strict=True):
+            assert sum(score.log_p) == pytest.approx(sample.log_p, abs=1e-4)
+            assert score.is_greedy
+        other = [[*drawn[0].tokens[:3], drawn[0].tokens[3] + 1]]
+        assert not engine.score(prompts[:1], other, progress=False)[0].is_greedy
+        with pytest.raises(UserError, match="1024 tokens together"):
+            engine.score([[5] * 1000], [[6] * 25], progress=False)
+        with pytest.raises(UserError, match="answers: given"):
+            engine.score([[5]], [[]], progress=False)

@@ -1,0 +1,123 @@
+"""`--model dflash_mcmc` against lm_eval's own `hf` model: texts, log likelihoods, the commands of the page."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dflash_mcmc.config.schema import PACKAGE
+from tests import pages
+from tests.conftest import ROOT
+
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: make harness")
+pytestmark = pytest.mark.harness
+
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.models.huggingface import HFLM  # noqa: E402
+
+from dflash_mcmc.harness.lm_eval.model import DflashMcmcLM  # noqa: E402
+
+TINY = str(PACKAGE / "assets/tiny")
+PAGE = ROOT / "docs/howto/evaluation-harnesses.md"
+ROWS = [json.loads(line) for line in (PACKAGE / "assets/arith.jsonl").read_text().splitlines()[:6]]
+
+
+@pytest.fixture(autouse=True)
+def guard_of_a_test() -> None:
+    """Replaces the guard of tests/leaks.py: lm_eval sets variables and random states."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def guard_of_a_module() -> None:
+    """As `guard_of_a_test`."""
+
+
+@pytest.fixture(scope="module")
+def ours() -> DflashMcmcLM:
+    return DflashMcmcLM(pretrained=TINY, **{"model.dtype": "float32"})
+
+
+@pytest.fixture(scope="module")
+def theirs(ours) -> HFLM:
+    """lm_eval's model, which gives probability to ids that the tokenizer does not have; the fixture leaves them out."""
+    model = HFLM(pretrained=TINY, device="cpu", dtype="float32", batch_size=4, max_length=ours.max_length)
+    known, call = len(model.tokenizer), model._model_call
+
+    def of_known(*given, **named):
+        logits = call(*given, **named)
+        logits[..., known:] = -torch.inf
+        return logits
+
+    model._model_call = of_known
+    return model
+
+
+def requests(kind: str, arguments: list[tuple]) -> list[Instance]:
+    return [Instance(kind, {}, given, 0, ("task", number, 1)) for number, given in enumerate(arguments)]
+
+
+def chat(model, row: dict) -> str:
+    return model.apply_chat_template([{"role": "user", "content": row["question"]}])
+
+
+@pytest.mark.parametrize("until", [[], ["Then", " ="], ["=", "Answer"]])
+def test_greedy_texts_are_those_of_hf(ours, theirs, until):
+    kwargs = {"until": until, "do_sample": False, "max_gen_toks": 60}
+    asked = [(text, kwargs) for row in ROWS for text in (chat(ours, row), row["question"])]
+    assert chat(ours, ROWS[0]) == chat(theirs, ROWS[0])
+    found = ours.generate_until(requests("generate_until", asked), disable_tqdm=True)
+    assert found == theirs.generate_until(requests("generate_until", asked), disable_tqdm=True)
+    assert sum(map(bool, found[::2])) >= 5
+    assert not [text for text in found for string in until if string in text]
+
+
+def test_log_likelihoods_are_those_of_hf(ours, theirs):
+    answers = ours.generate_until(requests("generate_until", [(chat(ours, row), {"until": []}) for row in ROWS]),
+                                  disable_tqdm=True)
+    asked = [pair for row, answer in zip(ROWS, answers, strict=True) for pair in (
+        (row["question"], " " + row["answer"]), ("", row["solution"]), (row["question"] + " ", row["solution"]),
+        (chat(ours, row), row["solution"]), (chat(ours, row) + answer[:12], answer[12:]))]
+    found = ours.loglikelihood(requests("loglikelihood", asked), disable_tqdm=True)
+    expected = theirs.loglikelihood(requests("loglikelihood", asked), disable_tqdm=True)
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-4)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert {greedy for _, greedy in found} == {True, False}
+
+
+def test_rolling_log_likelihoods_are_those_of_hf(ours, theirs):
+    long = " ".join(row["solution"] for row in ROWS * 6)
+    assert len(ours.tok_encode(long)) > ours.max_length
+    asked = requests("loglikelihood_rolling", [(ROWS[0]["solution"],), (long,)])
+    found, expected = (model.loglikelihood_rolling(asked, disable_tqdm=True) for model in (ours, theirs))
+    assert found[0] == pytest.approx(expected[0], abs=1e-4)
+    assert found[1] == pytest.approx(expected[1], rel=1e-6)
+
+
+def test_repeats_are_different_draws_in_any_order():
+    model = DflashMcmcLM(pretrained=TINY, condition="temp", seed=3, **{"sampler.temperature": 1.5})
+    asked = requests("generate_until", [(chat(model, row), {"until": [], "max_gen_toks": 16}) for row in ROWS[:3]])
+    first = model.generate_until([asked[0], asked[0], asked[1], asked[2]], disable_tqdm=True)
+    again = model.generate_until([asked[2], asked[0], asked[1], asked[0]], disable_tqdm=True)
+    assert first[0] != first[1]
+    assert again == [first[3], first[0], first[2], first[1]]
+
+
+def test_the_commands_of_the_page_run(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "tasks").mkdir()
+    for block in pages.blocks(PAGE, "yaml"):
+        place, _, text = block.partition("\n")
+        (tmp_path / place.removeprefix("# ")).write_text(text)
+    environment = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    commands = pages.marked(pages.commands(PAGE), pages.NEEDS_LM_EVAL)
+    assert len(commands) == 3
+    for command in commands:
+        done = pages.shell(command.replace("FOLDER", TINY), tmp_path, **environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "|arith_local" in done.stdout
+    wrong = commands[0].replace("condition=ps", "condition=pss").replace("FOLDER", TINY)
+    refused = pages.shell(wrong, tmp_path, **environment)
+    assert refused.returncode == 2
+    assert "error: condition" in refused.stderr.splitlines()[-1]

@@ -1,0 +1,136 @@
+"""The server as a process: signals, two servers on a port, 64 clients, many requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+pytestmark = pytest.mark.slow
+QUESTION = "What is 7*6?"
+
+
+@contextlib.contextmanager
+def serving(*overrides: str) -> Iterator[tuple[subprocess.Popen, int]]:
+    """A server in a process of its own, and its port."""
+    command = [sys.executable, "-m", "dflash_mcmc.serve", "serve.port=0", "dataset.max_new_tokens=32", *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        line = process.stdout.readline()
+        yield process, int(re.fullmatch(r"serving tiny at http://127.0.0.1:(\d+)/v1\n", line)[1])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def asked(port: int, **body: object) -> http.client.HTTPConnection:
+    """A connection on which a request has been sent."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": QUESTION, **body}))
+    return connection
+
+
+def wait_until_live(port: int) -> None:
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/health")
+        found = json.loads(connection.getresponse().read())
+        connection.close()
+        if found["live"]:
+            return
+
+
+def test_the_first_sigterm_finishes_the_requests():
+    with serving("condition=ps") as (process, port):
+        connection = asked(port, sampler={"num_steps": 40})
+        wait_until_live(port)
+        process.send_signal(signal.SIGTERM)
+        reply = connection.getresponse()
+        assert reply.status == 200
+        assert json.loads(reply.read())["choices"][0]["finish_reason"] in ("stop", "length")
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_ends_at_once(number):
+    with serving("condition=ps") as (process, port):
+        connection = asked(port, sampler={"num_steps": 1_000_000})
+        wait_until_live(port)
+        process.send_signal(number)
+        while "stopping" not in process.stderr.readline():
+            pass
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        connection.close()
+
+
+def test_the_second_server_on_a_port_says_one_line():
+    with serving("condition=greedy") as (_, port):
+        command = [sys.executable, "-m", "dflash_mcmc.serve", f"serve.port={port}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith(f"error: serve.port: given {port}; allowed: a port of 127.0.0.1 that is free")
+
+
+def test_64_clients_at_once_get_the_answers_of_one():
+    async def all_of(port: int) -> list[str]:
+        async def one(seed: int) -> str:
+            async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+                drawn = await client.completions.create(model="tiny", prompt=QUESTION, seed=seed)
+                return drawn.choices[0].text
+
+        return await asyncio.gather(*(one(number % 8) for number in range(64)))
+
+    with serving("sampler=temperature", "sampler.temperature=1.5") as (_, port):
+        found = asyncio.run(all_of(port))
+        assert found == found[:8] * 8
+        assert len(set(found)) > 1
+
+
+def test_10_000_requests():
+    """Good and bad requests on eight connections; the memory of the server does not grow with their number."""
+    async def client(port: int, count: int) -> list[int]:
+        def many() -> list[int]:
+            connection, found = http.client.HTTPConnection("127.0.0.1", port, timeout=120), []
+            for number in range(count):
+                body = {"prompt": QUESTION, **({"max_tokens": 1} if number % 2 else {"n": number * 10**6, "x": 1})}
+                connection.request("POST", "/v1/completions", json.dumps(body))
+                reply = connection.getresponse()
+                reply.read()
+                found.append(reply.status)
+            connection.close()
+            return found
+
+        return await asyncio.to_thread(many)
+
+    async def all_of(port: int, count: int) -> list[list[int]]:
+        return await asyncio.gather(*(client(port, count) for _ in range(8)))
+
+    def resident(process: subprocess.Popen) -> int:
+        with open(f"/proc/{process.pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with serving("condition=greedy") as (process, port):
+        drain = threading.Thread(target=process.stderr.read)
+        drain.start()
+        asyncio.run(all_of(port, 250))
+        before = resident(process)
+        found = asyncio.run(all_of(port, 1000))
+        assert [sum(statuses.count(status) for statuses in found) for status in (200, 400)] == [4000, 4000]
+        assert resident(process) < before + 50 * 2**20
+        process.terminate()
+        assert process.wait(60) == 0
+        drain.join()

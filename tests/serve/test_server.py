@@ -1,0 +1,270 @@
+"""A server on a port of its own: answers of `dflash_mcmc.sample`, errors of one line, clients that go, keys, a full queue."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+import dflash_mcmc as dm
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.serve import network, options
+from dflash_mcmc.serve.building import built
+from dflash_mcmc.serve.network import Server
+from tests import pages
+from tests.conftest import ROOT
+
+QUESTION = "Lena has 12 red pens and 9 blue pens. How many pens does she have?"
+KEY = "a-key-of-the-tests"
+OVERRIDES = ["condition=ps", "sampler.num_blocks=4", "sampler.num_steps=2", "dataset.max_new_tokens=32",
+             "hardware.num_slots=8", "serve.port=0", "serve.max_prompt_tokens=64", "serve.max_choices=8",
+             "serve.max_waiting=16",
+             "serve.max_body_bytes=20000", "serve.body_seconds=0.5", "serve.header_seconds=0.5", f"serve.api_key={KEY}"]
+
+
+class Running:
+    """A server in a thread of this process."""
+
+    def __init__(self, overrides: list[str]):
+        plan, config = options.compose(overrides)
+        self.listener = network.listening(plan.host, plan.port)
+        self.port = self.listener.getsockname()[1]
+        self.service = built(plan, config)
+        self.server = Server(self.service.app(), plan.header_seconds)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([self.listener])))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(30)
+        self.service.close(30)
+        self.listener.close()
+
+    def client(self, key: str = KEY) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def post(self, body: object, path: str = "/v1/completions", key: str = KEY) -> tuple[int, dict]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request("POST", path, data, {"Authorization": f"Bearer {key}"})
+            reply = connection.getresponse()
+            return reply.status, json.loads(reply.read())
+
+    def get(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            reply = connection.getresponse()
+            return reply.status, reply.read().decode()
+
+    def idle(self) -> bool:
+        """Whether the engine has nothing to draw, soon."""
+        for _ in range(500):
+            if self.service.workers.counts == (0, 0):
+                return True
+            time.sleep(0.01)
+        return False
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    found = Running(OVERRIDES)
+    yield found
+    found.stop()
+
+
+def samples(prompt: object, chat: bool, **changes) -> list[dm.Sample]:
+    """What Python draws with the values of OVERRIDES."""
+    sampler = dm.PowerMH(**{"num_blocks": 4, "num_steps": 2, **changes.pop("fields", {})})
+    model = dm.component("model", "hf", path=dm.component("model", "tiny").path, chat=chat)
+    values = {"sampler": sampler, "max_new_tokens": 32, "seed": 5, "progress": False}
+    return dm.sample(model, None, [prompt], **{**values, **changes})
+
+
+def test_chat_draws_what_python_draws(running):
+    drawn = running.client().chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": QUESTION}], n=2, seed=5, logprobs=True)
+    mine = samples(QUESTION, chat=True, num_chains=2)
+    assert [choice.message.content for choice in drawn.choices] == [sample.text for sample in mine]
+    assert [choice.model_extra["dflash_mcmc"]["tokens"] for choice in drawn.choices] == [sample.tokens for sample in mine]
+    assert drawn.usage.model_extra["token_forwards"] == sum(sample.cost.token_forwards for sample in mine)
+    assert drawn.usage.completion_tokens == sum(len(sample.tokens) for sample in mine)
+    for choice, sample in zip(drawn.choices, mine, strict=True):
+        assert sum(token.logprob for token in choice.logprobs.content) == pytest.approx(sample.log_p)
+        assert choice.finish_reason == {"stop_id": "stop", "length": "length"}[sample.finish_reason]
+
+
+def test_completions_take_stop_strings_and_fields_of_the_sampler(running):
+    """Several kinds of requests at once: each is drawn as alone."""
+    def ask(number: int, stop: list[str] | None, alpha: float) -> str:
+        drawn = running.client().completions.create(model="tiny", prompt=QUESTION, seed=number, stop=stop, max_tokens=24,
+                                                    extra_body={"sampler": {"alpha": alpha}})
+        return drawn.choices[0].text
+
+    kinds = [(number, stop, alpha) for number in range(2) for stop in (None, ["9"]) for alpha in (1.5, 4.0)]
+    found: dict[tuple, str] = {}
+    threads = [threading.Thread(target=lambda kind=kind: found.update({str(kind): ask(*kind)})) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    model = dm.component("model", "hf", path=dm.component("model", "tiny").path, chat=False)
+    with dm.Engine(model, hardware=dm.Local(num_slots=1)) as engine:
+        for number, stop, alpha in kinds:
+            (alone,) = engine.sample([QUESTION], sampler=dm.PowerMH(num_blocks=4, num_steps=2, alpha=alpha), seed=number,
+                                     stop=stop or [], max_new_tokens=24, progress=False)
+            assert found[str((number, stop, alpha))] == alone.text
+    assert len(set(found.values())) > 2
+
+
+def test_openai_fields_choose_the_law_of_plain_samplers(running):
+    client = running.client()
+    asked = dict(model="tiny", prompt=QUESTION, max_tokens=24)
+    greedy = client.completions.create(**asked, temperature=0, extra_body={"sampler": "temperature"}).choices[0].text
+    assert greedy == client.completions.create(**asked, extra_body={"sampler": "greedy"}).choices[0].text
+    drawn = client.completions.create(**asked, temperature=1.5, top_p=0.9, seed=3, extra_body={"sampler": "temperature"})
+    (mine,) = samples(QUESTION, chat=False, sampler=dm.Temperature(temperature=1.5, top_p=0.9), seed=3, max_new_tokens=24)
+    assert drawn.choices[0].text == mine.text
+
+
+def test_streams_have_the_final_answer(running):
+    client = running.client()
+    asked = dict(model="tiny", messages=[{"role": "user", "content": QUESTION}], seed=5)
+    parts = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    whole = client.chat.completions.create(**asked)
+    assert text == whole.choices[0].message.content
+    assert parts[-1].usage == whole.usage
+    assert [part.choices[0].finish_reason for part in parts if part.choices][-1] == whole.choices[0].finish_reason
+
+
+WRONG = {
+    "not JSON": (b"{", 400, "body"), "no object": (b"[1]", 400, "body"), "not finite": (b'{"temperature": NaN}', 400, "NaN"),
+    "too large": (b'{"temperature": 1e999}', 400, "temperature"), "deep": (b"[" * 9000, 400, "body"),
+    "bytes": (b'{"prompt": "\xff"}', 400, "body"), "surrogate": (b'{"prompt": "\\ud800"}', 400, "prompt"),
+    "unknown field": ({"prompt": "x", "max_token": 3}, 400, "did you mean 'max_tokens'?"),
+    "unknown model": ({"prompt": "x", "model": "other"}, 404, "'tiny'"),
+    "no prompt": ({}, 400, "prompt"), "no text": ({"prompt": ""}, 400, "prompt"),
+    "wrong ids": ({"prompt": [10**6]}, 400, "token ids"),
+    "long prompt": ({"prompt": [5] * 65}, 400, "serve.max_prompt_tokens"), "n": ({"prompt": "x", "n": 10**9}, 400, "n: given"),
+    "many": ({"prompt": ["x"] * 3, "n": 3}, 400, "serve.max_choices"), "no n": ({"prompt": "x", "n": True}, 400, "n: given"),
+    "max_tokens": ({"prompt": "x", "max_tokens": 33}, 400, "at most 32"), "seed": ({"prompt": "x", "seed": 1.5}, 400, "seed"),
+    "stop": ({"prompt": "x", "stop": [""]}, 400, "stop"), "logprobs": ({"prompt": "x", "logprobs": 3}, 400, "logprobs"),
+    "law": ({"prompt": "x", "temperature": 0.5}, 400, "temperature: given 0.5; allowed: 1 with sampler=power_mh"),
+    "field": ({"prompt": "x", "sampler": {"alhpa": 2}}, 400, "did you mean 'alpha'?"),
+    "bound": ({"prompt": "x", "sampler": {"alpha": -1}}, 400, "sampler.alpha: given -1"),
+    "sampler": ({"prompt": "x", "sampler": "powermh"}, 400, "did you mean 'power_mh'?"),
+    "draft": ({"prompt": "x", "sampler": "draft_mh"}, 400, "draft"), "tools": ({"prompt": "x", "tools": [{}]}, 400, "tools"),
+    "width": ({"prompt": "x", "sampler": {"name": "best_of_n", "num_candidates": 10**9}}, 400, "serve.max_width"),
+    "body": (b" " * 20_001, 413, "serve.max_body_bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_request_gets_one_line(running, kind):
+    body, status, words = WRONG[kind]
+    found, reply = running.post(body)
+    assert found == status, reply
+    assert words in reply["error"]["message"]
+    assert "\n" not in reply["error"]["message"]
+    assert set(reply["error"]) == {"message", "type", "param", "code"}
+    assert running.get("/health")[0] == 200
+
+
+def test_a_wrong_key_is_refused_and_not_logged(running, capfd):
+    for key in ("", "a-key-of-the-testz", "é"):
+        status, reply = running.post({"prompt": "x"}, key=key)
+        assert (status, reply["error"]["code"]) == (401, "invalid_api_key")
+    assert running.get("/v1/models")[0] == 401
+    assert [model.id for model in running.client().models.list()] == ["tiny"]
+    log = capfd.readouterr().err
+    assert KEY not in log
+    assert "testz" not in log
+    assert len(log.splitlines()) == 5
+
+
+def test_a_client_that_goes_frees_its_slots(running):
+    """The chains of the request would make two million steps."""
+    body = json.dumps({"prompt": QUESTION, "n": 4, "sampler": {"num_steps": 500_000}}).encode()
+    with socket.create_connection(("127.0.0.1", running.port)) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode()
+                           + b"\r\nContent-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
+        while running.service.workers.counts[1] < 4:
+            time.sleep(0.01)
+    assert running.idle()
+    assert "dflash_mcmc_dropped_total 4" in running.get("/metrics")[1]
+
+
+def test_a_full_queue_and_a_late_answer(running, monkeypatch):
+    monkeypatch.setattr(running.service.workers, "_max_waiting", 3)
+    assert running.post({"prompt": "x", "n": 4})[0] == 429
+    monkeypatch.setattr(running.service.options, "request_seconds", 0.2)
+    status, reply = running.post({"prompt": QUESTION, "sampler": {"num_steps": 500_000}})
+    assert (status, reply["error"]["code"]) == (504, "timeout")
+    assert running.idle()
+
+
+def test_slow_clients_are_let_go(running):
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 50\r\n\r\n".encode()
+    for sent, answer in ((b"POST /v1", b""), (b"", b""), (head + b"{", b"HTTP/1.1 408")):
+        with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
+            connection.sendall(sent)
+            received = b""
+            while piece := connection.recv(4096):
+                received += piece
+        assert received[:12] == answer
+
+
+def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkeypatch):
+    def failing(*_: object) -> None:
+        raise RuntimeError("a failure of the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.service._target.tokenizer, "apply_chat_template", failing)
+        status, reply = running.post({"messages": [{"role": "user", "content": "x"}]}, "/v1/chat/completions")
+        assert (status, reply["error"]["param"]) == (400, "messages")
+    with monkeypatch.context() as patch:
+        patch.setattr("dflash_mcmc.sampler.power_mh.PowerMH.chain", failing)
+        assert running.post({"prompt": "x"})[0] == 500
+        assert running.get("/health")[0] == 503
+    assert running.post({"prompt": "x"})[0] == 200
+    assert running.get("/health")[0] == 200
+
+
+def test_the_page_is_true(running, capsys):
+    """The commands of docs/howto/serve.md compose, and its Python gets an answer."""
+    page = ROOT / "docs/howto/serve.md"
+    commands = [line.partition("python -m dflash_mcmc.serve ")[2] for block in pages.blocks(page, "text")
+                for line in block.splitlines()]
+    for command in commands:
+        assert options.compose(command.replace("CHECKPOINT", dm.component("model", "tiny").path).split())
+    (block,) = pages.blocks(page, "py")
+    address = f'"http://127.0.0.1:{running.port}/v1", api_key="{KEY}"'
+    exec(block.replace('"http://127.0.0.1:8000/v1", api_key="none"', address), {})
+    assert "token_forwards" in capsys.readouterr().out
+
+
+def test_metrics_can_be_read(running):
+    running.post({"prompt": "x"})
+    lines = running.get("/metrics")[1].splitlines()
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    assert values['dflash_mcmc_request_seconds_bucket{le="+Inf"}'] == values["dflash_mcmc_request_seconds_count"]
+    assert values['dflash_mcmc_requests_total{path="/v1/completions",status="200"}'] >= 1
+    assert values["dflash_mcmc_token_forwards_total"] > values["dflash_mcmc_generated_tokens_total"] > 0
+
+
+def test_a_port_in_use_and_options_without_effect_are_refused(running):
+    with pytest.raises(UserError, match=r"serve.port: given \d+; allowed: a port of 127.0.0.1 that is free"):
+        network.listening("127.0.0.1", running.port)
+    for override in ("seed=3", "num_chains=2", "dataset=gsm8k", "dataset.limit=3"):
+        with pytest.raises(UserError, match="has no effect on a server"):
+            options.compose([override])
