@@ -73,7 +73,7 @@ def test_code_of_a_checkpoint(make_config, checkpoint, canary, file, classes, kn
             more |= {"model_type": "planted"} if name == "config.json" else {"tokenizer_class": "Planted"}
         (checkpoint / name).write_text(json.dumps({**values, **more}))
     line = refused_or_run(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))
-    assert known or (line is not None and line.startswith("model.path: cannot load"))
+    assert known or (line is not None and line.startswith("model.path: cannot load") and "\n" not in line)
     assert not canary.exists()
 
 
