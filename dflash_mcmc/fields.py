@@ -58,6 +58,10 @@ class Spec(NamedTuple):
         """The value in runs that were made before the field was added; None if it was there from the start."""
         return None if self.off is _NEVER else self.off
 
+    def has_off(self) -> bool:
+        """Whether older runs, which lack the field, are those with its `off` value."""
+        return self.off is not _NEVER
+
     def is_off(self, value: object) -> bool:
         """Whether the field has the value at which it changes nothing."""
         return self.off is not _NEVER and value == self.off

@@ -22,6 +22,7 @@ from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.probed import csv_of, overall
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.lines import from_line
 from dflash_mcmc.store.records import RECORDS
 from tests.runs import execute
 
@@ -75,7 +76,7 @@ def lengths(make_config, monkeypatch):
 
 
 def lines(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / RECORDS).read_text().splitlines()]
+    return [from_line(line).value for line in (folder / RECORDS).read_bytes().splitlines()]
 
 
 @pytest.mark.parametrize("cls", PROBES, ids=lambda cls: cls.__name__)

@@ -5,11 +5,10 @@ These are the tables of sections 5.3 and 2.4 of the guided-power-sampling docume
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 
-from dflash_mcmc.fields import restored
+from dflash_mcmc.fields import restored, specs_of
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.parts import Column, Section, Table, count, named, paragraphs
 from dflash_mcmc.report.published import published_settings
@@ -86,7 +85,8 @@ def extra_parameters(run: Run) -> int | None:
     component = components("draft").get(run.component("draft"))
     if component is None or component.name == "none":
         return 0 if run.component("draft") == "none" else None
-    fields = [field.name for field in dataclasses.fields(component.cls)]
-    if not set(fields) <= set(values):
+    specs = specs_of(component.cls)
+    known = {name: values.get(name, spec.off) for name, spec in specs.items() if name in values or spec.has_off()}
+    if len(known) < len(specs):
         return None
-    return restored(component.cls, {name: values[name] for name in fields}).checkpoint_size().parameters
+    return restored(component.cls, known).checkpoint_size().parameters
