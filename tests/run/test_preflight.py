@@ -26,7 +26,7 @@ SMALL = ("dataset.limit=2", "tracker=none")
 @pytest.fixture(autouse=True)
 def _nothing_is_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for place in ("model.hf._load", "draft.dflash._load", "store.folder.RunStore.open", "grid.folder.Grid.create"):
+    for place in ("model.hf._load", "draft._network", "store.folder.RunStore.open", "grid.folder.Grid.create"):
         monkeypatch.setattr(f"dflash_mcmc.{place}", lambda *_, **__: pytest.fail("before the checks are done"))
 
 
