@@ -26,6 +26,8 @@ from dflash_mcmc.decoder.plain import Plain as Plain
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch as SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection as SpeculativeRejection
 from dflash_mcmc.draft.dflash import DFlashDraft as DFlashDraft
+from dflash_mcmc.draft.dflash2 import DFlash2Draft as DFlash2Draft
+from dflash_mcmc.draft.dspark import DSparkDraft as DSparkDraft
 from dflash_mcmc.draft.ngram import NgramDraft as NgramDraft
 from dflash_mcmc.draft.none import NoDraft as NoDraft
 from dflash_mcmc.draft.self import SelfDraft as SelfDraft

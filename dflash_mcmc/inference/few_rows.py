@@ -90,7 +90,8 @@ class FewRows:
 def of(model: LanguageModel, most: int) -> FewRows | None:
     """The products for batches of at most `most` rows; None where the bits are not those of eight rows.
 
-    Products of a model are kept as long as the model, and made again when its weights have changed.
+    Products of a model are kept as long as the model, and made again when its weights have changed. They are compared with the
+    model's own forwards while no other thread uses the model.
 
     Args:
         most: 1 to 7.
@@ -101,9 +102,10 @@ def of(model: LanguageModel, most: int) -> FewRows | None:
         found = known[key]
         if found is None or found.is_current():
             return found
-    known.clear()
-    known[key] = _found(model, most)
-    return known[key]
+    with model.turn.taken(nests=True):
+        known.clear()
+        known[key] = _found(model, most)
+        return known[key]
 
 
 def fits(model: LanguageModel) -> bool:

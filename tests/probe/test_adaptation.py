@@ -111,7 +111,7 @@ MISTAKES = {
     "probe.ranks=[4,4]": ("probe.ranks", "a list of different values, at least one"),
     "probe.modes=[prompt]": ("probe.modes", "one of 'context', 'online'"),
     "probe.position_edges=[32,16]": ("probe.position_edges", "a list of rising numbers"),
-    "draft=ngram": ("draft", "'ngram'; allowed: tiny or dflash with probe=adaptation"),
+    "draft=ngram": ("draft", "'ngram'; allowed: tiny, smollm2 or dflash with probe=adaptation"),
     "draft.adapt=online": ("draft.adapt", "none with probe=adaptation"),
 }
 

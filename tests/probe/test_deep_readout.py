@@ -196,8 +196,9 @@ def test_a_run_without_an_answer_that_fits_is_refused_before_the_first_record(so
 
 MISTAKES = {
     "none": (["probe=deep_readout"], "draft: given 'none'", "a draft, such as tiny"),
-    "ngram": (["probe=deep_readout", "draft=ngram"], "draft: given 'ngram'", "tiny or dflash with probe=deep_readout"),
-    "self": (["probe=deep_readout", "draft=self"], "draft: given 'self'", "tiny or dflash"),
+    "ngram": (["probe=deep_readout", "draft=ngram"], "draft: given 'ngram'",
+              "tiny, smollm2 or dflash with probe=deep_readout"),
+    "self": (["probe=deep_readout", "draft=self"], "draft: given 'self'", "tiny, smollm2 or dflash"),
     "answers": ([*PROBE, "probe.answers=silver"], "probe.answers: given 'silver'", "one of 'gold', 'greedy'"),
     "context": ([*PROBE, "probe.context=none"], "probe.context: given 'none'", "one of 'full', 'block', 'prompt'"),
     "unused": ([*PROBE, "sampler=greedy"], "sampler: given 'greedy'", "does not use it"),

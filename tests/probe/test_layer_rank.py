@@ -228,7 +228,7 @@ MISTAKES = {
     "probe.answers=golden": ("probe.answers", "one of 'gold', 'greedy'"),
     "probe.hard_below=0": ("probe.hard_below", "0.0; allowed: a number > 0 and < 1"),
     "probe.hard_below=1": ("probe.hard_below", "1.0; allowed: a number > 0 and < 1"),
-    "draft=ngram": ("draft", "'ngram'; allowed: tiny or dflash with probe=layer_rank"),
+    "draft=ngram": ("draft", "'ngram'; allowed: tiny, smollm2 or dflash with probe=layer_rank"),
     "probe.hrd_below=0.1": ("probe.hrd_below", "did you mean 'hard_below'"),
 }
 

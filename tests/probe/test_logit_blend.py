@@ -222,7 +222,7 @@ MISTAKES = {
     "probe.betas=[-11]": ("probe.betas", "[-11.0]; allowed: different numbers from -10 to 1"),
     "probe.betas=null": ("probe.betas", "'null'; allowed: a list"),
     "probe.hard_below=0": ("probe.hard_below", "0.0; allowed: a number > 0 and < 1"),
-    "draft=self": ("draft", "'self'; allowed: tiny or dflash with probe=logit_blend"),
+    "draft=self": ("draft", "'self'; allowed: tiny, smollm2 or dflash with probe=logit_blend"),
     "probe.beta=0.1": ("probe.beta", "did you mean 'betas'"),
 }
 

@@ -225,7 +225,7 @@ def test_proposals_are_timed(probe_config):
 
 @pytest.mark.parametrize(("overrides", "message"), [
     (("draft=none",), "draft: given 'none'; allowed: a draft, such as tiny"),
-    (("draft=ngram",), "draft: given 'ngram'; allowed: tiny or dflash with probe=speculative_mcmc"),
+    (("draft=ngram",), "draft: given 'ngram'; allowed: tiny, smollm2 or dflash with probe=speculative_mcmc"),
     (("probe.alpha=0.5",), "probe.alpha: given 0.5; allowed: a number >= 1"),
     (("probe.num_samples=1",), "probe.num_samples: given 1; allowed: a whole number >= 2"),
     (("probe.draft_temperatures=[1,0]",), "probe.draft_temperatures: given"),

@@ -49,7 +49,7 @@ def test_real_runs_from_start_to_page(make_config, command, tmp_path):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ([], "error: runs: given nothing; allowed: a run folder, an experiment folder"),
-    (["outputs/demo"], "records.jsonl: line 5 is no record"),
+    (["outputs/demo"], "records.jsonl: line 5: JSON: "),
     (["outputs/demo", "--pair", "a"], "error: argument --pair: expected 2 arguments; see python -m dflash_mcmc.report --help"),
     (["outputs/demo", "--lenient", "--baseline", "x"], "error: --baseline: given 'x'; allowed: 'greedy', 'ps"),
     (["other-0123456789ab"], "error: other-0123456789ab: no run with this identity below outputs/"),
@@ -66,7 +66,7 @@ def test_a_mistake_is_one_line(outputs, command, arguments, message):
 def test_lenient_reports_the_valid_part(outputs, command, tmp_path):
     done = command("dflash_mcmc.report", f"{outputs}/outputs/demo", "--lenient", "--out", str(tmp_path / "here"))
     assert done.returncode == 0
-    assert "line 5 is not a record of a sample" in done.stderr
+    assert "records.jsonl: line 5: JSON: " in done.stderr
     assert done.stderr.startswith("note: left out: ")
     assert "| ps " in done.stdout
     assert (tmp_path / "here" / "report.html").is_file()

@@ -224,7 +224,7 @@ def test_at_a_signal_the_unit_in_progress_is_finished_and_the_next_start_measure
     folder = run_folder(config, identity_hash(config))
     assert [record["length"] for record in lines(folder)] == [0, 1]
     assert not (folder / "summary.json").exists()
-    begun = [json.loads(line)[2] for line in (folder / "attempts.jsonl").read_text().splitlines()]
+    begun = [json.loads(line)["begun"] for line in (folder / "attempts.jsonl").read_text().splitlines()]
     assert begun == [True, True]  # nothing else was begun, and nothing was given up
     result = execute(config)
     assert (result.num_new, result.summary["num_units"]) == (3, 5)

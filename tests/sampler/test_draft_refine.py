@@ -143,7 +143,7 @@ def test_a_mutant_of_the_start_fails():
 
 @pytest.mark.parametrize(("overrides", "message"), [
     (["sampler.num_blocks=999"], "sampler.num_blocks: given 999; allowed: at most dataset.max_new_tokens="),
-    (["draft=ngram"], "draft: given 'ngram'; allowed: tiny or dflash with sampler=draft_refine"),
+    (["draft=ngram"], "draft: given 'ngram'; allowed: tiny, smollm2 or dflash with sampler=draft_refine"),
     (["decoder=speculative_match"], "decoder: given 'speculative_match'; allowed: plain with sampler=draft_refine"),
     (["blend=draft", "blend.grid=cut"], "blend.grid: given 'cut'; allowed: absolute; or sampler=power_mh"),
     (["sampler.early_reject=exact", "sampler.proposal_temperature=2"],
