@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from dflash_mcmc.fields import restored, specs_of
 from dflash_mcmc.registry import components
@@ -85,8 +86,9 @@ def extra_parameters(run: Run) -> int | None:
     component = components("draft").get(run.component("draft"))
     if component is None or component.name == "none":
         return 0 if run.component("draft") == "none" else None
-    specs = specs_of(component.cls)
+    cls: Any = component.cls
+    specs = specs_of(cls)
     known = {name: values.get(name, spec.off) for name, spec in specs.items() if name in values or spec.has_off()}
     if len(known) < len(specs):
         return None
-    return restored(component.cls, known).checkpoint_size().parameters
+    return restored(cls, known).checkpoint_size().parameters
