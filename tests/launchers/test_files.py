@@ -16,6 +16,7 @@ import pytest
 
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.store.lines import from_line
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer
 from tests.launchers.test_sweep_agent import BIN, make_sweep
@@ -33,7 +34,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def records(folder: Path) -> list[dict]:
-    return [json.loads(line) for path in sorted(folder.glob("records*.jsonl")) for line in path.read_text().splitlines()]
+    return [from_line(line).value for path in sorted(folder.glob("records*.jsonl")) for line in path.read_bytes().splitlines()]
 
 
 def samples(folder: Path) -> list[tuple]:

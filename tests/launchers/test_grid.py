@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ import pytest
 
 from dflash_mcmc.grid import status
 from dflash_mcmc.grid.folder import Grid, find
+from dflash_mcmc.store.lines import from_line
 from tests.conftest import ROOT
 from tests.run.test_samples import TIMES
 
@@ -70,8 +70,8 @@ class Submitter:
 
 def records_of(folder: Path) -> list[dict]:
     """Records in the order of the samples, without an incomplete last line."""
-    lines = [line for path in folder.glob("records*.jsonl") for line in path.read_text().split("\n")[:-1]]
-    return sorted(map(json.loads, lines), key=lambda record: (record["problem"], record["chain"]))
+    lines = [line for path in folder.glob("records*.jsonl") for line in path.read_bytes().split(b"\n")[:-1]]
+    return sorted((from_line(line).value for line in lines), key=lambda record: (record["problem"], record["chain"]))
 
 
 def keys(records: list[dict]) -> list[tuple[str, int]]:
