@@ -56,7 +56,7 @@ class Spec(NamedTuple):
 
     def in_older_runs(self) -> object:
         """The value in runs that were made before the field was added; None if it was there from the start."""
-        return None if self.off is _NEVER else self.off
+        return self.off if self.has_off() else None
 
     def has_off(self) -> bool:
         """Whether older runs, which lack the field, are those with its `off` value."""
@@ -64,7 +64,7 @@ class Spec(NamedTuple):
 
     def is_off(self, value: object) -> bool:
         """Whether the field has the value at which it changes nothing."""
-        return self.off is not _NEVER and value == self.off
+        return self.has_off() and value == self.off
 
     def admits(self, value: object) -> bool:
         """Whether a value of the right type is within the bounds or among the choices."""

@@ -88,7 +88,7 @@ def extra_parameters(run: Run) -> int | None:
         return 0 if run.component("draft") == "none" else None
     cls: Any = component.cls
     specs = specs_of(cls)
-    known = {name: values.get(name, spec.off) for name, spec in specs.items() if name in values or spec.has_off()}
+    known = {name: values.get(name, spec.in_older_runs()) for name, spec in specs.items() if name in values or spec.has_off()}
     if len(known) < len(specs):
         return None
     return restored(cls, known).checkpoint_size().parameters
