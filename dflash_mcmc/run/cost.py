@@ -35,6 +35,11 @@ class CostEstimate(NamedTuple):
         """The cost of `count` runs like this one."""
         return CostEstimate.total([self] * count)
 
+    def of_share(self, share: float) -> CostEstimate:
+        """The cost if only this share of the samples is drawn."""
+        return self if share == 1.0 else CostEstimate(round(self.num_samples * share), *(
+            None if value is None else value * share for value in (self.token_forwards, self.hours, self.draft_blocks)))
+
     @staticmethod
     def total(estimates: Sequence[CostEstimate]) -> CostEstimate:
         """The sums; None if a part is None."""
