@@ -1,8 +1,8 @@
 """Decode steps of fewer than eight rows with the bits of eight rows, in float32 on a CPU.
 
-`of` tests on the machine that it runs on whether this holds: every linear layer and norm, then whole forwards at several lengths
-of the keys, and the functions of a draw. All comparisons are of bits, with fixed random inputs. A norm that differs keeps its own
-form. If anything else fails, there is no `FewRows`, and steps have eight rows.
+`of` tests on the machine that it runs on whether this holds: every linear layer and norm, then whole forwards at several
+lengths of the keys, and the functions of a draw. All comparisons are of bits, with fixed random inputs. A norm that differs
+keeps its own form. If anything else fails, there is no `FewRows`, and steps have eight rows.
 """
 
 from __future__ import annotations
