@@ -16,6 +16,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.groups import config_folder, option_files
+from dflash_mcmc.errors import printable
 from dflash_mcmc.fields import identity_values, restored
 from dflash_mcmc.registry import components
 
@@ -38,7 +39,7 @@ def label_of(config: Config, more: Mapping[str, object] = MappingProxyType({})) 
 
 def with_fields(name: str, fields: Mapping[str, object]) -> str:
     """A name and fields as one text: `ps alpha=2 num_steps=10`. `fields` has dotted names; the text has their last parts."""
-    return " ".join([name, *(f"{_short(key)}={_name_or_value(key, value)}" for key, value in fields.items())])
+    return printable(" ".join([name, *(f"{_short(key)}={_name_or_value(key, value)}" for key, value in fields.items())]))
 
 
 def with_names(identities: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

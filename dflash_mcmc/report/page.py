@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tabulate import tabulate
 
+from dflash_mcmc.errors import one_line, printable
 from dflash_mcmc.report.parts import Section, Table
 from dflash_mcmc.report.study import Study
 
@@ -59,9 +60,9 @@ def markdown(heading: Heading, sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def text_of(table: Table, cell=str) -> str:
+def text_of(table: Table, cell: Callable[[str], str] = one_line) -> str:
     """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets."""
-    return tabulate([[cell(text) for text in row] for row in table.cells()], [column.header for column in table.columns],
+    return tabulate([[cell(text) for text in row] for row in table.cells()], [cell(column.header) for column in table.columns],
                     tablefmt="github", disable_numparse=True,
                     colalign=["right" if column.number else "left" for column in table.columns] if table.rows else None)
 
@@ -80,9 +81,9 @@ def _counts(study: Study) -> str:
 
 
 def _escaped(text: str) -> str:
-    for sign in ("\\", "|", "*", "_", "<", "["):
+    for sign in ("\\", "|", "*", "_", "<", "[", "`"):
         text = text.replace(sign, "\\" + sign)
-    return text.replace("\n", " ")
+    return printable(text.replace("\n", " "))
 
 
 def _version() -> str:
