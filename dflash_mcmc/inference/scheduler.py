@@ -112,7 +112,7 @@ class Scheduler:
             self._fail(chain, f"{NOT_NUMBERS} (after {slot.in_progress.length + len(ended.drawn.tokens)} tokens)")
             return
         chain.note(slot.number, self._operations.collect(slot, ended.drawn), slot.walk)
-        chain.seconds += self._meter.clock - slot.clock
+        self._meter.charge(slot)
         slot.rest()
         if chain.complete:
             self._advance(chain)
@@ -203,7 +203,7 @@ class Scheduler:
                 if leader.row is None:
                     leader = first[name] = slot
                 slot.leader = None if leader is slot else leader
-            slot.clock = self._meter.clock
+            self._meter.begin(slot)
             if isinstance(slot.operation, Score):
                 self._room.make(functools.partial(self._memory.pages_to_score, slot.in_progress.sequence_length
                                                   + len(slot.operation.tokens)), slot)
