@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import label
@@ -150,9 +150,12 @@ def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
     before = {field: old[field] for field in (*Grade._fields, "grader") if field in old}
     if grade is None:
         return {**record, "grader": name, "before": before}
-    seconds: dict[str, Any] = {} if grade.grade_seconds is None else {"grade_seconds": round(grade.grade_seconds, 6)}
-    return {**record, **seconds, "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
-            "same_string": grade.same_string, "walls": grade.walls, "grader": name, "before": before}
+    graded: Record = {
+        **record, "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
+        "same_string": grade.same_string, "walls": grade.walls, "grader": name, "before": before}
+    if grade.grade_seconds is not None:
+        graded["grade_seconds"] = round(grade.grade_seconds, 6)
+    return graded
 
 
 def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:

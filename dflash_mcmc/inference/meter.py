@@ -43,10 +43,14 @@ class Meter:
         chain.seconds += self.clock - slot.clock
         chain.prefill_seconds = (chain.prefill_seconds or 0.0) + self.reading_clock - slot.reading_clock
 
-    def count_reading(self, tokens: int, forwards: int, started: float) -> None:
-        """Counts tokens that were read since `started`."""
+    def count_reading(self, tokens: int, forwards: int, started: float, ahead: bool = False) -> None:
+        """Counts tokens that were read since `started`.
+
+        Args:
+            ahead: whether they were read for chains that have not begun, and take no part in the next step.
+        """
         counters, seconds = self.counters, time.perf_counter() - started
-        self._reading += seconds
+        self._reading += 0.0 if ahead else seconds
         self.counters = counters._replace(
             read_tokens=counters.read_tokens + tokens, read_forwards=counters.read_forwards + forwards,
             read_seconds=counters.read_seconds + seconds)

@@ -130,6 +130,7 @@ class Scheduler:
             return True
         chain, prompt = LiveChain(entry.tag, entry.chain), prompt_of(entry.request)
         self._room.chains[chain] = None
+        chain.seconds = chain.prefill_seconds = self._waiting.seconds_each
         chain.ask(entry.request)
         if prompt is not None:
             chain.slots.append(Slot(chain))
@@ -294,5 +295,4 @@ class Scheduler:
         return self._loop.positions_held(slot.place) if works else slot.contents.filled
 
     def _count_prompts(self, tokens: int, forwards: int, started: float) -> None:
-        self._meter.count_reading(tokens, forwards, started)
-        self._meter.share(started, len(self.live))
+        self._meter.count_reading(tokens, forwards, started, ahead=True)

@@ -149,9 +149,10 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         "seconds": round(done.seconds, 6), "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(),
         "trace": list(result.trace),
     }
-    for name, seconds in (("prefill_seconds", done.prefill_seconds), ("grade_seconds", grade.grade_seconds)):
-        if seconds is not None:
-            record[name] = round(max(0.0, seconds), 6)
+    if done.prefill_seconds is not None:
+        record["prefill_seconds"] = round(done.prefill_seconds, 6)
+    if grade.grade_seconds is not None:
+        record["grade_seconds"] = round(grade.grade_seconds, 6)
     if result.measures:
         record["measures"] = dict(result.measures)
     if cost.tokens_shared:
