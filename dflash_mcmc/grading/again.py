@@ -145,17 +145,16 @@ def _graded(records: Sequence[Record], pool: GradingPool, name: str) -> list[Rec
 
 
 def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
-    """The record with the new grade, and with the old grade in `before`. Without a new grade it keeps its verdict."""
+    """The record with the new grade, and with the old grade in `before`. Without a new grade it keeps its verdict.
+
+    `grade_seconds` stays that of the run: the same texts with the same grader give the same bytes.
+    """
     old: Mapping[str, object] = record
-    before = {field: old[field] for field in (*Grade._fields, "grader") if field in old}
+    before = {field: old[field] for field in (*Grade._fields, "grader") if field in old and field != "grade_seconds"}
     if grade is None:
         return {**record, "grader": name, "before": before}
-    graded: Record = {
-        **record, "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
-        "same_string": grade.same_string, "walls": grade.walls, "grader": name, "before": before}
-    if grade.grade_seconds is not None:
-        graded["grade_seconds"] = round(grade.grade_seconds, 6)
-    return graded
+    return {**record, "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
+            "same_string": grade.same_string, "walls": grade.walls, "grader": name, "before": before}
 
 
 def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:
