@@ -29,8 +29,8 @@ class Finished(NamedTuple, Generic[Tag]):
     seconds: float
     """Seconds from the chain's start in a slot to its end."""
     share_seconds: float
-    """The chain's share of the engine's seconds: the time of each step is divided among its chains, and that of prompts that are
-    read ahead among the chains of these prompts."""
+    """The chain's share of the engine's seconds: the time of each step is divided among its chains, and that of prompts
+    that are read ahead among the chains of these prompts."""
     failure: str = ""
     """The reason for a missing result."""
     walk: tuple[dict[str, object], ...] = ()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RIGHT, WRONG, OTHER, INK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
 """Okabe and Ito's blue and vermilion, which colour-blind readers can distinguish, and two greys."""
+GRID = "#E6E6E6"
+"""Lines behind the data."""
 GREEN, PURPLE, ORANGE, SKY = "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 """More of Okabe and Ito's colours."""
 PALETTE = (RIGHT, WRONG, GREEN, PURPLE, ORANGE, SKY, INK)
@@ -32,7 +34,7 @@ _STYLE: dict[RcKeyType, Any] = {
     "font.size": 9.0, "axes.titlesize": 10.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "xtick.color": INK, "ytick.color": INK, "text.color": INK, "axes.axisbelow": True, "axes.grid": True,
-    "grid.color": "#E6E6E6", "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 8.5, "lines.linewidth": 1.6,
+    "grid.color": GRID, "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 8.5, "lines.linewidth": 1.6,
     "savefig.dpi": 160, "svg.hashsalt": "dflash_mcmc",  # the same figure always gives the same file
 }
 
