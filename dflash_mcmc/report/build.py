@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import datasets, figure, page, probes
 from dflash_mcmc.report.locate import Found, run_folders
-from dflash_mcmc.report.parts import Part, Section
+from dflash_mcmc.report.parts import ReportPart, Section
 from dflash_mcmc.report.probed import csv_of
 from dflash_mcmc.report.runs import read
 from dflash_mcmc.report.sections import (
@@ -36,8 +36,8 @@ from dflash_mcmc.report.sections import (
 from dflash_mcmc.report.study import Study
 from dflash_mcmc.store.files import write_atomically
 
-_SECTIONS = (overall, samples, budget, paired, matched, rules, strata, overlap, interaction, cost, measures, agreement, swept, chains,
-             compared, configuration, setting, provenance)
+_SECTIONS = (overall, samples, budget, paired, matched, rules, strata, overlap, interaction, cost, measures, agreement, swept,
+             chains, compared, configuration, setting, provenance)
 
 
 class Built(NamedTuple):
@@ -45,7 +45,7 @@ class Built(NamedTuple):
 
     folder: Path
     heading: page.Heading
-    parts: list[Part]
+    parts: list[ReportPart]
     """One; with several datasets, one that compares them and one for each."""
     studies: Sequence[Study] = ()
     """The runs from which the sections are computed, by dataset; none for a report of probes."""
@@ -87,7 +87,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     folders, studies = run_folders(runs, outputs), list[Study]()
     if probes.are_probes(folders):
         heading, sections = probes.report_of(folders)
-        parts = [Part("", "", (), sections)]
+        parts = [ReportPart("", "", (), sections)]
     else:
         found, left_out = read(folders, lenient)
         studies, notes = datasets.studies_of(found, baseline, pair, alphas)
@@ -98,13 +98,13 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     return Built(folder, heading, parts, studies)
 
 
-def _parts(studies: Sequence[Study]) -> list[Part]:
+def _parts(studies: Sequence[Study]) -> list[ReportPart]:
     """The sections of each dataset. With several, the names of their tables and figures begin with that of the dataset."""
     sections = [[section for module in _SECTIONS if (section := module.section(study)) is not None] for study in studies]
     if len(studies) == 1:
-        return [Part("", "", (), sections[0])]
-    return [Part("", "", (), [datasets.side_by_side(studies)]),
-            *(Part(study.dataset, page.counts_of(study), study.warnings, [_named(section, study.dataset) for section in of])
+        return [ReportPart("", "", (), sections[0])]
+    return [ReportPart("", "", (), [datasets.side_by_side(studies)]),
+            *(ReportPart(study.dataset, page.counts_of(study), study.warnings, [_named(section, study.dataset) for section in of])
               for study, of in zip(studies, sections, strict=True))]
 
 
@@ -116,7 +116,7 @@ def _named(section: Section, dataset: str) -> Section:
                             drawings=drawings)
 
 
-def _write(folder: Path, heading: page.Heading, parts: list[Part]) -> None:
+def _write(folder: Path, heading: page.Heading, parts: list[ReportPart]) -> None:
     """Writes tables, figures, Markdown and the page. The page is written last: when it exists, every file it names exists."""
     tables, figures = folder / "tables", folder / "figures"
     sections = [section for part in parts for section in part.sections]
@@ -127,9 +127,9 @@ def _write(folder: Path, heading: page.Heading, parts: list[Part]) -> None:
         written = set()
         for table in (table for section in sections for table in section.tables):
             path = tables / f"{table.name}.csv"
-            write_atomically(path, csv_of(table.rows if table.data is None else table.data))
+            write_atomically(path, _encoded(csv_of(table.rows if table.data is None else table.data)))
             written.add(path)
-        with figure.style():
+        with figure.style(math=False):
             for drawing in (drawing for section in sections for drawing in section.drawings):
                 drawn = drawing.make()
                 if drawn.get_layout_engine() is not None:
@@ -140,7 +140,12 @@ def _write(folder: Path, heading: page.Heading, parts: list[Part]) -> None:
         if again:  # remove files of an earlier report that this report has no data for
             for old in {*tables.glob("*.csv"), *figures.glob("fig_*.png"), *figures.glob("fig_*.svg")} - written:
                 old.unlink()
-        write_atomically(folder / "report.md", page.markdown(heading, parts))
-        write_atomically(folder / "report.html", page.html(heading, parts, figures))
+        write_atomically(folder / "report.md", _encoded(page.markdown(heading, parts)))
+        write_atomically(folder / "report.html", _encoded(page.html(heading, parts, figures)))
     except OSError as error:
         raise UserError(f"--out: cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _encoded(text: str) -> bytes:
+    """A text in UTF-8. Half a character, which JSON can hold and UTF-8 cannot, becomes the replacement character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()

@@ -18,19 +18,19 @@ Each dataset has a part of this page, and runs are compared only within it. An e
 """
 
 
-class Dataset(NamedTuple):
+class DatasetRuns(NamedTuple):
     """Runs over one dataset."""
 
     name: str
-    """Name of the dataset; with those of other datasets of this name, the name of its file or a number. For file names, too."""
+    """Name of the dataset; with others of this name, that of its file, or a number. Names of files begin with it."""
     runs: list[Run]
 
 
-def by_dataset(runs: Sequence[Run]) -> tuple[list[Dataset], list[str]]:
+def by_dataset(runs: Sequence[Run]) -> tuple[list[DatasetRuns], list[str]]:
     """The runs by their datasets, in order of first appearance, and a sentence for each dataset that has two versions.
 
-    Two runs are over one dataset if their dataset has the same name, and the same content or a problem in common. Problems with
-    the same id and other answers are other problems. Raises UserError if records disagree with the content of their dataset.
+    Two runs are over one dataset if their dataset has the same name, and the same content or a problem in common. Problems
+    with the same id and other answers are other problems. Raises UserError if records disagree with their dataset.
     """
     groups: list[list[Run]] = []
     golds: list[dict[str, str]] = []
@@ -46,7 +46,7 @@ def by_dataset(runs: Sequence[Run]) -> tuple[list[Dataset], list[str]]:
             golds[place] |= own
     names = _names([group[0] for group in groups])
     several = len(groups) > 1
-    return [Dataset(name, labelled(group) if several else group) for name, group in zip(names, groups, strict=True)], notes
+    return [DatasetRuns(name, labelled(group) if several else group) for name, group in zip(names, groups, strict=True)], notes
 
 
 def _belongs(run: Run, own: dict[str, str], group: list[Run], golds: dict[str, str], notes: list[str]) -> bool:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 RIGHT, WRONG, OTHER, INK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
 """Okabe and Ito's blue and vermilion, which colour-blind readers can distinguish, and two greys."""
-GRID = "#E6E6E6"
-"""Lines behind the data."""
+GRID, PALE = "#E6E6E6", "#CFE3F1"
+"""Lines behind the data, and a light blue."""
 GREEN, PURPLE, ORANGE, SKY = "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 """More of Okabe and Ito's colours."""
 PALETTE = (RIGHT, WRONG, GREEN, PURPLE, ORANGE, SKY, INK)
@@ -40,11 +40,15 @@ _STYLE: dict[RcKeyType, Any] = {
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """A context that gives figures the common style. Figures must be made and saved inside it."""
+def style(math: bool = True) -> Iterator[None]:
+    """A context that gives figures the common style. Figures must be made and saved inside it.
+
+    Args:
+        math: whether dollar signs begin formulas. Names of runs can have any characters.
+    """
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context({**_STYLE, "text.parse_math": math}):
         yield
 
 

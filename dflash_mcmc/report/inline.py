@@ -9,10 +9,11 @@ from dflash_mcmc.report import figure
 
 _VARIABLES = {"#ffffff": "ground", "#000000": "ink", figure.INK: "ink", figure.RIGHT: "right", figure.WRONG: "wrong",
               figure.OTHER: "other", figure.GREEN: "green", figure.PURPLE: "purple", figure.ORANGE: "orange",
-              figure.SKY: "sky", figure.GRID: "grid"}
+              figure.SKY: "sky", figure.GRID: "grid", figure.PALE: "pale"}
 """The variables `--fig-...` of `template/page.css` for the colours of figures. Other colours, as of heat maps, stay."""
 _NAMES = {colour.lower(): name for colour, name in _VARIABLES.items()}
 _COLOUR = re.compile(r"(?<=[:\s\"])#[0-9a-fA-F]{6}(?=[;\"])")
+_LEFT_OUT = re.compile(r'<!--.*?-->|<metadata>.*?</metadata>|<style type="text/css">.*?</style>', re.DOTALL)
 _PIXELS = 4.0 / 3.0
 """Pixels of CSS in a point."""
 
@@ -25,7 +26,7 @@ def svg(text: str, name: str, title: str) -> str:
         title: alternative text.
     """
     start = text.index("<svg")
-    body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style type=\"text/css\">.*?</style>", "", text[start:], flags=re.DOTALL)
+    body = _LEFT_OUT.sub("", text[start:])
     head, _, rest = body.partition(">")
     width, height = (_PIXELS * float(found) for found in re.findall(r" (?:width|height)=\"([\d.]+)pt\"", head))
     box = re.findall(r"viewBox=\"([-\d. ]+)\"", head)[0]

@@ -17,7 +17,7 @@ from tabulate import tabulate
 
 from dflash_mcmc.errors import one_line, printable
 from dflash_mcmc.report import inline
-from dflash_mcmc.report.parts import Part, Section, Table
+from dflash_mcmc.report.parts import ReportPart, Section, Table
 from dflash_mcmc.report.study import Study
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _TEMPLATE = Path(__file__).with_name("template")
 _BOUND = re.compile(r"(?<=\d) (?=%)|(?<=,) (?=[^\[\]]*\])")
 """Spaces of a cell at which no line is broken: before a per cent sign, and inside an interval."""
+_BREAKS = re.compile(r"(?<=[A-Za-z\]\}])[.=/](?=[A-Za-z#\[\{])")
+"""Signs inside names, such as `dataset.max_new_tokens`, after which a line can be broken."""
 
 
 class Heading(NamedTuple):
@@ -46,7 +48,7 @@ def heading_of(studies: Sequence[Study], notes: Sequence[str] = ()) -> Heading:
     return Heading(title_of(studies), f"{records:,} samples of {len(studies)} datasets.", notes)
 
 
-def html(heading: Heading, parts: Sequence[Part], figures: Path) -> str:
+def html(heading: Heading, parts: Sequence[ReportPart], figures: Path) -> str:
     """The page as HTML. Its figures are SVG elements, which follow the page's colours. The page loads nothing over a network.
 
     No other script than the page's own can run, because the page's policy names them by their hashes.
@@ -55,9 +57,10 @@ def html(heading: Heading, parts: Sequence[Part], figures: Path) -> str:
         figures: folder of the figure files.
     """
     from jinja2 import Environment
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["breaks"] = lambda text: Markup(_BREAKS.sub(r"\g<0><wbr>", str(escape(text))))
     environment.filters["bound"] = lambda cell: _BOUND.sub("\u00a0", cell)
     samples = any(section.samples for part in parts for section in part.sections)
     scripts = [_file("tables.js"), *([_file("samples.js")] if samples else [])]
@@ -66,11 +69,12 @@ def html(heading: Heading, parts: Sequence[Part], figures: Path) -> str:
         return Markup(inline.svg((figures / f"{drawing.name}.svg").read_text(encoding="utf-8"), drawing.name, drawing.title))
 
     return environment.from_string(_file("page.html.j2")).render(
-        title=heading.title, counts=heading.counts, warnings=heading.warnings, parts=parts, version=_version(), picture=picture,
-        style=Markup(_file("page.css")), scripts=list(map(Markup, scripts)), hashes=Markup(" ".join(map(_hash, scripts))))
+        title=heading.title, counts=heading.counts, warnings=heading.warnings, parts=parts, version=_version(),
+        picture=picture, style=Markup(_file("page.css")), scripts=list(map(Markup, scripts)),
+        hashes=Markup(" ".join(map(_hash, scripts))))
 
 
-def markdown(heading: Heading, parts: Sequence[Part]) -> str:
+def markdown(heading: Heading, parts: Sequence[ReportPart]) -> str:
     """The report's text and tables as Markdown, with links to the figure files."""
     lines = [f"# {_escaped(heading.title)}", heading.counts, *map(_note, heading.warnings)]
     for part in parts:

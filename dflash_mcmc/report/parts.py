@@ -10,7 +10,7 @@ from dflash_mcmc.statistics.intervals import IntervalEstimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.report.samples import Samples
+    from dflash_mcmc.report.samples import EmbeddedSamples
 
 
 class Column(NamedTuple):
@@ -57,11 +57,11 @@ class Section(NamedTuple):
     """Paragraphs."""
     tables: Sequence[Table] = ()
     drawings: Sequence[Drawing] = ()
-    samples: Samples | None = None
+    samples: EmbeddedSamples | None = None
     """Data of a browser of samples."""
 
 
-class Part(NamedTuple):
+class ReportPart(NamedTuple):
     """The sections of one dataset, or the only part of a report."""
 
     name: str

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _MOST_TOLD = 20
 """Number of left out lines of a run that a report lists; it counts the others."""
+_LONGEST_NAME = 120
+"""Characters of a condition in a label; figures have room for no more."""
 _NAMED_BY = ("blend", "draft", "sampler", "decoder")
 
 
@@ -263,7 +265,8 @@ def labelled(runs: Sequence[Run]) -> list[Run]:
     Labels that are still equal get a number.
     """
     several = len({run.experiment for run in runs}) > 1
-    named = [f"{run.experiment}: {run.condition}" if several else run.condition for run in runs]
+    names = [f"{run.experiment}: {run.condition}" if several else run.condition for run in runs]
+    named = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..." for name in names]
     labels = labels_of(named, [run.identity for run in runs], [run.config for run in runs])
     again = [labels[:number].count(label) for number, label in enumerate(labels)]
     return [run._replace(label=f"{label} ({count + 1})" if count else label)

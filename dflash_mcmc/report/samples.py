@@ -1,6 +1,6 @@
-"""The samples of a report as data of its page: an index of all, and their texts in parts that the page unpacks when it needs them.
+"""The samples of a report as data of its page: an overview of all, and texts in parts that the page unpacks when needed.
 
-Index and parts are JSON, compressed by zlib, in base64, whose letters no HTML parser takes for markup. The page's script,
+Overview and parts are JSON, compressed by zlib, in base64, whose letters no HTML parser takes for markup. The page's script,
 `template/samples.js`, reads them and shows every text as text.
 """
 
@@ -11,7 +11,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.grading.verdicts import VERDICTS
@@ -35,25 +35,27 @@ Prompts = Sequence[tuple[str, list[int]]]
 """Different prompts of a problem, each with the numbers of the runs that had it."""
 
 
-class Asked(NamedTuple):
+class AskedProblem(NamedTuple):
     """What the runs asked."""
 
     question: str
     prompts: Prompts
 
 
-class Samples(NamedTuple):
+class EmbeddedSamples(NamedTuple):
     """The data of a browser of samples, as texts that are safe inside HTML."""
 
-    index: str
+    overview: str
+    """What the list of problems shows and filters."""
     parts: Sequence[str]
+    """Questions, prompts and answers, some problems each."""
     num_chains: int
     """Chains of each problem that are in the data, at most."""
     longest: int | None
     """Characters after which a text is cut; None if all are whole."""
 
 
-def samples_of(runs: Sequence[Run], asked: Mapping[str, Asked], most: int = MOST_CHARACTERS) -> Samples:
+def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem], most: int = MOST_CHARACTERS) -> EmbeddedSamples:
     """The samples of runs over one dataset.
 
     Args:
@@ -75,9 +77,9 @@ def samples_of(runs: Sequence[Run], asked: Mapping[str, Asked], most: int = MOST
         waiting.append(content)
         size += len(content)
     parts.append(_packed(f"[{','.join(waiting)}]"))
-    index = {"runs": [run.label for run in runs], "verdicts": VERDICTS, "reasons": finishes.REASONS, "problems": rows,
-             "samples": [["".join(map(_letters, records.get(problem, []))) for problem in ids] for records in of_run]}
-    return Samples(_packed(json.dumps(index)), parts, chains, longest)
+    overview = {"runs": [run.label for run in runs], "verdicts": VERDICTS, "reasons": finishes.REASONS, "problems": rows,
+                "samples": [["".join(map(_letters, records.get(problem, []))) for problem in ids] for records in of_run]}
+    return EmbeddedSamples(_packed(json.dumps(overview)), parts, chains, longest)
 
 
 def _within(runs: Sequence[Run], most: int) -> tuple[int, int | None]:
@@ -109,7 +111,7 @@ def _letters(record: Record) -> str:
     return _LETTERS[VERDICTS.index(record["verdict"])] + _LETTERS[finishes.REASONS.index(finishes.of_record(record))]
 
 
-def _content(samples: Sequence[Sequence[Record]], asked: Asked | None, longest: int | None) -> dict[str, Any]:
+def _content(samples: Sequence[Sequence[Record]], asked: AskedProblem | None, longest: int | None) -> dict[str, Any]:
     """A problem: question, prompts, gold answer, and the samples of each run."""
     golds = [record["gold"] for found in samples for record in found[:1]]
     return {"q": asked and asked.question, "p": asked.prompts if asked else [], "g": golds[0] if golds else None,
@@ -133,7 +135,7 @@ def _series(trace: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         own = [step for step in steps if step.get("rung", 0) == rung]
         values = [round(_SHARE * step["log_p"]) for step in own]
         blocks = [[block, len(list(group))] for block, group in groupby(own, key=lambda step: step.get("block", 0))]
-        yield {"k": rung, "b": blocks, "p": [values[0], *(b - a for a, b in zip(values, values[1:], strict=False))],
+        yield {"k": rung, "b": blocks, "p": [values[0], *(b - a for a, b in pairwise(values))],
                "d": "".join(_DECISIONS.get(step.get("decision"), "?") for step in own)}
 
 

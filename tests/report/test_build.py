@@ -185,4 +185,5 @@ def test_the_report_of_a_folder_that_cannot_be_written_is_one_line(document, tmp
 @pytest.mark.slow
 def test_order_of_the_arguments_is_kept(document):
     folders = [Path(run.folder) for run in document.studies[0].runs]
-    assert [run.label for run in build(folders[::-1], document.folder.parent / "other").studies[0].runs] == list(CONDITIONS)[::-1]
+    other = build(folders[::-1], document.folder.parent / "other")
+    assert [run.label for run in other.studies[0].runs] == list(CONDITIONS)[::-1]

@@ -74,8 +74,8 @@ def test_each_dataset_is_a_part_of_the_page(runs):
     assert [row["run"] for row in built.sections[0].tables[0].rows] == ["temp", "greedy", "blend_ps", "ps"]
     assert built.sections[0].tables[0].cells()[1] == ["greedy", "50.0 % [15.0, 85.0]", "75.0 % [30.1, 95.4]", ""]
     (note,) = built.heading.warnings
-    assert re.fullmatch(r"two versions of math500 are here: problem 'a' has the answer '42' in .* and '43' in .*; they are separate "
-                        "datasets", note)
+    assert re.fullmatch(r"two versions of math500 are here: problem 'a' has the answer '42' in .* and '43' in .*; they are "
+                        "separate datasets", note)
     page, files = built.page.read_text(), {path.name for path in (built.folder / "tables").iterdir()}
     assert {"datasets.csv", "math500_overall.csv", "gsm8k_overall.csv", "math500-2_overall.csv"} <= files
     assert all(f'id="{part.name}-overall"' in page and f"# {part.name}\n" in (built.folder / "report.md").read_text()

@@ -11,7 +11,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.parts import Section, paragraphs
-from dflash_mcmc.report.samples import Asked, samples_of
+from dflash_mcmc.report.samples import AskedProblem, samples_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.report.runs import Run
@@ -35,12 +35,12 @@ def section(study: Study) -> Section:
                     "folders.")
     if found.longest is not None:
         text.append(f"Answers are cut after {found.longest:,} characters here; they are whole in the run folders.")
-    text += [f"{run.label}: question and prompt are not shown, since its folder has no problems.jsonl and its dataset cannot be "
-             f"read here{why}." for run, why in without]
+    text += [f"{run.label}: question and prompt are not shown, since its folder has no problems.jsonl and its dataset cannot "
+             f"be read here{why}." for run, why in without]
     return Section("samples", "Samples", text, samples=found)
 
 
-def _asked(runs: Sequence[Run]) -> tuple[dict[str, Asked], list[tuple[Run, str]]]:
+def _asked(runs: Sequence[Run]) -> tuple[dict[str, AskedProblem], list[tuple[Run, str]]]:
     """Question and prompts of each problem, and the runs that do not have them, with a reason."""
     questions: dict[str, str] = {}
     prompts: dict[str, dict[str, list[int]]] = {}
@@ -56,7 +56,7 @@ def _asked(runs: Sequence[Run]) -> tuple[dict[str, Asked], list[tuple[Run, str]]
             without += [] if read else [(run, why)]
     known = {problem for run in runs for problem in run.problems}
     missing = [(run, why) for run, why in without if not set(run.problems) <= questions.keys()]
-    return {problem: Asked(question, list(prompts.get(problem, {}).items()))
+    return {problem: AskedProblem(question, list(prompts.get(problem, {}).items()))
             for problem, question in questions.items() if problem in known}, missing
 
 

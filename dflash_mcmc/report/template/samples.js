@@ -37,11 +37,11 @@
     }
 
     async start() {
-      const index = await unpack(this.root.querySelector("script.index").textContent);
-      Object.assign(this, {runs: index.runs, problems: index.problems});
+      const overview = await unpack(this.root.querySelector("script.overview").textContent);
+      Object.assign(this, {runs: overview.runs, problems: overview.problems});
       const read = letters => Array.from({length: letters.length / 2}, (_, place) => ({
-        verdict: index.verdicts[letters.charCodeAt(2 * place) - 97], end: index.reasons[letters.charCodeAt(2 * place + 1) - 97]}));
-      this.samples = index.samples.map(run => run.map(read));
+        verdict: overview.verdicts[letters.charCodeAt(2 * place) - 97], end: overview.reasons[letters.charCodeAt(2 * place + 1) - 97]}));
+      this.samples = overview.samples.map(run => run.map(read));
       this.makeTools();
       this.makeList();
       this.detail = node("div", {className: "detail"});
@@ -86,7 +86,7 @@
     makeList() {
       this.rows = node("tbody");
       const heads = ["problem", ...this.runs].map(text => node("th", {scope: "col"}, text));
-      this.list = node("div", {className: "list", tabIndex: 0, role: "region", ariaLabel: "problems"},
+      this.list = node("div", {className: "list scroller", tabIndex: 0, role: "region", ariaLabel: "problems"},
                        node("table", {}, node("thead", {}, node("tr", {}, ...heads)), this.rows));
       this.list.addEventListener("scroll", () => {
         if (this.list.scrollTop + 2 * this.list.clientHeight > this.list.scrollHeight) this.more();
@@ -196,7 +196,7 @@
         const of = runs.length < this.runs.length ? ` of ${runs.map(run => this.runs[run]).join(", ")}` : "";
         this.detail.append(node("details", {}, node("summary", {}, `prompt${of}`), node("pre", {}, prompt)));
       }
-      const answers = node("div", {className: "answers", tabIndex: 0, role: "region", ariaLabel: "answers"});
+      const answers = node("div", {className: "answers scroller", tabIndex: 0, role: "region", ariaLabel: "answers"});
       content.r.forEach((samples, run) => { if (samples.length) answers.append(this.answer(place, run, samples)); });
       this.detail.append(answers);
       framed(answers).classList.add("whole");

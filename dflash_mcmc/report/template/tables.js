@@ -2,7 +2,7 @@
 // Sorts a table by a column, and says where a table or figure goes on to the right. The page is complete without scripts.
 for (const head of document.querySelectorAll("section > .table thead th")) {
   const button = document.createElement("span");  // browsers do not repeat a real button on a table's second printed page
-  button.textContent = head.textContent;
+  button.append(...head.childNodes);
   button.role = "button";
   button.tabIndex = 0;
   head.replaceChildren(button);
@@ -36,6 +36,7 @@ const framed = scroller => {
     frame.classList.toggle("more", hidden - scroller.scrollLeft > 1);
   };
   scroller.addEventListener("scroll", look, {passive: true});
+  look();
   const observer = new ResizeObserver(look);
   observer.observe(scroller);
   if (scroller.firstElementChild) observer.observe(scroller.firstElementChild);
