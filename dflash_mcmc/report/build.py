@@ -103,9 +103,11 @@ def _parts(studies: Sequence[Study]) -> list[ReportPart]:
     sections = [[section for module in _SECTIONS if (section := module.section(study)) is not None] for study in studies]
     if len(studies) == 1:
         return [ReportPart("", "", (), sections[0])]
-    return [ReportPart("", "", (), [datasets.side_by_side(studies)]),
-            *(ReportPart(study.dataset, page.counts_of(study), study.warnings, [_named(section, study.dataset) for section in of])
-              for study, of in zip(studies, sections, strict=True))]
+    parts = [ReportPart("", "", (), [datasets.side_by_side(studies)])]
+    for study, found in zip(studies, sections, strict=True):
+        named = [_named(section, study.dataset) for section in found]
+        parts.append(ReportPart(study.dataset, page.counts_of(study), study.warnings, named))
+    return parts
 
 
 def _named(section: Section, dataset: str) -> Section:

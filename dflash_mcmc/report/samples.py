@@ -55,14 +55,15 @@ class EmbeddedSamples(NamedTuple):
     """Characters after which a text is cut; None if all are whole."""
 
 
-def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem], most: int = MOST_CHARACTERS) -> EmbeddedSamples:
+def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem], most: int | None = None) -> EmbeddedSamples:
     """The samples of runs over one dataset.
 
     Args:
         asked: question and prompts of the problems, as far as they are known.
-        most: characters of answers that are kept. Chains with high numbers are left out first, then ends of texts.
+        most: characters of answers that are kept; None for `MOST_CHARACTERS`. Chains with high numbers are left out first, then
+            ends of texts.
     """
-    chains, longest = _within(runs, most)
+    chains, longest = _within(runs, MOST_CHARACTERS if most is None else most)
     of_run = [_by_problem([record for record in run.records if record["chain"] < chains]) for run in runs]
     ids = list(dict.fromkeys(problem for run in runs for problem in run.problems))
     parts, rows, waiting, size = list[str](), [], list[str](), 0

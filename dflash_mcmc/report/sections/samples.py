@@ -35,8 +35,10 @@ def section(study: Study) -> Section:
                     "folders.")
     if found.longest is not None:
         text.append(f"Answers are cut after {found.longest:,} characters here; they are whole in the run folders.")
-    text += [f"{run.label}: question and prompt are not shown, since its folder has no problems.jsonl and its dataset cannot "
-             f"be read here{why}." for run, why in without]
+    for reason in dict.fromkeys(why for _, why in without):
+        labels = ", ".join(run.label for run, why in without if why == reason)
+        text.append(f"Questions and prompts of these runs are not shown, since their folders have no problems.jsonl and their "
+                    f"dataset cannot be read here{reason}: {labels}.")
     return Section("samples", "Samples", text, samples=found)
 
 
@@ -73,5 +75,5 @@ def _of_dataset(run: Run) -> tuple[Mapping[str, str], str]:
     try:
         problems = restored(component.cls, given).all_problems()
     except UserError as error:
-        return {}, f": {error}"
+        return {}, f" ({error})"
     return {problem.id: problem.question for problem in problems}, ""
