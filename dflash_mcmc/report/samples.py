@@ -59,13 +59,14 @@ def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem], most: int
     """The samples of runs over one dataset.
 
     Args:
-        asked: question and prompts of the problems, as far as they are known.
-        most: characters of answers that are kept; None for `MOST_CHARACTERS`. Chains with high numbers are left out first, then
-            ends of texts.
+        asked: question and prompts of the problems, as far as they are known. Their order is that of the page.
+        most: characters of answers that are kept; None for `MOST_CHARACTERS`. Chains with high numbers are left out first,
+            then ends of texts.
     """
     chains, longest = _within(runs, MOST_CHARACTERS if most is None else most)
     of_run = [_by_problem([record for record in run.records if record["chain"] < chains]) for run in runs]
-    ids = list(dict.fromkeys(problem for run in runs for problem in run.problems))
+    recorded = dict.fromkeys(problem for run in runs for problem in run.problems)
+    ids = [*(problem for problem in asked if problem in recorded), *(problem for problem in recorded if problem not in asked)]
     parts, rows, waiting, size = list[str](), [], list[str](), 0
     for problem in ids:
         samples = [records.get(problem, []) for records in of_run]
