@@ -171,7 +171,8 @@
       const cut = found.some(sample => sample.end === "length") ? " \u2702" : "";
       const text = found.length === 1 ? SIGNS[found[0].verdict] ?? "!" : found.length ? `${right}/${found.length}` : "";
       const title = [...new Set(found.map(sample => `${sample.verdict}; ${ENDS[sample.end]}`))].join("\n");
-      return node("td", {className: right ? "good" : found.length ? "bad" : "", title}, text + cut);
+      const kind = right === found.length ? found.length ? "good" : "" : right ? "" : "bad";  // no colour for some chains right
+      return node("td", {className: kind, title}, text + cut);
     }
 
     step(by) {
