@@ -75,9 +75,8 @@ def _measures(label: str, summary: dict) -> str:
 
 def _spent(label: str, summary: dict) -> str:
     """A line on where the seconds of a sample go. It is empty if they were not measured."""
-    parts = [f"{part} {summary[key]:.3g}" for part in ("prefill", "draw") if (key := f"mean_{part}_seconds") in summary]
-    if "mean_grade_seconds" in summary:
-        parts.append(f"and beside them grade {summary['mean_grade_seconds']:.2g}")
+    parts = [f"{part} {summary[key]:.3g}" for part in ("prefill", "draw", "grade")
+             if (key := f"mean_{part}_seconds") in summary]
     return f"{label}: seconds a sample: {', '.join(parts)}." if parts else ""
 
 
