@@ -82,8 +82,8 @@ def token_ids(config: Config, target: ChainTarget, name: str, prompt: Conversati
         raise ConfigError("prompts", f"nothing in prompt {name}", "at least one token")
     if positions is not None and len(tokens) + room > positions:
         if len(tokens) >= positions:
-            raise TooLongPrompt("prompts", f"prompt {name} of {len(tokens)} tokens",
-                                f"prompts of less than {positions} tokens, the model's positions")
+            raise TooLongPrompt("prompts", f"prompt {name} of {len(tokens)} tokens", f"prompts of less than {positions} tokens,"
+                                " the model's positions")
         raise TooLongPrompt("max_new_tokens", room, f"at most {positions - len(tokens)} (prompt {name} takes {len(tokens)} of "
                             f"the model's {positions} positions)")
     return tokens
