@@ -9,6 +9,7 @@ import pytest
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import build as report
 from dflash_mcmc.report.build import build
+from dflash_mcmc.report.datasets import by_dataset
 from dflash_mcmc.report.locate import run_folders
 from dflash_mcmc.report.runs import read
 from dflash_mcmc.report.sections import cost, overall, samples
@@ -87,6 +88,18 @@ def test_each_dataset_is_a_part_of_the_page(runs, monkeypatch):
     assert names == ["math500", "math500-2", "gsm8k"]
     ids = re.findall(r'(?<![\w-])id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+
+
+def test_files_with_the_same_ids_are_datasets_with_their_names(tmp_path):
+    for number, name in enumerate(("first", "second")):
+        for condition in ("greedy", "temp"):
+            write(tmp_path / "demo", condition, records("abcd", "ab", gold=name),
+                  identity(condition, dataset="jsonl", dataset__content=name), config={"dataset": {
+                      "name": "jsonl", "path": f"{tmp_path}/{name}.jsonl", "limit": 4}}, session={"started": str(number)})
+    found, notes = by_dataset(read(run_folders([tmp_path]))[0])
+    assert [(of.name, [run.label for run in of.runs]) for of in found] == [
+        ("first.jsonl", ["greedy", "temp"]), ("second.jsonl", ["greedy", "temp"])]
+    assert notes == []
 
 
 def test_a_run_that_no_dataset_has_is_refused(runs):
