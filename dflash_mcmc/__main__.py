@@ -64,9 +64,9 @@ def checked(arguments: list[str]) -> Command:
         if command.launcher and command.jobs and ranks.world_size() > 1:
             raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: in one "
                             "process, which submits the jobs")
-        found = preflight.check(command.jobs, here=not command.launcher)
+        memory, fits = preflight.check(command.jobs, here=not command.launcher)
         budget.check(command)
-        return command._replace(**found._asdict())
+        return command._replace(memory=memory, fits=fits)
     except UserError:
         if ranks.rank():
             # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
@@ -81,7 +81,8 @@ def within_budget(command: Command, measure: bool = True) -> Command:
 
     found, plan = budget.with_settings(command, measure)
     if plan:
-        found = found._replace(**preflight.check(found.jobs, here=not command.launcher)._asdict())
+        memory, fits = preflight.check(found.jobs, here=not command.launcher)
+        found = found._replace(memory=memory, fits=fits)
         if not ranks.rank():
             print(plan, flush=True)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.schema import groups_of
@@ -31,11 +31,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def check(jobs: Sequence[Job], here: bool = True) -> Checked:
+def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[float, ...]]:
     """Checks all jobs. Raises UserError for the first job that cannot run; in a sweep the error names its point.
 
     Args:
         here: whether the jobs run on this machine. Otherwise its device and its free memory do not count.
+
+    Returns the memory of the largest engine as a line, None if no memory was planned; and for each job the share of its
+    problems that fit into the model's positions, 1 where no prompt is read.
     """
     checks, fits = _Checks(here), []
     for job, point in zip(jobs, differing([job.overrides for job in jobs]), strict=True):
@@ -45,17 +48,7 @@ def check(jobs: Sequence[Job], here: bool = True) -> Checked:
             if len(jobs) == 1 or not point:
                 raise
             raise UserError(f"{error} (the point {point})") from error
-    return Checked(checks.memory(), tuple(fits))
-
-
-class Checked(NamedTuple):
-    """What the checks found."""
-
-    memory: str | None
-    """The memory of the largest engine, as a line; None if no memory was planned."""
-    fits: tuple[float, ...]
-    """For each job the share of its problems that fit into the model's positions, above 0 and at most 1; 1 where no prompt was
-    read."""
+    return checks.memory(), tuple(fits)
 
 
 class _Checks:
