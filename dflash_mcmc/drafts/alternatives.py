@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.drafts.forced import Setting, with_shape
@@ -44,10 +44,11 @@ class Subject(NamedTuple):
     """Another model that the draft may have been trained for."""
 
 
-def alternatives(subject: Subject) -> list[Alternative]:
-    """All alternatives that apply. Settings that are the draft's own are left out."""
-    parts = (_layout, _layers, _features, _norms, _masks, _rotations, _blocks, _precision, _weights)
-    return [alternative for part in parts for alternative in part(subject)]
+def alternatives(subject: Subject, kinds: Sequence[str] | None = None) -> list[Alternative]:
+    """All alternatives that apply, or those of some kinds. Settings that are the draft's own are left out."""
+    parts = {"layout": _layout, "layers": _layers, "feature": _features, "norm": _norms, "mask": _masks, "rope": _rotations,
+             "block": _blocks, "dtype": _precision, "weights": _weights}
+    return [alternative for kind in (parts if kinds is None else kinds) for alternative in parts[kind](subject)]
 
 
 def _layout(subject: Subject) -> Iterator[Alternative]:
@@ -63,8 +64,6 @@ def _layers(subject: Subject) -> Iterator[Alternative]:
     layers, seen = base.layers, {base.layers}
     lists = [("every layer + 1", tuple(layer + 1 for layer in layers), "the layers of the features are one too low"),
              ("every layer - 1", tuple(layer - 1 for layer in layers), "the layers of the features are one too high"),
-             ("the published rule", default_target_layers(last + 1, len(layers)),
-              "the features are not those of the published rule for this number of layers"),
              ("layers reversed", layers[::-1], "the features are in the reversed order"),
              ("layers rotated left", layers[1:] + layers[:1], "the list of layers is rotated by one"),
              ("layers rotated right", layers[-1:] + layers[:-1], "the list of layers is rotated by one"),
@@ -80,6 +79,8 @@ def _layers(subject: Subject) -> Iterator[Alternative]:
             moved = (*layers[:number], layer + step, *layers[number + 1 :])
             lists.append((f"feature {number + 1} from layer {layer + step}", moved,
                           f"feature {number + 1} is read from layer {layer} instead of {layer + step}"))
+    lists.append(("the published rule", default_target_layers(last + 1, len(layers)),
+                  "the features are not those of the published rule for this number of layers"))
     for name, changed, cause in lists:
         if changed not in seen and all(0 <= layer <= last for layer in changed):
             seen.add(changed)
@@ -126,9 +127,9 @@ def _rotations(subject: Subject) -> Iterator[Alternative]:
     theirs = own.get("rope_theta") if isinstance(own, dict) else None
     for theta in dict.fromkeys((*([theirs] if theirs else []), *_THETAS)):
         if theta != rope["rope_theta"]:
-            whose = ", the target's" if theta == theirs else ""
+            whose = " (the target's)" if theta == theirs else ""
             yield Alternative("rope", f"rope_theta {theta:g}{whose}",
-                              f"rope_theta is {rope['rope_theta']:g}, and {theta:g}{whose} fits",
+                              f"rope_theta is {rope['rope_theta']:g}, and {theta:g} fits{whose}",
                               _with_shape(subject, rope={**rope, "rope_theta": theta}))
     if rope["rope_type"] != "default":
         yield Alternative("rope", "plain rotation", f"rope_type is {rope['rope_type']}, and the plain rotation fits",
@@ -158,8 +159,8 @@ def _weights(subject: Subject) -> Iterator[Alternative]:
     for what, setting in (("embedding", dataclasses.replace(base, embedding=other)),
                           ("head", dataclasses.replace(base, head=other)),
                           ("embedding and head", dataclasses.replace(base, embedding=other, head=other))):
-        yield Alternative("weights", f"{what} of the other model", f"the draft was trained with the {what} of the other model, "
-                          "not with this target's", setting)
+        yield Alternative("weights", f"{what} of the other model", f"the draft was trained with the {what} of the other "
+                          "model, not with this target's", setting)
 
 
 def _with_shape(subject: Subject, **changes: object) -> Setting:

@@ -20,6 +20,8 @@ LEAST_GAIN = 1.05
 """Smallest ratio of tau, with a change to without, that is named as a cause."""
 LEAST_GAIN_OF_BLOCKS = 1.15
 """The same for another block size. A healthy draft can gain a few per cent in slots that it was not trained for."""
+NOT_TOLD_APART = 0.98
+"""Changes of the same kind whose tau is at least this part of the best one's are named beside it."""
 DEVIATIONS = 3.5
 """Standard errors by which a gain must differ from 0: with 60 alternatives a false alarm has a chance below 3 %."""
 _ERRORS_IN_INTERVAL = 2 * 1.96
@@ -128,6 +130,7 @@ def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_
         differences: differences between the checkpoint's training record and this run, as clauses.
         reference: why the engine's forward and the reference forward do not agree; None if they agree.
     """
+    because = "; the checkpoint's record differs: " + ", ".join(differences) if differences else ""
     if problems < LEAST_PROBLEMS:
         return Verdict("wide", f"the interval is too wide: tau {_with_interval(tau)} on too few problems; take at least "
                        f"{LEAST_PROBLEMS} (dataset.limit)")
@@ -135,13 +138,12 @@ def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_
         return Verdict("cause", reference)
     helping = sorted((each for each in trials if each.helps), key=lambda each: -each.tau.known)
     if helping:
-        return Verdict("cause", _sentence(helping[0], slot_rows))
+        return Verdict("cause", _sentence(helping[0], slot_rows) + _also(helping) + because)
     half = (tau.high - tau.low) / 2 if tau.high is not None and tau.low is not None else np.inf
     if half > WIDEST * tau.known:
         needed = int(np.ceil(problems * (half / (WIDEST * tau.known)) ** 2)) if np.isfinite(half) else LEAST_PROBLEMS
         return Verdict("wide", f"the interval is too wide: tau {_with_interval(tau)}; take about {needed} problems "
                        "(dataset.limit)")
-    because = "; the checkpoint's record differs: " + ", ".join(differences) if differences else ""
     if expected is not None and (tau.high if tau.high is not None else tau.known) < expected:
         return Verdict("below", f"tau is {_with_interval(tau)}, less than the expected {expected:g}, and no known mistake "
                        f"explains it{because or '; what is left is the data: language, task, or a quantised target'}")
@@ -150,6 +152,13 @@ def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_
                        "try the embedding and the head of the model that it was trained for")
     against = "no known mistake would raise it" if expected is None else f"expected {expected:g}"
     return Verdict("healthy", f"the draft is healthy: tau is {_with_interval(tau)}, {against}")
+
+
+def _also(helping: Sequence[Trial]) -> str:
+    """The changes of the same kind that gain as much as the best one, which comes first."""
+    names = [each.name for each in helping[1:] if each.kind == helping[0].kind
+             and each.tau.known >= NOT_TOLD_APART * helping[0].tau.known]
+    return f"; not told apart from {', '.join(names)}" if names else ""
 
 
 def _sentence(best: Trial, slot_rows: Sequence[dict]) -> str:

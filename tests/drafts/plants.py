@@ -14,6 +14,8 @@ from dflash_mcmc.config.schema import PACKAGE
 
 Config, Tensors = dict[str, Any], dict[str, torch.Tensor]
 HIDDEN = 128
+CHANNELS = torch.exp(torch.linspace(-3.0, 3.0, HIDDEN))[torch.arange(HIDDEN) * 37 % HIDDEN]
+"""Scales of channels from 0.05 to 20."""
 
 
 def planted(folder: Path, asset: str, config: Callable[[Config], None] = lambda values: None,
@@ -74,16 +76,16 @@ def exchange_features(one: int, two: int) -> Callable[[Tensors], None]:
 
 
 def expects_normed(rms: torch.Tensor) -> Callable[[Tensors], None]:
-    """Makes the projection expect features after the target's final norm.
+    """Makes a draft for the target of `other_head`, whose projection expects features after that target's final norm.
 
     Args:
         rms: (features,), the usual root mean square of each feature, which the norm divides by.
     """
-    weight = load_file(PACKAGE / "assets/tiny/model.safetensors")["model.norm.weight"].float()
+    weight = load_file(PACKAGE / "assets/tiny/model.safetensors")["model.norm.weight"].float() * CHANNELS
 
     def edit(tensors: Tensors) -> None:
-        scales = torch.cat([size / weight for size in rms])
-        tensors["fc.weight"] = tensors["fc.weight"] * scales
+        tensors["fc.weight"] = tensors["fc.weight"] * torch.cat([size / weight for size in rms])
+        tensors["norm.weight"] = tensors["norm.weight"] * CHANNELS
 
     return edit
 
@@ -95,6 +97,5 @@ def large_projection(tensors: Tensors) -> None:
 
 def other_head(tensors: Tensors) -> None:
     """Another head that gives the target the same laws: the final norm has the inverse of its scale of each channel."""
-    scale = torch.exp(torch.linspace(-2.0, 2.0, HIDDEN))[torch.arange(HIDDEN) * 37 % HIDDEN]
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] / scale
-    tensors["model.norm.weight"] = tensors["model.norm.weight"] * scale
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] / CHANNELS
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * CHANNELS
