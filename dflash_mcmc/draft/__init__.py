@@ -130,6 +130,10 @@ class CheckpointDraft(Draft):
         found, folder = size_of(self._checkpoint()), self._checkpoint().config_folder()
         return found if folder is None else found._replace(reads_layers=tuple(self._shape(folder).target_layers))
 
+    def learns(self) -> bool:
+        """Whether the draft changes while it is used."""
+        return False
+
     def training_record(self) -> dict[str, Any]:
         """`training` of config.json, which `python -m dflash_mcmc.train` writes; empty without it. Raises UserError."""
         folder = self._checkpoint().local()

@@ -57,6 +57,7 @@ def _main(arguments: list[str]) -> None:
 
     folder = given.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}"
     other = None if given.trained_for is None else _other(config, given.trained_for)
+    note(f"{config.dataset.num_chosen()} problems, answers of at most {config.dataset.max_new_tokens} tokens")
     checked = check(config, given.expected, other)
     print(report.text(checked))
     report.write(checked, folder)
@@ -74,9 +75,7 @@ def configured(overrides: list[str]) -> tuple[Config, dict[str, str]]:
     command = check_command([*_FIXED, *added, *overrides])
     if len(command.jobs) != 1 or command.sweep is not None:
         raise UserError("drafts check: given several values or a flag of Hydra; allowed: one model, draft and dataset")
-    job = command.jobs[0]
-    note(f"{job.config.dataset.num_chosen()} problems, answers of at most {job.config.dataset.max_new_tokens} tokens")
-    return job.config, dict(job.choices)
+    return command.jobs[0].config, dict(command.jobs[0].choices)
 
 
 def _other(config: Config, path: str) -> HFModel:

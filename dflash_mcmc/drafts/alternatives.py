@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.drafts.forced import Setting, with_shape
+from dflash_mcmc.drafts.forced import DraftSetting, with_shape
 from dflash_mcmc.inference.speculative.dflash.config import default_target_layers
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ class Alternative(NamedTuple):
     """What is changed, for tables."""
     cause: str
     """The mistake, if the draft accepts more in this setting: a clause for the sentence of the verdict."""
-    setting: Setting
+    setting: DraftSetting
 
 
-class Subject(NamedTuple):
+class CheckedPair(NamedTuple):
     """What the alternatives are made of."""
 
-    base: Setting
+    base: DraftSetting
     target: LanguageModel
     float32: DFlash | None
     """The checkpoint loaded in float32, if the draft runs in another precision."""
@@ -44,14 +44,14 @@ class Subject(NamedTuple):
     """Another model that the draft may have been trained for."""
 
 
-def alternatives(subject: Subject, kinds: Sequence[str] | None = None) -> list[Alternative]:
+def alternatives(subject: CheckedPair, kinds: Sequence[str] | None = None) -> list[Alternative]:
     """All alternatives that apply, or those of some kinds. Settings that are the draft's own are left out."""
     parts = {"layout": _layout, "layers": _layers, "feature": _features, "norm": _norms, "mask": _masks, "rope": _rotations,
              "block": _blocks, "dtype": _precision, "weights": _weights}
     return [alternative for kind in (parts if kinds is None else kinds) for alternative in parts[kind](subject)]
 
 
-def _layout(subject: Subject) -> Iterator[Alternative]:
+def _layout(subject: CheckedPair) -> Iterator[Alternative]:
     base = subject.base
     for step, side in ((1, "after"), (-1, "before")):
         yield Alternative("layout", f"rows {'one later' if step > 0 else 'one earlier'}",
@@ -59,7 +59,7 @@ def _layout(subject: Subject) -> Iterator[Alternative]:
                           dataclasses.replace(base, offset=base.offset + step))
 
 
-def _layers(subject: Subject) -> Iterator[Alternative]:
+def _layers(subject: CheckedPair) -> Iterator[Alternative]:
     base, last = subject.base, len(subject.target.layers) - 1
     layers, seen = base.layers, {base.layers}
     lists = [("every layer + 1", tuple(layer + 1 for layer in layers), "the layers of the features are one too low"),
@@ -88,14 +88,14 @@ def _layers(subject: Subject) -> Iterator[Alternative]:
                               dataclasses.replace(base, layers=changed))
 
 
-def _features(subject: Subject) -> Iterator[Alternative]:
+def _features(subject: CheckedPair) -> Iterator[Alternative]:
     for number, layer in enumerate(subject.base.layers):
         yield Alternative("feature", f"without feature {number + 1} (layer {layer})",
                           f"feature {number + 1} (layer {layer}) does harm, so it is not the feature that was trained with",
                           dataclasses.replace(subject.base, dropped=number))
 
 
-def _norms(subject: Subject) -> Iterator[Alternative]:
+def _norms(subject: CheckedPair) -> Iterator[Alternative]:
     base, last = subject.base, len(subject.target.layers) - 1
     yield Alternative("norm", "features after the final norm",
                       "the draft was trained with features after the target's final norm, and gets them before it",
@@ -106,7 +106,7 @@ def _norms(subject: Subject) -> Iterator[Alternative]:
                           dataclasses.replace(base, norm="none"))
 
 
-def _masks(subject: Subject) -> Iterator[Alternative]:
+def _masks(subject: CheckedPair) -> Iterator[Alternative]:
     shape, target, tokenizer = subject.base.network.shape, subject.target, subject.target.tokenizer
     unused = target.forbidden.nonzero().flatten().tolist()
     candidates = {"the first unused id": unused[0] if unused else None, "the last unused id": unused[-1] if unused else None,
@@ -121,7 +121,7 @@ def _masks(subject: Subject) -> Iterator[Alternative]:
                               "fits", _with_shape(subject, mask_token_id=token))
 
 
-def _rotations(subject: Subject) -> Iterator[Alternative]:
+def _rotations(subject: CheckedPair) -> Iterator[Alternative]:
     rope = subject.base.network.shape.rope
     own = getattr(subject.target.config, "rope_parameters", None) or {}
     theirs = own.get("rope_theta") if isinstance(own, dict) else None
@@ -136,7 +136,7 @@ def _rotations(subject: Subject) -> Iterator[Alternative]:
                           _with_shape(subject, rope={"rope_type": "default", "rope_theta": rope["rope_theta"]}))
 
 
-def _blocks(subject: Subject) -> Iterator[Alternative]:
+def _blocks(subject: CheckedPair) -> Iterator[Alternative]:
     given = subject.base.network.shape.block_size
     for size in sorted({*_BLOCKS, given // 2, given * 2} - {given}):
         if size > 2:
@@ -145,14 +145,14 @@ def _blocks(subject: Subject) -> Iterator[Alternative]:
                               "fits better", _with_shape(subject, block_size=size))
 
 
-def _precision(subject: Subject) -> Iterator[Alternative]:
+def _precision(subject: CheckedPair) -> Iterator[Alternative]:
     if subject.float32 is not None:
         dtype = _name(subject.base.network.fc.weight.dtype)
         yield Alternative("dtype", "the draft in float32", f"the draft runs in {dtype}, which is too coarse or overflows",
                           dataclasses.replace(subject.base, network=subject.float32))
 
 
-def _weights(subject: Subject) -> Iterator[Alternative]:
+def _weights(subject: CheckedPair) -> Iterator[Alternative]:
     base, other = subject.base, subject.other
     if other is None:
         return
@@ -163,7 +163,7 @@ def _weights(subject: Subject) -> Iterator[Alternative]:
                           "model, not with this target's", setting)
 
 
-def _with_shape(subject: Subject, **changes: object) -> Setting:
+def _with_shape(subject: CheckedPair, **changes: object) -> DraftSetting:
     return dataclasses.replace(subject.base, network=with_shape(subject.base.network, **changes))
 
 

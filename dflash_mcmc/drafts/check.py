@@ -10,7 +10,7 @@ import numpy as np
 
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.drafts import findings
-from dflash_mcmc.drafts.findings import Ratio, Trial, Verdict
+from dflash_mcmc.drafts.findings import DraftVerdict, Ratio, Trial
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import IntervalEstimate
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.drafts.alternatives import Subject
-    from dflash_mcmc.drafts.forced import Setting
-    from dflash_mcmc.drafts.walks import Walk
+    from dflash_mcmc.drafts.alternatives import CheckedPair
+    from dflash_mcmc.drafts.forced import DraftSetting
+    from dflash_mcmc.drafts.walks import BlockWalk
     from dflash_mcmc.inference.language_model import LanguageModel
     from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
     from dflash_mcmc.model.hf import HFModel
@@ -59,7 +59,7 @@ class Checked(NamedTuple):
     trials: list[Trial]
     not_applicable: list[str]
     """Checks that this draft or target rules out, as clauses."""
-    verdict: Verdict
+    verdict: DraftVerdict
 
 
 def check(config: Config, expected: float | None = None, other: HFModel | None = None) -> Checked:
@@ -102,8 +102,8 @@ def _checkpoint_draft(config: Config) -> CheckpointDraft:
     """The draft. Raises ConfigError for a draft without a network of DFlash's layout, or one that learns."""
     if not isinstance(config.draft, CheckpointDraft):
         raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint: dflash, dspark, dflash2 or a preset")
-    if getattr(config.draft, "adapt", "none") != "none":
-        raise ConfigError("draft.adapt", config.draft.adapt, "none: a draft that learns is another draft in every block")  # type: ignore[attr-defined]
+    if config.draft.learns():
+        raise ConfigError("draft.adapt", "online or context", "none: a draft that learns is another draft in every block")
     return config.draft
 
 
@@ -126,7 +126,7 @@ def _differences(config: Config, record: dict) -> list[str]:
     return found
 
 
-def _positions(walks: Sequence[Walk], temperature: float) -> list[Row]:
+def _positions(walks: Sequence[BlockWalk], temperature: float) -> list[Row]:
     from dflash_mcmc.drafts.walks import by_position
 
     names = [f"tokens {first} to {below - 1}" for first, below in zip((0, *EDGES), EDGES, strict=False)]
@@ -137,7 +137,7 @@ def _positions(walks: Sequence[Walk], temperature: float) -> list[Row]:
 
 
 def _templates(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray],
-               greedy: Sequence[Walk]) -> tuple[list[Row], list[Trial]]:
+               greedy: Sequence[BlockWalk]) -> tuple[list[Row], list[Trial]]:
     """tau in every template state, and the trials of those that differ from the given one."""
     from dflash_mcmc.drafts import walks
 
@@ -164,19 +164,19 @@ def _templates(config: Config, model: LanguageModel, prompts: dict[str, np.ndarr
     return rows, trials
 
 
-def _base(drafter: DFlashDrafter, model: LanguageModel) -> Setting:
+def _base(drafter: DFlashDrafter, model: LanguageModel) -> DraftSetting:
     """The setting in which the engine runs the draft."""
-    from dflash_mcmc.drafts.forced import Setting, with_shape
+    from dflash_mcmc.drafts.forced import DraftSetting, with_shape
 
     network = drafter.network
     size = drafter.num_drafted + network.shape.first_row
     if size != network.shape.block_size:
         network = with_shape(network, block_size=size)
-    return Setting(network=network, layers=tuple(network.shape.target_layers), offset=1 - network.shape.first_row,
+    return DraftSetting(network=network, layers=tuple(network.shape.target_layers), offset=1 - network.shape.first_row,
                    embedding=model, head=model)
 
 
-class _Forced(NamedTuple):
+class _Redrafted(NamedTuple):
     """What the reference forward has measured."""
 
     trials: list[Trial]
@@ -185,7 +185,7 @@ class _Forced(NamedTuple):
     absent: list[str]
 
 
-def _tried(config: Config, model: LanguageModel, greedy: list[Walk], other: LanguageModel | None) -> _Forced:
+def _tried(config: Config, model: LanguageModel, greedy: list[BlockWalk], other: LanguageModel | None) -> _Redrafted:
     """Drafts the blocks of the walks again, as the engine has drafted them and in every alternative."""
     from tqdm import tqdm
 
@@ -201,19 +201,19 @@ def _tried(config: Config, model: LanguageModel, greedy: list[Walk], other: Lang
         base, *found = forced.forced(model, greedy, kept, settings, _logits(drafter), bar.update)
     drawn = np.concatenate([np.array(walk.gained)[chosen] for walk, chosen in zip(greedy, kept, strict=True)])
     trials = [findings.tried(each, blocks, base, len(greedy)) for each, blocks in zip(changed, found, strict=True)]
-    return _Forced(trials, findings.slots(base), float((drawn == base.gained).mean()), _absent(subject))
+    return _Redrafted(trials, findings.slots(base), float((drawn == base.gained).mean()), _absent(subject))
 
 
-def _subject(config: Config, drafter: DFlashDrafter, model: LanguageModel, other: LanguageModel | None) -> Subject:
+def _subject(config: Config, drafter: DFlashDrafter, model: LanguageModel, other: LanguageModel | None) -> CheckedPair:
     import torch
 
-    from dflash_mcmc.drafts.alternatives import Subject
+    from dflash_mcmc.drafts.alternatives import CheckedPair
 
     float32 = None
     if drafter.dtype != torch.float32:
         exact = dataclasses.replace(config.draft, dtype="float32")  # type: ignore[type-var]
         float32 = _base(cast("DFlashDrafter", exact.load(model)), model).network
-    return Subject(_base(drafter, model), model, float32, other)
+    return CheckedPair(_base(drafter, model), model, float32, other)
 
 
 def _logits(drafter: DFlashDrafter) -> Callable[[LanguageModel, torch.Tensor], torch.Tensor]:
@@ -228,7 +228,7 @@ def _logits(drafter: DFlashDrafter) -> Callable[[LanguageModel, torch.Tensor], t
     return logits
 
 
-def _absent(subject: Subject) -> list[str]:
+def _absent(subject: CheckedPair) -> list[str]:
     """Checks that are not made, with the reason."""
     layers, found = subject.base.layers, []
     if len(subject.target.layers) - 1 not in layers:

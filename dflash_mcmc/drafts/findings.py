@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_mcmc.drafts.alternatives import Alternative
-from dflash_mcmc.drafts.forced import SHIFTS, Blocks
-from dflash_mcmc.drafts.walks import Walk
+from dflash_mcmc.drafts.forced import SHIFTS, ForcedBlocks
+from dflash_mcmc.drafts.walks import BlockWalk
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 LEAST_PROBLEMS = 8
@@ -59,7 +59,7 @@ class Trial(NamedTuple):
         return self.tau.known >= least * self.base_tau and self.change.value > DEVIATIONS * error
 
 
-class Verdict(NamedTuple):
+class DraftVerdict(NamedTuple):
     """The outcome of a check.
 
     `outcome` is healthy, cause (a change explains it), below (less than expected, without an explanation), other_target (the
@@ -70,12 +70,12 @@ class Verdict(NamedTuple):
     sentence: str
 
 
-def of_walks(walks: Sequence[Walk]) -> Ratio:
+def of_walks(walks: Sequence[BlockWalk]) -> Ratio:
     """tau of drawn answers, by problem."""
     return Ratio(np.array([sum(walk.gained) for walk in walks]), np.array([len(walk.gained) for walk in walks]))
 
 
-def of_blocks(blocks: Blocks, problems: int) -> Ratio:
+def of_blocks(blocks: ForcedBlocks, problems: int) -> Ratio:
     """tau of given blocks, by problem."""
     return Ratio(np.bincount(blocks.problem, blocks.gained, problems), np.bincount(blocks.problem, minlength=problems))
 
@@ -96,13 +96,13 @@ def trial(kind: str, name: str, cause: str, ours: Ratio, base: Ratio, not_number
                  Clusters(range(len(base.tokens))).statistic(difference), not_numbers)
 
 
-def tried(alternative: Alternative, blocks: Blocks, base: Blocks, problems: int) -> Trial:
+def tried(alternative: Alternative, blocks: ForcedBlocks, base: ForcedBlocks, problems: int) -> Trial:
     """The trial of an alternative on the blocks of the draft as it is."""
     return trial(alternative.kind, alternative.name, alternative.cause, of_blocks(blocks, problems), of_blocks(base, problems),
                  blocks.not_numbers)
 
 
-def slots(blocks: Blocks) -> list[dict[str, float | int | None]]:
+def slots(blocks: ForcedBlocks) -> list[dict[str, float | int | None]]:
     """For each slot the share of its proposals that are the answer's token, and of those that are a neighbouring token.
 
     A slot counts whether or not the slots before it are right.
@@ -119,7 +119,7 @@ def slots(blocks: Blocks) -> list[dict[str, float | int | None]]:
 
 
 def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_rows: Sequence[dict], expected: float | None,
-            differences: Sequence[str], reference: str | None) -> Verdict:
+            differences: Sequence[str], reference: str | None) -> DraftVerdict:
     """The outcome in a sentence.
 
     Args:
@@ -132,26 +132,27 @@ def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_
     """
     because = "; the checkpoint's record differs: " + ", ".join(differences) if differences else ""
     if problems < LEAST_PROBLEMS:
-        return Verdict("wide", f"the interval is too wide: tau {_with_interval(tau)} on too few problems; take at least "
-                       f"{LEAST_PROBLEMS} (dataset.limit)")
+        return DraftVerdict("wide", f"the interval is too wide: tau {_with_interval(tau)} on too few problems; take at least "
+                            f"{LEAST_PROBLEMS} (dataset.limit)")
     if reference is not None:
-        return Verdict("cause", reference)
+        return DraftVerdict("cause", reference)
     helping = sorted((each for each in trials if each.helps), key=lambda each: -each.tau.known)
     if helping:
-        return Verdict("cause", _sentence(helping[0], slot_rows) + _also(helping) + because)
+        return DraftVerdict("cause", _sentence(helping[0], slot_rows) + _also(helping) + because)
     half = (tau.high - tau.low) / 2 if tau.high is not None and tau.low is not None else np.inf
     if half > WIDEST * tau.known:
         needed = int(np.ceil(problems * (half / (WIDEST * tau.known)) ** 2)) if np.isfinite(half) else LEAST_PROBLEMS
-        return Verdict("wide", f"the interval is too wide: tau {_with_interval(tau)}; take about {needed} problems "
-                       "(dataset.limit)")
+        return DraftVerdict("wide", f"the interval is too wide: tau {_with_interval(tau)}; take about {needed} problems "
+                            "(dataset.limit)")
     if expected is not None and (tau.high if tau.high is not None else tau.known) < expected:
-        return Verdict("below", f"tau is {_with_interval(tau)}, less than the expected {expected:g}, and no known mistake "
-                       f"explains it{because or '; what is left is the data: language, task, or a quantised target'}")
+        left = because or "; what is left is the data: language, task, or a quantised target"
+        return DraftVerdict("below", f"tau is {_with_interval(tau)}, less than the expected {expected:g}, and no known mistake "
+                            f"explains it{left}")
     if expected is None and any(clause.startswith("the target") for clause in differences):
-        return Verdict("other_target", f"tau is {_with_interval(tau)}{because}; give --expected, or --trained-for=MODEL to "
-                       "try the embedding and the head of the model that it was trained for")
+        return DraftVerdict("other_target", f"tau is {_with_interval(tau)}{because}; give --expected, or --trained-for=MODEL "
+                            "to try the embedding and the head of the model that it was trained for")
     against = "no known mistake would raise it" if expected is None else f"expected {expected:g}"
-    return Verdict("healthy", f"the draft is healthy: tau is {_with_interval(tau)}, {against}")
+    return DraftVerdict("healthy", f"tau is {_with_interval(tau)}, {against}")
 
 
 def _also(helping: Sequence[Trial]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.drafts.walks import Walk
+from dflash_mcmc.drafts.walks import BlockWalk
 from dflash_mcmc.forcing import sequences
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class DraftSetting:
     """How the draft is run."""
 
     network: DFlash
@@ -45,7 +45,7 @@ class Setting:
     """Number of a feature that is replaced by zeros."""
 
 
-class Blocks(NamedTuple):
+class ForcedBlocks(NamedTuple):
     """What the blocks of some walks gained, and what their slots proposed."""
 
     problem: np.ndarray
@@ -68,7 +68,7 @@ def with_shape(network: DFlash, **changes: object) -> DFlash:
     return changed.eval().requires_grad_(False)
 
 
-def kept_anchors(walks: Sequence[Walk], most: int) -> list[np.ndarray]:
+def kept_anchors(walks: Sequence[BlockWalk], most: int) -> list[np.ndarray]:
     """Numbers of the blocks of each walk that are drafted again, int64, at most about `most` of all, evenly spaced."""
     total = sum(len(walk.gained) for walk in walks)
     every = max(1, -(-total // most))
@@ -76,18 +76,18 @@ def kept_anchors(walks: Sequence[Walk], most: int) -> list[np.ndarray]:
 
 
 @torch.no_grad()
-def forced(model: LanguageModel, walks: Sequence[Walk], kept: Sequence[np.ndarray], settings: Sequence[Setting],
-           logits: Callable[[LanguageModel, torch.Tensor], torch.Tensor], step: Callable[[], object]) -> list[Blocks]:
+def forced(model: LanguageModel, walks: Sequence[BlockWalk], kept: Sequence[np.ndarray], settings: Sequence[DraftSetting],
+           logits: Callable[[LanguageModel, torch.Tensor], torch.Tensor], step: Callable[[], object]) -> list[ForcedBlocks]:
     """The kept blocks of the walks in each setting. The target reads each walk once.
 
     Args:
         logits: logits(head's model, hidden) -> float32 (..., vocabulary), with the draft's scales.
         step: is called after each forward of the draft.
     """
-    found: list[list[Blocks]] = [[] for _ in settings]
+    found: list[list[ForcedBlocks]] = [[] for _ in settings]
     layers = tuple(sorted({layer for setting in settings for layer in setting.layers}))
     for start in range(0, len(walks), _ROWS_AT_ONCE):
-        part = _Part(walks[start : start + _ROWS_AT_ONCE], kept[start : start + _ROWS_AT_ONCE], start, model)
+        part = _WalkBatch(walks[start : start + _ROWS_AT_ONCE], kept[start : start + _ROWS_AT_ONCE], start, model)
         reading = sequences.read(model, part.tokens, layers)
         outputs = dict(zip(layers, reading.outputs, strict=True))
         for setting, pieces in zip(settings, found, strict=True):
@@ -96,7 +96,7 @@ def forced(model: LanguageModel, walks: Sequence[Walk], kept: Sequence[np.ndarra
     return [_joined(pieces) for pieces in found]
 
 
-def _features(setting: Setting, model: LanguageModel, hidden: torch.Tensor,
+def _features(setting: DraftSetting, model: LanguageModel, hidden: torch.Tensor,
               outputs: dict[int, torch.Tensor]) -> torch.Tensor:
     """(rows, length, features · hidden)."""
     last, parts = len(model.layers) - 1, []
@@ -108,14 +108,14 @@ def _features(setting: Setting, model: LanguageModel, hidden: torch.Tensor,
     return torch.cat(parts, dim=-1)
 
 
-class _Part:
+class _WalkBatch:
     """Some walks as tensors.
 
     Args:
         first: number of the first walk.
     """
 
-    def __init__(self, walks: Sequence[Walk], kept: Sequence[np.ndarray], first: int, model: LanguageModel):
+    def __init__(self, walks: Sequence[BlockWalk], kept: Sequence[np.ndarray], first: int, model: LanguageModel):
         texts = [walk.sequence for walk in walks]
         anchors = [walk.anchors()[chosen] for walk, chosen in zip(walks, kept, strict=True)]
         tokens = np.zeros((len(texts), max(map(len, texts))), np.int64)
@@ -128,8 +128,8 @@ class _Part:
         self.tokens, self.anchors, self.lengths = (torch.from_numpy(x).to(model.device) for x in (
             tokens, padded, np.array([len(text) for text in texts])))
 
-    def measured(self, setting: Setting, features: torch.Tensor,
-                 logits: Callable[[LanguageModel, torch.Tensor], torch.Tensor]) -> Blocks:
+    def measured(self, setting: DraftSetting, features: torch.Tensor,
+                 logits: Callable[[LanguageModel, torch.Tensor], torch.Tensor]) -> ForcedBlocks:
         """The blocks of these walks in a setting."""
         first = max(0, 1 - setting.offset)
         hidden = sequences.drafted(setting.network, setting.embedding, features, self.tokens, self.lengths, self.anchors,
@@ -144,9 +144,9 @@ class _Part:
         now = SHIFTS.index(0)
         leading = right[now].astype(np.int64).cumprod(axis=1).sum(axis=1) + 1
         left = (self.lengths[rows] - 1 - self.anchors[used]).cpu().numpy()
-        return Blocks(self.problem, np.minimum(leading, left), right, inside, broken)
+        return ForcedBlocks(self.problem, np.minimum(leading, left), right, inside, broken)
 
-    def _proposed(self, setting: Setting, hidden: torch.Tensor, rows: torch.Tensor, places: torch.Tensor,
+    def _proposed(self, setting: DraftSetting, hidden: torch.Tensor, rows: torch.Tensor, places: torch.Tensor,
                   logits: Callable[[LanguageModel, torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, int]:
         """The most likely token of each slot, int64 (blocks, slots), -1 where logits are not numbers, and such blocks."""
         previous = self.tokens[rows[:, None], (places - 1).clamp(max=self.tokens.shape[1] - 1)]
@@ -168,13 +168,13 @@ class _Part:
         return ((proposed == tokens) & inside).cpu().numpy(), inside.cpu().numpy()
 
 
-def _joined(pieces: Sequence[Blocks]) -> Blocks:
+def _joined(pieces: Sequence[ForcedBlocks]) -> ForcedBlocks:
     problem, gained = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("problem", "gained"))
     right, inside = (np.concatenate([getattr(piece, name) for piece in pieces], axis=1) for name in ("right", "inside"))
-    return Blocks(problem, gained, right, inside, sum(piece.not_numbers for piece in pieces))
+    return ForcedBlocks(problem, gained, right, inside, sum(piece.not_numbers for piece in pieces))
 
 
-def chunks(walks: Sequence[Walk]) -> int:
+def chunks(walks: Sequence[BlockWalk]) -> int:
     """Number of forwards of the draft that a setting takes."""
     return -(-len(walks) // _ROWS_AT_ONCE)
 

@@ -80,10 +80,9 @@ def figure(checked: Checked) -> Figure:
     known = [row for row in checked.templates if row.tau.value is not None]
     _rows(templates, [row.name for row in known], [row.tau for row in known], known[0].tau.value)
     templates.set(title="By template state, temperature 0", xlabel="tokens for each forward (tau)")
-    best = sorted((each for each in checked.trials if each.kind != "template"), key=lambda each: -each.tau.known)[:_SHOWN]
-    _rows(trials, [each.name for each in best], [each.tau for each in best], best[0].base_tau,
-          [each.helps for each in best])
-    trials.set(title="With one thing changed, on the same blocks (line: unchanged)", xlabel="tokens for each forward (tau)")
+    best = sorted(checked.trials, key=lambda each: -each.tau.known)[:_SHOWN]
+    _rows(trials, [each.name for each in best], [each.change for each in best], 0.0, [each.helps for each in best])
+    trials.set(title="With one thing changed, on the same blocks", xlabel="change of tau")
     made.suptitle(f"{checked.verdict.outcome}: {checked.verdict.sentence}", fontsize=9, wrap=True)
     return made
 

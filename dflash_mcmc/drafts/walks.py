@@ -23,7 +23,7 @@ SYSTEM = "You are a helpful assistant."
 """The system turn of the template states that have one."""
 
 
-class Walk(NamedTuple):
+class BlockWalk(NamedTuple):
     """An answer, drawn block by block with sample and match."""
 
     problem: str
@@ -73,7 +73,8 @@ def prompts_of(config: Config, model: LanguageModel) -> dict[str, np.ndarray]:
     return build.prompts(config, model, config.dataset.problems())
 
 
-def draw(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray], temperature: float, name: str) -> list[Walk]:
+def draw(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray], temperature: float,
+         name: str) -> list[BlockWalk]:
     """An answer to each prompt. Raises UserError if an answer cannot be drawn.
 
     Args:
@@ -85,7 +86,7 @@ def draw(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray], t
     drafter = config.draft.load(model)
     engine = build.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts),
                              None, config.decoder.speculation(drafter), drafter)
-    sampling, walks = SamplingParams(temperature=temperature), dict[str, Walk]()
+    sampling, walks = SamplingParams(temperature=temperature), dict[str, BlockWalk]()
 
     def chain(problem: str) -> Chain:
         key = Key(config.seed).fold_in("drafts", problem)
@@ -97,7 +98,7 @@ def draw(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray], t
                 raise UserError(f"draft: the answer to problem {done.tag} cannot be drawn: {done.failure}")
             gained = tuple(cast("int", block["gained"]) for block in done.walk)
             tokens = done.result.trajectory.tokens.astype(np.int64)
-            walks[done.tag] = Walk(done.tag, prompts[done.tag], tokens, gained)
+            walks[done.tag] = BlockWalk(done.tag, prompts[done.tag], tokens, gained)
             bar.update()
     return [walks[problem] for problem in prompts if len(walks[problem].tokens) > 1]
 
@@ -107,7 +108,7 @@ def same_prompts(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bo
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def by_position(walks: Sequence[Walk], edges: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+def by_position(walks: Sequence[BlockWalk], edges: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """(tokens, forwards) of each walk, in each range of positions of the answer. A block counts where it begins."""
     parts = []
     for first, below in zip((0, *edges), (*edges, np.inf), strict=True):

@@ -183,7 +183,7 @@ def measured() -> Checked:
     slots = [{"slot": 1, "blocks": 3, "right": 0.5, "shift +1": None, "shift -1": 0.25}]
     return Checked("tiny x", "tiny", 9, 4.8, ["model.chat was true"], [row], [row, empty], slots, 1.0,
                    [trial(4.4, 1.1, 0.1), trial(1.0, 1.1, 0.1)], ["precision: no"],
-                   findings.Verdict("cause", "it is reversed"))
+                   findings.DraftVerdict("cause", "it is reversed"))
 
 
 def test_report_has_a_text_a_figure_and_json(measured, tmp_path):
