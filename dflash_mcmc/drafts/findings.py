@@ -146,8 +146,8 @@ def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_
                             "(dataset.limit)")
     if expected is not None and (tau.high if tau.high is not None else tau.known) < expected:
         left = because or "; what is left is the data: language, task, or a quantised target"
-        return DraftVerdict("below", f"tau is {_with_interval(tau)}, less than the expected {expected:g}, and no known mistake "
-                            f"explains it{left}")
+        return DraftVerdict("below", f"tau is {_with_interval(tau)}, less than the expected {expected:g}, and no mistake "
+                            f"that is known explains it{left}")
     if expected is None and any(clause.startswith("the target") for clause in differences):
         return DraftVerdict("other_target", f"tau is {_with_interval(tau)}{because}; give --expected, or --trained-for=MODEL "
                             "to try the embedding and the head of the model that it was trained for")
