@@ -119,7 +119,8 @@ class DraftPlan:
                            choices=("tokens", "p", "p_alpha"))
     alpha: float = identity("exponent for target=p_alpha", gt=0)
     loss_ids: int | None = identity("number of ids over which the loss normalises besides those of the step: half are the "
-                                    "most frequent ones, half are random and stand for the rest; null = all ids", ge=2, off=None)
+                                    "most frequent ones, half are random and stand for the rest; null = all ids", ge=2,
+                                    off=None)
     init: str | None = identity("folder of a draft with the same shape, whose weights the training starts from; null starts "
                                 "from random weights", off=None)
     anchors: int = identity("blocks per sequence in a step, chosen at random in every epoch", ge=1)
