@@ -78,7 +78,7 @@ class KeptReader:
         for row, number in enumerate(numbers):
             if number not in self._kept:
                 known = self._reader(blocks.tokens[row : row + 1, : blocks.lengths[row]])
-                self._kept[number] = Known(*(None if part is None else part[0] for part in known))
+                self._kept[number] = Known._make(None if part is None else part[0] for part in known)
         parts = zip(*(self._kept[number] for number in numbers), strict=True)
-        return Known(*(None if part[0] is None else torch.nn.utils.rnn.pad_sequence(list(part), batch_first=True)
-                       for part in parts))
+        return Known._make(None if part[0] is None else torch.nn.utils.rnn.pad_sequence(list(part), batch_first=True)
+                           for part in parts)

@@ -72,7 +72,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     every = Slots(hidden, blocks.tokens[rows, positions], weights[rows, anchors, slots], teacher, log_sums)
 
     def piece(part: slice) -> torch.Tensor:
-        some = Slots(*(None if values is None else values[part] for values in every))
+        some = Slots._make(None if values is None else values[part] for values in every)
         with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
             logits = model.head_logits(some.hidden).float() if candidates is None else candidates.logits(
                 some.hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
