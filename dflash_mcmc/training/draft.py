@@ -31,7 +31,7 @@ from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.training import accepted, loop, networks, schedule, slotwise_loss
 from dflash_mcmc.training.blocks import Epochs, TrainingBlocks
 from dflash_mcmc.training.candidates import CandidateIds, Candidates
-from dflash_mcmc.training.features import KeptReader, Known, Reader
+from dflash_mcmc.training.features import KeptReader, Known, TargetReader
 from dflash_mcmc.training.loss import Objective, loss_sum, slot_weights
 from dflash_mcmc.training.networks import FAMILIES
 from dflash_mcmc.training.prompts import questions
@@ -177,7 +177,8 @@ class _Session:
         self.objective = Objective(plan.target, plan.alpha, plan.gamma)
         self.kept = None
         if plan.keep_features:
-            self.kept = KeptReader(Reader(model, draft.shape.target_layers, self.objective.power, self.candidates is not None))
+            reader = TargetReader(model, draft.shape.target_layers, self.objective.power, self.candidates is not None)
+            self.kept = KeptReader(reader)
 
     def run(self, folder: Path) -> None:
         """Trains to the end."""

@@ -31,7 +31,7 @@ class Known(NamedTuple):
     log_sums: torch.Tensor | None = None
 
 
-class Reader:
+class TargetReader:
     """Reads sequences for a loss.
 
     Args:
@@ -65,7 +65,7 @@ class KeptReader:
     length · (hidden + 1) more.
     """
 
-    def __init__(self, reader: Reader):
+    def __init__(self, reader: TargetReader):
         self._reader = reader
         self._kept: dict[int, Known] = {}
 

@@ -18,10 +18,10 @@ from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.speculative.dflash.network import DFlash
 from dflash_mcmc.training.blocks import TrainingBlocks
 from dflash_mcmc.training.candidates import Candidates
-from dflash_mcmc.training.features import Known, Reader
+from dflash_mcmc.training.features import Known, TargetReader
 
 _SLOTS_AT_ONCE = 8192
-"""Slots whose logits are in memory at the same time. With 152 thousand ids they take 5 GB in float32."""
+"""DraftedSlots whose logits are in memory at the same time. With 152 thousand ids they take 5 GB in float32."""
 
 
 class Objective(NamedTuple):
@@ -64,15 +64,15 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)
     positions = blocks.anchors[rows, anchors] + slots + 1
     if known is None:
-        known = Reader(model, draft.shape.target_layers, objective.power, candidates is not None)(blocks.tokens)
+        known = TargetReader(model, draft.shape.target_layers, objective.power, candidates is not None)(blocks.tokens)
     with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
         hidden = sequences.drafted(draft, model, known.features, *blocks)[rows, anchors, slots]
     # The target's distribution of a token is computed from the position before it.
     teacher, log_sums = (None if part is None else part[rows, positions - 1] for part in known[1:])
-    every = Slots(hidden, blocks.tokens[rows, positions], weights[rows, anchors, slots], teacher, log_sums)
+    every = DraftedSlots(hidden, blocks.tokens[rows, positions], weights[rows, anchors, slots], teacher, log_sums)
 
     def piece(part: slice) -> torch.Tensor:
-        some = Slots._make(None if values is None else values[part] for values in every)
+        some = DraftedSlots._make(None if values is None else values[part] for values in every)
         with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
             logits = model.head_logits(some.hidden).float() if candidates is None else candidates.logits(
                 some.hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
@@ -85,7 +85,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     return sum((checkpoint(piece, part, use_reentrant=False) for part in parts), hidden.sum() * 0.0)
 
 
-class Slots(NamedTuple):
+class DraftedSlots(NamedTuple):
     """The slots of a loss: the draft's hidden states (n, hidden), the responses' tokens (n,), the weights (n,), and what the
     target says there: hidden states (n, hidden) and logarithms of sums (n,), or None."""
 
@@ -97,7 +97,7 @@ class Slots(NamedTuple):
 
 
 def _of_slots(model: LanguageModel, objective: Objective, candidates: Candidates | None, logits: torch.Tensor,
-              slots: Slots) -> torch.Tensor:
+              slots: DraftedSlots) -> torch.Tensor:
     """The loss of each slot, (n,), from the draft's logits (n, ids or candidates)."""
     if objective.power is None or slots.teacher is None:
         labels = slots.labels if candidates is None else candidates.places(slots.labels)

@@ -8,7 +8,7 @@ import torch
 
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.training.blocks import Epochs, gather
-from dflash_mcmc.training.features import KeptReader, Reader
+from dflash_mcmc.training.features import KeptReader, TargetReader
 from dflash_mcmc.training.loss import Objective, loss_sum
 from tests.training.drafts import random_draft, random_responses, random_target
 
@@ -17,7 +17,7 @@ from tests.training.drafts import random_draft, random_responses, random_target
 def test_losses_with_kept_features_are_those_of_a_reading(monkeypatch, name):
     target, answers, reads = random_target(), random_responses((13, 9, 27)), []
     draft, objective = random_draft(target), Objective(name, 3.0, 2.0)
-    kept, read = KeptReader(Reader(target, draft.shape.target_layers, objective.power)), sequences.read
+    kept, read = KeptReader(TargetReader(target, draft.shape.target_layers, objective.power)), sequences.read
 
     def counted(model, tokens, layers):
         reads.append(tokens.shape)
