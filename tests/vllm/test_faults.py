@@ -175,6 +175,34 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
     assert len(after) == 6
 
 
+def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_memory(tmp_path, monkeypatch):
+    """Tensor parallelism: the workers notice, and the same command removes their segments and draws what is missing."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    segments = set(scratch.SEGMENTS.iterdir())
+    few = ("sampler=temperature", "dataset.max_new_tokens=3", "num_chains=1", "hardware.num_slots=1",
+           "engine.tensor_parallel_size=2")
+    process = start(tmp_path, *few)
+    while process.poll() is None and not recorded(tmp_path):
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert sum("Worker_TP" in " ".join(child.cmdline()) for child in children) == 2
+    process.kill()
+    process.communicate(timeout=120)  # the workers share its output
+    _, left = psutil.wait_procs(children, timeout=60)
+    assert not left
+    before = recorded(tmp_path)
+    assert 0 < len(before) < 6
+    output, _ = (process := start(tmp_path, *few)).communicate(timeout=500)
+    assert process.returncode == 0, output
+    after = recorded(tmp_path)
+    assert before.items() <= after.items()
+    assert len(after) == 6
+    assert not [path for path in set(scratch.SEGMENTS.iterdir()) - segments if path.name.startswith("vllm_dist_")]
+    assert not list(temporary.glob("dflash_mcmc-vllm-*"))
+
+
 def test_a_process_of_two_that_dies_leaves_its_samples_to_the_other(tmp_path, monkeypatch):
     """Data parallelism: two processes share a run folder."""
     processes = []
