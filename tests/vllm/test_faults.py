@@ -29,6 +29,9 @@ from tests.vllm.test_blended import WIDE
 TINY = PACKAGE / "assets" / "tiny"
 RUN = ("engine=vllm", "sampler=power_mh", "dataset.limit=6", "num_chains=2", "dataset.max_new_tokens=48", "tracker=none",
        "hardware.memory_gb=0.1", "hardware.num_slots=4", "seed=3")
+FEW = ("sampler=temperature", "dataset.max_new_tokens=16", "num_chains=1", "hardware.num_slots=1")
+"""One sample after another. They are long enough that the run goes on after its first one is seen."""
+TWO = ("engine.tensor_parallel_size=2",)
 
 
 def test_preemption_changes_no_token(tmp_path):
@@ -152,8 +155,7 @@ FAILURES = {signal.SIGKILL: "error: engine: worker 1 of 2 of vLLM has ended with
 def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, monkeypatch, sent):
     """Tensor parallelism by two processes. Another run, with one process, draws what is missing."""
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "120")
-    few = ("sampler=temperature", "dataset.max_new_tokens=3", "num_chains=1", "hardware.num_slots=1")
-    process = start(tmp_path, *few, "engine.tensor_parallel_size=2")
+    process = start(tmp_path, *FEW, *TWO)
     while process.poll() is None and not recorded(tmp_path):
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -168,7 +170,7 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
     assert not list(scratch.SEGMENTS.glob("vllm_dist_*"))
     before = recorded(tmp_path)
     assert 0 < len(before) < 6
-    output, _ = (process := start(tmp_path, *few)).communicate(timeout=300)
+    output, _ = (process := start(tmp_path, *FEW)).communicate(timeout=300)
     assert process.returncode == 0, output
     after = recorded(tmp_path)
     assert before.items() <= after.items()
@@ -181,9 +183,7 @@ def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     segments = set(scratch.SEGMENTS.iterdir())
-    few = ("sampler=temperature", "dataset.max_new_tokens=3", "num_chains=1", "hardware.num_slots=1",
-           "engine.tensor_parallel_size=2")
-    process = start(tmp_path, *few)
+    process = start(tmp_path, *FEW, *TWO)
     while process.poll() is None and not recorded(tmp_path):
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -194,7 +194,7 @@ def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_
     assert not left
     before = recorded(tmp_path)
     assert 0 < len(before) < 6
-    output, _ = (process := start(tmp_path, *few)).communicate(timeout=500)
+    output, _ = (process := start(tmp_path, *FEW, *TWO)).communicate(timeout=500)
     assert process.returncode == 0, output
     after = recorded(tmp_path)
     assert before.items() <= after.items()
