@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -65,6 +66,14 @@ def test_the_memory_chooses_the_number_of_chains_of_the_plan(make_config):
     engine = config.engine.start(config, config.engine.load(config, "cpu"), config.assumed.prompt_length,
                                  config.dataset.num_chosen() * config.num_chains)
     assert engine._num_chains == plan.requests
+
+
+def test_the_default_memory_on_a_cpu_holds_all_chains_at_full_length_twice(make_config):
+    config = make_config("engine=vllm", "sampler=greedy", "hardware.device=cpu", "hardware.num_slots=null", "num_chains=1",
+                         "dataset.limit=12", "dataset.max_new_tokens=100")
+    engine = config.engine.start(config, config.engine.load(config, "cpu"), config.assumed.prompt_length, 12)
+    assert engine._num_chains == 12
+    assert 23.5 < engine._core.capacity() <= 24
 
 
 class Preemptions:
@@ -179,8 +188,7 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
 
 def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_memory(tmp_path, monkeypatch):
     """Tensor parallelism: the workers notice, and the same command removes their segments and draws what is missing."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp())  # a path that is short enough for sockets
     monkeypatch.setenv("TMPDIR", str(temporary))
     segments = set(scratch.SEGMENTS.iterdir())
     process = start(tmp_path, *FEW, *TWO)
@@ -201,6 +209,7 @@ def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_
     assert len(after) == 6
     assert not [path for path in set(scratch.SEGMENTS.iterdir()) - segments if path.name.startswith("vllm_dist_")]
     assert not list(temporary.glob("dflash_mcmc-vllm-*"))
+    shutil.rmtree(temporary)
 
 
 def test_a_process_of_two_that_dies_leaves_its_samples_to_the_other(tmp_path, monkeypatch):

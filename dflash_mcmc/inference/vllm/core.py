@@ -70,11 +70,13 @@ class VllmCore:
         arguments = settings.arguments()  # a mistake in it is ours, and nothing that vLLM refuses
         self._scratch = Scratch()
         try:
+            if settings.num_workers() > 1:
+                self._scratch.check_sockets()
             with self._scratch.used():
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
                 if arguments.get("pipeline_parallel_size", 1) > 1:
                     self._engine.collective_rpc("dflash_mcmc_prepare")
-        except Exception as error:
+        except BaseException as error:
             self._scratch.remove()
             if not is_refusal(error):
                 raise
@@ -192,7 +194,7 @@ REFUSALS = (ValueError, RuntimeError, NotImplementedError, AssertionError, Impor
 _PACKAGE = __name__.partition(".")[0]
 
 
-def is_refusal(error: Exception) -> bool:
+def is_refusal(error: BaseException) -> bool:
     """Whether an exception of vLLM's start means that vLLM cannot run the model or a setting, and is no fault of this package.
 
     Only what vLLM's code raises is taken for a refusal. A call that does not fit its signature is raised in the caller.
@@ -205,7 +207,7 @@ def is_of_this_package(error: Exception) -> bool:
     return _raised_by(error) == _PACKAGE
 
 
-def _raised_by(error: Exception) -> str | None:
+def _raised_by(error: BaseException) -> str | None:
     """`vllm` or this package: which one has the innermost frame of an exception. None for neither.
 
     The frames of this module are left out: they call vLLM. An exception of a worker in another process has no frame of it.
