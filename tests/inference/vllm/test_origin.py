@@ -94,7 +94,7 @@ def test_a_fault_in_a_step_ends_the_engine_too(monkeypatch, modules, kind):
     made.settings, made._has_failed = SETTINGS, False
     made._engine = SimpleNamespace(step=chain(ZeroDivisionError("by nothing"), *modules),
                                    engine_core=SimpleNamespace(shutdown=lambda: closed.append(True)))
-    made._scratch = SimpleNamespace(remove=lambda: None)
+    monkeypatch.setattr(made, "_scratch", SimpleNamespace(remove=lambda: None), raising=False)
     monkeypatch.setattr(core, "_shared", [made])
     with pytest.raises(kind):
         made.step()
