@@ -212,6 +212,8 @@ class Grade(NamedTuple):
     """The result of `grading.string_rule`, for comparison only; None if it was not applied."""
     walls: tuple[str, ...] = ()
     """The layers of the sandbox around a program that was run."""
+    grade_seconds: float | None = None
+    """Seconds that finding the verdict took, without waiting; None if they were not measured."""
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
