@@ -30,8 +30,9 @@ from tests.vllm.test_blended import WIDE
 TINY = PACKAGE / "assets" / "tiny"
 RUN = ("engine=vllm", "sampler=power_mh", "dataset.limit=6", "num_chains=2", "dataset.max_new_tokens=48", "tracker=none",
        "hardware.memory_gb=0.1", "hardware.num_slots=4", "seed=3")
-FEW = ("sampler=temperature", "dataset.max_new_tokens=16", "num_chains=1", "hardware.num_slots=1")
-"""One sample after another. They are long enough that the run goes on after its first one is seen."""
+MANY = 24
+SHORT = (f"dataset.limit={MANY}", "sampler=temperature", "dataset.max_new_tokens=16", "num_chains=1", "hardware.num_slots=1")
+"""One sample after another, so many that the run goes on after its first one is seen on a busy machine."""
 TWO = ("engine.tensor_parallel_size=2",)
 
 
@@ -165,7 +166,7 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
     """Tensor parallelism by two processes. Another run, with one process, draws what is missing."""
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "120")
     segments = set(scratch.SEGMENTS.glob("vllm_dist_*"))  # other processes have some
-    process = start(tmp_path, *FEW, *TWO)
+    process = start(tmp_path, *SHORT, *TWO)
     while process.poll() is None and not recorded(tmp_path):
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -179,12 +180,12 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
     assert not left
     assert set(scratch.SEGMENTS.glob("vllm_dist_*")) <= segments
     before = recorded(tmp_path)
-    assert 0 < len(before) < 6
-    output, _ = (process := start(tmp_path, *FEW)).communicate(timeout=300)
+    assert 0 < len(before) < MANY
+    output, _ = (process := start(tmp_path, *SHORT)).communicate(timeout=300)
     assert process.returncode == 0, output
     after = recorded(tmp_path)
     assert before.items() <= after.items()
-    assert len(after) == 6
+    assert len(after) == MANY
 
 
 def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_memory(tmp_path, monkeypatch):
@@ -192,7 +193,7 @@ def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_
     temporary = Path(tempfile.mkdtemp())  # a path that is short enough for sockets
     monkeypatch.setenv("TMPDIR", str(temporary))
     segments = set(scratch.SEGMENTS.glob("vllm_dist_*"))
-    process = start(tmp_path, *FEW, *TWO)
+    process = start(tmp_path, *SHORT, *TWO)
     while process.poll() is None and not recorded(tmp_path):
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -202,12 +203,12 @@ def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_
     _, left = psutil.wait_procs(children, timeout=60)
     assert not left
     before = recorded(tmp_path)
-    assert 0 < len(before) < 6
-    output, _ = (process := start(tmp_path, *FEW, *TWO)).communicate(timeout=500)
+    assert 0 < len(before) < MANY
+    output, _ = (process := start(tmp_path, *SHORT, *TWO)).communicate(timeout=500)
     assert process.returncode == 0, output
     after = recorded(tmp_path)
     assert before.items() <= after.items()
-    assert len(after) == 6
+    assert len(after) == MANY
     assert set(scratch.SEGMENTS.glob("vllm_dist_*")) <= segments
     assert not list(temporary.glob("dflash_mcmc-vllm-*"))
     shutil.rmtree(temporary)
