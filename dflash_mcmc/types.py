@@ -186,6 +186,8 @@ class ExpectedCost(NamedTuple):
     """Generated tokens before the draws and scorings. They are read again if `hardware.reuse_prefix` is off."""
     drafts: float = 0.0
     """Number of draws and scorings in which the draft proposes blocks for the sampler."""
+    drafted: float | None = None
+    """Tokens of these draws; None if they are all tokens that are drawn."""
 
 
 class UnitCost(NamedTuple):

@@ -399,17 +399,3 @@ def test_signatures_show_the_values_of_conf():
 def test_every_wrong_override_is_a_config_error(override):
     with pytest.raises(dflash_mcmc.ConfigError, match=override.partition("=")[0]):
         dflash_mcmc.run(override)
-
-
-def test_a_prompt_that_is_too_long_has_a_sample_that_says_so(loaded):
-    """The others are drawn, with the tokens that they have alone under their ids."""
-    long, short = "What is 2+3?" * 400, "What is 2+3?"
-    found = dflash_mcmc.sample(*loaded, [long, short], sampler="greedy", num_chains=2, max_new_tokens=16, progress=False)
-    assert [(sample.prompt, sample.chain, sample.finish_reason == "too_long") for sample in found] == [
-        (0, 0, True), (0, 1, True), (1, 0, False), (1, 1, False)]
-    assert found[0].failure.startswith("prompts: given 'prompt 00000 of ")
-    assert (found[0].text, found[0].tokens, found[0].cost.token_forwards) == ("", [], 0)
-    alone = dflash_mcmc.sample(*loaded, {"00001": short}, sampler="greedy", num_chains=2, max_new_tokens=16, progress=False)
-    assert [sample.tokens for sample in found[2:]] == [sample.tokens for sample in alone]
-    with pytest.raises(dflash_mcmc.ConfigError, match="prompt 00000 of"):
-        dflash_mcmc.sample(*loaded, [long], sampler="greedy", progress=False)

@@ -65,12 +65,8 @@ def _read(prompt: Prompt) -> Conversation | np.ndarray:
     return tokens.astype(np.int64)
 
 
-class TooLongPrompt(ConfigError):
-    """A prompt that leaves too few of the model's positions."""
-
-
 def token_ids(config: Config, target: ChainTarget, name: str, prompt: Conversation | np.ndarray) -> np.ndarray:
-    """The token ids of a prompt, int64. Raises UserError, and TooLongPrompt if the prompt is too long."""
+    """The token ids of a prompt, int64. Raises UserError, also for a prompt that leaves too few of the model's positions."""
     if isinstance(prompt, Conversation):
         tokens = target.encode(config.model.render(target.tokenizer, prompt), not config.model.chat)
     else:
@@ -82,8 +78,8 @@ def token_ids(config: Config, target: ChainTarget, name: str, prompt: Conversati
         raise ConfigError("prompts", f"nothing in prompt {name}", "at least one token")
     if positions is not None and len(tokens) + room > positions:
         if len(tokens) >= positions:
-            raise TooLongPrompt("prompts", f"prompt {name} of {len(tokens)} tokens",
-                                f"prompts of less than {positions} tokens, the model's positions")
-        raise TooLongPrompt("max_new_tokens", room, f"at most {positions - len(tokens)} (prompt {name} takes {len(tokens)} of "
-                            f"the model's {positions} positions)")
+            raise ConfigError("prompts", f"prompt {name} of {len(tokens)} tokens", f"prompts of less than {positions} tokens, "
+                              "the model's positions")
+        raise ConfigError("max_new_tokens", room, f"at most {positions - len(tokens)} (prompt {name} takes {len(tokens)} of "
+                          f"the model's {positions} positions)")
     return tokens

@@ -16,9 +16,9 @@ from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.data import stops
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
+from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.store import finishes
-from dflash_mcmc.types import Cost
+from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -66,11 +66,11 @@ class Sample(NamedTuple):
     """Tokens and forward passes that the chain used."""
     finish_reason: str
     """Why the sequence ended: `stop_id` = with a stop id of the model, `stop_string` = with a string of `stop`, `length` = at
-    `max_new_tokens`; `too_long` = the prompt leaves no room for an answer, and `not_drawn`: see `failure`."""
+    `max_new_tokens`, `not_drawn` = see `failure`."""
     trace: tuple[dict[str, Any], ...]
     """One entry for each proposal: block, step, cut, lengths, log ratio, decision."""
     failure: str = ""
-    """Why there is no answer; the fields of the answer are then empty or 0."""
+    """Why the chain could not be drawn; the other fields are then empty."""
 
 
 class LoadedEngine:
@@ -130,16 +130,8 @@ class LoadedEngine:
                                 "dataset.stop": stops.given(stop, "stop")})
         config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
         config, target = checked(config), self._target
-        token_ids: dict[str, np.ndarray] = {}
-        too_long: dict[str, read_prompts.TooLongPrompt] = {}
-        for name, prompt in asked.items():
-            try:
-                token_ids[name] = read_prompts.token_ids(config, target, name, prompt)
-            except read_prompts.TooLongPrompt as error:
-                too_long[name] = error
-        if not token_ids:  # no property of a single prompt
-            raise next(iter(too_long.values()))
-        return self._drawn(config, target, list(asked), token_ids, too_long, progress)
+        token_ids = {name: read_prompts.token_ids(config, target, name, prompt) for name, prompt in asked.items()}
+        return self._drawn(config, target, token_ids, progress)
 
     def score(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, blend: Blend | str | None = None,
               draft: Draft | str | None = None, progress: bool = True) -> list[Scored]:
@@ -166,21 +158,17 @@ class LoadedEngine:
         ends = {done.tag: done for done, _ in self._run(checked(config), target, chains, longest, len(pairs), progress)}
         return [scoring.scored(number, ends[number]) for number in range(len(pairs))]
 
-    def _drawn(self, config: Config, target: ChainTarget, names: list[str], token_ids: Mapping[str, np.ndarray],
-               too_long: Mapping[str, Exception], progress: bool) -> Generator[Sample, None, None]:
+    def _drawn(self, config: Config, target: ChainTarget, token_ids: Mapping[str, np.ndarray],
+               progress: bool) -> Generator[Sample, None, None]:
         from dflash_mcmc.run import build
 
-        total = len(token_ids) * config.num_chains
+        total, names = len(token_ids) * config.num_chains, list(token_ids)
         chains = (((index, chain), build.chain(config, config.sampler, name, chain, token_ids[name]))
-                  for index, name in enumerate(names) if name in token_ids for chain in range(config.num_chains))
-        for index, name in enumerate(names):
-            if name in too_long:
-                yield from (_without_answer(index, name, chain, TOO_LONG, str(too_long[name]), Cost())
-                            for chain in range(config.num_chains))
+                  for index, name in enumerate(names) for chain in range(config.num_chains))
         longest = max(map(len, token_ids.values()))
         with closing(self._run(config, target, chains, longest, total, progress)) as running:
             for done, model in running:
-                yield _sample(done, names, model)
+                yield _sample(done, names, token_ids, model)
 
     def _run(self, config: Config, target: ChainTarget, chains: Iterable[tuple[Any, Chain]], longest: int, total: int,
              progress: bool) -> Generator[tuple[Finished[Any], ChainTarget], None, None]:
@@ -260,22 +248,19 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
         A sample for each prompt and chain, in this order. After Ctrl-C while chains are drawn, those that are finished.
 
     Raises:
-        UserError: for values that do not fit together, with the message of the command line, and if every prompt is too long.
+        UserError: for values that do not fit together, with the message of the command line.
     """
     with LoadedEngine(model, tokenizer, engine=engine, hardware=hardware, chat=chat) as loaded:
         return loaded.sample(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
                              max_new_tokens=max_new_tokens, stop=stop, seed=seed, progress=progress)
 
 
-def _sample(done: Finished[tuple[int, int]], names: list[str], target: ChainTarget) -> Sample:
-    (index, chain), result = done.tag, done.result
-    if result is None:
-        return _without_answer(index, names[index], chain, NOT_DRAWN, done.failure, done.cost)
+def _sample(done: Finished[tuple[int, int]], names: list[str], token_ids: Mapping[str, np.ndarray],
+            target: ChainTarget) -> Sample:
+    index, chain = done.tag
+    result = done.result or ChainResult(Trajectory.start(token_ids[names[index]]))
     drawn = result.trajectory
+    reason = NOT_DRAWN if done.result is None else finishes.of_trajectory(drawn, target.stop_ids)
     return Sample(index, names[index], chain, target.decode(drawn.tokens), drawn.tokens.tolist(), float(drawn.log_p.sum()),
-                  float(drawn.log_q.sum()), result.proposals, result.accepted, result.moved, done.cost,
-                  finishes.of_trajectory(drawn, target.stop_ids), result.trace)
-
-
-def _without_answer(index: int, name: str, chain: int, reason: str, failure: str, cost: Cost) -> Sample:
-    return Sample(index, name, chain, "", [], 0.0, 0.0, 0, 0, 0, cost, reason, (), failure)
+                  float(drawn.log_q.sum()), result.proposals, result.accepted, result.moved, done.cost, reason, result.trace,
+                  done.failure)

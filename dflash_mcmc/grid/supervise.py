@@ -21,8 +21,9 @@ from pathlib import Path
 
 from dflash_mcmc.errors import UserError, one_line
 from dflash_mcmc.grid import cluster
-from dflash_mcmc.grid.folder import Grid, SlurmJob, node
+from dflash_mcmc.grid.folder import Grid, SlurmJob
 from dflash_mcmc.grid.launcher import Slurm
+from dflash_mcmc.process.machine import node
 from dflash_mcmc.process.program import STOPPED, USER_ERROR
 from dflash_mcmc.process.ranks import SHARD
 from dflash_mcmc.store.records import record_files

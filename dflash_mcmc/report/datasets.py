@@ -37,8 +37,10 @@ def by_dataset(runs: Sequence[Run]) -> tuple[list[DatasetRuns], list[str]]:
     notes: list[str] = []
     for run in runs:
         own = {record["problem"]: record["gold"] for record in run.records}
-        place = next((place for place, group in enumerate(groups) if _belongs(run, own, group, golds[place], notes)), None)
+        versions: list[str] = []
+        place = next((place for place, group in enumerate(groups) if _belongs(run, own, group, golds[place], versions)), None)
         if place is None:
+            notes += versions
             groups.append([run])
             golds.append(own)
         else:
@@ -49,7 +51,13 @@ def by_dataset(runs: Sequence[Run]) -> tuple[list[DatasetRuns], list[str]]:
     return [DatasetRuns(name, labelled(group) if several else group) for name, group in zip(names, groups, strict=True)], notes
 
 
-def _belongs(run: Run, own: dict[str, str], group: list[Run], golds: dict[str, str], notes: list[str]) -> bool:
+def _belongs(run: Run, own: dict[str, str], group: list[Run], golds: dict[str, str], versions: list[str]) -> bool:
+    """Whether a run is over the dataset of a group. Adds a sentence if it has another version of this dataset.
+
+    Args:
+        own: the gold answers of the run's problems.
+        golds: those of the group's problems.
+    """
     first = group[0]
     if run.component("dataset") != first.component("dataset"):
         return False
@@ -58,17 +66,23 @@ def _belongs(run: Run, own: dict[str, str], group: list[Run], golds: dict[str, s
     other = next((problem for problem in own if golds.get(problem, own[problem]) != own[problem]), None)
     if other is None:
         return alike or not own.keys().isdisjoint(golds)
-    said = (f"problem {other!r} has the answer {golds[other]!r} in {first.folder} and {own[other]!r} in {run.folder}")
+    said = f"problem {other!r} has the answer {golds[other]!r} in {first.folder} and {own[other]!r} in {run.folder}"
     if alike:
         raise UserError(f"runs: {said}, though both say that their dataset is the same; allowed: records as a run wrote them")
-    notes.append(f"two versions of {run.component('dataset')} are here: {said}; they are separate datasets")
+    if _file(run) == _file(first):
+        versions.append(f"two versions of {run.component('dataset')} are here: {said}; they are separate datasets")
     return False
+
+
+def _file(run: Run) -> str:
+    """The name of the dataset's file or its hub name; empty for a dataset without one."""
+    return name_of_path((run.config.get("dataset") or {}).get("path"))
 
 
 def _names(firsts: Sequence[Run]) -> list[str]:
     """A name for each dataset, by its first run. Datasets of one name have the names of their files, or else numbers."""
     names = [run.component("dataset") for run in firsts]
-    paths = [name_of_path((run.config.get("dataset") or {}).get("path")) for run in firsts]
+    paths = list(map(_file, firsts))
     names = [path if path and names.count(name) > 1 and paths.count(path) == 1 else name
              for name, path in zip(names, paths, strict=True)]
     names = [re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:80] or "dataset" for name in names]

@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.checks import checked
+from dflash_mcmc.data import template_limits
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve.app import Service
 from dflash_mcmc.serve.metrics import Metrics
@@ -27,6 +28,8 @@ def built(options: ServeOptions, config: Config) -> Service:
     """
     whole = checked(copy.deepcopy(config))
     target = whole.engine.load(whole, whole.hardware.resolve())
+    if whole.model.chat:  # here, since a request would be a late place to find that the template has no end
+        template_limits.check(target.tokenizer, [{"role": "user", "content": "1 + 1?"}], None, add_generation_prompt=True)
     longest_prompt = _prompt_tokens(options, whole, target.max_positions)
 
     def start(stop: tuple[str, ...]) -> ChainRunner:

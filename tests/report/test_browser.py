@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dflash_mcmc.report import build as report
 from dflash_mcmc.report.build import build
+from dflash_mcmc.report.sections import overall, samples
 from dflash_mcmc.store.problems import PROBLEMS, as_lines
 from tests import published
 from tests.report.chromium import DARK, LIGHT, browser, look, needed
@@ -112,9 +114,10 @@ def traced(log_ps: dict[tuple[int, int], float], decisions: str) -> list[dict]:
 
 
 @pytest.fixture
-def three_runs(tmp_path) -> Path:
-    """Greedy decoding without questions, temperature with two chains, and power sampling with traces."""
+def three_runs(tmp_path, monkeypatch) -> Path:
+    """Greedy decoding without questions, temperature with two chains, and power sampling with traces. Two sections alone."""
     needed()
+    monkeypatch.setattr(report, "_SECTIONS", (overall, samples))
     folder, steps = tmp_path / "outputs" / "demo", {(1, 1): -4.0, (1, 2): -2.5, (2, 1): -7.25}
     rights = {"greedy": "abc", "temp": "ab", "ps": "ad"}
     for name, right in rights.items():

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 
@@ -140,7 +141,7 @@ def test_a_run_over_hostile_ids_is_drawn_and_resumed(make_config, tmp_path):
 
 
 def test_files_of_a_hostile_run_are_inert(hostile):
-    """No file is outside the report's folder, no cell is a formula, and the terminal's table has no control character."""
+    """No file is outside the report's folder, no cell is a formula, no figure has a script, no table a control character."""
     folder = hostile.folder
     assert {path.name for path in folder.parent.iterdir() if path.is_dir() and path != folder} == {
         study.folder.name for study in hostile.studies[0].runs}
@@ -148,5 +149,9 @@ def test_files_of_a_hostile_run_are_inert(hostile):
     for path in (folder / "tables").glob("*.csv"):
         for row in csv.reader(path.open(newline="", encoding="utf-8")):
             assert not [cell for cell in row if cell[:1] in ("=", "@", "\t", "\r")], path
+    for path in (folder / "figures").glob("*.svg"):
+        for element in ElementTree.parse(path).getroot().iter():
+            assert element.tag.rpartition("}")[2] not in ("script", "a", "foreignObject"), path
+            assert not [name for name in element.attrib if name.startswith("on")], path
     assert all(line.isprintable() for line in hostile.overall.splitlines())
     assert all(line.isprintable() for line in (folder / "report.md").read_text().splitlines())

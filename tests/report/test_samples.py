@@ -12,6 +12,7 @@ from dflash_mcmc.report.runs import read
 from dflash_mcmc.report.sections.samples import section
 from dflash_mcmc.report.study import study_of
 from dflash_mcmc.store.problems import PROBLEMS, as_lines
+from tests.refusals import refused
 from tests.report.folders import identity, record, write
 
 STEPS = [{"block": 1, "step": 1, "log_p": -1.0004, "decision": "accept", "rung": 1},
@@ -92,3 +93,13 @@ def test_questions_of_older_runs_come_from_their_dataset(tmp_path):
         shown = problems_of(browser.samples)[problem]["q"]
         assert shown == question if name != "package" else shown.endswith("?")
         assert ("cannot be read here: ps." in browser.text[-1]) == (name == "gone")
+
+
+def test_damaged_problems_are_an_error_and_left_out_if_lenient(tmp_path):
+    run = write(tmp_path / "demo", "ps", [record("a")])
+    (run / PROBLEMS).write_text('{"id": "a"}\n')
+    with refused("line 1: gold: given nothing; allowed: a text; delete the file, and the next start of the run writes it"):
+        runs_of(tmp_path)
+    (lenient,), left_out = read(run_folders([tmp_path]), lenient=True)
+    assert (dict(lenient.asked), len(left_out)) == ({}, 1)
+    assert "problems.jsonl: line 1" in left_out[0]

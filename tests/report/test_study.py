@@ -7,9 +7,12 @@ import re
 import pytest
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.report import build as report
 from dflash_mcmc.report.build import build
+from dflash_mcmc.report.datasets import by_dataset
 from dflash_mcmc.report.locate import run_folders
 from dflash_mcmc.report.runs import read
+from dflash_mcmc.report.sections import cost, overall, samples
 from dflash_mcmc.report.study import Study, study_of
 from tests.report.folders import identity, record, write
 
@@ -62,10 +65,11 @@ def test_an_ambiguous_condition_is_refused(tmp_path):
         study_over(tmp_path / "demo", baseline="ps")
 
 
-def test_each_dataset_is_a_part_of_the_page(runs):
+def test_each_dataset_is_a_part_of_the_page(runs, monkeypatch):
     """Three datasets, one of them in two versions under one name. Baselines and labels are those of each part."""
     write(runs, "ps", records("abcd", "ab"), identity("ps", dataset="gsm8k"))
     write(runs, "greedy", records("abcd", "abc", gold="43"), identity("greedy", dataset__content="c" * 32))
+    monkeypatch.setattr(report, "_SECTIONS", (overall, samples, cost))  # the others take longer
     built = build([runs], baseline="greedy")
     assert [(part.name, [run.label for run in study.runs], study.baseline.label)
             for part, study in zip(built.parts[1:], built.studies, strict=True)] == [
@@ -84,6 +88,18 @@ def test_each_dataset_is_a_part_of_the_page(runs):
     assert names == ["math500", "math500-2", "gsm8k"]
     ids = re.findall(r'(?<![\w-])id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+
+
+def test_files_with_the_same_ids_are_datasets_with_their_names(tmp_path):
+    for number, name in enumerate(("first", "second")):
+        for condition in ("greedy", "temp"):
+            write(tmp_path / "demo", condition, records("abcd", "ab", gold=name),
+                  identity(condition, dataset="jsonl", dataset__content=name), config={"dataset": {
+                      "name": "jsonl", "path": f"{tmp_path}/{name}.jsonl", "limit": 4}}, session={"started": str(number)})
+    found, notes = by_dataset(read(run_folders([tmp_path]))[0])
+    assert [(of.name, [run.label for run in of.runs]) for of in found] == [
+        ("first.jsonl", ["greedy", "temp"]), ("second.jsonl", ["greedy", "temp"])]
+    assert notes == []
 
 
 def test_a_run_that_no_dataset_has_is_refused(runs):
