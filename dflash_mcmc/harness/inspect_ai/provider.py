@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ class DflashAPI(ModelAPI):
         try:
             self._config = self._composed(fields, max_new_tokens)
             self._samplers = Samplers(self._config)
+            self._settings(config)  # what every request says is refused before a model is loaded
             self._target, self._workers, self._longest_prompt = online.started(
                 self._config, max_prompt_tokens, "max_prompt_tokens", _MOST_WAITING, lambda: None)
         except UserError as error:
@@ -118,9 +120,9 @@ class DflashAPI(ModelAPI):
         """
         if tools and tool_choice != "none":
             raise ConfigError("tools", [tool.name for tool in tools], "none: models of dflash_mcmc have no tool calls")
-        asked = requests.read(config.model_dump(exclude_none=True), self._config.dataset.max_new_tokens)
-        tokens = self._tokens(input, asked)
-        orders = list(self._orders(tokens, asked))
+        asked, whole = self._settings(config)
+        tokens = self._tokens(input, whole)
+        orders = list(self._orders(tokens, asked, whole))
         numbers = self._workers.order(orders)
         try:
             drawn = await asyncio.gather(*(asyncio.wrap_future(order.future) for order in orders))
@@ -128,19 +130,20 @@ class DflashAPI(ModelAPI):
             self._workers.drop(numbers)
         return self._output(drawn, len(tokens), asked)
 
-    def _tokens(self, messages: Sequence[ChatMessage], asked: RequestSettings) -> np.ndarray:
+    def _settings(self, config: GenerateConfig) -> tuple[RequestSettings, Config]:
+        """What is asked of an answer, and the checked configuration. Raises UserError."""
+        asked = requests.read(config.model_dump(exclude_none=True), self._config.dataset.max_new_tokens)
+        return asked, self._samplers.config_for(asked.sampler, asked.common, asked.max_tokens)
+
+    def _tokens(self, messages: Sequence[ChatMessage], config: Config) -> np.ndarray:
         (read,) = read_prompts.by_id([[_turn(message) for message in messages]]).values()
-        config = self._samplers.config_for(asked.sampler, asked.common, asked.max_tokens)
         tokens = read_prompts.token_ids(config, self._target, "of the request", read)
         if len(tokens) > self._longest_prompt:
             raise ConfigError("input", f"a prompt of {len(tokens)} tokens", f"at most {self._longest_prompt} "
                               "(-M max_prompt_tokens=...)")
         return tokens
 
-    def _orders(self, tokens: np.ndarray, asked: RequestSettings) -> Iterator[Order]:
-        from concurrent.futures import Future
-
-        config = self._samplers.config_for(asked.sampler, asked.common, asked.max_tokens)
+    def _orders(self, tokens: np.ndarray, asked: RequestSettings, config: Config) -> Iterator[Order]:
         name = hashlib.blake2b(tokens.tobytes(), digest_size=8).hexdigest()
         before = self._asked[name]
         self._asked[name] += asked.num_choices
