@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Start = Callable[[tuple[str, ...]], "ChainRunner"]
 
 
-class Drawn(NamedTuple):
+class DrawnAnswer(NamedTuple):
     """A drawn answer."""
 
     result: ChainResult
@@ -55,7 +55,7 @@ class Order(NamedTuple):
 
     chain: Callable[[], Chain]
     stop: tuple[str, ...]
-    future: Future[Drawn]
+    future: Future[DrawnAnswer]
     """Gets the answer, or NotDrawn."""
 
 
@@ -225,17 +225,17 @@ class Workers:
             return
         drawn = done.result.trajectory
         text = runner.model.decode(drawn.tokens)
-        _set(order.future, Drawn(done.result, done.cost, text, finishes.of_trajectory(drawn, runner.model.stop_ids)))
+        _set(order.future, DrawnAnswer(done.result, done.cost, text, finishes.of_trajectory(drawn, runner.model.stop_ids)))
 
 
 def _reason(error: Exception, what: str) -> str:
     return str(error) if isinstance(error, UserError) else f"the {what} failed; the log says why"
 
 
-def _set(future: Future[Drawn], outcome: Drawn | NotDrawn) -> None:
+def _set(future: Future[DrawnAnswer], outcome: DrawnAnswer | NotDrawn) -> None:
     if not future.set_running_or_notify_cancel():
         return
-    if isinstance(outcome, Drawn):
+    if isinstance(outcome, DrawnAnswer):
         future.set_result(outcome)
     else:
         future.set_exception(outcome)

@@ -25,7 +25,7 @@ _A_CLIENT = {1: 16, 8: 6, 64: 4}
 """Requests of each client, one after the other, for a number of clients."""
 
 
-class _Spent(NamedTuple):
+class _LoadSpent(NamedTuple):
     seconds: float
     token_forwards: int
     texts: list[str]
@@ -55,7 +55,7 @@ def server(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def _compared(port: int, engine: LoadedEngine, clients: int, sampler: Sampler, name: str, prompts: Sequence[list[int]],
-              horizon: int) -> list[tuple[_Spent, _Spent]]:
+              horizon: int) -> list[tuple[_LoadSpent, _LoadSpent]]:
     """What the server and `sample` have spent in each turn after one that is not counted. Raises RuntimeError."""
     fields = {"name": name} if name == "greedy" else {"name": name, "num_blocks": min(16, horizon)}
     turns = []
@@ -68,7 +68,7 @@ def _compared(port: int, engine: LoadedEngine, clients: int, sampler: Sampler, n
     return turns
 
 
-def _row(clients: int, name: str, turns: Sequence[tuple[_Spent, _Spent]]) -> dict:
+def _row(clients: int, name: str, turns: Sequence[tuple[_LoadSpent, _LoadSpent]]) -> dict:
     ratios = [mine.token_forwards / mine.seconds * theirs.seconds / theirs.token_forwards for mine, theirs in turns]
     requests = len(turns[0][0].texts)
     return {"clients": clients, "sampler": name, "requests": requests,
@@ -77,14 +77,14 @@ def _row(clients: int, name: str, turns: Sequence[tuple[_Spent, _Spent]]) -> dic
             "server / sample": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
 
 
-def _sampled(engine: LoadedEngine, prompts: Sequence[list[int]], horizon: int, sampler: Sampler) -> _Spent:
+def _sampled(engine: LoadedEngine, prompts: Sequence[list[int]], horizon: int, sampler: Sampler) -> _LoadSpent:
     started = time.perf_counter()
     drawn = engine.sample(prompts, sampler=sampler, max_new_tokens=horizon, progress=False)
-    return _Spent(time.perf_counter() - started, sum(sample.cost.token_forwards for sample in drawn),
+    return _LoadSpent(time.perf_counter() - started, sum(sample.cost.token_forwards for sample in drawn),
                   [sample.text for sample in drawn])
 
 
-def _served(port: int, clients: int, prompts: Sequence[list[int]], horizon: int, sampler: dict) -> _Spent:
+def _served(port: int, clients: int, prompts: Sequence[list[int]], horizon: int, sampler: dict) -> _LoadSpent:
     """Each client asks for every n-th prompt, on one connection."""
     def client(first: int) -> list[tuple[str, int]]:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=600)) as connection:
@@ -95,7 +95,7 @@ def _served(port: int, clients: int, prompts: Sequence[list[int]], horizon: int,
     with ThreadPoolExecutor(clients) as pool:
         found = list(pool.map(client, range(clients)))
     answers = [found[number % clients][number // clients] for number in range(len(prompts))]
-    return _Spent(time.perf_counter() - started, sum(cost for _, cost in answers), [text for text, _ in answers])
+    return _LoadSpent(time.perf_counter() - started, sum(cost for _, cost in answers), [text for text, _ in answers])
 
 
 def _answer(connection: http.client.HTTPConnection, body: dict) -> tuple[str, int]:

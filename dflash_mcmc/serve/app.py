@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api.samplers import Samplers
-from dflash_mcmc.api.workers import Closing, Drawn, NotDrawn, Order, QueueFull, Workers
+from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve import answers, fields
 from dflash_mcmc.serve.answers import Envelope, Refused, Reply
@@ -186,7 +186,7 @@ class Service:
 
     async def _drawn(self, request: Request, orders: Sequence[Order]) -> list[Reply]:
         """The answers of orders. Raises Refused after a failure, at the end of the time, and if the client goes."""
-        drawing: asyncio.Future[list[Drawn]] = asyncio.gather(*(asyncio.wrap_future(order.future) for order in orders))
+        drawing: asyncio.Future[list[DrawnAnswer]] = asyncio.gather(*(asyncio.wrap_future(order.future) for order in orders))
         gone = asyncio.create_task(_disconnected(request))
         try:
             both: set[asyncio.Future[Any]] = {drawing, gone}

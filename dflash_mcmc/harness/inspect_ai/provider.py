@@ -30,7 +30,7 @@ from rich.markup import escape
 from dflash_mcmc.api import online
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api.samplers import Samplers
-from dflash_mcmc.api.workers import Drawn, Order
+from dflash_mcmc.api.workers import DrawnAnswer, Order
 from dflash_mcmc.config.groups import option_files
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.harness.arguments import chosen
@@ -152,7 +152,7 @@ class DflashAPI(ModelAPI):
             yield Order(lambda key=key: config.sampler.chain(  # type: ignore[misc]
                 tokens, config.dataset.max_new_tokens, key), asked.stop, Future())
 
-    def _output(self, drawn: Sequence[Drawn], prompt_tokens: int, asked: RequestSettings) -> ModelOutput:
+    def _output(self, drawn: Sequence[DrawnAnswer], prompt_tokens: int, asked: RequestSettings) -> ModelOutput:
         name, length = f"dflash/{self.model_name}", sum(answer.result.trajectory.length for answer in drawn)
         choices = [ChatCompletionChoice(message=ChatMessageAssistant(content=answer.text, model=name, source="generate"),
                                         stop_reason=_REASONS[answer.finish_reason],
@@ -166,7 +166,7 @@ class DflashAPI(ModelAPI):
 
         return texts_of(self._target.tokenizer, len(self._target.tokenizer))
 
-    def _logprobs(self, answer: Drawn) -> Logprobs:
+    def _logprobs(self, answer: DrawnAnswer) -> Logprobs:
         path = answer.result.trajectory
         return Logprobs(content=[Logprob(token=piece.decode(errors="replace"), logprob=log_p, bytes=list(piece))
                                  for piece, log_p in zip(self._texts.shown(path.tokens.tolist()), path.log_p.tolist(),
@@ -184,7 +184,7 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
     return {"role": message.role, "content": message.text}
 
 
-def _details(answer: Drawn) -> dict[str, Any]:
+def _details(answer: DrawnAnswer) -> dict[str, Any]:
     """What inspect_ai has no field for."""
     result, path = answer.result, answer.result.trajectory
     return {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()), "proposals": result.proposals,
