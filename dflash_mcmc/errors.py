@@ -23,6 +23,13 @@ class ConfigError(UserError, ValueError):
         super().__init__(f"{field}: given {_shorten(given)}; allowed: {allowed}")
 
 
+class UnknownName(ConfigError):
+    """A field or an option that does not exist. The line says what does."""
+
+    def __init__(self, line: str):
+        UserError.__init__(self, line)
+
+
 class RunBusy(UserError):
     """Another process is writing this run folder."""
 
