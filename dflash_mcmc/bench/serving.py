@@ -20,8 +20,8 @@ from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.sampler import Sampler
 
 _CLIENTS = (1, 8, 64)
-_TURNS = 3
-_A_CLIENT = {1: 16, 8: 6, 64: 4}
+_TURNS, _BLOCKS = 3, 4
+_A_CLIENT = {1: 8, 8: 4, 64: 2}
 """Requests of each client, one after the other, for a number of clients."""
 
 
@@ -41,7 +41,7 @@ def server(subject: Subject, sizes: Sizes) -> list[dict]:
     if not folder:
         return []
     samplers: dict[str, Sampler] = {"greedy": component("sampler", "greedy"),
-                                    "power_mh": component("sampler", "power_mh", num_blocks=min(16, subject.horizon))}
+                                    "power_mh": component("sampler", "power_mh", num_blocks=_BLOCKS)}
     rows = []
     with _serving(folder, subject.horizon, max(_CLIENTS)) as port:
         for clients in _CLIENTS:
@@ -57,7 +57,7 @@ def server(subject: Subject, sizes: Sizes) -> list[dict]:
 def _compared(port: int, engine: LoadedEngine, clients: int, sampler: Sampler, name: str, prompts: Sequence[list[int]],
               horizon: int) -> list[tuple[_LoadSpent, _LoadSpent]]:
     """What the server and `sample` have spent in each turn after one that is not counted. Raises RuntimeError."""
-    fields = {"name": name} if name == "greedy" else {"name": name, "num_blocks": min(16, horizon)}
+    fields = {"name": name} if name == "greedy" else {"name": name, "num_blocks": _BLOCKS}
     turns = []
     for turn in range(_TURNS + 1):
         mine, theirs = _served(port, clients, prompts, horizon, fields), _sampled(engine, prompts, horizon, sampler)
@@ -111,7 +111,7 @@ def _answer(connection: http.client.HTTPConnection, body: dict) -> tuple[str, in
 def _serving(folder: str, horizon: int, slots: int) -> Iterator[int]:
     """The port of a server."""
     command = [sys.executable, "-m", "dflash_mcmc.serve", "serve.port=0", "model=hf", f"model.path={folder}",
-               f"dataset.max_new_tokens={horizon}", f"hardware.num_slots={slots}"]
+               "sampler=greedy", f"dataset.max_new_tokens={horizon}", f"hardware.num_slots={slots}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
