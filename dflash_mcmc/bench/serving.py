@@ -20,7 +20,9 @@ from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.sampler import Sampler
 
 _CLIENTS = (1, 8, 64)
-_TURNS, _BLOCKS = 3, 4
+_TURNS = 3
+_FIELDS = {"num_blocks": 4, "num_steps": 1}
+"""Fields of power_mh. Short answers show the cost of the server most."""
 _A_CLIENT = {1: 8, 8: 4, 64: 2}
 """Requests of each client, one after the other, for a number of clients."""
 
@@ -41,7 +43,7 @@ def server(subject: Subject, sizes: Sizes) -> list[dict]:
     if not folder:
         return []
     samplers: dict[str, Sampler] = {"greedy": component("sampler", "greedy"),
-                                    "power_mh": component("sampler", "power_mh", num_blocks=_BLOCKS)}
+                                    "power_mh": component("sampler", "power_mh", **_FIELDS)}
     rows = []
     with _serving(folder, subject.horizon, max(_CLIENTS)) as port:
         for clients in _CLIENTS:
@@ -57,7 +59,7 @@ def server(subject: Subject, sizes: Sizes) -> list[dict]:
 def _compared(port: int, engine: LoadedEngine, clients: int, sampler: Sampler, name: str, prompts: Sequence[list[int]],
               horizon: int) -> list[tuple[_LoadSpent, _LoadSpent]]:
     """What the server and `sample` have spent in each turn after one that is not counted. Raises RuntimeError."""
-    fields = {"name": name} if name == "greedy" else {"name": name, "num_blocks": _BLOCKS}
+    fields = {"name": name} if name == "greedy" else {"name": name, **_FIELDS}
     turns = []
     for turn in range(_TURNS + 1):
         mine, theirs = _served(port, clients, prompts, horizon, fields), _sampled(engine, prompts, horizon, sampler)
