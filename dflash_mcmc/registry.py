@@ -25,6 +25,8 @@ from dflash_mcmc.fields import values_of
 
 T = TypeVar("T", bound=type[Component])
 
+PLUGINS = "dflash_mcmc.plugins"
+"""The group of entry points of plugins."""
 GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "engine",
           "tracker")
 _components: dict[tuple[str, str], Registration] = {}
@@ -153,7 +155,7 @@ def load_all() -> None:
         package = importlib.import_module(f"dflash_mcmc.{group}")
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"dflash_mcmc.{group}.{module.name}")
-    for entry_point in importlib.metadata.entry_points(group="dflash_mcmc.plugins"):
+    for entry_point in importlib.metadata.entry_points(group=PLUGINS):
         try:
             entry_point.load()
         except Exception as error:  # another package's code may raise anything; the user needs the package's name

@@ -16,6 +16,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.groups import config_folder, option_files
+from dflash_mcmc.errors import printable
 from dflash_mcmc.fields import identity_values, restored
 from dflash_mcmc.registry import components
 
@@ -43,8 +44,9 @@ def with_fields(name: str, fields: Mapping[str, object]) -> str:
     at all if its name is the option's.
     """
     shown = {key: _name_or_value(key, value) for key, value in fields.items()}
-    return " ".join([name, *(f"{_short(key, shown)}={text}" for key, text in shown.items()
-                             if not (_is_file(key) and shown.get(_group(key)) == text.partition(".")[0]))])
+    texts = (f"{_short(key, shown)}={text}" for key, text in shown.items()
+             if not (_is_file(key) and shown.get(_group(key)) == text.partition(".")[0]))
+    return printable(" ".join([name, *texts]))
 
 
 def with_names(identities: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from dflash_mcmc.data import template_limits
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.types import Message
 
@@ -136,6 +137,7 @@ def _joined(prompt: str, answer: str) -> str:
 
 
 def _templated(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, enable_thinking: bool) -> str:
+    template_limits.check(tokenizer, messages, tools, add_generation_prompt=True, enable_thinking=enable_thinking)
     try:
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True,
                                              enable_thinking=enable_thinking)

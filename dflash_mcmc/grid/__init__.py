@@ -4,6 +4,7 @@
     planning.py     the points, the samples that each of them lacks, and the number of jobs
     folder.py       a grid's folder: the submissions and the events of their jobs
     snapshot.py     the code and the configurations that the jobs run
+    plugins.py      the installed plugins in it
     cluster.py      the commands of SLURM
     submission.py   submits the jobs of a command line, and later the jobs of missing samples
     supervise.py    runs in a job: starts the worker, restarts it when it dies, and requeues the job

@@ -14,7 +14,6 @@ import datetime
 import json
 import os
 import secrets
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid.launcher import Slurm
+from dflash_mcmc.process.machine import node
 from dflash_mcmc.store.files import append_line, open_to_extend, read_regular, write_atomically
 from dflash_mcmc.store.lines import Damaged, from_line, to_line, whole_lines
 from dflash_mcmc.store.locks import Locks
@@ -179,11 +179,6 @@ class JobEvent(TypedDict):
 @cache
 def _event_schema() -> Schema:
     return Schema(JobEvent)
-
-
-def node() -> str:
-    """Name of this machine in the cluster."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def find(names: Sequence[str], outputs: Path) -> list[Grid]:

@@ -1,8 +1,8 @@
 """The snapshot that the jobs of a grid run: the code as of the submission, and the resolved configuration of each point.
 
-A queued job reads neither the checkout nor `conf/`: an edit after the submission has no effect on it. Data,
-checkpoints, and installed packages with their plugins are not copied. When a job starts, it checks that data and checkpoints
-have not changed.
+A queued job reads neither the checkout nor `conf/` nor an installed plugin: an edit after the submission has no effect on it.
+Data, checkpoints and other installed packages are not copied. When a job starts, it checks that data and checkpoints have not
+changed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import walk
+from dflash_mcmc.grid.plugins import LEFT_OUT, copy_plugins
 from dflash_mcmc.registry import GROUPS, components, name_of
-
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 def copy_code(code: Path) -> None:
-    """Copies the package and `conf/`, and notes their commit. Raises UserError if the disk is full."""
+    """Copies the package, `conf/` and plugins, and notes their commit. Raises UserError if the disk is full."""
     from dflash_mcmc.run.provenance import COMMIT_NOTE, commit
 
     try:
-        shutil.copytree(PACKAGE, code / PACKAGE.name, ignore=_LEFT_OUT)
+        shutil.copytree(PACKAGE, code / PACKAGE.name, ignore=LEFT_OUT)
         if config_folder().parent != PACKAGE:
-            shutil.copytree(config_folder(), code / "conf", ignore=_LEFT_OUT)
+            shutil.copytree(config_folder(), code / "conf", ignore=LEFT_OUT)
+        copy_plugins(code)
         (code / COMMIT_NOTE).write_text(json.dumps(commit()) + "\n")
     except shutil.Error as error:  # lists all files that could not be copied
         raise UserError(f"paths.outputs: cannot write to {code}: {error.args[0][0][2]}") from error

@@ -13,8 +13,10 @@ from typing import NamedTuple
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.labels import label_of
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, one_line
 from dflash_mcmc.process import ranks, stopping
+from dflash_mcmc.process.machine import place_of
+from dflash_mcmc.run.device_check import DeviceCheck
 from dflash_mcmc.run.provenance import describe
 from dflash_mcmc.run.rate import Rate
 from dflash_mcmc.run.tasks import Tasks, tasks_of
@@ -103,7 +105,10 @@ class _Loop:
         from tqdm import tqdm
 
         self._device = self._config.hardware.resolve()
-        self._worker = self._tasks.prepare(self._pending, self._device)
+        self._attempts.device = place_of(self._device)
+        self._check = DeviceCheck(self._tasks, self._store, self._attempts, self._pending,
+                                  self._config.hardware.max_attempts)
+        self._worker = self._tasks.prepare(self._check.prepared, self._device)
         # 0.5 s between updates, because each update is a line if the output is not a terminal.
         self._bar = tqdm(total=len(self._pending), unit=self._tasks.unit, desc=self._title, smoothing=0.1,
                          mininterval=0.5, dynamic_ncols=True, disable=bool(ranks.rank()))
@@ -123,6 +128,8 @@ class _Loop:
 
     def _do(self) -> None:
         for keys, claimed, alone in self._rounds():
+            if alone:
+                self._check.run(keys[0], self._worker)
             with closing(self._worker.do(keys, self._begun(claimed, alone))) as records:
                 for record in records:
                     self._describe()
@@ -234,4 +241,4 @@ class _Loop:
         if counters := self._worker.counters():
             self._store.add_to_session(counters)
         if warning := self._tasks.warning(self._store.records):
-            print(f"{self._store.folder}: {warning}", file=sys.stderr)
+            print(one_line(f"{self._store.folder}: {warning}"), file=sys.stderr)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading import check_golds, label
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, UNDRAWN
 from dflash_mcmc.process import stopping
 from dflash_mcmc.run import build, cost, fitting
 from dflash_mcmc.run.metrics import metrics_of
@@ -69,7 +69,8 @@ class Samples(Tasks[Record]):
     def summarise(self, records: Sequence[Record]) -> Results:
         config, records = self._config, list(records)
         summary = {**summaries.summarise(config.label(), records), **summaries.rates(records),
-                   **finishes.counts(records), **summaries.measures(records), **summaries.adapting(records)}
+                   **finishes.counts(records), **summaries.measures(records), **summaries.adapting(records),
+                   **summaries.times(records)}
         for name in config.aggregates():
             summary |= summaries.aggregate(config.label(), records, config.vote.rules.get(name, name), config.num_chains)
         return Results(summary, summary, {})
@@ -79,6 +80,9 @@ class Samples(Tasks[Record]):
         from dflash_mcmc.report.table import overall
 
         return overall(folders)
+
+    def is_done(self, record: Record) -> bool:
+        return record["verdict"] not in UNDRAWN
 
     def estimate(self) -> cost.CostEstimate:
         return cost.estimate(self._config)

@@ -103,6 +103,10 @@ class Tasks(ABC, Generic[R]):
         """The table that a command prints at its end, for all folders of complete runs of this kind."""
 
     @abstractmethod
+    def is_done(self, record: R) -> bool:
+        """Whether the task of the record was done. A record of a task that failed says why it was not."""
+
+    @abstractmethod
     def estimate(self) -> CostEstimate:
         """The expected cost. Loads no model."""
 

@@ -58,6 +58,9 @@ class Units(Tasks[dict]):
 
         return probed.overall(folders)
 
+    def is_done(self, record: dict) -> bool:
+        return FAILURE not in record
+
     def estimate(self) -> CostEstimate:
         return cost.of_tasks(self._config, len(self.keys()), self._probe.expected_cost(self._config))
 

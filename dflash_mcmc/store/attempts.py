@@ -4,13 +4,14 @@ A process that is killed, for example because memory runs out, takes all of its 
 be the cause. A task that was in progress at two deaths is a suspect and is done alone. After `hardware.max_attempts` deaths
 while it was done alone, it is recorded as failed. The graceful end of a task, at Ctrl-C or a time limit, is not a death.
 
-A death with another cause looks the same. Such deaths seldom hit one task repeatedly. If they do, the only cost is that the
-task is done alone.
+A death with another cause looks the same. A device that fails kills every task. Deaths alone on a single device are therefore
+not enough: the task must also have died on a second device, or the device must have done a recorded task again
+(`run/device_check.py`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import IO
 
@@ -18,7 +19,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.store.files import append_line, open_to_extend, read_regular
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.lines import Damaged, to_line, whole_lines
-from dflash_mcmc.store.reading import attempt_of
+from dflash_mcmc.store.reading import Attempt, attempt_of
 from dflash_mcmc.store.records import SampleKey
 
 _DEATHS_OF_A_SUSPECT = 2
@@ -31,37 +32,56 @@ class Attempts:
     Args:
         most: number of deaths with no other task in progress after which a task is not retried.
         in_progress: the clause of a message that describes the task at the time of a death.
+
+    Attributes:
+        device: the device of this process, which is noted with each attempt; empty if it is not known.
     """
 
     def __init__(self, store: RunStore, most: int, in_progress: str = "this sample was being drawn"):
         self._store, self._most, self._in_progress = store, most, in_progress
+        self.device = ""
         self._file: IO | None = None
         self._deaths: Counter[SampleKey] = Counter()
-        self._alone: Counter[SampleKey] = Counter()
-        """Deaths with no other task in progress."""
+        self._alone: defaultdict[SampleKey, Counter[str]] = defaultdict(Counter)
+        """Deaths with no other task in progress, by device."""
+        self._checks: Counter[str] = Counter()
+        """Deaths by device while a recorded task was done again."""
         self.reread()
 
     def reread(self) -> None:
         """Reads the files of all processes. A task that another process is doing now counts one death too many."""
         self._deaths.clear()
         self._alone.clear()
+        self._checks.clear()
         for path in self._store.folder.glob("attempts*.jsonl"):
             lines, _ = whole_lines(read_regular(path) or b"")  # another process may just have completed the run
-            last: dict[SampleKey, bool] = {}  # a process gives up only tasks that it has begun, in the same file
+            last: dict[SampleKey, Attempt] = {}  # a process gives up only tasks that it has begun, in the same file
             for number, line in enumerate(lines, start=1):
                 try:
-                    problem, chain, begun, alone = attempt_of(line)
+                    attempt = attempt_of(line)
                 except Damaged as error:
                     raise UserError(f"{path}: line {number}: {error}; repair=true moves damaged lines away") from error
-                key, count = (problem, chain), 1 if begun else -1
-                if begun:
-                    last[key] = alone
-                self._deaths[key] += count
-                self._alone[key] += count * last.get(key, False)
+                key, count = (attempt["problem"], attempt["chain"]), 1 if attempt["begun"] else -1
+                if attempt["begun"]:
+                    last[key] = attempt
+                if begun := last.get(key):
+                    self._count(key, begun, count)
+
+    def _count(self, key: SampleKey, begun: Attempt, count: int) -> None:
+        device = begun.get("device", "")
+        if begun.get("check", False):
+            self._checks[device] += count
+            return
+        self._deaths[key] += count
+        if begun["alone"]:
+            self._alone[key][device] += count
 
     def suspects(self, keys: Iterable[SampleKey]) -> list[SampleKey]:
-        """The keys of tasks that must be done alone. Those with most deaths alone come first."""
-        return sorted(filter(self.is_suspect, keys), key=lambda key: -self._alone[key])
+        """The keys of tasks that must be done alone.
+
+        Those with most deaths alone come first, and those that wait for a check of the device last.
+        """
+        return sorted(filter(self.is_suspect, keys), key=lambda key: (self.blames_device(key), -self._alone[key].total()))
 
     def is_suspect(self, key: SampleKey) -> bool:
         """Whether the task must be done alone."""
@@ -69,26 +89,52 @@ class Attempts:
 
     def failure(self, key: SampleKey) -> str | None:
         """Why a claimed task must not be retried; None if it may be."""
-        if self._alone[key] >= self._most:
+        if self._alone[key].total() >= self._most:
             self.reread()  # another process may have given the task up since the last reading
-        if self._alone[key] < self._most:
+        if self._alone[key].total() < self._most or self._is_new_to(key):
             return None
-        return (f"the process died {self._deaths[key]} times while {self._in_progress}, {self._alone[key]} times with no "
-                "other task in progress")
+        return (f"the process died {self._deaths[key]} times while {self._in_progress}, {self._alone[key].total()} times with "
+                "no other task in progress")
 
-    def begin(self, key: SampleKey, alone: bool) -> None:
-        """Writes that a claimed task is begun."""
-        self._write(key, True, alone)
+    def blames_device(self, key: SampleKey) -> bool:
+        """Whether the task has died alone too often, and only on the device of this process."""
+        return self._alone[key].total() >= self._most and len(self._places(key)) < 2 and not self._is_new_to(key)
+
+    def failed_checks(self) -> int:
+        """Number of processes that died on this device while they did a recorded task again."""
+        return self._checks[self.device]
+
+    def _places(self, key: SampleKey) -> set[str]:
+        """The known devices on which the task has died alone."""
+        return {device for device, count in self._alone[key].items() if count > 0 and device}
+
+    def _is_new_to(self, key: SampleKey) -> bool:
+        """Whether the task has died alone on one device, and not on that of this process."""
+        places = self._places(key)
+        return bool(self.device) and len(places) == 1 and self.device not in places
+
+    def begin(self, key: SampleKey, alone: bool, check: bool = False) -> None:
+        """Writes that a claimed task is begun.
+
+        Args:
+            check: the task is recorded, and is done again to check the device.
+        """
+        self._write(key, True, alone, check)
 
     def give_up(self, key: SampleKey) -> None:
-        """Writes that a begun task was given up gracefully."""
-        self._write(key, False, False)
+        """Writes that a begun task was given up gracefully, or that a check is over."""
+        self._write(key, False, False, False)
 
-    def _write(self, key: SampleKey, begun: bool, alone: bool) -> None:
+    def _write(self, key: SampleKey, begun: bool, alone: bool, check: bool) -> None:
         path = self._store.folder / self._store.file_name("attempts")
         if self._file is None:
             self._file = open_to_extend(path)
-        append_line(path, self._file, to_line({"problem": key[0], "chain": key[1], "begun": begun, "alone": alone}))
+        attempt: Attempt = {"problem": key[0], "chain": key[1], "begun": begun, "alone": alone}
+        if begun and self.device:
+            attempt["device"] = self.device
+        if check:
+            attempt["check"] = True
+        append_line(path, self._file, to_line(attempt))
 
     def close(self, complete: bool) -> None:
         """Removes the files if the run is complete, or if every attempt in them was given up gracefully.
@@ -99,5 +145,5 @@ class Attempts:
             self._file.close()
         if not complete:
             self.reread()
-        if complete or not any(self._deaths.values()):
+        if complete or not (any(self._deaths.values()) or any(self._checks.values())):
             self._store.remove_if_alone("attempts*.jsonl")

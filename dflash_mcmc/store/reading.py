@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypedDict, cast
+from typing import NamedTuple, NotRequired, TypedDict, cast
 
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.store.files import read_regular
@@ -158,6 +158,14 @@ class Attempt(TypedDict):
     """Whether the task was begun, or given up gracefully."""
     alone: bool
     """Whether no other task was in progress."""
+    device: NotRequired[str]
+    """The machine and its device. Early versions do not write it."""
+    check: NotRequired[bool]
+    """Whether the task was recorded before, and was done again to check the device."""
+
+
+_OF_A_LIST = ("problem", "chain", "begun", "alone")
+"""The values of a line of early versions, which wrote a list."""
 
 
 @cache
@@ -165,12 +173,11 @@ def _attempt_schema() -> Schema:
     return Schema(Attempt)
 
 
-def attempt_of(line: bytes) -> tuple[str, int, bool, bool]:
-    """The problem, chain, begun and alone of a line. Early versions wrote these values as a list. Raises Damaged."""
+def attempt_of(line: bytes) -> Attempt:
+    """The attempt in a line. Raises Damaged."""
     value, _ = from_line(line)
-    if isinstance(value, list) and len(value) == len(Attempt.__annotations__):
-        value = dict(zip(Attempt.__annotations__, value, strict=True))
+    if isinstance(value, list) and len(value) == len(_OF_A_LIST):
+        value = dict(zip(_OF_A_LIST, value, strict=True))
     if fault := _attempt_schema().fault(value):
         raise Damaged(fault)
-    found = cast(Attempt, value)
-    return found["problem"], found["chain"], found["begun"], found["alone"]
+    return cast(Attempt, value)

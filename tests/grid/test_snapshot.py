@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import snapshot
+from tests import processes
 from tests.config.test_schema import companions
+from tests.test_registry import PLUGIN, install
 
 TASK = '{"id": "a", "question": "How much is 1 + 1?", "answer": "2"}\n'
 _NEED_FILES = ("model=hf", "model=qwen3_4b", "draft=dflash", "dataset=aime24", "dataset=aime25", "dataset=math500",
@@ -106,3 +109,29 @@ def test_a_run_of_the_copy_names_the_commit_that_was_submitted(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(tmp_path / "code")},
                           cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(tmp_path / "code"), str(commit()["commit"])]
+
+
+def test_a_plugin_is_copied_with_its_entry_points(tmp_path):
+    """A package and a module, of which only the package is an entry point. The original is gone when the copy is used."""
+    plugin, code = tmp_path / "plugin", tmp_path / "code"
+    plugin.mkdir()
+    install(plugin, PLUGIN)
+    content = (plugin / "elsewhere.py").read_text()
+    (plugin / "elsewhere.py").unlink()
+    (plugin / "elsewhere").mkdir()
+    (plugin / "elsewhere" / "__init__.py").write_text(content)
+    (plugin / "beside.py").write_text("")
+    (plugin / "elsewhere-1.0.dist-info" / "top_level.txt").write_text("elsewhere\nbeside\ngone\n")
+    run_with(plugin, "from dflash_mcmc.grid.plugins import copy_plugins; from pathlib import Path\n"
+                     f"path = Path({str(code)!r}); path.mkdir(); copy_plugins(path)")
+    shutil.rmtree(plugin)
+    shown = run_with(code, "import beside; from dflash_mcmc import registry; print(beside.__file__)\n"
+                           "print(registry.components('sampler')['elsewhere'].file)").split()
+    assert shown == [str(code / "beside.py"), str(code / "elsewhere" / "__init__.py")]
+
+
+def run_with(folder, program: str) -> str:
+    """The output of a program that finds the modules of a folder."""
+    done = processes.run(["-c", program], folder, PYTHONPATH=str(folder))
+    assert done.returncode == 0, done.stderr
+    return done.stdout

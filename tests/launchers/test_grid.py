@@ -26,7 +26,7 @@ LONG = ("condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_
 class Submitter:
     """Runs the commands of `python -m dflash_mcmc.grid` in a separate folder."""
 
-    def __init__(self, cluster, folder: Path, code: Path = ROOT):
+    def __init__(self, cluster, folder: Path, code: Path | str = ROOT):
         self.cluster, self.folder, self._code = cluster, folder, code
 
     def run(self, *arguments: str, module: str = "dflash_mcmc.grid", code: int = 0) -> subprocess.CompletedProcess:

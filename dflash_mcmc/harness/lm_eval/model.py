@@ -15,6 +15,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dflash_mcmc.api import LoadedEngine
+from dflash_mcmc.data import template_limits
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.harness.arguments import chosen
 from dflash_mcmc.harness.lm_eval.requests import GenerationSettings, request
@@ -85,10 +86,11 @@ class DflashMcmcLM(TemplateLM):
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The text of a conversation. Without a generation prompt its last message is continued."""
+        """The text of a conversation. Without a generation prompt its last message is continued. Raises UserError."""
+        given = {"add_generation_prompt": add_generation_prompt, **self._template}
+        template_limits.check(self.tokenizer, chat_history, None, **given)
         return self.tokenizer.apply_chat_template(
-            chat_history, tokenize=False, add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt, **self._template)
+            chat_history, tokenize=False, continue_final_message=not add_generation_prompt, **given)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answers, in the order of the requests. Requests with the same generation_kwargs share a batch."""
