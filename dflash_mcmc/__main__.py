@@ -10,7 +10,7 @@ from time import sleep
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.config import help
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, printable
 from dflash_mcmc.process import program, ranks
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _print_prompts(jobs: list[Job]) -> None:
     from dflash_mcmc.run.build import first_prompt
 
     if not ranks.rank():
-        print("\n\n".join(dict.fromkeys(first_prompt(job.config) for job in jobs)))
+        print("\n\n".join(dict.fromkeys(printable(first_prompt(job.config), keep="\n\t") for job in jobs)))
 
 
 def _print_plan(command: Command, *notes: str) -> None:

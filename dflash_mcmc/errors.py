@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,21 @@ class ConfigError(UserError, ValueError):
         super().__init__(f"{field}: given {_shorten(given)}; allowed: {allowed}")
 
 
+class UnknownName(ConfigError):
+    """A field or an option that does not exist. The line says what does."""
+
+    def __init__(self, line: str):
+        UserError.__init__(self, line)
+
+
 class RunBusy(UserError):
     """Another process is writing this run folder."""
 
 
+_UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""Control characters, which can move a terminal's cursor or change its settings; marks without a width and of the direction of
+writing, which can hide or reorder a text; and halves of characters, which cannot be written."""
+_LONGEST_LINE, _TAIL = 4_000, 500
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EISDIR,
                 errno.ENOTDIR, errno.ENXIO, errno.ELOOP)
 
@@ -65,7 +77,24 @@ def writing(path: Path) -> Iterator[None]:
 def note(text: str) -> None:
     """Prints a hint that is no error: one line on stderr, once, from the first process of a launch."""
     if not int(os.environ.get("RANK", 0)):
-        print(text, file=sys.stderr)
+        print(one_line(text), file=sys.stderr)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A text as a terminal can show it: other characters are shown as escapes such as `\\x1b`, but for those of `keep`."""
+    return _UNPRINTED.sub(lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: object) -> str:
+    """A text as one line for a terminal. Of a very long text the middle is left out.
+
+    Ids, answers, names and paths come from files of others, and may have any characters.
+    """
+    shown = printable(str(text))
+    if len(shown) <= _LONGEST_LINE:
+        return shown
+    left_out = len(shown) - _LONGEST_LINE
+    return f"{shown[: _LONGEST_LINE - _TAIL]} [... {left_out:,} characters ...] {shown[-_TAIL:]}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -77,9 +77,26 @@ def register(group: str, name: str) -> Callable[[T], T]:
         _components[group, name] = Registration(group, name, cls, doc.split("\n")[0])
         ConfigStore.instance().store(group=f"schema/{group}", name=name, node=cls, provider="dflash_mcmc")
         cls.__init__ = _completing(cls, group, name)  # type: ignore[misc]
+        cls.__signature__ = _Signature(group, name)  # type: ignore[attr-defined]
         return cls
 
     return add
+
+
+class _Signature:
+    """`inspect.signature` of a component, with the values of its option file as defaults.
+
+    Looked up late, because the file is composed by Hydra.
+    """
+
+    def __init__(self, group: str, name: str):
+        self._group, self._name = group, name
+
+    def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
+        from dflash_mcmc.config.defaults import defaults_of  # imports this module
+
+        values, (_, *fields) = defaults_of(self._group, self._name), inspect.signature(owner.__init__).parameters.values()
+        return inspect.Signature([field.replace(default=values.get(field.name, inspect.Parameter.empty)) for field in fields])
 
 
 def _completing(cls: type[Any], group: str, name: str) -> Callable[..., None]:

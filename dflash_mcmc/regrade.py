@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.errors import ConfigError, printable
 from dflash_mcmc.grading.again import NoTexts, Regraded, regrade
 from dflash_mcmc.process import program
 
@@ -65,14 +65,14 @@ def _verdicts(records: Sequence[Record]) -> str:
 
 
 def _changes(records: Sequence[Record]) -> str:
-    cells = [[record["problem"], record["chain"], _short(record["gold"]), _short(record["answer"]),
+    cells = [[_short(record["problem"]), record["chain"], _short(record["gold"]), _short(record["answer"]),
               f"{record['before']['verdict']} -> {record['verdict']}", record["rule"]] for record in records]
     headers = ["problem", "chain", "gold", "answer", "verdict", "rule"]
     return tabulate(cells, headers=headers, tablefmt="github", disable_numparse=True)
 
 
 def _short(text: object) -> str:
-    shown = " ".join(str(text).split()).encode("utf-8", "backslashreplace").decode()
+    shown = printable(" ".join(str(text).split()))
     return shown if len(shown) <= _WIDTH else shown[:_WIDTH - 3] + "..."
 
 

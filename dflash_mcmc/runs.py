@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dflash_mcmc.errors import RunBusy, UserError
+from dflash_mcmc.errors import RunBusy, UserError, one_line
 from dflash_mcmc.process import program
 
 DONE, PARTIAL, RUNNING, DAMAGED = "done", "partial", "running", "damaged"
@@ -117,12 +117,12 @@ def table(runs: Sequence[Listed], now: datetime.datetime) -> str:
     """A table of runs, and a line for each damaged one."""
     from tabulate import tabulate
 
-    rows = [[run.run, run.label or "-", run.state, "-" if run.records is None else f"{run.records:,}",
+    rows = [[one_line(run.run), run.label or "-", run.state, "-" if run.records is None else f"{run.records:,}",
              "-" if run.accuracy is None else f"{100 * run.accuracy:.1f} %",
              "-" if run.token_forwards is None else f"{run.token_forwards:,.0f}", age(run.started, now)] for run in runs]
     shown = tabulate(rows, ["run", "label", "state", "records", "accuracy", "token-forwards", "age"], tablefmt="github",
                      disable_numparse=True, colalign=("left", "left", "left", *["right"] * 4))
-    reasons = [f"damaged: {run.reason}" for run in runs if run.state == DAMAGED]
+    reasons = [one_line(f"damaged: {run.reason}") for run in runs if run.state == DAMAGED]
     return "\n".join([shown, *([""] if reasons else []), *reasons])
 
 

@@ -186,6 +186,8 @@ class ExpectedCost(NamedTuple):
     """Generated tokens before the draws and scorings. They are read again if `hardware.reuse_prefix` is off."""
     drafts: float = 0.0
     """Number of draws and scorings in which the draft proposes blocks for the sampler."""
+    drafted: float | None = None
+    """Tokens of these draws; None if they are all tokens that are drawn."""
 
 
 class UnitCost(NamedTuple):
@@ -212,6 +214,8 @@ class Grade(NamedTuple):
     """The result of `grading.string_rule`, for comparison only; None if it was not applied."""
     walls: tuple[str, ...] = ()
     """The layers of the sandbox around a program that was run."""
+    grade_seconds: float | None = None
+    """Seconds that finding the verdict took, without waiting; None if they were not measured."""
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

@@ -1,12 +1,13 @@
 """`make docs-pictures`: makes the pictures of docs/assets again, by the commands of the pages that show them.
 
-The commands run in the checkout, so that runs which are complete in outputs/ are not drawn again. The picture of the report's
-page needs Chromium.
+The commands run in the checkout, so that runs which are complete in outputs/ are not drawn again. The pictures of the report's
+page need Chromium. `python docs/pictures.py report samples` makes two pictures.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,13 +32,26 @@ class Picture(NamedTuple):
     commands: tuple[str, ...]
     source: str
     """Pattern of one file below the root: a PNG, or a page for a screenshot."""
+    script: str = ""
+    """What happens in the page before the screenshot, as the body of an async function of the browser of samples."""
 
 
 _REPORT = ("make demo", "make report")
+_OPEN = """
+const section = browser.root.closest("section");
+for (const other of document.querySelectorAll("section, header")) if (other !== section) other.remove();
+for (const text of section.querySelectorAll(":scope > p, h2")) text.remove();
+browser.show.value = "pair";
+browser.first.value = String(browser.runs.indexOf("blend_ps"));
+browser.second.value = String(browser.runs.indexOf("greedy"));
+await browser.filter();
+await browser.select(browser.shown[0]);
+"""
 _BUDGET = ("make equal-cost",)
 _LAYERS = "python -m dflash_mcmc probe=layer_rank draft=tiny tracker=none dataset.limit=8"
 PICTURES = (
     Picture("report", "tutorial/report.md", _REPORT, "outputs/demo/report/report.html"),
+    Picture("samples", "tutorial/report.md", _REPORT, "outputs/demo/report/report.html", _OPEN),
     Picture("paired", "tutorial/report.md", _REPORT, "outputs/demo/report/figures/fig_arith_paired.png"),
     Picture("cost", "tutorial/report.md", _REPORT, "outputs/demo/report/figures/fig_pareto.png"),
     Picture("budget", "howto/compare-samplers.md", _BUDGET, "outputs/equal_cost/report/figures/fig_budget.png"),
@@ -47,14 +61,15 @@ PICTURES = (
 )
 
 
-def main() -> None:
-    """Runs each command once and writes every picture."""
-    for command in dict.fromkeys(command for picture in PICTURES for command in picture.commands):
+def main(*names: str) -> None:
+    """Runs each command once and writes the pictures with these names; without names, every picture."""
+    chosen = [picture for picture in PICTURES if picture.name in names or not names]
+    for command in dict.fromkeys(command for picture in chosen for command in picture.commands):
         run(command)
-    for picture in PICTURES:
+    for picture in chosen:
         found = sorted(ROOT.glob(picture.source), key=lambda file: file.stat().st_mtime)
         with tempfile.TemporaryDirectory() as folder:
-            shot = screenshot(found[-1], Path(folder)) if found[-1].suffix == ".html" else found[-1]
+            shot = screenshot(found[-1], Path(folder), picture.script) if found[-1].suffix == ".html" else found[-1]
             small(shot, ASSETS / f"{picture.name}.png")
 
 
@@ -64,14 +79,21 @@ def run(command: str) -> None:
     subprocess.run(command, shell=True, check=True, cwd=ROOT, env={**os.environ, "PATH": path})
 
 
-def screenshot(page: Path, folder: Path) -> Path:
-    """The first screen of a page."""
+def screenshot(page: Path, folder: Path, script: str = "") -> Path:
+    """The first screen of a page, after a script."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         sys.exit("no browser: install chromium (apt-get install chromium)")
     sandbox: Sequence[str] = ["--no-sandbox"] if os.geteuid() == 0 else []
     shot = folder / "page.png"
-    subprocess.run([browser, "--headless=new", *sandbox, "--disable-gpu", "--hide-scrollbars",
+    if script:  # a copy of the page may run it, the page may not
+        text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text(encoding="utf-8"))
+        ready = 'const ready = () => document.querySelector(".samples[data-ready]")?.browser;'
+        wait = "while (!ready()) await new Promise(done => setTimeout(done, 20));"
+        run_it = f"<script>(async () => {{ {ready} {wait} const browser = ready(); {script} }})()</script></body>"
+        page = folder / "page.html"
+        page.write_text(text.replace("</body>", run_it), encoding="utf-8")
+    subprocess.run([browser, "--headless=new", *sandbox, "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=10000",
                     "--blink-settings=preferredColorScheme=1", f"--window-size={SIZE[0]},{SIZE[1]}", f"--screenshot={shot}",
                     f"file://{page}"], check=True, capture_output=True, timeout=180)
     return shot
@@ -85,4 +107,4 @@ def small(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
 import pkgutil
 import signal
@@ -385,3 +386,16 @@ def test_a_table_needs_pandas(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with refused(start="pandas: is not installed, and a table of records needs it; allowed: pip install pandas"):
         dflash_mcmc.read("outputs")
+
+
+def test_signatures_show_the_values_of_conf():
+    shown = inspect.signature(dflash_mcmc.PowerMH).parameters
+    assert {name: field.default for name, field in shown.items()}["alpha"] == dflash_mcmc.PowerMH().alpha
+    assert not [name for name, field in shown.items() if field.default in ("???", inspect.Parameter.empty)]
+    assert inspect.signature(dflash_mcmc.HFModel).parameters["path"].default is inspect.Parameter.empty
+
+
+@pytest.mark.parametrize("override", ["sampler=pwer_mh", "sampler.alpa=3", "smpler=greedy", "sampler.alpha=-1"])
+def test_every_wrong_override_is_a_config_error(override):
+    with pytest.raises(dflash_mcmc.ConfigError, match=override.partition("=")[0]):
+        dflash_mcmc.run(override)

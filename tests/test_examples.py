@@ -1,4 +1,4 @@
-"""docs/examples: the cells of the notebook run in order, and each script runs as a program."""
+"""docs/examples: the cells of each notebook run in order, and each script runs as a program."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests import processes
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "docs/examples"
+NOTEBOOKS = ("power_sampling.ipynb", "worth_its_cost.ipynb", "write_a_sampler.ipynb")
 PRINTED = {"own_sampler.py": r"one draw: mean log p -[\d.]+\nthe better of two: mean log p -[\d.]+\n",
            "own_dataset.py": r"\d of 3 correct; everything is in outputs/mine/"}
 
@@ -34,8 +35,32 @@ def test_the_notebook_runs_and_power_sampling_takes_ten_lines(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_notebook_is_stored_without_results():
-    stored = json.loads((EXAMPLES / "power_sampling.ipynb").read_text())["cells"]
+def test_the_notebook_on_costs_runs(tmp_path):
+    """Its vote is counted from the table of records; the accuracy of one vote is that of the first chains."""
+    code = "\n".join([*cells("worth_its_cost.ipynb"), "print('TABLE', *table['accuracy'], 'COST', *table['token-forwards'])"])
+    done = processes.run(["-c", code], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r"power sampling against greedy: [-+][\d.]+ points \[[-+][\d.]+, [-+][\d.]+\], p = ", done.stdout)
+    accuracy, cost = (list(map(float, part.split())) for part in done.stdout.partition("TABLE ")[2].split(" COST "))
+    assert all(0 <= value <= 1 for value in accuracy)
+    greedy, power, plain, vote = cost
+    assert plain <= vote <= 8 * plain
+    assert greedy < power
+    assert (tmp_path / "worth.png").stat().st_size > 1000
+
+
+def test_the_notebook_on_samplers_tells_the_right_law_from_a_wrong_one(tmp_path):
+    done = processes.run(["-c", "\n".join(cells("write_a_sampler.ipynb"))], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    right, wrong = map(float, re.findall(r"right: (\S+), without log q: (\S+)", done.stdout)[0])
+    assert right < 1e-12
+    assert wrong > 1e-3
+    assert done.stdout.count("accepted ") == 4
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_stored_without_results(name):
+    stored = json.loads((EXAMPLES / name).read_text())["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in stored)
 
 
@@ -47,4 +72,4 @@ def test_a_script_runs(name, tmp_path):
 
 
 def test_every_example_is_run():
-    assert {path.name for path in EXAMPLES.iterdir()} == {"power_sampling.ipynb", *PRINTED}
+    assert {path.name for path in EXAMPLES.iterdir()} == {*NOTEBOOKS, *PRINTED}

@@ -56,7 +56,7 @@ def _check_draft(config: Config) -> None:
         chosen = " and ".join(f"{group}={name_of(component_of(config, group))}" for group in users)
         raise ConfigError("draft", draft, f"a draft, such as tiny (the embedded model's) or dflash, with {chosen}")
     if not users and not takers and not config.draft.is_null:
-        chosen = ", ".join(f"{group}={name_of(component_of(config, group))}"
-                           for group in ("blend", "sampler", "decoder", "probe") if group in used)
-        note(f"draft={draft} is left out where nothing uses it: {chosen}")
+        # The chosen options are not in the note, so that a sweep over conditions prints it once.
+        could = " or ".join(group for group in ("blend", "sampler", "decoder", "probe") if group in used)
+        note(f"draft={draft} is left out where no {could} uses it")
         config.draft = next(found for found in components("draft").values() if found.cls.is_null).cls()

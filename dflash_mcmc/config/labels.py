@@ -10,12 +10,13 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.groups import config_folder, option_files
+from dflash_mcmc.errors import printable
 from dflash_mcmc.fields import identity_values, restored
 from dflash_mcmc.registry import components
 
@@ -37,8 +38,15 @@ def label_of(config: Config, more: Mapping[str, object] = MappingProxyType({})) 
 
 
 def with_fields(name: str, fields: Mapping[str, object]) -> str:
-    """A name and fields as one text: `ps alpha=2 num_steps=10`. `fields` has dotted names; the text has their last parts."""
-    return " ".join([name, *(f"{_short(key)}={_name_or_value(key, value)}" for key, value in fields.items())])
+    """A name and fields as one text: `ps alpha=2 num_steps=10`. `fields` has dotted names; the text has their last parts.
+
+    A file is named by its group: `dataset=own.jsonl`. Beside the group's option it is named `path=own.jsonl`, and not
+    at all if its name is the option's.
+    """
+    shown = {key: _name_or_value(key, value) for key, value in fields.items()}
+    texts = (f"{_short(key, shown)}={text}" for key, text in shown.items()
+             if not (_is_file(key) and shown.get(_group(key)) == text.partition(".")[0]))
+    return printable(" ".join([name, *texts]))
 
 
 def with_names(identities: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -160,10 +168,20 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]  # every file of conf/ is a mapping
 
 
-def _short(key: str) -> str:
-    """The short name of an identity key: `alpha` for `sampler.alpha`, `model` for `model.content` and `model.path`."""
-    group, _, name = key.rpartition(".")
-    return group if name in ("content", "path") and group else name
+def _short(key: str, keys: Container[str]) -> str:
+    """The short name of an identity key: `alpha` for `sampler.alpha`, and the group for a file if the group is no key."""
+    if not _is_file(key):
+        return key.rpartition(".")[2]
+    return "path" if _group(key) in keys else _group(key)
+
+
+def _is_file(key: str) -> bool:
+    """Whether a key's value stands for a file or a folder: `model.path` and `model.content`."""
+    return _group(key) != "" and key.endswith((".content", ".path"))
+
+
+def _group(key: str) -> str:
+    return key.rpartition(".")[0]
 
 
 def _name_or_value(key: str, value: object) -> str:

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dflash_mcmc.config.groups import option_files
 from dflash_mcmc.config.overrides import given_value
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
-from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean
 from dflash_mcmc.fields import spec_of
 from dflash_mcmc.grid.launcher import PREFIX
 from dflash_mcmc.registry import GROUPS, components
@@ -61,7 +61,7 @@ def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError
     if group.startswith("hydra/"):
         hint = "; for optuna: pip install 'dflash_mcmc[sweep]'" if file == "hydra/sweeper/optuna" else ""
         return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(known)}{hint}")
-    return UserError(f"{group}: unknown option {option!r}{did_you_mean(option, known)}; allowed: {', '.join(known)}")
+    return UnknownName(f"{group}: unknown option {option!r}{did_you_mean(option, known)}; allowed: {', '.join(known)}")
 
 
 def _of_another_launcher(name: str) -> UserError:

@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.errors import UserError, did_you_mean
+from dflash_mcmc.errors import UnknownName, UserError, did_you_mean
 from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, spec_of, types_of
 from dflash_mcmc.registry import GROUPS, load_all, name_of
 from dflash_mcmc.statistics.rules import Vote
@@ -191,11 +191,11 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
             _refuse_unknown_and_missing(child, kind, f"{prefix}{field.name}.")
 
 
-def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) -> UserError:
+def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) -> UnknownName:
     """The error for a key that no schema has; `elsewhere` are fields and options that the user may have meant."""
     parent, _, last = name.rpartition(".")
     fields = ", ".join(known) or f"nothing, with this {parent}"
     hint = did_you_mean(last, known)
     if elsewhere and not hint:
         hint = f" (a field of {', '.join(elsewhere)})" if parent else f" (did you mean {' or '.join(elsewhere)}?)"
-    return UserError(f"{name}: unknown field{hint}; allowed{' in ' + parent if parent else ''}: {fields}")
+    return UnknownName(f"{name}: unknown field{hint}; allowed{' in ' + parent if parent else ''}: {fields}")

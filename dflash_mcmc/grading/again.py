@@ -145,9 +145,12 @@ def _graded(records: Sequence[Record], pool: GradingPool, name: str) -> list[Rec
 
 
 def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
-    """The record with the new grade, and with the old grade in `before`. Without a new grade it keeps its verdict."""
+    """The record with the new grade, and with the old grade in `before`. Without a new grade it keeps its verdict.
+
+    `grade_seconds` stays that of the run: the same texts with the same grader give the same bytes.
+    """
     old: Mapping[str, object] = record
-    before = {field: old[field] for field in (*Grade._fields, "grader") if field in old}
+    before = {field: old[field] for field in (*Grade._fields, "grader") if field in old and field != "grade_seconds"}
     if grade is None:
         return {**record, "grader": name, "before": before}
     return {**record, "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence, Set
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +16,13 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.run.tasks import tasks_of
 from dflash_mcmc.store.described import json_object
-from dflash_mcmc.store.reading import each_record
+from dflash_mcmc.store.reading import each_of_file
 from dflash_mcmc.store.records import SampleKey, key_of
+
+_LATEST = 50
+"""The samples of a process, the latest it recorded, that its rate is computed from."""
+_LIVE_SECONDS = 3600.0
+"""A process counts for the rate if its last record is at most this much older than the run's last one."""
 
 
 class Planned(NamedTuple):
@@ -41,7 +46,7 @@ class Recorded(NamedTuple):
     verdicts: dict[SampleKey, str | None]
     """Verdict of each recorded sample; None for a unit of a probe."""
     share_seconds: float | None
-    """Mean seconds that a process spent on a sample."""
+    """Mean seconds that a process spent on a sample, over the latest samples of each process that is still recording."""
 
 
 def plan(jobs: Sequence[Job]) -> list[Planned]:
@@ -83,12 +88,21 @@ def pending(folder: Path, keys: Set[SampleKey]) -> int:
 
 def recorded(folder: Path) -> Recorded:
     """Reads the records in a run's folder, to which other processes may be writing. Raises UserError."""
-    verdicts, shares = dict[SampleKey, str | None](), []
-    for record in each_record(folder):
+    verdicts = dict[SampleKey, str | None]()
+    latest: defaultdict[Path, deque[object]] = defaultdict(lambda: deque(maxlen=_LATEST))
+    for path, record in each_of_file(folder):
         verdicts[key_of(record)] = record.get("verdict")
-        shares.append(record.get("share_seconds"))
-    shares = [seconds for seconds in shares if isinstance(seconds, (int, float))]  # a unit of a probe may have another value
-    return Recorded(verdicts, sum(shares) / len(shares) if shares else None)
+        latest[path].append(record.get("share_seconds"))
+    return Recorded(verdicts, _seconds(latest))
+
+
+def _seconds(latest: Mapping[Path, Iterable[object]]) -> float | None:
+    """The mean over the files that have grown lately: jobs that ended long ago may have run on other machines."""
+    written = {path: path.stat().st_mtime for path in latest}
+    newest = max(written.values(), default=0.0)
+    shares = [seconds for path, values in latest.items() if newest - written[path] <= _LIVE_SECONDS
+              for seconds in values if isinstance(seconds, (int, float))]  # a unit of a probe may have another value
+    return sum(shares) / len(shares) if shares else None
 
 
 def num_shards(num_pending: int, shards: int) -> int:

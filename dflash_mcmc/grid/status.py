@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, one_line
 from dflash_mcmc.grid import cluster, planning, snapshot
 from dflash_mcmc.grid.folder import Grid, SlurmJob
 
@@ -87,10 +87,10 @@ def table(grid: Grid) -> str:
         rows.append([point.label, at.done, at.pending, at.failed, _counts([jobs[job.id].word for job in of_point]),
                      *_speed(at, running)])
         pending += at.pending
-        lines += [at.remark] if at.remark else []
+        lines += [one_line(at.remark)] if at.remark else []
         if at.pending and not alive:
             missed += at.pending
-            lines += [_why(grid, job, jobs[job.id]) for job in of_point if jobs[job.id].word != "completed"]
+            lines += [one_line(_why(grid, job, jobs[job.id])) for job in of_point if jobs[job.id].word != "completed"]
     shown = tabulate(rows, ["point", "done", "pending", "failed", "jobs", "samples/min", "left"], tablefmt="github",
                      intfmt=",", disable_numparse=True, colalign=("left", *["right"] * 3, "left", "right", "right"))
     if missed and cluster.is_here():

@@ -1,8 +1,8 @@
 """Decode steps of fewer than eight rows with the bits of eight rows, in float32 on a CPU.
 
-`of` tests on the machine that it runs on whether this holds: every linear layer, then whole forwards at several lengths of the
-keys, and the functions of a draw. All comparisons are of bits, with fixed random inputs. If one fails, there is no `FewRows`,
-and steps have eight rows.
+`of` tests on the machine that it runs on whether this holds: every linear layer and norm, then whole forwards at several
+lengths of the keys, and the functions of a draw. All comparisons are of bits, with fixed random inputs. A norm that differs
+keeps its own form. If anything else fails, there is no `FewRows`, and steps have eight rows.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import torch
 from torch.nn.functional import linear
 
 from dflash_mcmc.errors import note
+from dflash_mcmc.inference import fused_norms, piecewise_product
 from dflash_mcmc.inference import logits_processor as laws
-from dflash_mcmc.inference import piecewise_product
 from dflash_mcmc.inference.contiguous_cache import ContiguousCache
+from dflash_mcmc.inference.fused_norms import Norm
 from dflash_mcmc.inference.joint_product import JointProduct, linears, products
 from dflash_mcmc.inference.piecewise_product import ROWS
 
@@ -38,18 +39,22 @@ _KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, dict[tuple, FewRows | None]] 
 
 
 class FewRows:
-    """The linear layers and the head of a model as products of few rows.
+    """The linear layers, the norms and the head of a model as products and operations of few rows.
 
     Args:
         products: a product for each linear layer of the decoder, and the layer's number in it.
+        norms: the fused form of norms of the decoder.
         head: the product of the head.
         most: largest number of rows for which the bits have been compared.
     """
 
-    def __init__(self, products: dict[torch.nn.Linear, tuple[JointProduct, int]], head: JointProduct, most: int):
+    def __init__(self, products: dict[torch.nn.Linear, tuple[JointProduct, int]], norms: dict[torch.nn.Module, Norm],
+                 head: JointProduct, most: int):
         self._head, self.most, self._on = head, most, False
         self._joint = list(dict.fromkeys(joint for joint, _ in products.values()))
-        self._forwards = {layer: partial(self._linear, layer, *product) for layer, product in products.items()}
+        self._forwards: dict[torch.nn.Module, Norm] = {
+            **{layer: self._linear(layer, *product) for layer, product in products.items()},
+            **{module: self._switched(norm, module.forward) for module, norm in norms.items()}}
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +63,7 @@ class FewRows:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """A context in which `step` can switch the model's linear layers. Contexts of one model may be nested."""
+        """A context in which `step` can switch the model's layers and norms. Contexts of one model may be nested."""
         with ExitStack() as stack:
             for joint in (*self._joint, self._head):
                 joint.refresh()
@@ -82,8 +87,12 @@ class FewRows:
         """Whether the model still has the weights of the products."""
         return all(joint.is_current() for joint in (*self._joint, self._head))
 
-    def _linear(self, layer: torch.nn.Linear, joint: JointProduct, number: int, rows: torch.Tensor) -> torch.Tensor:
-        return joint.of_layer(number, rows) if self._on else linear(rows, layer.weight, layer.bias)
+    def _linear(self, layer: torch.nn.Linear, joint: JointProduct, number: int) -> Norm:
+        return self._switched(partial(joint.of_layer, number), lambda rows: linear(rows, layer.weight, layer.bias))
+
+    def _switched(self, few: Norm, own: Norm) -> Norm:
+        """`few` during a step of few rows, otherwise the module's own function."""
+        return lambda rows: few(rows) if self._on else own(rows)
 
 
 @torch.inference_mode()
@@ -134,7 +143,7 @@ def _found(model: LanguageModel, most: int) -> FewRows | None:
     head = piecewise_product.find(model.head.weight, None, most)
     if layers is None or head is None:
         return None
-    few = FewRows(layers, JointProduct([model.head], head.piece), most)
+    few = FewRows(layers, fused_norms.fused(model.decoder, most), JointProduct([model.head], head.piece), most)
     return few if all(_forwards_agree(few, model, length, most) for length in _lengths(model)) else None
 
 

@@ -29,13 +29,16 @@ class Finished(NamedTuple, Generic[Tag]):
     seconds: float
     """Seconds from the chain's start in a slot to its end."""
     share_seconds: float
-    """The chain's share of the engine's seconds: the time of each step is divided among its chains."""
+    """The chain's share of the engine's seconds: the time of each step is divided among its chains, and that of prompts
+    that are read ahead among the chains of these prompts."""
     failure: str = ""
     """The reason for a missing result."""
     walk: tuple[dict[str, object], ...] = ()
     """A trace entry for each drafted block, where the decoder keeps a trace."""
     adapt_seconds: float = 0.0
     """Seconds in which the draft has learned for this chain; a part of the engine's seconds."""
+    prefill_seconds: float | None = None
+    """The part of `share_seconds` in which prompts and prefixes were read; None where it is not measured."""
 
 
 class Options(NamedTuple):

@@ -26,6 +26,7 @@ class LiveChain:
         slots: the slots of the chain.
         cost: the cost of earlier requests.
         seconds: the chain's share of the engine's time, in seconds.
+        prefill_seconds: the part of it in which prompts and prefixes were read; None where it is not measured.
         walk: a trace entry for each drafted block, if a trace is kept.
         ended: whether the chain has ended.
         adapted: whether the chain has been charged for what the draft has learned from its prompt.
@@ -40,6 +41,7 @@ class LiveChain:
         self.operations: Sequence[Operation] = ()
         self.ended = self._together = self.adapted = False
         self.adapt_seconds = 0.0
+        self.prefill_seconds: float | None = None
 
     def ask(self, request: Request) -> None:
         """Takes the next request."""
@@ -104,7 +106,7 @@ class LiveChain:
         self.ended = True
         seconds = time.perf_counter() - self.started
         return Finished(self.tag, result, self.cost, seconds, self.seconds, failure, tuple(self.walk),
-                        self.adapt_seconds)
+                        self.adapt_seconds, self.prefill_seconds)
 
     def settle(self) -> None:
         """Adds up the cost of the request. Its depth is that of its longest reading plus that of its longest operation."""

@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.inference import attention
+from dflash_mcmc.inference import attention, few_rows
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.ladder import cache_size
 from dflash_mcmc.inference.language_model import LanguageModel
@@ -54,9 +54,12 @@ class MemoryPlan(NamedTuple):
     """Memory for all of this. None if it is not known."""
     states: int = 0
     """The part of `caches` for the states and inputs of recurrent layers."""
+    copies: int = 0
+    """The second copy of the weights that `hardware.few_rows` makes where it fits beside the total; not part of the total."""
 
     @property
     def total(self) -> int:
+        """Bytes without which the engine cannot run."""
         return self.caches + max(self.step, self.reading, self.growing)
 
     @property
@@ -77,7 +80,9 @@ class MemoryPlan(NamedTuple):
         uses += [f"keys and values {_size(self.caches - self.states)} for {self.num_slots} slots of {lengths}"]
         uses += [f"recurrent states {_size(self.states)}"] if self.states else []
         uses += [f"work space {_size(self.total - self.caches)}"]
-        uses += [] if self.limit is None else [f"free {_size(self.limit - self.total)} of {_size(self.limit)}"]
+        uses += [f"second copy of the weights {_size(self.copies)} (hardware.few_rows)"] if self.copies else []
+        free = None if self.limit is None else self.limit - self.total - self.copies
+        uses += [] if self.limit is None or free is None else [f"free {_size(free)} of {_size(self.limit)}"]
         return "memory: " + "; ".join(uses)
 
 
@@ -138,6 +143,15 @@ class Workload(NamedTuple):
                                           - (-PAGE_SIZE * shape.state_bytes // self.options.snapshot_every))
         return PAGE_SIZE * self.token_bytes + states
 
+    def copied_bytes(self, num_slots: int) -> int:
+        """Bytes of the copy of the weights that an engine of few slots makes (`few_rows.py`); 0 where it makes none."""
+        if not self.options.few_rows or num_slots >= few_rows.ROWS or self.drafter:
+            return 0
+        if isinstance(self.model, TargetShape):
+            plain = self.model.device.type == "cpu" and self.model.dtype == torch.float32
+            return self.model.weight_bytes() or 0 if plain and not self.model.cache_shape.recurrent else 0
+        return few_rows.num_bytes(self.model) if few_rows.fits(self.model) else 0
+
     def prompts(self, num_slots: int) -> tuple[int, int]:
         """Rows and positions of the prompts that are read ahead."""
         ahead = min(self.options.read_ahead, num_slots) if self.options.reuse_prefix else 0
@@ -196,7 +210,9 @@ def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float
         limit, source = int(memory_gb * _GB), "hardware.memory_gb"
     wanted = min(num_slots or _MOST_SLOTS, num_draws)
     paged = kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit)
-    return (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
+    planned = (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
+    copied = work.copied_bytes(planned.num_slots)
+    return planned._replace(copies=copied if planned.total + copied <= limit else 0)
 
 
 def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:

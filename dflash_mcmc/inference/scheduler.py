@@ -124,7 +124,7 @@ class Scheduler:
             self._fail(chain, f"{NOT_NUMBERS} (after {slot.in_progress.length + len(ended.drawn.tokens)} tokens)")
             return
         chain.note(slot.number, self._operations.collect(slot, ended.drawn), slot.walk)
-        chain.seconds += self._meter.clock - slot.clock
+        self._meter.charge(slot)
         slot.rest()
         if chain.complete:
             self._advance(chain)
@@ -142,6 +142,7 @@ class Scheduler:
             return True
         chain, prompt = LiveChain(entry.tag, entry.chain), prompt_of(entry.request)
         self._room.chains[chain] = None
+        chain.seconds = chain.prefill_seconds = self._waiting.seconds_each
         chain.ask(entry.request)
         if prompt is not None:
             chain.slots.append(Slot(chain))
@@ -201,7 +202,7 @@ class Scheduler:
                 if leader.row is None:
                     leader = first[name] = slot
                 slot.leader = None if leader is slot else leader
-            slot.clock = self._meter.clock
+            self._meter.begin(slot)
             if isinstance(slot.operation, Score):
                 if self._operations.scores_wait:
                     self._scores.append(slot)
@@ -295,5 +296,4 @@ class Scheduler:
         return self._loop.positions_held(slot.place) if works else slot.contents.filled
 
     def _count_prompts(self, tokens: int, forwards: int, started: float) -> None:
-        self._meter.count_reading(tokens, forwards, started)
-        self._meter.share(started, len(self.live))
+        self._meter.count_reading(tokens, forwards, started, ahead=True)

@@ -33,13 +33,14 @@ class Slot:
         base: the trajectory that the operation extends.
         leader: the slot that makes this draw's forwards, since both have had the same tokens; None if the draw makes its own.
         clock: the engine's clock at the start of the operation.
+        reading_clock: the part of it in which the engine has read prompts and prefixes.
         counts: counts of the latest draw that has ended.
         walk: a trace entry for each block drafted for the operation, if a trace is kept.
         adapter: what the draft has learned in the slot's operations; None for nothing.
     """
 
-    __slots__ = ("adapter", "base", "chain", "clock", "contents", "counts", "leader", "number", "operation", "row", "stash",
-                 "walk")
+    __slots__ = ("adapter", "base", "chain", "clock", "contents", "counts", "leader", "number", "operation", "reading_clock",
+                 "row", "stash", "walk")
 
     def __init__(self, chain: LiveChain):
         self.chain, self.contents, self.counts = chain, Contents(), RowCounts()
@@ -49,7 +50,7 @@ class Slot:
         self.base: Trajectory | None = None
         self.adapter: Adapter | None = None
         self.leader: Slot | None = None
-        self.number, self.clock = 0, 0.0
+        self.number, self.clock, self.reading_clock = 0, 0.0, 0.0
         self.walk: list[dict[str, object]] = []
 
     @property

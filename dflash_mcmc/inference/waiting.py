@@ -31,6 +31,9 @@ class Waiting:
         chains: (tag, generator) pairs, or None where no chain waits now and others may follow.
         prompts: reads the prompts of the next chains; None if each slot reads its own prompt.
         was_read: called after each reading with the number of tokens, the number of forwards and the start time.
+
+    Attributes:
+        seconds_each: the latest reading's seconds, divided among the chains that it was for.
     """
 
     def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], prompts: PromptReader | None,
@@ -38,6 +41,7 @@ class Waiting:
         self._chains, self._prompts, self._was_read = iter(chains), prompts, was_read
         self._ahead: deque[Next] = deque()
         self._drained = self._paused = False
+        self.seconds_each = 0.0
 
     @property
     def more(self) -> bool:
@@ -76,6 +80,7 @@ class Waiting:
             started = time.perf_counter()
             prompts = [prompt for entry in self._ahead if (prompt := prompt_of(entry.request)) is not None]
             self._was_read(*self._prompts.read(prompts), started)
+            self.seconds_each = (time.perf_counter() - started) / max(1, len(self._ahead))
 
     def _look_ahead(self) -> None:
         limit, self._paused = self._prompts.num_rows if self._prompts else 1, False

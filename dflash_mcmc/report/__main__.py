@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from dflash_mcmc.errors import one_line
 from dflash_mcmc.process import program
 
 
@@ -22,7 +23,7 @@ def _main(arguments: list[str]) -> None:
                   outputs=given.outputs, alphas=given.alpha)
     print(built.overall)
     for warning in built.heading.warnings:
-        print(f"note: {warning}", file=sys.stderr)
+        print(one_line(f"note: {warning}"), file=sys.stderr)
     print(f"\n{built.page}")
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RIGHT, WRONG, OTHER, INK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
 """Okabe and Ito's blue and vermilion, which colour-blind readers can distinguish, and two greys."""
+GRID, PALE = "#E6E6E6", "#CFE3F1"
+"""Lines behind the data, and a light blue."""
 GREEN, PURPLE, ORANGE, SKY = "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 """More of Okabe and Ito's colours."""
 PALETTE = (RIGHT, WRONG, GREEN, PURPLE, ORANGE, SKY, INK)
@@ -32,17 +34,21 @@ _STYLE: dict[RcKeyType, Any] = {
     "font.size": 9.0, "axes.titlesize": 10.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "xtick.color": INK, "ytick.color": INK, "text.color": INK, "axes.axisbelow": True, "axes.grid": True,
-    "grid.color": "#E6E6E6", "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 8.5, "lines.linewidth": 1.6,
+    "grid.color": GRID, "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 8.5, "lines.linewidth": 1.6,
     "savefig.dpi": 160, "svg.hashsalt": "dflash_mcmc",  # the same figure always gives the same file
 }
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """A context that gives figures the common style. Figures must be made and saved inside it."""
+def style(math: bool = True) -> Iterator[None]:
+    """A context that gives figures the common style. Figures must be made and saved inside it.
+
+    Args:
+        math: whether dollar signs begin formulas. Names of runs can have any characters.
+    """
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context({**_STYLE, "text.parse_math": math}):
         yield
 
 

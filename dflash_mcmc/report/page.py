@@ -6,17 +6,28 @@ The page is one self-contained file; the Markdown refers to the figure files.
 from __future__ import annotations
 
 import base64
+import hashlib
 import importlib.metadata
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.report.parts import Section, Table
+from dflash_mcmc.errors import one_line, printable
+from dflash_mcmc.report import inline
+from dflash_mcmc.report.parts import ReportPart, Section, Table
 from dflash_mcmc.report.study import Study
 
-_TEMPLATE = Path(__file__).with_name("page.html.j2")
+if TYPE_CHECKING:
+    from dflash_mcmc.report.parts import Drawing
+
+_TEMPLATE = Path(__file__).with_name("template")
+_BOUND = re.compile(r"(?<=\d) (?=%)|(?<=,) (?=[^\[\]]*\])")
+"""Spaces of a cell at which no line is broken: before a per cent sign, and inside an interval."""
+_BREAKS = re.compile(r"(?<=[A-Za-z\]\}])[.=/](?=[A-Za-z#\[\{])")
+"""Signs inside names, such as `dataset.max_new_tokens`, after which a line can be broken."""
 
 
 class Heading(NamedTuple):
@@ -29,60 +40,102 @@ class Heading(NamedTuple):
     """Notes to read before the comparison."""
 
 
-def heading_of(study: Study) -> Heading:
-    """The head of a report of samples."""
-    return Heading(title_of(study), _counts(study), study.warnings)
+def heading_of(studies: Sequence[Study], notes: Sequence[str] = ()) -> Heading:
+    """The head of a report of samples. Notes on one of several datasets are in its part."""
+    if len(studies) == 1:
+        return Heading(title_of(studies), counts_of(studies[0]), [*notes, *studies[0].warnings])
+    records = sum(len(run.records) for study in studies for run in study.runs)
+    return Heading(title_of(studies), f"{records:,} samples of {len(studies)} datasets.", notes)
 
 
-def html(heading: Heading, sections: Sequence[Section], figures: Path) -> str:
-    """The page as HTML. Its figures are embedded as SVG. The page loads nothing over a network.
+def html(heading: Heading, parts: Sequence[ReportPart], figures: Path) -> str:
+    """The page as HTML. Its figures are SVG elements, which follow the page's colours. The page loads nothing over a network.
+
+    No other script than the page's own can run, because the page's policy names them by their hashes.
 
     Args:
         figures: folder of the figure files.
     """
     from jinja2 import Environment
+    from markupsafe import Markup, escape
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        title=heading.title, counts=heading.counts, warnings=heading.warnings, sections=sections, version=_version(),
-        picture=lambda name: "data:image/svg+xml;base64," + base64.b64encode((figures / f"{name}.svg").read_bytes()).decode())
+    environment.filters["breaks"] = lambda text: Markup(_BREAKS.sub(r"\g<0><wbr>", str(escape(text))))
+    environment.filters["bound"] = lambda cell: _BOUND.sub("\u00a0", cell)
+    samples = any(section.samples for part in parts for section in part.sections)
+    scripts = [_file("tables.js"), *([_file("samples.js")] if samples else [])]
+
+    def picture(drawing: Drawing) -> Markup:
+        return Markup(inline.svg((figures / f"{drawing.name}.svg").read_text(encoding="utf-8"), drawing.name, drawing.title))
+
+    return environment.from_string(_file("page.html.j2")).render(
+        title=heading.title, counts=heading.counts, warnings=heading.warnings, parts=parts, version=_version(),
+        picture=picture, style=Markup(_file("page.css")), scripts=list(map(Markup, scripts)),
+        hashes=Markup(" ".join(map(_hash, scripts))))
 
 
-def markdown(heading: Heading, sections: Sequence[Section]) -> str:
+def markdown(heading: Heading, parts: Sequence[ReportPart]) -> str:
     """The report's text and tables as Markdown, with links to the figure files."""
-    parts = [f"# {heading.title}", heading.counts, *(f"> **Note:** {_escaped(warning)}" for warning in heading.warnings)]
-    for section in sections:
-        parts += [f"## {section.title}", *map(_escaped, section.text)]
-        parts += [f"![{drawing.title}](figures/{drawing.name}.png)" for drawing in section.drawings]
-        for table in section.tables:
-            parts += [f"**{_escaped(table.title)}**", text_of(table, _escaped)]
-    return "\n\n".join(parts) + "\n"
+    lines = [f"# {_escaped(heading.title)}", heading.counts, *map(_note, heading.warnings)]
+    for part in parts:
+        if part.name:
+            lines += [f"# {_escaped(part.name)}", part.counts, *map(_note, part.warnings)]
+        for section in part.sections:
+            lines += _lines(section)
+    return "\n\n".join(lines) + "\n"
 
 
-def text_of(table: Table, cell=str) -> str:
+def _lines(section: Section) -> list[str]:
+    lines = [f"## {section.title}", *map(_escaped, section.text)]
+    lines += [f"![{_escaped(drawing.title)}](figures/{drawing.name}.png)" for drawing in section.drawings]
+    for table in section.tables:
+        lines += [f"**{_escaped(table.title)}**", text_of(table, _escaped)]
+    return lines
+
+
+def text_of(table: Table, cell: Callable[[str], str] = one_line) -> str:
     """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets."""
-    return tabulate([[cell(text) for text in row] for row in table.cells()], [column.header for column in table.columns],
+    return tabulate([[cell(text) for text in row] for row in table.cells()], [cell(column.header) for column in table.columns],
                     tablefmt="github", disable_numparse=True,
                     colalign=["right" if column.number else "left" for column in table.columns] if table.rows else None)
 
 
-def title_of(study: Study) -> str:
-    """The page title: experiments, number of runs and dataset."""
-    experiments = list(dict.fromkeys(run.experiment for run in study.runs))
-    shown = ", ".join(experiments[:3]) + (f" and {len(experiments) - 3} more" if len(experiments) > 3 else "")
-    return f"{shown}: {len(study.runs)} run{'s' * (len(study.runs) > 1)} on {study.dataset}"
+def title_of(studies: Sequence[Study]) -> str:
+    """The page title: experiments, number of runs and datasets."""
+    runs = [run for study in studies for run in study.runs]
+    experiments, datasets = (_few(names) for names in ([run.experiment for run in runs], [study.dataset for study in studies]))
+    return f"{experiments}: {len(runs)} run{'s' * (len(runs) > 1)} on {datasets}"
 
 
-def _counts(study: Study) -> str:
+def _few(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def counts_of(study: Study) -> str:
+    """A sentence on the size of a study."""
     records = sum(len(run.records) for run in study.runs)
     problems = len({problem for run in study.runs for problem in run.problems})
     return f"{records:,} samples of {problems:,} problems; runs are compared with {study.baseline.label}."
 
 
+def _note(warning: str) -> str:
+    return f"> **Note:** {_escaped(warning)}"
+
+
 def _escaped(text: str) -> str:
-    for sign in ("\\", "|", "*", "_", "<", "["):
+    for sign in ("\\", "|", "*", "_", "<", "[", "`"):
         text = text.replace(sign, "\\" + sign)
-    return text.replace("\n", " ")
+    return printable(text.replace("\n", " "))
+
+
+def _file(name: str) -> str:
+    return (_TEMPLATE / name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    """The script in a Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _version() -> str:

@@ -10,6 +10,8 @@ from dflash_mcmc.statistics.intervals import IntervalEstimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from dflash_mcmc.report.samples import EmbeddedSamples
+
 
 class Column(NamedTuple):
     """A column of a table as readers see it."""
@@ -55,6 +57,25 @@ class Section(NamedTuple):
     """Paragraphs."""
     tables: Sequence[Table] = ()
     drawings: Sequence[Drawing] = ()
+    samples: EmbeddedSamples | None = None
+    """Data of a browser of samples."""
+
+
+class ReportPart(NamedTuple):
+    """The sections of one dataset, or the only part of a report."""
+
+    name: str
+    """Beginning of the names of its sections' anchors; empty for the only part."""
+    counts: str
+    """A sentence on the size of the data."""
+    warnings: Sequence[str]
+    """Notes to read before the comparison."""
+    sections: Sequence[Section]
+
+    @property
+    def start(self) -> str:
+        """The beginning of an anchor of this part."""
+        return f"{self.name}-" if self.name else ""
 
 
 def paragraphs(text: str) -> list[str]:

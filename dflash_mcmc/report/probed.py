@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +11,14 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from dflash_mcmc.config.labels import with_names
+from dflash_mcmc.errors import one_line
 from dflash_mcmc.report.parts import Column, Table
 from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.store.described import RUN, json_object
+
+_STARTS_OF_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Characters that begin a formula in Excel, LibreOffice or Google Sheets; the last four are their full-width forms."""
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def overall(folders: Sequence[Path]) -> str:
@@ -42,7 +46,8 @@ def _of_probe(probe: str, runs: list[tuple[dict, dict]]) -> str:
 def text_of(rows: list[dict]) -> str:
     """A table for a terminal: numbers with four significant digits, an interval after its value."""
     table = table_of("", "", rows)
-    return tabulate(table.cells(), [column.header for column in table.columns], tablefmt="github", disable_numparse=True,
+    cells = [[one_line(text) for text in row] for row in table.cells()]
+    return tabulate(cells, [one_line(column.header) for column in table.columns], tablefmt="github", disable_numparse=True,
                     colalign=["right" if column.number else "left" for column in table.columns])
 
 
@@ -72,12 +77,23 @@ def _with_intervals(row: dict) -> dict:
 
 
 def csv_of(rows: Sequence[dict]) -> str:
-    """The rows as CSV with all digits; a missing value is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    """The rows as CSV with all digits; a missing value is an empty cell.
+
+    A spreadsheet takes a text with certain first characters for a formula and evaluates it. An apostrophe goes before such a
+    text, which spreadsheets read as "this is a text" (OWASP, CSV injection). Numbers stay as they are.
+    """
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [keys, *([row.get(key) for key in keys] for row in rows)]
+    return "".join(",".join(map(_csv_cell, line)) + "\n" for line in lines)
+
+
+def _csv_cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    if isinstance(value, str) and text.startswith(_STARTS_OF_FORMULAS) and not _NUMBER.fullmatch(text):
+        text = f"'{text}"
+    if any(sign in text for sign in ',"\r\n'):  # Python's csv module does not quote a lone \r
+        return '"' + text.replace('"', '""') + '"'
+    return text
 
 
 def _column(key: str) -> str:

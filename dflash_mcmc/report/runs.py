@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from omegaconf import OmegaConf
@@ -18,15 +19,19 @@ from dflash_mcmc.report.locate import RUN, Found
 from dflash_mcmc.report.table import labels_of
 from dflash_mcmc.store.described import described, json_object
 from dflash_mcmc.store.files import read_regular
+from dflash_mcmc.store.problems import read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import sample_schema
 
 if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler
+    from dflash_mcmc.store.problems import ProblemText
     from dflash_mcmc.store.records import Record
 
 _MOST_TOLD = 20
 """Number of left out lines of a run that a report lists; it counts the others."""
+_LONGEST_NAME = 120
+"""Characters of a condition in a label; figures have room for no more."""
 _NAMED_BY = ("blend", "draft", "sampler", "decoder")
 
 
@@ -49,6 +54,8 @@ class Run(NamedTuple):
     """Number of records that the finished run has; None if unknown."""
     summarised: bool = False
     """Whether the last start reported that nothing is missing."""
+    asked: Mapping[str, ProblemText] = MappingProxyType({})
+    """Question and prompt of each problem by its id, as `problems.jsonl` has them; empty for a run of an older version."""
 
     @property
     def digest(self) -> str:
@@ -138,7 +145,7 @@ def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list
         raise UserError("; ".join(left_out) or "runs: given nothing; allowed: at least one run")
     if not any(entry.named for entry in found):
         runs = _ordered(runs)
-    return _labelled(_with_expected(runs)), left_out
+    return labelled(_with_expected(runs)), left_out
 
 
 def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
@@ -150,7 +157,18 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     records = [] if "probe" in identity else read_records(folder, sample_schema(), left_out if lenient else None)
     condition = name_of_run(identity, config)
     return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records,
-               *_expected(folder, config, sessions, records)), _few(left_out, folder)
+               *_expected(folder, config, sessions, records), _asked(folder, left_out if lenient else None)
+               ), _few(left_out, folder)
+
+
+def _asked(folder: Path, left_out: list[str] | None) -> dict[str, ProblemText]:
+    try:
+        return read_problems(folder)
+    except UserError as error:
+        if left_out is None:
+            raise
+        left_out.append(str(error))
+        return {}
 
 
 def _loaded(path: Path, parse: Callable[[str], Any]) -> Any:
@@ -241,13 +259,14 @@ def _ordered(runs: list[Run]) -> list[Run]:
     return sorted(runs, key=place)
 
 
-def _labelled(runs: list[Run]) -> list[Run]:
+def labelled(runs: Sequence[Run]) -> list[Run]:
     """The runs with unique labels, made of the condition, the settings that vary, and the experiment if there are several.
 
     Labels that are still equal get a number.
     """
     several = len({run.experiment for run in runs}) > 1
-    named = [f"{run.experiment}: {run.condition}" if several else run.condition for run in runs]
+    names = [f"{run.experiment}: {run.condition}" if several else run.condition for run in runs]
+    named = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..." for name in names]
     labels = labels_of(named, [run.identity for run in runs], [run.config for run in runs])
     again = [labels[:number].count(label) for number, label in enumerate(labels)]
     return [run._replace(label=f"{label} ({count + 1})" if count else label)

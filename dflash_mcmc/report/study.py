@@ -59,11 +59,8 @@ class Study(NamedTuple):
     warnings: list[str]
     alphas: Sequence[float] = ()
     """Exponents of the power votes in the table of vote rules; empty for that of each run."""
-
-    @property
-    def dataset(self) -> str:
-        """Name of the dataset; it is part of the figures' names."""
-        return self.runs[0].component("dataset")
+    dataset: str = ""
+    """Name of the dataset; it is part of the figures' names."""
 
     @property
     def drawn(self) -> list[Entry]:
@@ -80,31 +77,24 @@ class Study(NamedTuple):
 
 
 def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[str] | None = None,
-             left_out: Sequence[str] = (), lenient: bool = False, alphas: Sequence[float] = ()) -> Study:
-    """Checks that the runs can be compared, and chooses the baseline and the pair.
+             alphas: Sequence[float] = (), name: str = "") -> Study:
+    """Chooses the baseline and the pair of runs over one dataset, and finds what a reader must know before comparing them.
 
     Args:
         baseline: a run by label, condition or identity; None means greedy decoding without a blend, else the first run.
         pair: two runs. None means the first two runs that are not greedy and differ only in the blend. If there are none, it
             means the baseline and the next run.
-        left_out: sentences about runs, files and lines that could not be read.
-        lenient: if the runs are over several datasets, keeps the runs over the most frequent one and lists the others as left
-            out, instead of raising.
         alphas: exponents of the power votes in the table of vote rules. Empty means `vote.power.alpha` of each run.
+        name: name of the dataset in titles and file names; empty for that of the runs' component.
 
     Raises a one-line UserError.
     """
-    runs, left_out = list(runs), list(left_out)
+    runs = list(runs)
     if not all(0.0 < alpha < math.inf for alpha in alphas):
         raise UserError(f"--alpha: given {' '.join(f'{alpha:g}' for alpha in alphas)}; allowed: numbers > 0")
-    if lenient:
-        runs, others = _over_one_dataset(runs)
-        left_out += [f"left out: {run.folder}: its dataset is {run.component('dataset')}; most runs have another"
-                     for run in others]
-    _check_dataset(runs)
     base = _pick(runs, baseline, "--baseline") if baseline else _greedy(runs) or runs[0]
     return Study(runs, [entry for run in runs for entry in _entries(run, runs)], base, _pair(runs, base, pair),
-                 [*left_out, *_warnings(runs)], list(dict.fromkeys(alphas)))
+                 _warnings(runs), list(dict.fromkeys(alphas)), name or runs[0].component("dataset"))
 
 
 def same_but(run: Run, other: Run, *groups: str) -> bool:
@@ -205,16 +195,23 @@ def _greedy(runs: Sequence[Run]) -> Run | None:
     return next((run for run in runs if (run.component("sampler"), run.component("blend")) == ("greedy", "none")), None)
 
 
-def _pick(runs: Sequence[Run], name: str, option: str) -> Run:
-    """The run with this label, condition or identity. Raises UserError if no run or several runs match."""
+def named(runs: Sequence[Run], name: str) -> list[Run]:
+    """The runs with this label; without one, those with this condition; without one, those with this identity."""
     for matches in (lambda run: run.label == name, lambda run: run.condition == name,
                     lambda run: len(name) >= 6 and run.digest.startswith(name)):
-        found = [run for run in runs if matches(run)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise UserError(f"{option}: given {name!r}, which matches {len(found)} runs; allowed: "
-                            + ", ".join(repr(run.label) for run in found[:8]))
+        if found := [run for run in runs if matches(run)]:
+            return found
+    return []
+
+
+def _pick(runs: Sequence[Run], name: str, option: str) -> Run:
+    """The run with this label, condition or identity. Raises UserError if no run or several runs match."""
+    found = named(runs, name)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{option}: given {name!r}, which matches {len(found)} runs; allowed: "
+                        + ", ".join(repr(run.label) for run in found[:8]))
     labels = [run.label for run in runs]
     raise UserError(f"{option}: given {name!r}{did_you_mean(name, labels)}; allowed: {', '.join(map(repr, labels[:20]))}")
 
@@ -233,30 +230,6 @@ def _pair(runs: Sequence[Run], baseline: Run, names: Sequence[str] | None) -> tu
                 return without, blended
     others = [run for run in runs if run is not baseline]
     return (baseline, others[0]) if others else None
-
-
-def _over_one_dataset(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """The runs over the most frequent dataset (the first one in a tie), and the other runs."""
-    found: dict[bool, list[Run]] = {True: [], False: []}
-    most = Counter(run.component("dataset") for run in runs).most_common(1)[0][0]
-    for run in runs:
-        found[run.component("dataset") == most].append(run)
-    return found[True], found[False]
-
-
-def _check_dataset(runs: Sequence[Run]) -> None:
-    """Raises UserError if the runs are not over the same dataset, because their tables would compare different problems."""
-    names = {run.component("dataset"): run.folder for run in runs}
-    if len(names) > 1:
-        given = " and ".join(f"{name} ({folder})" for name, folder in names.items())
-        raise UserError(f"runs: given several datasets, {given}; allowed: runs over one dataset")
-    gold: dict[str, tuple[object, Run]] = {}
-    for run in runs:
-        for record in run.records:
-            known, other = gold.setdefault(record["problem"], (record["gold"], run))
-            if known != record["gold"]:
-                raise UserError(f"runs: problem {record['problem']!r} has the answer {known!r} in {other.folder} and "
-                                f"{record['gold']!r} in {run.folder}; allowed: runs over one dataset")
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:

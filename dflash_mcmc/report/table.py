@@ -50,7 +50,8 @@ def overall(folders: Sequence[Path]) -> str:
     weights = "\n".join(_weights(*pair) for pair in pairs if "effective_chains" in pair[1])
     measured = "\n".join(filter(None, map(_measures, labels, summaries)))
     ends = "\n".join(filter(None, map(_remark, labels, summaries, folders)))
-    return "\n\n".join(filter(None, [table, weights, measured, ends, "" if alike else _UNLIKE]))
+    spent = "\n".join(filter(None, map(_spent, labels, summaries)))
+    return "\n\n".join(filter(None, [table, weights, measured, ends, spent, "" if alike else _UNLIKE]))
 
 
 def _with_aggregates(label: str, summary: dict) -> list[tuple[str, dict]]:
@@ -70,6 +71,13 @@ def _measures(label: str, summary: dict) -> str:
     start = "measures/"
     means = [f"{name.removeprefix(start)} {value:.3g}" for name, value in summary.items() if name.startswith(start)]
     return f"{label}: {', '.join(means)} (means)" if means else ""
+
+
+def _spent(label: str, summary: dict) -> str:
+    """A line on where the seconds of a sample go. It is empty if they were not measured."""
+    parts = [f"{part} {summary[key]:.3g}" for part in ("prefill", "draw", "grade")
+             if (key := f"mean_{part}_seconds") in summary]
+    return f"{label}: seconds a sample: {', '.join(parts)}." if parts else ""
 
 
 def _remark(label: str, summary: dict, folder: Path) -> str:

@@ -120,9 +120,13 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
     if processes > 1:  # a process that reads many prompts ahead claims them before the others can
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
-    hardware = config.hardware
-    return options, plan(Workload(model, length, prompt_length, options, drafter), hardware.num_slots, share,
-                         hardware.memory_gb, hardware.kv_cache, still_to_load)
+    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter)
+    planned = plan(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache, still_to_load)
+    if work.copied_bytes(planned.num_slots) and not planned.copies:
+        note("hardware.few_rows: a second copy of the weights does not fit beside the keys and values, so that steps are "
+             "padded to 8 rows; the numbers are the same")
+        options = options._replace(few_rows=False)
+    return options, planned
 
 
 def chain(config: Config, sampler: Sampler, problem: str, number: int, prompt: np.ndarray) -> Chain:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.labels import label_of
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, one_line
 from dflash_mcmc.process import ranks, stopping
 from dflash_mcmc.process.machine import place_of
 from dflash_mcmc.run.device_check import DeviceCheck
@@ -241,4 +241,4 @@ class _Loop:
         if counters := self._worker.counters():
             self._store.add_to_session(counters)
         if warning := self._tasks.warning(self._store.records):
-            print(f"{self._store.folder}: {warning}", file=sys.stderr)
+            print(one_line(f"{self._store.folder}: {warning}"), file=sys.stderr)

@@ -69,7 +69,8 @@ class Samples(Tasks[Record]):
     def summarise(self, records: Sequence[Record]) -> Results:
         config, records = self._config, list(records)
         summary = {**summaries.summarise(config.label(), records), **summaries.rates(records),
-                   **finishes.counts(records), **summaries.measures(records), **summaries.adapting(records)}
+                   **finishes.counts(records), **summaries.measures(records), **summaries.adapting(records),
+                   **summaries.times(records)}
         for name in config.aggregates():
             summary |= summaries.aggregate(config.label(), records, config.vote.rules.get(name, name), config.num_chains)
         return Results(summary, summary, {})

@@ -113,7 +113,8 @@ class DraftRefine(Sampler):
         if self.cut == "confidence":
             return None
         cost = mh_cost(length, horizon, self.num_blocks, self.num_steps, lambda state, reach: (state + 1) / 2, stops=False)
-        return cost._replace(scored=length)
+        stages = min(self.num_blocks, math.ceil(length * self.num_blocks / horizon))
+        return cost._replace(scored=length, drafts=stages, drafted=length)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""

@@ -106,6 +106,22 @@ def measures(records: Sequence[Record]) -> dict[str, float]:
     return {f"measures/{name}": sum(found) / len(found) for name, found in values.items()}
 
 
+def times(records: Sequence[Record]) -> dict[str, float]:
+    """Where the seconds of a sample go, in means over the samples that were measured: `mean_prefill_seconds`,
+    `mean_draw_seconds` and `mean_grade_seconds`.
+
+    Prefill and draw are parts of the device seconds (`share_seconds`): prompts and prefixes that were read, and the rest. The
+    grader works beside the engine. A part that no record has is left out.
+    """
+    read = [(record["prefill_seconds"], record["share_seconds"]) for record in records if "prefill_seconds" in record]
+    graded = [record["grade_seconds"] for record in records if "grade_seconds" in record]
+    found = {}
+    if read:
+        prefill, device = (sum(column) / len(read) for column in zip(*read, strict=True))
+        found = {"mean_prefill_seconds": prefill, "mean_draw_seconds": max(0.0, device - prefill)}
+    return found | ({"mean_grade_seconds": sum(graded) / len(graded)} if graded else {})
+
+
 def adapting(records: Sequence[Record]) -> dict[str, float]:
     """Totals over the records of a draft that has learned: steps, dropped steps, and their seconds. Empty for other drafts."""
     learned = [record for record in records if "adapt_steps" in record]

@@ -39,6 +39,13 @@ def each_record(folder: Path, schema: Schema | None = None, left_out: list[str] 
         schema: of the records; None for that of `schema_of`.
         left_out: damaged lines and files are left out, and a sentence for each is added to this list; None raises.
     """
+    for _, record in each_of_file(folder, schema, left_out):
+        yield record
+
+
+def each_of_file(folder: Path, schema: Schema | None = None,
+                 left_out: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
+    """Yields what `each_record` does, each record with its file. A file is in the order in which its process wrote it."""
     places: dict[SampleKey, str] = {}
     known = schema or schema_of(folder)
     for path in _files(folder, left_out):
@@ -46,7 +53,7 @@ def each_record(folder: Path, schema: Schema | None = None, left_out: list[str] 
             place, key = f"{path}: line {number + 1}", key_of(record)
             if key not in places:
                 places[key] = place
-                yield cast(Record, record)
+                yield path, cast(Record, record)
             elif left_out is None:
                 note_repeated(key, place, places[key])
             else:

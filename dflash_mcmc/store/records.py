@@ -109,6 +109,10 @@ class Record(TypedDict):
     """Seconds from the chain's start in a slot to its end."""
     share_seconds: Annotated[float, Range(0)]
     """The chain's share of the engine's time."""
+    prefill_seconds: NotRequired[Annotated[float, Range(0)]]
+    """The part of `share_seconds` in which prompts and prefixes were read; only of engines that measure it."""
+    grade_seconds: NotRequired[Annotated[float, Range(0)]]
+    """Seconds of the grader's work on this answer. It runs beside the engine. Older records lack it."""
     tokens: NotRequired[list[Count]]
     """Token ids of the answer. This field, `trace` and `walk` are in the files only; a run does not keep them in memory."""
     trace: NotRequired[list[dict[str, float | int | str]]]
@@ -145,6 +149,10 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         "seconds": round(done.seconds, 6), "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(),
         "trace": list(result.trace),
     }
+    if done.prefill_seconds is not None:
+        record["prefill_seconds"] = round(done.prefill_seconds, 6)
+    if grade.grade_seconds is not None:
+        record["grade_seconds"] = round(grade.grade_seconds, 6)
     if result.measures:
         record["measures"] = dict(result.measures)
     if cost.tokens_shared:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from dflash_mcmc.components import Component
+from dflash_mcmc.errors import one_line
 from dflash_mcmc.registry import name_of
 
 
@@ -105,5 +106,5 @@ class Guarded:
             call()
         except Exception as error:  # no failure of a tracker may cost the records
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            print(f"{self._name} failed and is off for the rest of this run: {reason}", file=sys.stderr)
+            print(one_line(f"{self._name} failed and is off for the rest of this run: {reason}"), file=sys.stderr)
             self._run, self._works = None, False

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import plain
-from dflash_mcmc.config.labels import changes, label_of, name_of_path
+from dflash_mcmc.config.labels import changes, label_of, name_of_path, with_fields
 from dflash_mcmc.report.table import labels_of
 
 
@@ -79,3 +79,10 @@ def test_a_folder_of_two_parts_is_no_hub_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert name_of_path("models/base") == "base"
     assert name_of_path("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"
+
+
+@pytest.mark.parametrize(("path", "shown"), [("/data/gsm8k.jsonl", "ps dataset=gsm8k"),
+                                             ("/data/hard.jsonl", "ps dataset=gsm8k path=hard.jsonl")])
+def test_an_option_and_its_file_are_named_once(path, shown):
+    assert with_fields("ps", {"dataset": "gsm8k", "dataset.path": path}) == shown
+    assert with_fields("ps", {"dataset.path": path}) == f"ps dataset={path.rpartition('/')[2]}"

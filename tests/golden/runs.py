@@ -76,7 +76,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "probe_rejection_sampling": ("probe=rejection_sampling", "probe.chunk_size=100", "probe.num_draws=200", "tracker=none"),
 }
 NO_DATASET = ("probe_rejection_sampling",)
-TIMES = ("seconds", "share_seconds")
+TIMES = ("seconds", "share_seconds", "prefill_seconds", "grade_seconds")
 """Fields that a clock measures."""
 ADDED = ("finish_reason",)
 """Keys that records have got since the runs were stored. `test_golden.py` compares them with what the stored records imply."""

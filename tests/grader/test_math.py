@@ -40,6 +40,8 @@ def test_verdicts(pool):
                                          "wrong", "no_answer", "unsupported", "unsupported"]
     assert [g.rule for g in found] == ["integer", "integer", "no_box", "number", "number", "text", "empty", "tuple",
                                       "interval", "unfinished_thinking", "sum", "length"]
+    assert all(grade.grade_seconds is not None and grade.grade_seconds >= 0 for grade in found)
+    found = [grade._replace(grade_seconds=None) for grade in found]
     assert found[0] == Grade("correct", "042", "integer", same_string=True)
     assert found[3] == Grade("correct", r"\frac{2}{4}", "number", same_string=False)  # it is not reduced
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -54,6 +55,20 @@ def test_what_is_recorded_is_not_pending(tmp_path):
     recorded = planning.recorded(point.folder)
     assert recorded.share_seconds == 2.0
     assert planning.failed(recorded.verdicts) == 1
+
+
+def test_the_rate_follows_what_was_drawn_lately(tmp_path):
+    """Fifty samples of each process that still records; a file that stopped growing hours ago tells of another job."""
+    def write(name: str, shares: list[float], hours_ago: float) -> None:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps({"problem": f"{name} {number}", "chain": 0, "share_seconds": share}) + "\n"
+                                for number, share in enumerate(shares)))
+        os.utime(path, (at := path.stat().st_mtime - 3600 * hours_ago, at))
+
+    write("records.jsonl", [100.0] * 20 + [3.0] * 50, hours_ago=0)
+    write("records.1.jsonl", [1.0] * 50, hours_ago=0.9)
+    write("records.2.jsonl", [500.0] * 50, hours_ago=1.1)
+    assert planning.recorded(tmp_path).share_seconds == 2.0
 
 
 def test_files_that_are_no_records_are_none(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import linear
 
 from dflash_mcmc.bench.subject import subject_of
-from dflash_mcmc.inference import few_rows, joint_product, piecewise_product
+from dflash_mcmc.inference import few_rows, fused_norms, joint_product, piecewise_product
 from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
@@ -175,3 +175,26 @@ def test_the_model_is_left_as_it_was(random_weights):
     records(model, [np.arange(5, 17)], temperature(), 1, 1, few=True)
     assert not any("forward" in layer.__dict__ for layer in joint_product.linears(model.decoder))
     assert model._float32_head.product is None
+
+
+def test_a_norm_is_fused_only_if_it_has_the_same_bits(random_weights):
+    class OtherRMSNorm(torch.nn.Module):
+        """Like a norm of Llama by its attributes. It scales before it divides."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight, self.variance_epsilon = torch.nn.Parameter(torch.linspace(0.5, 3, 64)), 1e-6
+
+        def forward(self, rows):
+            rows = rows * self.weight
+            return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    model = wide()
+    norms = [module for module in model.decoder.modules() if type(module).__name__ == "Qwen3RMSNorm"]
+    with torch.inference_mode():
+        found = fused_norms.fused(model.decoder, 2)
+        assert set(found) <= set(norms)
+        rows = torch.randn(2, 1, model.config.hidden_size)
+        assert all(torch.equal(norm(rows[..., : len(module.weight)]), module(rows[..., : len(module.weight)]))
+                   for module, norm in found.items())
+        assert not fused_norms.fused(torch.nn.Sequential(OtherRMSNorm()), 2)

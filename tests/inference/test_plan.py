@@ -96,3 +96,21 @@ def test_pages_take_what_is_planned(model):
     pages, rows = engine._memory.cache.memory.pages[0], engine._loop.rows
     held = pages.keys.nbytes + pages.values.nbytes + rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
     assert predict(work, 12, 77).caches == held
+
+
+def test_the_second_copy_of_the_weights_is_planned_where_it_fits(random_weights):
+    """`few_rows` of an engine of fewer than 8 slots. The plan counts what the engine's products take, or none."""
+    from dflash_mcmc.inference import few_rows
+
+    wide = LanguageModel(random_model("qwen3", hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                                      num_attention_heads=4, num_key_value_heads=4, head_dim=16), stop_ids=(3, 7))
+    work, copied = Workload(wide, 150, 100, Options()), few_rows.num_bytes(wide)
+    enough = (predict(work, 3).total + copied) / 1e9
+    found = plan(work, 3, 1000, enough)
+    assert found.copies == copied
+    assert f"second copy of the weights {copied / 1e6:.3g} MB (hardware.few_rows)" in found.describe()
+    assert plan(work, 3, 1000, enough - 2e-9).copies == 0
+    assert plan(work, 8, 1000, None).copies == 0
+    assert plan(work._replace(options=Options(few_rows=False)), 3, 1000, None).copies == 0
+    if (made := few_rows.of(wide, 3)) is not None:  # where this machine gives few rows the bits of eight
+        assert made.num_bytes == copied

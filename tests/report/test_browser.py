@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import html
-import json
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from dflash_mcmc.report import build as report
 from dflash_mcmc.report.build import build
+from dflash_mcmc.report.sections import overall, samples
+from dflash_mcmc.store.problems import PROBLEMS, as_lines
 from tests import published
+from tests.report.chromium import DARK, LIGHT, browser, look, needed
 from tests.report.folders import identity, record, write
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-DARK, LIGHT = 0, 1
 LOOK = """
-const frame = document.querySelector("iframe"), page = frame.contentDocument, root = page.documentElement;
+const root = page.documentElement;
 const scrolls = element => getComputedStyle(element).overflowX === "auto";
 const inside = element => element.parentElement && (scrolls(element.parentElement) || inside(element.parentElement));
 const beyond = element => element.getBoundingClientRect().right > root.clientWidth + 1;
@@ -30,30 +27,26 @@ const head = page.querySelector("#overall thead th:nth-child(2) [role=button]");
 const column = () => [...head.closest("table").tBodies[0].rows].map(row => row.cells[1].textContent);
 const before = column();
 head.click();
-document.querySelector("pre").textContent = JSON.stringify({
+return {
   width: root.clientWidth, scroll: root.scrollWidth, wide: wide.map(e => e.outerHTML.slice(0, 80)),
-  broken: [...page.images].filter(image => !image.complete || !image.naturalWidth).length, images: page.images.length,
-  scrolled: [...page.querySelectorAll(".table")].filter(e => e.scrollWidth > e.clientWidth).length,
+  figures: page.querySelectorAll("figure svg").length,
+  empty: [...page.querySelectorAll("figure svg")].filter(e => !(e.getBoundingClientRect().height > 50)).length,
+  scrolled: [...page.querySelectorAll(".scroller")].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.ariaLabel),
+  hints: [...page.querySelectorAll(".frame > .hint")].filter(e => e.offsetHeight).map(e => e.nextSibling.ariaLabel),
+  figure_grounds: [...page.querySelectorAll("figure svg")].map(e => getComputedStyle(e.querySelector("path")).fill)
+    .filter(fill => fill !== "none"),
   hidden: [...page.querySelectorAll(".table")].filter(e => scrolls(e) && e.scrollHeight > e.clientHeight).length,
-  dark: frame.contentWindow.matchMedia("(prefers-color-scheme: dark)").matches,
-  ground: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
+  dark: view.matchMedia("(prefers-color-scheme: dark)").matches,
+  ground: view.getComputedStyle(page.body).backgroundColor,
   before, after: column(), sorted: head.parentNode.getAttribute("aria-sort"),
-});
+};
 """
-
-
-def browser(*arguments: str) -> subprocess.CompletedProcess:
-    """Runs Chromium without a window. The root user has no sandbox."""
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    return subprocess.run([CHROMIUM, "--headless=new", *sandbox, "--disable-gpu", "--hide-scrollbars", *arguments],
-                          capture_output=True, text=True, timeout=180, check=True)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
     """The report of the document's conditions, of a sweep with several chains and long labels, and of an interrupted run."""
-    if CHROMIUM is None:
-        pytest.skip("NO BROWSER: the page is not checked; to check it: apt-get install chromium")
+    needed()
     folder = tmp_path_factory.mktemp("outputs") / "document"
     for name in ("greedy", "temp", "ps", "blend_greedy", "blend_ps", "draft_blend_ps"):
         write(folder, name, published.records(name))
@@ -66,27 +59,21 @@ def page(tmp_path_factory) -> Path:
     return build([folder]).page
 
 
-def look(text: str, folder: Path, width: int, scheme: int) -> dict:
-    """The browser's measurements of a page of this width, in a frame, because a window cannot be narrower than 500 pixels."""
-    frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(text)}"></iframe>'
-    (folder / "frame.html").write_text(
-        f'<!DOCTYPE html><meta charset="utf-8"><link rel="icon" href="data:,"><body>{frame}<pre></pre>'
-        f'<script>document.querySelector("iframe").addEventListener("load", () => {{ {LOOK} }});</script>')
-    done = browser("--enable-logging=stderr", f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1200,1000",
-                   "--dump-dom", f"file://{folder}/frame.html")
-    assert "CONSOLE" not in done.stderr, re.findall(r".*CONSOLE.*", done.stderr)
-    return json.loads(html.unescape(re.findall(r"<pre>(.*?)</pre>", done.stdout, flags=re.DOTALL)[-1]))
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1000, LIGHT), (420, DARK), pytest.param(1000, DARK, marks=pytest.mark.slow),
-                                               pytest.param(420, LIGHT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, LIGHT), (400, DARK), pytest.param(1280, DARK, marks=pytest.mark.slow),
+                                               pytest.param(400, LIGHT, marks=pytest.mark.slow)])
 def test_the_page_fits_and_logs_nothing(page, tmp_path, width, scheme):
-    seen = look(page.read_text(), tmp_path, width, scheme)
+    """Tables whose columns are runs or settings scroll inside themselves, others only on a narrow screen, with a hint."""
+    seen = look(page.read_text(), tmp_path, LOOK, width, scheme)
     assert (seen["width"], seen["scroll"], seen["wide"]) == (width, width, [])
-    assert seen["scrolled"] > 0  # wide tables scroll in their own frame
-    assert (seen["broken"], seen["images"] >= 9) == (0, True)
+    assert seen["scrolled"] == seen["hints"]
+    if width == 1280:
+        assert seen["scrolled"] == ["problems", "Differences of configuration", "Settings that differ"]
+    else:
+        assert {"All runs", "Compared with greedy", "Accuracy of every run with its 95 % interval."} <= set(seen["scrolled"])
+    assert (seen["empty"], seen["figures"] >= 9) == (0, True)
     assert seen["dark"] == (scheme == DARK)
-    assert (max(map(int, re.findall(r"\d+", seen["ground"]))) < 60) == (scheme == DARK)
+    grounds = [max(map(int, re.findall(r"\d+", colour))) < 60 for colour in (seen["ground"], *seen["figure_grounds"])]
+    assert set(grounds) == {scheme == DARK}
     assert seen["sorted"] == "descending"
     assert seen["after"] == sorted(seen["before"], key=float, reverse=True) != seen["before"]
 
@@ -113,8 +100,99 @@ def test_on_paper_nothing_is_cut_off(page, tmp_path):
     """A4 landscape, 1047 pixels between its margins: tables that scroll on a screen are expanded and fit."""
     text = page.read_text()
     assert text.count("@media print") == 1
-    seen = look(text.replace("@media print", "@media screen"), tmp_path, 1032, LIGHT)
-    assert (seen["scroll"], seen["wide"], seen["scrolled"], seen["hidden"]) == (1032, [], 0, 0)
+    seen = look(text.replace("@media print", "@media screen"), tmp_path, LOOK, 1032, LIGHT)
+    assert (seen["scroll"], seen["wide"], seen["scrolled"], seen["hidden"]) == (1032, [], [], 0)
     paper = tmp_path / "page.pdf"
     browser("--no-pdf-header-footer", f"--print-to-pdf={paper}", f"file://{page}")
     assert paper.stat().st_size > 50_000
+
+
+def traced(log_ps: dict[tuple[int, int], float], decisions: str) -> list[dict]:
+    words = {"a": "accept", "r": "reject"}
+    return [{"block": block, "step": step, "log_p": log_p, "decision": words[decision]}
+            for ((block, step), log_p), decision in zip(log_ps.items(), decisions, strict=True)]
+
+
+@pytest.fixture
+def three_runs(tmp_path, monkeypatch) -> Path:
+    """Greedy decoding without questions, temperature with two chains, and power sampling with traces. Two sections alone."""
+    needed()
+    monkeypatch.setattr(report, "_SECTIONS", (overall, samples))
+    folder, steps = tmp_path / "outputs" / "demo", {(1, 1): -4.0, (1, 2): -2.5, (2, 1): -7.25}
+    rights = {"greedy": "abc", "temp": "ab", "ps": "ad"}
+    for name, right in rights.items():
+        records = [record(problem, "correct" if problem in right else "no_answer" if problem == "e" else "wrong", chain,
+                          text=f"{name} says {problem} in chain {chain}", ended=problem != "c",
+                          finish_reason="length" if problem == "c" else "stop_string", level=1 + (problem in "de"),
+                          trace=traced(steps, "ara") if name == "ps" else [])
+                   for problem in "abcde" for chain in range(2 if name == "temp" else 1)]
+        run = write(folder, name, records, num_chains=2 if name == "temp" else 1)
+        if name != "greedy":
+            (run / PROBLEMS).write_bytes(as_lines([{"id": problem, "question": f"Question {problem}?", "gold": "42", "prompt":
+                                                    f"{name}: Question {problem}?"} for problem in "abcde"]))
+    return build([folder]).page
+
+
+def test_the_browser_of_samples(three_runs, tmp_path):
+    script = """
+    const root = page.querySelector(".samples"), [show, first, second, stratum] = root.querySelectorAll("select");
+    const ids = () => [...root.querySelectorAll(".list tbody th")].map(cell => cell.textContent).join("");
+    const wait = async test => { for (let n = 0; n < 200 && !test(); n++) await new Promise(done => setTimeout(done, 20)); };
+    const chosen = async values => {
+      for (const [select, value] of values) { select.value = value; select.dispatchEvent(new Event("change")); }
+      await wait(() => !root.querySelector(".found").textContent.startsWith("search"));
+      return ids();
+    };
+    const runs = [...second.options].map(option => option.textContent);
+    const number = name => String(runs.indexOf(name));
+    const found = {runs, all: ids(), cells: [...root.querySelectorAll(".list tbody tr")].map(row => row.innerText)};
+    found.pair = await chosen([[show, "pair"], [first, number("greedy")], [second, number("ps")]]);
+    found.cut = await chosen([[show, "cut"], [first, "any"]]);
+    found.none = await chosen([[show, "none"], [first, "every"]]);
+    found.right = await chosen([[show, "right"], [first, number("ps")]]);
+    found.level = await chosen([[show, "all"], [stratum, "2"]]);
+    await chosen([[stratum, ""]]);
+    const search = root.querySelector("input");
+    const searched = async text => {
+      search.value = text;
+      search.dispatchEvent(new Event("input"));
+      const before = root.dataset.milliseconds;
+      await wait(() => root.dataset.milliseconds !== before);
+      return ids();
+    };
+    found.answer = await searched("TEMP SAYS D IN CHAIN 1");
+    found.question = await searched("question b?");
+    await searched("");
+    root.querySelector(".list tbody tr").click();
+    await wait(() => root.querySelector(".answer"));
+    found.question_shown = root.querySelector("pre.question").textContent;
+    found.prompts = [...root.querySelectorAll("details")].map(e => e.textContent);
+    found.answers = [...root.querySelectorAll(".answer")].map(e => e.innerText);
+    found.points = [...root.querySelectorAll("polyline")].map(
+      e => e.getAttribute("points").split(" ").map(point => Number(point.split(",")[1])));
+    found.circles = [...root.querySelectorAll("circle")].map(e => e.getAttribute("class")).join(" ");
+    found.titles = [...root.querySelectorAll("circle title")].map(e => e.textContent);
+    found.blocks = root.querySelectorAll(".answer rect").length;
+    root.querySelectorAll(".chains button")[1].click();
+    found.second = [...root.querySelectorAll(".answer pre")].map(e => e.textContent);
+    [...root.querySelectorAll("button")].find(e => e.textContent.startsWith("next")).click();
+    await wait(() => root.querySelector(".detail h3").textContent === "b");
+    found.next = root.querySelector("pre.question").textContent;
+    return found;
+    """
+    found = look(three_runs.read_text(), tmp_path, script)
+    assert "error" not in found, found
+    assert (found["all"], found["pair"], found["cut"], found["none"]) == ("abcde", "bc", "c", "e")
+    assert (found["right"], found["level"], found["answer"], found["question"]) == ("ad", "de", "d", "b")
+    assert [cells.split() for cells in found["cells"]][2] == ["c", "✓", "✂", "✗", "✂", "0/2", "✂"]
+    assert found["question_shown"] == "Question a?"
+    assert found["prompts"] == ["prompt of psps: Question a?", "prompt of temptemp: Question a?"]
+    assert "ended with a string of dataset.stop; 600 tokens; log p -2.00" in found["answers"][0]
+    assert "greedy says a in chain 0" in found["answers"][0]
+    (heights,) = found["points"]  # only power sampling has a trace
+    assert heights[1] < heights[0] < heights[2]  # the highest log p is at the top
+    assert (heights[0] - heights[1]) / (heights[2] - heights[1]) == pytest.approx(1.5 / 4.75, abs=0.01)
+    assert (found["circles"], found["blocks"]) == ("taken refused taken", 1)
+    assert found["titles"][2] == "step 3: log p -7.250; accepted"
+    assert found["second"] == ["greedy says a in chain 0", "ps says a in chain 0", "temp says a in chain 1"]
+    assert found["next"] == "Question b?"

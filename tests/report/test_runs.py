@@ -70,11 +70,11 @@ class TestRead:
         whole = write(tmp_path / "demo", "greedy", records(5))
         part = write(tmp_path / "demo", "ps", records(4, problems=PROBLEMS[:6]), limit=10, finished=False)
         built = build([tmp_path / "demo"])
-        greedy, ps = sorted(built.study.runs, key=lambda run: run.label)
+        greedy, ps = sorted(built.studies[0].runs, key=lambda run: run.label)
         assert greedy.complete
         assert (ps.complete, ps.expected, ps.shown) == (False, 10, "ps (not complete: 6 of 10 samples)")
-        assert any("ps (not complete: 6 of 10 samples)" in warning for warning in built.study.warnings)
-        assert any("6 of 10 problems are in all runs" in warning for warning in built.study.warnings)
+        assert any("ps (not complete: 6 of 10 samples)" in warning for warning in built.heading.warnings)
+        assert any("6 of 10 problems are in all runs" in warning for warning in built.heading.warnings)
         page, text = built.page.read_text(), built.overall
         assert "ps (not complete: 6 of 10 samples)" in page
         row = next(line for line in text.splitlines() if "not complete" in line)
@@ -82,7 +82,7 @@ class TestRead:
         paired = next(section for section in built.sections if section.name == "paired").tables[0].rows[0]
         assert (paired["problems"], paired["left_out"]) == (6, 4)
         assert paired["difference"] == pytest.approx((4 - 5) / 6)  # greedy solves 5 of the first 6
-        assert {whole.name, part.name} == {run.folder.name for run in built.study.runs}
+        assert {whole.name, part.name} == {run.folder.name for run in built.studies[0].runs}
 
     @pytest.mark.parametrize(("finished", "limit", "chains", "expected"), [
         (True, 1000, 1, 10),  # the limit is larger than the dataset; a finished run has all its problems
@@ -144,9 +144,9 @@ class TestRead:
             build([run])
         assert "\n" not in str(error.value)
         built = build([run], lenient=True)
-        assert [len(found.records) for found in built.study.runs] == [9]
+        assert [len(found.records) for found in built.studies[0].runs] == [9]
         message = "records.jsonl: line 4: "
-        assert any(message in warning for warning in built.study.warnings)
+        assert any(message in warning for warning in built.heading.warnings)
         assert built.page.read_text().index(message) < built.page.read_text().index("<h2>")
         assert "not complete: 9 of 10" in built.overall
 

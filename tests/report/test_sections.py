@@ -403,3 +403,18 @@ class TestAgreement:
     def test_a_single_power_has_no_section(self, tmp_path):
         write(tmp_path / "ps", "ps", solved(3, 3), identity("ps"))
         assert agreement.section(study_over(tmp_path)) is None
+
+
+def test_the_parts_of_the_time_are_means_over_samples_and_votes_have_none(tmp_path):
+    timed = [record(problem, chain=chain, prefill_seconds=1.0 + chain, share_seconds=8.0, grade_seconds=0.5, ended=chain == 1)
+             for problem in "ab" for chain in range(2)]
+    write(tmp_path / "demo", "temp", timed, num_chains=2)
+    study = study_over(tmp_path)
+    of_samples, *votes = rows(cost.section(study), "cost")
+    assert [of_samples[f"{part}_seconds"] for part in ("prefill", "draw", "grade")] == [1.5, 6.5, 0.5]
+    assert [vote["draw_seconds"] for vote in votes] == [None, None, None]
+    found = overall.section(study)
+    assert [(row["run"], row["finish_reason/length"], row["finish_reason/stop_id"]) for row in rows(found, "ends")] == [
+        ("temp", 2, 2)]  # a vote has no end of its own
+    assert [text for text in found.text if "cut off" in text] == ["temp: 2 of 4 answers were cut off at "
+                                                                  "dataset.max_new_tokens=1024."]

@@ -7,9 +7,12 @@ import re
 import pytest
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.report import build as report
 from dflash_mcmc.report.build import build
+from dflash_mcmc.report.datasets import by_dataset
 from dflash_mcmc.report.locate import run_folders
 from dflash_mcmc.report.runs import read
+from dflash_mcmc.report.sections import cost, overall, samples
 from dflash_mcmc.report.study import Study, study_of
 from tests.report.folders import identity, record, write
 
@@ -28,8 +31,7 @@ def runs(tmp_path):
 
 def study_over(folder, **options) -> Study:
     """The study of the runs below the folder."""
-    found, left_out = read(run_folders([folder]))
-    return study_of(found, left_out=left_out, **options)
+    return study_of(read(run_folders([folder]))[0], **options)
 
 
 def test_baseline_and_pair_unless_given(runs):
@@ -63,23 +65,53 @@ def test_an_ambiguous_condition_is_refused(tmp_path):
         study_over(tmp_path / "demo", baseline="ps")
 
 
-def test_several_datasets_are_refused(runs):
+def test_each_dataset_is_a_part_of_the_page(runs, monkeypatch):
+    """Three datasets, one of them in two versions under one name. Baselines and labels are those of each part."""
     write(runs, "ps", records("abcd", "ab"), identity("ps", dataset="gsm8k"))
-    with pytest.raises(UserError, match=r"given several datasets, math500 .* and gsm8k .*; allowed: runs over one"):
-        study_over(runs)
+    write(runs, "greedy", records("abcd", "abc", gold="43"), identity("greedy", dataset__content="c" * 32))
+    monkeypatch.setattr(report, "_SECTIONS", (overall, samples, cost))  # the others take longer
+    built = build([runs], baseline="greedy")
+    assert [(part.name, [run.label for run in study.runs], study.baseline.label)
+            for part, study in zip(built.parts[1:], built.studies, strict=True)] == [
+        ("math500", ["temp", "greedy", "blend_ps", "ps"], "greedy"), ("math500-2", ["greedy"], "greedy"),
+        ("gsm8k", ["ps"], "ps")]
+    assert [row["run"] for row in built.sections[0].tables[0].rows] == ["temp", "greedy", "blend_ps", "ps"]
+    assert built.sections[0].tables[0].cells()[1] == ["greedy", "50.0 % [15.0, 85.0]", "75.0 % [30.1, 95.4]", ""]
+    (note,) = built.heading.warnings
+    assert re.fullmatch(r"two versions of math500 are here: problem 'a' has the answer '42' in .* and '43' in .*; they are "
+                        "separate datasets", note)
+    page, files = built.page.read_text(), {path.name for path in (built.folder / "tables").iterdir()}
+    assert {"datasets.csv", "math500_overall.csv", "gsm8k_overall.csv", "math500-2_overall.csv"} <= files
+    assert all(f'id="{part.name}-overall"' in page and f"# {part.name}\n" in (built.folder / "report.md").read_text()
+               for part in built.parts[1:])
+    names = [line for line in built.overall.splitlines() if line and not line.startswith("|")]
+    assert names == ["math500", "math500-2", "gsm8k"]
+    ids = re.findall(r'(?<![\w-])id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
 
 
-def test_lenient_keeps_the_dataset_of_most_runs(runs):
-    other = write(runs, "ps", records("abcd", "ab"), identity("ps", dataset="gsm8k"))
-    study = study_over(runs, lenient=True)
-    assert [run.component("dataset") for run in study.runs] == ["math500"] * 4
-    assert study.warnings == [f"left out: {other}: its dataset is gsm8k; most runs have another"]
+def test_files_with_the_same_ids_are_datasets_with_their_names(tmp_path):
+    for number, name in enumerate(("first", "second")):
+        for condition in ("greedy", "temp"):
+            write(tmp_path / "demo", condition, records("abcd", "ab", gold=name),
+                  identity(condition, dataset="jsonl", dataset__content=name), config={"dataset": {
+                      "name": "jsonl", "path": f"{tmp_path}/{name}.jsonl", "limit": 4}}, session={"started": str(number)})
+    found, notes = by_dataset(read(run_folders([tmp_path]))[0])
+    assert [(of.name, [run.label for run in of.runs]) for of in found] == [
+        ("first.jsonl", ["greedy", "temp"]), ("second.jsonl", ["greedy", "temp"])]
+    assert notes == []
 
 
-def test_the_same_problem_with_another_answer_is_refused(runs):
-    write(runs, "ps", records("abcd", "ab", gold="43"), identity("ps", dataset__content="c" * 32))
-    with pytest.raises(UserError, match=r"problem 'a' has the answer '42' in .* and '43' in .*; allowed: runs over"):
-        study_over(runs)
+def test_a_run_that_no_dataset_has_is_refused(runs):
+    write(runs, "ps", records("abcd", "ab"), identity("ps", dataset="gsm8k"))
+    with pytest.raises(UserError, match="--baseline: given x, which no dataset has; allowed: 'temp', 'greedy'"):
+        build([runs], baseline="x")
+
+
+def test_records_that_disagree_with_their_dataset_are_refused(runs):
+    write(runs, "ps", records("abcd", "ab", gold="43"), identity("ps", seed=1))
+    with pytest.raises(UserError, match=r"problem 'a' has the answer '42' in .* and '43' in .*, though both say that"):
+        build([runs])
 
 
 def test_runs_without_a_problem_in_common_are_not_compared(tmp_path):
@@ -91,7 +123,7 @@ def test_runs_without_a_problem_in_common_are_not_compared(tmp_path):
     overlap = next(section for section in built.sections if section.name == "overlap")
     assert (overlap.tables, overlap.drawings) == ((), ())
     assert "no problem in common" in overlap.text[0]
-    assert any("0 of 8 problems are in all runs" in warning for warning in built.study.warnings)
+    assert any("0 of 8 problems are in all runs" in warning for warning in built.heading.warnings)
 
 
 @pytest.mark.parametrize(("changed", "session", "message"), [

@@ -101,3 +101,14 @@ def test_the_numbers_of_a_sampler_follow_the_table(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"measures/log_z": -3.25, "measures/resamplings": 4.0}))
     assert overall([run]).splitlines()[-1] == "smc: log_z -3.25, resamplings 4 (means)"
+
+
+def test_the_parts_of_the_time_follow_the_table(tmp_path):
+    runs = [folder(tmp_path / name, "smc", {"seed": number}) for number, name in enumerate("abc")]
+    whole = {"mean_prefill_seconds": 0.0123, "mean_draw_seconds": 12.5, "mean_grade_seconds": 1e-4}
+    added = (whole, {"mean_grade_seconds": 0.5}, {})
+    for run, more in zip(runs, added, strict=True):
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | more))
+    assert overall(runs).splitlines()[-2:] == ["smc seed=0: seconds a sample: prefill 0.0123, draw 12.5, grade 0.0001.",
+                                               "smc seed=1: seconds a sample: grade 0.5."]

@@ -112,6 +112,15 @@ def test_runs_of_the_embedded_model_cost_what_is_estimated_from_their_mean_lengt
     assert cost.token_forwards(config) == pytest.approx(measured, rel=0.15)
 
 
+@pytest.mark.slow
+def test_the_plan_of_draft_refine_has_the_blocks_that_its_stages_draft(make_config):
+    """Only the extension of each stage takes forwards of the draft. A step can shorten a state: it is extended again."""
+    config, records, _ = run_of(make_config, "sampler=draft_refine", "draft=tiny", "sampler.cut=current",
+                                "sampler.num_blocks=4", "sampler.num_steps=1")
+    measured = np.mean([record["blocks_drafted"] for record in records])
+    assert 0.5 * measured < cost.draft_blocks(config) <= measured
+
+
 def test_savings_are_estimated_from_their_measured_shares(make_config):
     config, records, measured = run_of(make_config, "condition=ps", "sampler.num_blocks=8", "sampler.proposal_temperature=1")
     assert config.sampler.early_reject == "exact"

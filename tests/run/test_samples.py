@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 from tests.runs import execute
 from tests.targets import rows_do_not_depend_on_the_batch
 
-TIMES = ("seconds", "share_seconds")
+TIMES = ("seconds", "share_seconds", "prefill_seconds", "grade_seconds")
 QUICK = ("condition=ps", "sampler.num_blocks=4", "sampler.num_steps=1", "dataset.max_new_tokens=48")
 WHOLE = ("dataset.limit=8", "num_chains=2")
 NUM_WHOLE = 16
@@ -101,6 +101,10 @@ def test_folder_holds_what_it_should(make_config, tmp_path):
     assert record["tokens_drawn"] >= record["num_tokens"]
     assert record["token_forwards"] >= record["tokens_drawn"]
     assert len(record["trace"]) == record["proposals"] == 4
+    assert 0 < record["prefill_seconds"] < record["share_seconds"]
+    assert record["grade_seconds"] >= 0
+    parts = summary["mean_prefill_seconds"] + summary["mean_draw_seconds"]
+    assert parts == pytest.approx(summary["mean_share_seconds"], abs=1e-5)
     assert "num_steps: 1" in (result.folder / "config.yaml").read_text()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.statistics.summaries import aggregate, aggregates_of, measures, rates, summarise
+from dflash_mcmc.statistics.summaries import aggregate, aggregates_of, measures, rates, summarise, times
 
 
 def record(problem: str, verdict: str, chain: int = 0, **rest) -> dict:
@@ -76,3 +76,11 @@ def test_samples_not_drawn_count_as_wrong_and_in_no_mean():
     assert (summary["acceptance"], summary["abandoned_rate"]) == (0.5, 0.25)
     assert summary["law_error"] == 0.1
     assert summarise("ps", [failed])["mean_tokens"] is None
+
+
+def test_times_are_means_over_the_samples_that_were_measured():
+    older, measured = record("a", "correct"), [record("b", "wrong", prefill_seconds=0.1, grade_seconds=0.02),
+                                               record("c", "wrong", prefill_seconds=0.3, share_seconds=0.9)]
+    assert times([older, *measured]) == pytest.approx(
+        {"mean_prefill_seconds": 0.2, "mean_draw_seconds": 0.5, "mean_grade_seconds": 0.02})
+    assert times([older]) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -73,18 +74,22 @@ class ProgramPool:
     def _settle(self, future: Future) -> None:
         submitted = self._futures.pop(future)
         try:
-            ended = future.result()
+            ended, seconds = future.result()
         except CannotRun as error:
             raise UserError(f"grader: programs can no longer be run: {error}; start the run again") from error
         outcome = _OUTCOMES.get(ended.word, WRONG)
-        self._decided.append((submitted.tag, Grade(outcome, submitted.program, ended.word, ended.detail, walls=self.walls)))
+        grade = Grade(outcome, submitted.program, ended.word, ended.detail, walls=self.walls, grade_seconds=seconds)
+        self._decided.append((submitted.tag, grade))
 
 
-def _run(sandbox: Sandbox, program: str, entry_point: str, limits: Limits) -> Ended:
+def _run(sandbox: Sandbox, program: str, entry_point: str, limits: Limits) -> tuple[Ended, float]:
+    """(how the program ended, its seconds)."""
+    started = time.perf_counter()
     try:
-        return sandbox.run(program, entry_point, limits)
+        ended = sandbox.run(program, entry_point, limits)
     except CannotRun:  # the machine may have been out of processes or namespaces for a moment
-        return sandbox.run(program, entry_point, limits)
+        ended = sandbox.run(program, entry_point, limits)
+    return ended, time.perf_counter() - started
 
 
 def _sandbox(all_walls: bool) -> tuple[Sandbox, tuple[str, ...]]:

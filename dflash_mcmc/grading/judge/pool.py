@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -36,7 +37,7 @@ class JudgePool:
             rule = "unfinished_thinking" if answer is None else "empty"
             self._decided.append((tag, Grade(NO_ANSWER, None, rule)))
         else:
-            self._futures[self._threads.submit(self._graded, answer.strip(), rubrics)] = tag
+            self._futures[self._threads.submit(self._timed, answer.strip(), rubrics)] = tag
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
         """Yields (tag, grade) for the texts that are decided; with `wait`, waits for all that were submitted.
@@ -53,6 +54,10 @@ class JudgePool:
         """Drops the requests that wait. A request under way ends with its reply or its time limit."""
         self._closed.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _timed(self, response: str, rubrics: list[str]) -> Grade:
+        started = time.perf_counter()
+        return self._graded(response, rubrics)._replace(grade_seconds=time.perf_counter() - started)
 
     def _graded(self, response: str, rubrics: list[str]) -> Grade:
         question = self._template.render(response=response, rubrics=rubrics)

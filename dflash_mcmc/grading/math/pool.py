@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,11 +64,12 @@ class MathPool:
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
         """Submits a text. Integers and texts without an answer need no process and are decided at once."""
+        started = time.perf_counter()
         found = self._extraction.find(text)
         if found.answer is None:
-            self._decided.append((tag, Grade(NO_ANSWER, None, found.rule)))
+            self._decided.append((tag, Grade(NO_ANSWER, None, found.rule, grade_seconds=time.perf_counter() - started)))
         elif (graded := _at_once(found.answer, gold)) is not None:
-            self._decide(tag, graded, found)
+            self._decide(tag, graded._replace(grade_seconds=time.perf_counter() - started), found)
         else:
             self._schedule(_SubmittedText(tag, found.answer, gold, attempt=1, found=found))
 
@@ -102,7 +104,7 @@ class MathPool:
 
     def _schedule(self, submitted: _SubmittedText) -> None:
         pool = self._start() if self._pool is None else self._pool
-        future = pool.schedule(self._judge, (submitted.gold, submitted.answer, self._timeout),
+        future = pool.schedule(worker.timed, (self._judge, submitted.gold, submitted.answer, self._timeout),
                                timeout=_WALL_PER_CPU * self._timeout)
         self._futures[future] = submitted
 
@@ -159,13 +161,13 @@ class MathPool:
 
         answer = submitted.answer
         try:
-            decision, same_string = future.result()
-            return Grade(decision.verdict, answer, decision.rule, decision.reason, same_string)
+            (decision, same_string), seconds = future.result()
+            return Grade(decision.verdict, answer, decision.rule, decision.reason, same_string, grade_seconds=seconds)
         except FutureTimeout:
-            return Grade(TIMEOUT, answer, "timeout")
+            return Grade(TIMEOUT, answer, "timeout", grade_seconds=_WALL_PER_CPU * self._timeout)
         except ProcessExpired as error:
             if error.exitcode == -signal.SIGPROF:
-                return Grade(TIMEOUT, answer, "timeout")
+                return Grade(TIMEOUT, answer, "timeout", grade_seconds=self._timeout)
             if error.exitcode == worker.OUT_OF_MEMORY:
                 return Grade(ERROR, answer, "memory")
             return None if submitted.attempt == 1 else Grade(ERROR, answer, "process", "the grading process died twice")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, accurate, named, paragraphs, shared
 from dflash_mcmc.report.study import Entry, Study, cost_of
+from dflash_mcmc.statistics.summaries import times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Cost
 
 _COSTS: dict[Cost, str] = {"token_forwards": "token-forwards per answer", "share_seconds": "device seconds per answer"}
+_PARTS = ("prefill", "draw", "grade")
+"""Parts of the time of a sample; a vote has no row of its own."""
 _TEXT = """
 Token-forwards are the positions that the target evaluates for an answer: prompt, recomputed prefixes and drawn tokens. Device
-seconds are the answer's share of the engine's time in its batch. Seconds to the answer are the time from its start to its end,
-while other answers run in the same batch. A vote costs the sum of its chains; its seconds to the answer are those of its
-slowest chain.
+seconds are the answer's share of the engine's time in its batch. Prefill and draw are their two parts: reading prompts and
+prefixes, and everything else. The grader works beside the engine; its seconds are no part of the device seconds. Seconds to
+the answer are the time from its start to its end, while other answers run in the same batch. A vote costs the sum of its
+chains; its seconds to the answer are those of its slowest chain.
 
 A finished run is on the Pareto front if no other run is at least as accurate at a lower cost, or more accurate at the same
 cost. The front uses the measured accuracies; neighbouring points may differ by chance. It includes only the
@@ -47,7 +51,9 @@ def section(study: Study) -> Section:
 def _row(entry: Entry) -> dict:
     names: tuple[Cost, ...] = (*_COSTS, "seconds")
     costs = {name: cost_of(entry.records, name) for name in names}
-    return {"run": entry.shown, **accurate(entry.accuracy), **costs, "complete": entry.run.complete}
+    split = {} if entry.voted else times(entry.run.records)
+    parts = {f"{part}_seconds": split.get(f"mean_{part}_seconds") for part in _PARTS}
+    return {"run": entry.shown, **accurate(entry.accuracy), **costs, **parts, "complete": entry.run.complete}
 
 
 def _on_front(row: dict, rows: Sequence[dict], cost: str) -> bool:
@@ -61,10 +67,14 @@ def _columns() -> list[Column]:
     def front(header: str, cost: str) -> Column:
         return Column(header, lambda row: "yes" if row[f"front_{cost}"] else "-", number=False)
 
+    def timed(header: str, key: str) -> Column:
+        return Column(header, lambda row: "-" if row[key] is None else f"{row[key]:.3g}")
+
     return [named("run", "run"), shared("accuracy", "accuracy"),
             Column("token-forwards", lambda row: f"{row['token_forwards']:,.0f}"),
-            Column("device seconds", lambda row: f"{row['share_seconds']:.3g}"),
-            Column("seconds to the answer", lambda row: f"{row['seconds']:.3g}"),
+            timed("device seconds", "share_seconds"), timed("of them prefill", "prefill_seconds"),
+            timed("of them draw", "draw_seconds"), timed("grade seconds", "grade_seconds"),
+            timed("seconds to the answer", "seconds"),
             front("on front by token-forwards", "token_forwards"), front("on front by device seconds", "share_seconds")]
 
 

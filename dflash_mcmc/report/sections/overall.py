@@ -42,8 +42,9 @@ def section(study: Study) -> Section:
         columns.append(Column("accepted length", _accepted_length))
     text = paragraphs(_TEXT) + (paragraphs(_VOTES) if any(entry.voted for entry in study.entries) else [])
     verdicts = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries if not entry.voted]
-    ends = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in study.drawn]
-    text += [f"{entry.shown}: {remark}." for entry, row in zip(study.drawn, ends, strict=True)
+    runs = [entry for entry in study.drawn if not entry.voted]  # a vote has no end of its own
+    ends = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in runs]
+    text += [f"{entry.shown}: {remark}." for entry, row in zip(runs, ends, strict=True)
              if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
     return Section("overall", "Overall", text, [Table("overall", "All runs", columns, rows),
                                                 Table("verdicts", "Verdicts", _verdict_columns(), verdicts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
+from dflash_mcmc.report.figure import INK, OTHER, PALE, RIGHT, WRONG
 from dflash_mcmc.report.parts import Drawing, Section, Table, count, counted, named, percent, points, probability, shared
 from dflash_mcmc.report.study import Study
 from dflash_mcmc.statistics.outcomes import aligned
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.store.records import Record
 
-_COLOURS = ("#CFE3F1", RIGHT, WRONG, OTHER)
+_COLOURS = (PALE, RIGHT, WRONG, OTHER)
 _HATCHES = ("", "///", "...", "")
 
 

@@ -58,11 +58,10 @@ def _columns() -> list[Column]:
     def text(header: str, key: str) -> Column:
         return Column(header, lambda row: str(row[key] or "-"), number=False)
 
+    started = Column("first start", lambda row: (row["started"] or "-")[:16].replace("T", " "), number=False)
     return [named("run", "run"), text("experiment", "experiment"), text("identity", "identity"),
             counted("problems", "problems"), counted("chains", "chains"), counted("records", "records"),
-            counted("expected", "expected"), text("state", "state"), counted("not drawn", "not_drawn"),
-            counted("too long", "too_long"),
-            counted("starts", "starts"), text("first start", "started"),
+            counted("expected", "expected"), text("state", "state"), counted("starts", "starts"), started,
             text("commit (* modified)", "commit"), text("host", "host"), text("device", "device"), text("Python", "python")]
 
 

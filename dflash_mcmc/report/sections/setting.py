@@ -44,6 +44,7 @@ def _figure(run: Run) -> Figure:
     target = _box(axes, 13, 35, "target model\nlogits of the last layer", RIGHT)
     kernel = _box(axes, 77, 24, f"Metropolis-Hastings on {law}\nα = {_number(run, 'sampler.alpha')}, "
                   f"{_number(run, 'sampler.num_blocks')} blocks,\n{_number(run, 'sampler.num_steps')} steps per block", RIGHT)
+    kernel.set_parse_math(True)  # its text has no name of a run
     proposal = _box(axes, 77, 42, f"proposal: a redrawn suffix\nat temperature {_temperature(run)}", OTHER)
     answer = _box(axes, 77, 6, "sequence of tokens,\ngraded answer", INK)
     if blend == "none":

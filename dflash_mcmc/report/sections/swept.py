@@ -150,7 +150,7 @@ def _map(swept: _Swept) -> Figure:
         row, column = down.index(values[0]), across.index(values[1])
         value, interval = 100.0 * estimate.known, [f"{100.0 * end:.0f}" for end in estimate.interval or ()]
         axes.text(column + 0.5, row + 0.5, f"{value:.1f}\n[{', '.join(interval)}]\nn {estimate.n:,}", ha="center", va="center",
-                  fontsize=7.5, color="black" if value > middle + 0.1 * half else "white")
+                  fontsize=7.5, color="#010101" if value > middle + 0.1 * half else "#fefefe")  # not the page's colours
     axes.set_yticks(np.arange(len(down)) + 0.5, [f"{value:g}" for value in down])
     axes.set_xticks(np.arange(len(across)) + 0.5, [f"{value:g}" for value in across])
     axes.grid(visible=False)

@@ -111,10 +111,13 @@ class WandbRun:
         self._log(metrics)
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
-        """Sets the summary and logs the table of all samples. `label` in the summary is the run's name in charts over runs."""
+        """Sets the summary and logs the table of all samples. `label` in the summary is the run's name in charts over runs.
+
+        Question and prompt are in the first row of each problem alone: with many chains they would be most of the table.
+        """
         self._steps = len(records)
-        problems = read_problems(self._info.folder)
-        rows = [{**problems.get(record["problem"], {}), **_row(record)} for record in records if "verdict" in record]
+        problems = dict(read_problems(self._info.folder))
+        rows = [{**problems.pop(record["problem"], {}), **_row(record)} for record in records if "verdict" in record]
         if rows:
             self._log({"samples": _table(rows, TABLE_COLUMNS)})
         self._run.summary.update({**metrics, "label": self._info.name or self._info.condition})

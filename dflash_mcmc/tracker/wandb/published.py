@@ -29,7 +29,7 @@ def publish(built: Built, place: Workspace, folder: Path) -> None:
     with wandb.init(entity=place.entity, project=place.project, id=artifact_name(name), name=name.replace("-", " "),
                     group=place.experiment, job_type="report", dir=folder, mode="online", resume="allow",
                     settings=wandb.Settings(silent=True, console="off"), reinit="finish_previous") as run:
-        for drawn in built.study.runs if built.study else ():
+        for drawn in (drawn for study in built.studies for drawn in study.runs):
             _use(run, f"{place.entity}/{place.project}/{artifact_name('records', drawn.experiment, drawn.digest)}:latest")
         shown: dict[str, wandb.Table | wandb.Image] = {f"report/{path.stem}": _table(path)
                                                        for path in sorted((built.folder / "tables").glob("*.csv"))}
