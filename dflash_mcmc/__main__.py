@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command
     from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.config.sweep import Sweep
-    from dflash_mcmc.run.loop import RunResult
+    from dflash_mcmc.run.result import RunResult
 
 _SECONDS_TO_REPORT = 60.0
 """Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""
@@ -151,12 +151,7 @@ def _run(job: Job, tables: Tables) -> RunResult:
     result = execute(job)
     if ranks.rank():
         return result
-    units = result.unit + "s" * (result.num_new != 1)
-    drawn = f"{result.num_new} new {units}" if result.num_new else "already complete, nothing drawn"
-    beyond = (f"; {result.num_beyond} recorded {result.unit}s that were not requested are counted as well"
-              if result.num_beyond else "")
-    left = f"; {result.num_left} more are being drawn by other processes" if result.num_left else ""
-    print(f"{result.folder}: {drawn}{beyond}{left}")
+    print(result.line())
     if not result.num_left:
         tables.setdefault(result.table, []).append(result.folder)
     return result

@@ -88,7 +88,7 @@ def draft_blocks(config: Config) -> float:
     cost, size = _expected(config, _answer_length(config)), block_size(config)
     if cost is None or not (cost.drafts or config.blend.needs_draft):
         return 0.0
-    drawn = cost.extended + _proposed(config, cost) if cost.drafted is None else cost.drafted
+    drawn = cost.drafted or cost.extended + _proposed(config, cost)
     draws = cost.drafts
     if config.blend.needs_draft:
         drawn, draws = cost.extended + _proposed(config, cost) + cost.scored, cost.num_draws

@@ -17,7 +17,7 @@ from dflash_mcmc.config.identity import identity_hash, identity_of, run_folder
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.run.loop import RunResult
+from dflash_mcmc.run.result import RunResult
 from tests.refusals import command_is_refused
 
 
