@@ -139,11 +139,7 @@ def _found(model: LanguageModel, most: int) -> FewRows | None:
         note(f"hardware.few_rows: a second copy of the weights ({num_bytes(model) / 1e9:.1f} GB) takes more than a quarter "
              "of the free memory, so that steps are padded to 8 rows; the numbers are the same")
         return None
-    few = _with_the_bits_of_eight(model, most)
-    if few is None:
-        note(f"hardware.few_rows: on this machine steps of 1 to {most} rows have other bits than steps of {ROWS}, so that "
-             f"steps are padded to {ROWS} rows; the numbers are the same")
-    return few
+    return _with_the_bits_of_eight(model, most)
 
 
 def _with_the_bits_of_eight(model: LanguageModel, most: int) -> FewRows | None:

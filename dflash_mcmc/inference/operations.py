@@ -188,7 +188,7 @@ class Operations:
                 self._note_score(slot, each, found)
         return [found is not None for found in scored]
 
-    def _note_score(self, slot: Slot, asked: scoring.Asked, found: scoring.Scored) -> None:
+    def _note_score(self, slot: Slot, asked: scoring.ScoreRequest, found: scoring.Scored) -> None:
         _, score, sequence = asked
         start = len(sequence) - len(score.tokens)
         slot.contents.hold(sequence[:-1])
@@ -206,9 +206,9 @@ class Operations:
         return grid_origin(self._runner.blend.restarts_grid(), operation.trajectory)
 
 
-def _asked(slot: Slot) -> scoring.Asked:
+def _asked(slot: Slot) -> scoring.ScoreRequest:
     """The score of a slot that has a row. Raises TypeError for a draw."""
     if not isinstance(slot.operation, Score):
         raise TypeError(f"{slot.operation} is no score")
     given = np.asarray(slot.operation.tokens, dtype=np.int64)
-    return scoring.Asked(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, given]))
+    return scoring.ScoreRequest(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, given]))

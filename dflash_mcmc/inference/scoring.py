@@ -16,7 +16,7 @@ from dflash_mcmc.inference.slots import chunks
 from dflash_mcmc.ops import Score, grid_origin
 
 
-class Asked(NamedTuple):
+class ScoreRequest(NamedTuple):
     """A score of a row.
 
     Attributes:
@@ -37,7 +37,7 @@ Scored: TypeAlias = tuple[np.ndarray, ...]
 """(log p, log q, intervals, columns) of scored tokens."""
 
 
-def scores(runner: ModelRunner, cache: SlotCache, asked: Sequence[Asked], most_rows: int) -> list[Scored | None]:
+def scores(runner: ModelRunner, cache: SlotCache, asked: Sequence[ScoreRequest], most_rows: int) -> list[Scored | None]:
     """The scores of different rows, read piece by piece. Pieces of the same size share a forward.
 
     None is for a score with logits or processed logits that are not finite.
