@@ -9,7 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -33,9 +33,9 @@ class Environment(NamedTuple):
     """Lines of a constraints file of pip."""
 
 
-def project() -> dict:  # type: ignore[type-arg]
+def project() -> dict[str, Any]:
     """The table `project` of pyproject.toml."""
-    table: dict = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]  # type: ignore[type-arg]
+    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return table
 
 
