@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command
     from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.config.sweep import Sweep
-    from dflash_mcmc.run.loop import RunResult
+    from dflash_mcmc.run.result import RunResult
 
 _SECONDS_TO_REPORT = 60.0
 """Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""
@@ -64,9 +64,9 @@ def checked(arguments: list[str]) -> Command:
         if command.launcher and command.jobs and ranks.world_size() > 1:
             raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: in one "
                             "process, which submits the jobs")
-        memory = preflight.check(command.jobs, here=not command.launcher)
+        memory, fits = preflight.check(command.jobs, here=not command.launcher)
         budget.check(command)
-        return command._replace(memory=memory)
+        return command._replace(memory=memory, fits=fits)
     except UserError:
         if ranks.rank():
             # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
@@ -81,7 +81,8 @@ def within_budget(command: Command, measure: bool = True) -> Command:
 
     found, plan = budget.with_settings(command, measure)
     if plan:
-        found = found._replace(memory=preflight.check(found.jobs, here=not command.launcher))
+        memory, fits = preflight.check(found.jobs, here=not command.launcher)
+        found = found._replace(memory=memory, fits=fits)
         if not ranks.rank():
             print(plan, flush=True)
     return found
@@ -150,12 +151,7 @@ def _run(job: Job, tables: Tables) -> RunResult:
     result = execute(job)
     if ranks.rank():
         return result
-    units = result.unit + "s" * (result.num_new != 1)
-    drawn = f"{result.num_new} new {units}" if result.num_new else "already complete, nothing drawn"
-    beyond = (f"; {result.num_beyond} recorded {result.unit}s that were not requested are counted as well"
-              if result.num_beyond else "")
-    left = f"; {result.num_left} more are being drawn by other processes" if result.num_left else ""
-    print(f"{result.folder}: {drawn}{beyond}{left}")
+    print(result.line())
     if not result.num_left:
         tables.setdefault(result.table, []).append(result.folder)
     return result

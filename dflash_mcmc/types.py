@@ -186,8 +186,8 @@ class ExpectedCost(NamedTuple):
     """Generated tokens before the draws and scorings. They are read again if `hardware.reuse_prefix` is off."""
     drafts: float = 0.0
     """Number of draws and scorings in which the draft proposes blocks for the sampler."""
-    drafted: float | None = None
-    """Tokens of these draws; None if they are all tokens that are drawn."""
+    drafted: float = 0.0
+    """Tokens of these draws if they are not all tokens that are drawn; 0 if they are."""
 
 
 class UnitCost(NamedTuple):

@@ -3,8 +3,8 @@
     python launchers/mixed_prompts.py DATA OUT [PART]
 
 DATA has gsm8k/test.jsonl, math500/test.jsonl and humaneval/HumanEval.jsonl. OUT gets a question in each line. The part
-`training` is a fixed mixture of problems that are not held out, and then 24 held-out ones. `gsm8k`, `math` and `text` are
-held-out problems alone, after four lines that a training needs.
+`training` is a fixed mixture of problems that are not held out, each in every form of its kind, and then 24 held-out ones.
+`gsm8k`, `math` and `text` are held-out problems alone, after four lines that a training needs.
 """
 
 from __future__ import annotations
@@ -29,37 +29,40 @@ TOPICS = (
     "poetry", "photography", "a first job interview", "saving money", "a trip to Japan", "teaching children to read",
     "city gardens", "the Great Wall of China", "sleep", "antibiotics", "magnets", "bridges", "the violin", "coffee",
     "whales", "hurricanes", "the Silk Road", "cryptography", "honesty", "friendship", "lighthouses", "a lost dog")
-FORMS = ("Explain {} to a beginner.", "Write a short story about {}.", "What are three interesting facts about {}?",
+ABOUT = ("Explain {} to a beginner.", "Write a short story about {}.", "What are three interesting facts about {}?",
          "Give me some practical advice about {}.", "Write an email to a colleague about {}.")
+FORMS = {"gsm8k": MATH, "math": MATH, "code": CODE, "topics": ABOUT}
 TRAINED = {"gsm8k": 1200, "math": 400, "code": 124, "topics": 48}
 """Number of leading problems, functions and topics of each kind that are not held out."""
 
 
-def questions(data: Path) -> dict[str, list[str]]:
-    """The prompts of each kind, in the order of their files."""
+def problems(data: Path) -> dict[str, list[str]]:
+    """The problems of each kind, in the order of their files."""
     def column(file: str, name: str) -> list[str]:
         return [json.loads(line)[name] for line in (data / file).read_text(encoding="utf-8").splitlines()]
 
-    def asked(texts: Sequence[str], forms: Sequence[str]) -> list[str]:
-        return [forms[number % len(forms)].format(text) for number, text in enumerate(texts)]
-
-    return {"gsm8k": asked(column("gsm8k/test.jsonl", "question"), MATH),
-            "math": asked(column("math500/test.jsonl", "problem"), MATH),
-            "code": asked(column("humaneval/HumanEval.jsonl", "prompt"), CODE),
-            "topics": [form.format(topic) for topic in TOPICS for form in FORMS]}
+    return {"gsm8k": column("gsm8k/test.jsonl", "question"), "math": column("math500/test.jsonl", "problem"),
+            "code": column("humaneval/HumanEval.jsonl", "prompt"), "topics": list(TOPICS)}
 
 
 def lines(data: Path, part: str) -> list[str]:
     """The prompts of a part."""
-    found = questions(data)
-    first = {kind: number * (len(FORMS) if kind == "topics" else 1) for kind, number in TRAINED.items()}
-    held_out = {kind: found[kind][first[kind] :] for kind in found}
-    training = [text for kind in found for text in found[kind][: first[kind]]]
+    found = problems(data)
+    training = [form.format(text) for kind, texts in found.items() for text in texts[: TRAINED[kind]] for form in FORMS[kind]]
+    held_out = {kind: _asked(texts[TRAINED[kind] :], kind, TRAINED[kind]) for kind, texts in found.items()}
     mixed = [training[n] for n in Key(0).fold_in("mixed prompts").uniforms(0, len(training)).argsort()]
     if part == "training":
         return [*mixed, *held_out["gsm8k"][:8], *held_out["math"][:8], *held_out["code"][:4], *held_out["topics"][:4]]
     text = [*held_out["code"], *held_out["topics"]]
     return [*mixed[:4], *(text if part == "text" else held_out[part])]
+
+
+def _asked(texts: Sequence[str], kind: str, first: int) -> list[str]:
+    """A topic in every form; any other problem in one form, which its number `first`, first + 1, ... chooses."""
+    forms = FORMS[kind]
+    if kind == "topics":
+        return [form.format(text) for text in texts for form in forms]
+    return [forms[number % len(forms)].format(text) for number, text in enumerate(texts, first)]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ ADDED = "  # with the three files above"
 NEEDS_GPU = "  # needs a GPU"
 NEEDS_VLLM = "  # needs vLLM"  # what it does is under test in tests/vllm
 NEEDS_LM_EVAL = "  # needs lm-eval"  # run by tests/harness
+NEEDS_INSPECT = "  # needs inspect_ai"  # run by tests/harness
 NEEDS_NETWORK = "  # needs a network"  # what it does is under test in tests/fetch
 AFTER_REAL = "  # after make real"  # with outputs/models/smollm2
 NEEDS_SLURM = "  # needs SLURM"  # run by tests/launchers/test_readme.py
@@ -44,8 +45,8 @@ def marked(found: list[str], marker: str) -> list[str]:
 
 def plain(found: list[str]) -> list[str]:
     """The commands that run as they are, in any folder."""
-    return [line for line in found if not line.endswith((ADDED, NEEDS_GPU, NEEDS_VLLM, NEEDS_LM_EVAL, NEEDS_NETWORK,
-                                                              AFTER_REAL, NEEDS_SLURM))
+    return [line for line in found if not line.endswith((ADDED, NEEDS_GPU, NEEDS_VLLM, NEEDS_LM_EVAL, NEEDS_INSPECT,
+                                                              NEEDS_NETWORK, AFTER_REAL, NEEDS_SLURM))
             and not line.startswith("make ")]
 
 

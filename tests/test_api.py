@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import signal
 import subprocess
 import sys
@@ -159,6 +160,26 @@ def test_what_does_not_fit_is_refused_in_one_line(loaded, given, said):
     arguments = {"model": loaded[0], "tokenizer": loaded[1], "prompts": QUESTIONS, **given}
     with refused(start=said):
         dflash_mcmc.sample(**arguments, progress=False)
+
+
+def test_a_prompt_that_is_too_long_has_its_result_and_the_others_are_drawn(loaded):
+    """As in runs. Ids keep their randomness, and a list of long prompts alone is refused."""
+    def draw(prompts) -> list[dflash_mcmc.Sample]:
+        return dflash_mcmc.sample(*loaded, prompts, sampler=dflash_mcmc.Temperature(temperature=1), num_chains=2,
+                                  max_new_tokens=8, progress=False)
+
+    long = "3 + 4 + " * 300
+    drawn = draw({"a": QUESTIONS[0], "long": long, "b": QUESTIONS[1]})
+    assert [(found.id, found.chain) for found in drawn] == [(name, chain) for name in ("a", "long", "b") for chain in (0, 1)]
+    for sample in drawn[2:4]:
+        assert (sample.finish_reason, sample.tokens, sample.text, sample.cost.token_forwards) == ("too_long", [], "", 0)
+        assert re.fullmatch(r"the prompt has 2,\d+ tokens, and with an answer of up to 8 tokens it exceeds the model's 1,024 "
+                            "positions", sample.failure)
+    others = draw({"a": QUESTIONS[0], "b": QUESTIONS[1]})
+    assert [sample.tokens for sample in drawn[:2] + drawn[4:]] == [sample.tokens for sample in others]
+    assert all(sample.tokens for sample in others)
+    with refused(start="prompts: given 'prompt long of 2"):
+        draw({"long": long})
 
 
 def test_a_field_that_is_set_later_is_checked(loaded):

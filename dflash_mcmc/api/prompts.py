@@ -9,6 +9,7 @@ import numpy as np
 
 from dflash_mcmc.data.conversations import Conversation, is_answerable, turns_of
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.run.fitting import TooLong
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -67,19 +68,34 @@ def _read(prompt: Prompt) -> Conversation | np.ndarray:
 
 def token_ids(config: Config, target: ChainTarget, name: str, prompt: Conversation | np.ndarray) -> np.ndarray:
     """The token ids of a prompt, int64. Raises UserError, also for a prompt that leaves too few of the model's positions."""
+    return all_token_ids(config, target, {name: prompt})[0][name]
+
+
+def all_token_ids(config: Config, target: ChainTarget, asked: Mapping[str, Conversation | np.ndarray],
+                  ) -> tuple[dict[str, np.ndarray], dict[str, TooLong]]:
+    """The token ids of the prompts that fit, and the others. Raises UserError, also if no prompt fits."""
+    prompts = {name: _encoded(config, target, name, prompt) for name, prompt in asked.items()}
+    room, positions = config.dataset.max_new_tokens, target.max_positions
+    fit = {name: tokens for name, tokens in prompts.items() if positions is None or len(tokens) + room <= positions}
+    if positions is None or fit:
+        return fit, {name: TooLong(len(tokens), room, positions or 0) for name, tokens in prompts.items() if name not in fit}
+    name = min(prompts, key=lambda name: len(prompts[name]))
+    length = len(prompts[name])
+    if length >= positions:
+        raise ConfigError("prompts", f"prompt {name} of {length} tokens", f"prompts of less than {positions} tokens, "
+                          "the model's positions")
+    raise ConfigError("max_new_tokens", room, f"at most {positions - length} (prompt {name} takes {length} of the model's "
+                      f"{positions} positions)")
+
+
+def _encoded(config: Config, target: ChainTarget, name: str, prompt: Conversation | np.ndarray) -> np.ndarray:
+    """Raises UserError."""
     if isinstance(prompt, Conversation):
         tokens = target.encode(config.model.render(target.tokenizer, prompt), not config.model.chat)
     else:
         tokens, known = prompt, min(len(target.tokenizer), target.vocab_size)
         if tokens.min() < 0 or tokens.max() >= known:
             raise ConfigError("prompts", int(tokens[(tokens < 0) | (tokens >= known)][0]), f"token ids from 0 to {known - 1}")
-    room, positions = config.dataset.max_new_tokens, target.max_positions
     if not len(tokens):
         raise ConfigError("prompts", f"nothing in prompt {name}", "at least one token")
-    if positions is not None and len(tokens) + room > positions:
-        if len(tokens) >= positions:
-            raise ConfigError("prompts", f"prompt {name} of {len(tokens)} tokens", f"prompts of less than {positions} tokens, "
-                              "the model's positions")
-        raise ConfigError("max_new_tokens", room, f"at most {positions - len(tokens)} (prompt {name} takes {len(tokens)} of "
-                          f"the model's {positions} positions)")
     return tokens

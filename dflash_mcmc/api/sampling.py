@@ -16,7 +16,7 @@ from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.data import stops
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.store import finishes
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.inference.interface import ChainTarget, Finished
     from dflash_mcmc.model import Model
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.run.fitting import TooLong
     from dflash_mcmc.sampler import Sampler
 
 
@@ -66,7 +67,7 @@ class Sample(NamedTuple):
     """Tokens and forward passes that the chain used."""
     finish_reason: str
     """Why the sequence ended: `stop_id` = with a stop id of the model, `stop_string` = with a string of `stop`, `length` = at
-    `max_new_tokens`, `not_drawn` = see `failure`."""
+    `max_new_tokens`, `not_drawn` = see `failure`, `too_long` = the prompt leaves too few of the model's positions."""
     trace: tuple[dict[str, Any], ...]
     """One entry for each proposal: block, step, cut, lengths, log ratio, decision."""
     failure: str = ""
@@ -130,8 +131,8 @@ class LoadedEngine:
                                 "dataset.stop": stops.given(stop, "stop")})
         config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
         config, target = checked(config), self._target
-        token_ids = {name: read_prompts.token_ids(config, target, name, prompt) for name, prompt in asked.items()}
-        return self._drawn(config, target, token_ids, progress)
+        token_ids, too_long = read_prompts.all_token_ids(config, target, asked)
+        return self._drawn(config, target, list(asked), token_ids, too_long, progress)
 
     def score(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, blend: Blend | str | None = None,
               draft: Draft | str | None = None, progress: bool = True) -> list[Scored]:
@@ -158,14 +159,21 @@ class LoadedEngine:
         ends = {done.tag: done for done, _ in self._run(checked(config), target, chains, longest, len(pairs), progress)}
         return [scoring.scored(number, ends[number]) for number in range(len(pairs))]
 
-    def _drawn(self, config: Config, target: ChainTarget, token_ids: Mapping[str, np.ndarray],
-               progress: bool) -> Generator[Sample, None, None]:
+    def _drawn(self, config: Config, target: ChainTarget, names: list[str], token_ids: Mapping[str, np.ndarray],
+               too_long: Mapping[str, TooLong], progress: bool) -> Generator[Sample, None, None]:
+        """Yields the samples of prompts that are too long first, which are empty.
+
+        Args:
+            names: ids of all prompts in order.
+        """
         from dflash_mcmc.run import build
 
-        total, names = len(token_ids) * config.num_chains, list(token_ids)
-        chains = (((index, chain), build.chain(config, config.sampler, name, chain, token_ids[name]))
-                  for index, name in enumerate(names) for chain in range(config.num_chains))
-        longest = max(map(len, token_ids.values()))
+        tags = [(index, chain) for index in range(len(names)) for chain in range(config.num_chains)]
+        yield from (_of_long(index, names[index], chain, too_long[names[index]]) for index, chain in tags
+                    if names[index] in too_long)
+        chains = (((index, chain), build.chain(config, config.sampler, names[index], chain, token_ids[names[index]]))
+                  for index, chain in tags if names[index] in token_ids)
+        total, longest = len(token_ids) * config.num_chains, max(map(len, token_ids.values()))
         with closing(self._run(config, target, chains, longest, total, progress)) as running:
             for done, model in running:
                 yield _sample(done, names, token_ids, model)
@@ -245,10 +253,11 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
         progress: whether a progress bar is shown.
 
     Returns:
-        A sample for each prompt and chain, in this order. After Ctrl-C while chains are drawn, those that are finished.
+        A sample for each prompt and chain, in this order. Those of a prompt that does not fit into the model are empty, with
+        `finish_reason="too_long"`. After Ctrl-C while chains are drawn, those that are finished.
 
     Raises:
-        UserError: for values that do not fit together, with the message of the command line.
+        UserError: for values that do not fit together, with the message of the command line, and if no prompt fits.
     """
     with LoadedEngine(model, tokenizer, engine=engine, hardware=hardware, chat=chat) as loaded:
         return loaded.sample(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
@@ -264,3 +273,7 @@ def _sample(done: Finished[tuple[int, int]], names: list[str], token_ids: Mappin
     return Sample(index, names[index], chain, target.decode(drawn.tokens), drawn.tokens.tolist(), float(drawn.log_p.sum()),
                   float(drawn.log_q.sum()), result.proposals, result.accepted, result.moved, done.cost, reason, result.trace,
                   done.failure)
+
+
+def _of_long(index: int, name: str, chain: int, found: TooLong) -> Sample:
+    return Sample(index, name, chain, "", [], 0.0, 0.0, 0, 0, 0, Cost(), TOO_LONG, (), found.reason)

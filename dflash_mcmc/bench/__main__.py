@@ -25,7 +25,7 @@ from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
 
 _SUBJECTS = ("tiny", "mid", "smollm2", "smollm2_bfloat16", "qwen3_4b")
-_PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o")
+_PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p")
 _WITH_DRAFT = ("h", "i", "j", "k")
 
 
@@ -40,7 +40,7 @@ class Bench:
                                "e decoding, f memory, g growth, h decoders, i chains by decoder, "
                                "j speculation of transformers, k probe=speculative_mcmc, "
                                "l several processes in one run, m draws asked for together, n rates and peak memory at size, "
-                               "o chains of equal length against generate")
+                               "o chains of equal length against generate, p the server")
     tiny_slots: int = runtime("number of slots for the embedded model", ge=1)
     mid_slots: int = runtime("number of slots for the mid-size model", ge=1)
     most_slots: int = runtime("largest number of slots in part d for the embedded model; the mid-size model uses mid_slots",
@@ -89,7 +89,7 @@ def bench(plan: Bench) -> Path:
             started = time.perf_counter()
             rows = PARTS[part](subject, sizes)
             title = (PARTS[part].__doc__ or "").partition("\n")[0]
-            lines = table(rows) if rows else "skipped: this model has no draft"
+            lines = table(rows) if rows else "skipped: this model has no draft, or no folder"
             print(f"\n{name}: {title} [{time.perf_counter() - started:.0f} s]\n{lines}", flush=True)
             report["results"].setdefault(name, {})[part] = rows
             write_atomically(path, json.dumps(report, indent=1) + "\n")

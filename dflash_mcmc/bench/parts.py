@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 from transformers import DynamicCache, GenerationConfig
 
-from dflash_mcmc.bench import assisted, at_size, decoders, equal_chains, measure, probes, published, sharing, together
+from dflash_mcmc.bench import assisted, at_size, decoders, equal_chains, measure, probes, published, serving, sharing, together
 from dflash_mcmc.bench.measure import Measurement, Sizes, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject, subject_of
 from dflash_mcmc.blend.layer import LayerBlend
@@ -169,7 +169,7 @@ PARTS: dict[str, Callable[[Subject, Sizes], list[dict]]] = {
     "a": against_the_published_loop, "b": switches, "c": overhead, "d": slots, "e": decoding, "f": memory, "g": growth,
     "h": decoders.drawing, "i": decoders.chains, "j": assisted.against_transformers,
     "k": probes.blocks_per_second, "l": sharing.sharing, "m": together.together, "n": at_size.rates,
-    "o": equal_chains.against_generate}
+    "o": equal_chains.against_generate, "p": serving.server}
 
 
 def _rates(got: Measurement) -> dict:

@@ -87,6 +87,8 @@ class Command(NamedTuple):
     """Names of the fields and groups that are left out where they do not apply."""
     memory: str | None = None
     """The memory of the largest engine, as a line; None if no memory was planned."""
+    fits: tuple[float, ...] = ()
+    """For each job the share of its problems that fit into the model's positions; empty if nothing was checked."""
 
 
 def check_command(arguments: Sequence[str]) -> Command:

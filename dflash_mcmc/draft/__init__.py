@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from functools import lru_cache
 from pathlib import Path
@@ -128,6 +129,17 @@ class CheckpointDraft(Draft):
         """
         found, folder = size_of(self._checkpoint()), self._checkpoint().config_folder()
         return found if folder is None else found._replace(reads_layers=tuple(self._shape(folder).target_layers))
+
+    def learns(self) -> bool:
+        """Whether the draft changes while it is used."""
+        return False
+
+    def training_record(self) -> dict[str, Any]:
+        """`training` of config.json, which `python -m dflash_mcmc.train` writes; empty without it. Raises UserError."""
+        folder = self._checkpoint().local()
+        self._shape(folder)  # finds a config.json that cannot be read
+        record = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("training")
+        return record if isinstance(record, dict) else {}
 
     def network(self, target: LanguageModel) -> Any:
         """The network with its weights, on the target's device. Raises UserError if draft and target do not fit."""

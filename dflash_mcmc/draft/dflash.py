@@ -68,6 +68,10 @@ class DFlashDraft(CheckpointDraft):
         if self.adapt != "none":
             check_adapting(config, self.adapt)
 
+    def learns(self) -> bool:
+        """See `CheckpointDraft.learns`."""
+        return self.adapt != "none"
+
     def canonical(self, config: Config) -> dict[str, object]:
         """See `CheckpointDraft.canonical`. Fields of learning without effect are left out."""
         values, folder = CheckpointDraft.canonical(self, config) | self._idle_adapting(config), self._checkpoint().folder

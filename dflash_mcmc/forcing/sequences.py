@@ -81,7 +81,7 @@ def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...] = (
 
 def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor,
             anchors: torch.Tensor, given: torch.Tensor | None = None, seen: torch.Tensor | None = None,
-            positions: torch.Tensor | None = None) -> torch.Tensor:
+            positions: torch.Tensor | None = None, first_row: int | None = None) -> torch.Tensor:
     """Hidden states (rows, blocks, drafted tokens of a block, hidden) of the drafted slots of all blocks.
 
     Args:
@@ -92,8 +92,10 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
             then masks.
         seen: bool (rows, blocks, length), positions before the anchor that a block may see; None for all of them.
         positions: int64 (rows, length), the position of each feature, -1 for padding; None for 0, 1, 2, ... up to `lengths`.
+        first_row: the first row of a block whose states are returned; None for the shape's, the first drafted slot.
     """
     shape, weight = draft.shape, draft.fc.weight
+    first_row = shape.first_row if first_row is None else first_row
     if positions is None:
         positions = torch.arange(features.shape[1], device=features.device).expand(features.shape[:2])
         positions = positions.masked_fill(positions >= lengths[:, None], -1)
@@ -109,7 +111,7 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
     count = anchors.shape[1]
     parts = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
     return torch.cat([block_pass(draft, keys, values, positions, anchors[:, part], embeddings[:, part],
-                                 None if seen is None else seen[:, part])[:, :, shape.first_row:] for part in parts], dim=1)
+                                 None if seen is None else seen[:, part])[:, :, first_row:] for part in parts], dim=1)
 
 
 def drafted_along(drafter: DFlashDrafter, reading: Reading, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:

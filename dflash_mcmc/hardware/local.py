@@ -33,6 +33,7 @@ class Local(Hardware):
     reuse_prefix: bool = runtime("keep keys and values of a proposal's and the state's common prefix; false reads it again")
     keep_current: bool = runtime("keep the state's keys and values in a second cache while a proposal overwrites them; false "
                                  "reads the state again after a rejection")
+    batch_scores: bool = runtime("score given tokens of several chains in a forward, in a contiguous cache; false: row by row")
     share_forwards: bool = runtime("let draws that a chain asks for together share forwards until their tokens differ")
     whole_blocks: bool = runtime("draw the tokens of a draft's block together and read them in one forward of the target")
     skip_identical: bool = runtime("take the tokens that a proposal shares with the state without a forward of the model")

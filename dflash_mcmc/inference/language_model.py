@@ -106,6 +106,13 @@ class LanguageModel:
         """Float32 logits (..., vocab_size) of hidden states after the final norm; -inf for ids without a token."""
         return soft_capped(self.head_logits(hidden), self.softcap, self.forbidden)
 
+    def logits_of(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Like `logits`, (..., n), of the ids, int64 (n,), alone, which must have a token."""
+        bias = getattr(self.head, "bias", None)
+        logits = torch.nn.functional.linear(hidden.float(), self.head.weight[ids].float(), None if bias is None else
+                                            bias[ids].float())
+        return soft_capped(logits, self.softcap, torch.zeros_like(ids, dtype=torch.bool))
+
     def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Like `logits`, without the model's soft-cap. A draft that uses the head has a soft-cap of its own, or none."""
         return self._float32_head.logits(hidden)

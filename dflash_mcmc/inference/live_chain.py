@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
+from dflash_mcmc.inference.contents import assign
 from dflash_mcmc.inference.interface import Finished
 from dflash_mcmc.inference.slots import Slot, chunks
 from dflash_mcmc.ops import Chain, Operation, Request, Together
@@ -85,6 +86,20 @@ class LiveChain:
                 return
             self.ask(request)
             begin(self)
+
+    def slots_for(self, bases: dict[int, Trajectory], first_alike: dict[int, int]) -> dict[int, Slot]:
+        """A slot for each operation, in the order in which they are placed.
+
+        The operations that are the first to extend their tokens come first. They get the slots that hold the most of these
+        tokens.
+        """
+        first = list(dict.fromkeys(first_alike.values()))
+        again = [number for number in bases if number not in first]
+        self.slots += [Slot(self) for _ in range(len(bases) - len(self.slots))]
+        pairs = assign([slot.contents for slot in self.slots], [bases[number].sequence for number in first])
+        slots = {first[mine]: self.slots[theirs] for mine, theirs in pairs}
+        rest = [slot for slot in self.slots if slot not in slots.values()]
+        return slots | dict(zip(again, rest, strict=False))
 
     def finished(self, result: ChainResult | None, failure: str = "") -> Finished:
         """Ends the chain. Returns what the engine yields of it."""

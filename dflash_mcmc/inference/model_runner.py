@@ -129,16 +129,22 @@ class ModelRunner:
         forwards = 0
         while waiting := [(span, todo) for span, todo in waiting if todo]:
             size = waiting[0][1][0][1]
-            together = [(span, todo.pop(0)[0]) for span, todo in waiting if todo[0][1] == size]
-            first = np.array([start for _, start in together])
-            tokens = np.stack([_piece(span, start, size) for span, start in together])
-            positions, key_length = self._laid(cache, first, size)
-            rows = np.array([span.row for span, _ in together])
-            stops = np.minimum(first + size, [span.stop for span, _ in together])
-            with cache.reading(np.stack([rows, first, stops], axis=1)):
-                self.forward(cache, *self._sent(rows, tokens, positions), key_length)
+            self.states(cache, [span._replace(start=todo.pop(0)[0]) for span, todo in waiting if todo[0][1] == size], size)
             forwards += 1
         return forwards
+
+    def states(self, cache: SlotCache, spans: Sequence[Span], size: int) -> torch.Tensor:
+        """Reads the first `size` tokens of spans of different rows in one forward.
+
+        Returns the hidden states after the final norm, (spans, size, width). A shorter span is padded.
+        """
+        first = np.array([span.start for span in spans])
+        tokens = np.stack([_piece(span, size) for span in spans])
+        positions, key_length = self._laid(cache, first, size)
+        rows = np.array([span.row for span in spans])
+        stops = np.minimum(first + size, [span.stop for span in spans])
+        with cache.reading(np.stack([rows, first, stops], axis=1)):
+            return self.forward(cache, *self._sent(rows, tokens, positions), key_length)
 
     def _sent(self, rows: np.ndarray, tokens: np.ndarray,
               positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -178,25 +184,21 @@ class ModelRunner:
             logits["draft"] = torch.where(said.inside[:, None], drafted, logits["blended"])
         return logits
 
-    def logits_at(self, cache: SlotCache, row: int, sequence: np.ndarray, origin: int, first: int, size: int,
+    def logits_of(self, cache: SlotCache, span: Span, origin: int, hidden: torch.Tensor, tapped: Sequence[torch.Tensor],
                   sources: Collection[str]) -> dict[str, torch.Tensor]:
-        """Logits after each token of a row's sequence from position `first` on, (tokens, vocabulary).
+        """Logits after the first tokens of a span, (tokens, vocabulary).
 
         Args:
             origin: position at which the draft's first block starts.
-            size: maximal number of tokens to read, padding included.
+            hidden, tapped: (size, width), the row of `states` and of `tapped`, padding included.
         """
-        count = min(size, len(sequence) - 1 - first)
-        given = np.pad(sequence[first : first + count], (0, size - count))
-        positions, key_length = self._laid(cache, np.array([first]), size)
-        with cache.reading(np.array([[row, first, first + count]])):
-            hidden = self.forward(cache, *self._sent(np.array([row]), given[None], positions), key_length)[0, :count]
+        count = min(len(hidden), span.stop - span.start)
         drafted = self.on_grid or "draft" in sources  # else nothing reads the draft's blocks
-        said = self.grid.along(cache, row, sequence, origin, first, count) if self.grid and drafted else None
-        return self.logits(hidden, [state[0, :count] for state in self.tapped], sources, said)
+        said = self.grid.along(cache, span.row, span.sequence, origin, span.start, count) if self.grid and drafted else None
+        return self.logits(hidden[:count], [state[:count] for state in tapped], sources, said)
 
 
-def _piece(span: Span, start: int, size: int) -> np.ndarray:
-    """Tokens of a span from a position on, padded."""
-    tokens = span.sequence[start : min(start + size, span.stop)]
+def _piece(span: Span, size: int) -> np.ndarray:
+    """The first tokens of a span, padded."""
+    tokens = span.sequence[span.start : min(span.start + size, span.stop)]
     return np.pad(tokens, (0, size - len(tokens)))

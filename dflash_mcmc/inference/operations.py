@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dflash_mcmc.inference import scoring
+from dflash_mcmc.inference.cache import UNLIMITED
 from dflash_mcmc.inference.columns import split, width
 from dflash_mcmc.inference.decode_loop import DecodeLoop
 from dflash_mcmc.inference.draws import is_abandoned, start_of, uniforms_of, until_abandoned
@@ -40,6 +43,7 @@ class Operations:
                  model: LanguageModel, sharing: bool):
         self._memory, self._loop, self._speculation = memory, loop, speculation
         self._options, self._model, self.sharing = options, model, sharing
+        self._most_rows = max(1, options.read_ahead)  # of a forward that scores; the plan of the memory has room for them
         self._runner, self._grid, self._adaptive = memory.runner, memory.runner.grid, memory.runner.adaptive
 
     def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:
@@ -59,6 +63,16 @@ class Operations:
     def shares(self, operation: Operation) -> bool:
         """Whether an operation can share forwards with another: a draw token by token, by the target alone."""
         return self.sharing and isinstance(operation, Draw)
+
+    @property
+    def scores_wait(self) -> bool:
+        """Whether scores wait for those of other chains, to be carried out together.
+
+        In a cache of pages each takes its pages when it begins. The states of recurrent layers, and a draft that learns from
+        each operation, are prepared for one row.
+        """
+        return (self._options.batch_scores and not self._adaptive and not self._memory.cache.recurrent
+                and self._memory.cache.num_free_pages >= UNLIMITED)
 
     def place(self, slot: Slot, like: Slot | None) -> None:
         """Prepares a slot's keys and values for its operation. The slot may have a row or none.
@@ -85,7 +99,8 @@ class Operations:
             known = slot.adapter if self._speculation and not self._speculation.noisy else None
             self._adaptive.begin(slot.place, slot.in_progress.prompt, known)
         if isinstance(slot.operation, Score):
-            self._score(slot, slot.operation)
+            if not self.score([slot])[0]:
+                raise UnusableLogits
         elif isinstance(slot.operation, Draw):
             self._draw(slot, slot.operation)
 
@@ -153,27 +168,35 @@ class Operations:
         if any(params.counts_tokens for params in every):
             self._loop.rows.set_counts(row, sequence[len(draw.trajectory.prompt) :])
 
-    def _score(self, slot: Slot, score: Score) -> None:
-        """Teacher-forces tokens after a trajectory, piece by piece."""
-        given = np.asarray(score.tokens, dtype=np.int64)
-        sequence = np.concatenate([score.trajectory.sequence, given])
-        start = len(sequence) - len(given) - 1  # the logits at this position predict the first given token
-        self._memory.reserve(len(sequence))
-        self._memory.fill(slot)
+    def score(self, slots: Sequence[Slot]) -> list[bool]:
+        """Teacher-forces tokens after the trajectories of slots that have rows. Returns which scores are numbers."""
+        asked = [_asked(slot) for slot in slots]
+        for slot, (_, _, sequence) in zip(slots, asked, strict=True):
+            self._memory.reserve(len(sequence))
+            self._memory.fill(slot)
         self._memory.read()
-        forwards = len(list(chunks(start, len(sequence) - 1, self._options.prefill_chunk)))
-        slot.chain.charge(slot.number, target_forwards=forwards)
-        self._memory.open_to_score(slot, start, len(sequence))
-        found = scoring.scores(self._runner, self._memory.cache, slot.place, score, sequence)
-        self._memory.close(slot)
-        self._end_adapting(slot)
-        if found is None:
-            raise UnusableLogits
+        for slot, each in zip(slots, asked, strict=True):
+            span = each.span()
+            pieces = list(chunks(span.start, span.stop, self._options.prefill_chunk))
+            slot.chain.charge(slot.number, target_forwards=len(pieces))
+            self._memory.open_to_score(slot, span.start, len(each.sequence))
+        scored = scoring.scores(self._runner, self._memory.cache, asked, self._most_rows)
+        for slot, each, found in zip(slots, asked, scored, strict=True):
+            self._memory.close(slot)
+            self._end_adapting(slot)
+            if found is not None:
+                self._note_score(slot, each, found)
+        return [found is not None for found in scored]
+
+    def _note_score(self, slot: Slot, asked: scoring.ScoreRequest, found: scoring.Scored) -> None:
+        _, score, sequence = asked
+        start = len(sequence) - len(score.tokens)
         slot.contents.hold(sequence[:-1])
-        slot.chain.charge(slot.number, token_forwards=len(given), blocks_drafted=self._blocks(score, start + 1, len(sequence)))
+        slot.chain.charge(slot.number, token_forwards=len(score.tokens),
+                          blocks_drafted=self._blocks(score, start, len(sequence)))
         log_p, log_q, interval, columns = found
         slot.chain.note(slot.number, score.trajectory.extended(
-            given, log_p, log_q, interval, self._model.ends(np.concatenate([score.trajectory.tokens, given])),
+            sequence[start:], log_p, log_q, interval, self._model.ends(sequence[len(score.trajectory.prompt):]),
             *split(score, columns)))
 
     def _blocks(self, score: Score, start: int, stop: int) -> int:
@@ -181,3 +204,11 @@ class Operations:
 
     def _grid_origin(self, operation: Operation) -> int:
         return grid_origin(self._runner.blend.restarts_grid(), operation.trajectory)
+
+
+def _asked(slot: Slot) -> scoring.ScoreRequest:
+    """The score of a slot that has a row. Raises TypeError for a draw."""
+    if not isinstance(slot.operation, Score):
+        raise TypeError(f"{slot.operation} is no score")
+    given = np.asarray(slot.operation.tokens, dtype=np.int64)
+    return scoring.ScoreRequest(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, given]))

@@ -10,7 +10,6 @@ import functools
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
 
-from dflash_mcmc.inference.contents import assign
 from dflash_mcmc.inference.decode_loop import DecodeLoop, EndedDraw, Parted, Stop
 from dflash_mcmc.inference.interface import DROPPED, NOT_NUMBERS, Finished
 from dflash_mcmc.inference.live_chain import LiveChain
@@ -22,7 +21,7 @@ from dflash_mcmc.inference.slot_memory import SlotMemory
 from dflash_mcmc.inference.slots import Slot, rests
 from dflash_mcmc.inference.waiting import Waiting, prompt_of
 from dflash_mcmc.ops import Chain, Score
-from dflash_mcmc.types import ChainResult, Cost, Trajectory
+from dflash_mcmc.types import ChainResult, Cost
 
 
 class Scheduler:
@@ -45,6 +44,7 @@ class Scheduler:
         self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
         self._waiting = Waiting(chains, memory.prompts, self._count_prompts)
         self._late: deque[Slot] = deque()
+        self._scores: list[Slot] = []  # they wait for those of other chains
         self._room = Room(self._rows, self._late, memory, loop)
         self._finished: list[Finished] = []
 
@@ -55,12 +55,24 @@ class Scheduler:
 
     def fill(self) -> list[Finished]:
         """Gives all rows work, as far as there is work. Returns the chains that have ended."""
-        while any(map(rests, self._rows)):
-            if not (self._begin_late() if self._late else self._admit()):
-                break
+        while ((any(map(rests, self._rows)) and (self._begin_late() if self._late else self._admit()))
+               or self._carry_out_scores()):
+            pass
         self._arrange()
         finished, self._finished = self._finished, []
         return finished
+
+    def _carry_out_scores(self) -> bool:
+        """Carries out the scores that wait, together. Returns whether there were any."""
+        slots, self._scores = [slot for slot in self._scores if slot.operation is not None], []  # else the chain has failed
+        for slot, scored in zip(slots, self._operations.score(slots) if slots else [], strict=True):
+            if scored:
+                slot.rest()
+            elif not slot.chain.ended:
+                self._fail(slot.chain, NOT_NUMBERS)
+        for chain in dict.fromkeys(slot.chain for slot in slots):
+            self._advance(chain)
+        return bool(slots)
 
     def make_room(self) -> None:
         """Stops the youngest draws until the next steps of the others have the pages that they take."""
@@ -154,7 +166,7 @@ class Scheduler:
         self._room.make(lambda: self._memory.pages_to_place(len(bases)) + self._memory.pages_to_follow(riders))
         same: dict[bytes, int] = {}  # the first operation that extends the same tokens; this can be the operation itself
         first = {number: same.setdefault(base.sequence.tobytes(), number) for number, base in bases.items()}
-        slots = self._slots_for(chain, bases, first)
+        slots = chain.slots_for(bases, first)
         for number, slot in slots.items():
             slot.work_for(number, bases[number])
         working = [slot for slot in slots.values() if self._give_row(slot)]
@@ -162,20 +174,6 @@ class Scheduler:
             self._operations.place(slot, None if first[number] == number else slots[first[number]])
         self._late.extend(slot for slot in slots.values() if slot.row is None)
         self._work(working)
-
-    def _slots_for(self, chain: LiveChain, bases: dict[int, Trajectory], first_alike: dict[int, int]) -> dict[int, Slot]:
-        """A slot for each operation, in the order in which they are placed.
-
-        The operations that are the first to extend their tokens come first. They get the slots that hold the most of these
-        tokens.
-        """
-        first = list(dict.fromkeys(first_alike.values()))
-        again = [number for number in bases if number not in first]
-        chain.slots += [Slot(chain) for _ in range(len(bases) - len(chain.slots))]
-        pairs = assign([slot.contents for slot in chain.slots], [bases[number].sequence for number in first])
-        slots = {first[mine]: chain.slots[theirs] for mine, theirs in pairs}
-        rest = [slot for slot in chain.slots if slot not in slots.values()]
-        return slots | dict(zip(again, rest, strict=False))
 
     def _begin_late(self) -> bool:
         """Begins the operations that have waited longest, as far as there are rows and room. Returns whether any began."""
@@ -206,6 +204,9 @@ class Scheduler:
                 slot.leader = None if leader is slot else leader
             self._meter.begin(slot)
             if isinstance(slot.operation, Score):
+                if self._operations.scores_wait:
+                    self._scores.append(slot)
+                    continue
                 self._room.make(functools.partial(self._memory.pages_to_score, slot.in_progress.sequence_length
                                                   + len(slot.operation.tokens)), slot)
             try:

@@ -2,44 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
 import numpy as np
 import torch
 
 from dflash_mcmc.inference import columns
 from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.cache import SlotCache
-from dflash_mcmc.inference.model_runner import ModelRunner
+from dflash_mcmc.inference.model_runner import ModelRunner, Span
 from dflash_mcmc.inference.slots import chunks
 from dflash_mcmc.ops import Score, grid_origin
 
 
-def scores(runner: ModelRunner, cache: SlotCache, row: int, score: Score,
-           sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """(log p, log q, intervals, columns) of the tokens of `score`, read piece by piece.
+class ScoreRequest(NamedTuple):
+    """A score of a row.
 
-    Returns None if logits or processed logits are not finite.
-
-    Args:
-        cache, row: this row of the cache holds the tokens before the scored ones, except the last of them.
+    Attributes:
+        row: this row of the cache holds the tokens before the scored ones, except the last of them.
         sequence: int64, the tokens of prompt and trajectory, then the scored tokens.
     """
-    # The first logits are at the position before the first scored token.
-    origin = grid_origin(runner.blend.restarts_grid(), score.trajectory)
-    start, parts = len(sequence) - len(score.tokens) - 1, []
-    for first, size in chunks(start, len(sequence) - 1, runner.prefill_chunk):
-        logits = runner.logits_at(cache, row, sequence, origin, first, size, {score.source})
-        if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
-            return None
-        parts.append(_piece(logits, score, sequence, first))
-        if any(np.isnan(values).any() for values in parts[-1]):  # processed logits are not finite
-            return None
-    log_p, log_q, interval, further = (np.concatenate(values) for values in zip(*parts, strict=True))
-    return log_p, log_q, interval, further
+
+    row: int
+    score: Score
+    sequence: np.ndarray
+
+    def span(self) -> Span:
+        """The tokens to read. The first logits are at the position before the first scored token."""
+        return Span(self.row, self.sequence, len(self.sequence) - len(self.score.tokens) - 1, len(self.sequence) - 1)
 
 
-def _piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray,
-                first: int) -> tuple[np.ndarray, ...]:
-    """(log p, log q, intervals, columns) of the tokens after the positions from `first` on. Each token has its own history."""
+Scored: TypeAlias = tuple[np.ndarray, ...]
+"""(log p, log q, intervals, columns) of scored tokens."""
+
+
+def scores(runner: ModelRunner, cache: SlotCache, asked: Sequence[ScoreRequest], most_rows: int) -> list[Scored | None]:
+    """The scores of different rows, read piece by piece. Pieces of the same size share a forward.
+
+    None is for a score with logits or processed logits that are not finite.
+
+    Args:
+        most_rows: rows of a forward.
+    """
+    spans = [each.span() for each in asked]
+    todo = [list(chunks(span.start, span.stop, runner.prefill_chunk)) for span in spans]
+    parts: list[list[Scored] | None] = [[] for _ in asked]
+    while waiting := [number for number, left in enumerate(todo) if left and parts[number] is not None]:
+        size = todo[waiting[0]][0][1]
+        together = [number for number in waiting if todo[number][0][1] == size][:most_rows]
+        pieces = [spans[number]._replace(start=todo[number].pop(0)[0]) for number in together]
+        hidden, tapped = runner.states(cache, pieces, size), list(runner.tapped)
+        for place, (number, piece) in enumerate(zip(together, pieces, strict=True)):
+            score, found = asked[number].score, parts[number]
+            logits = runner.logits_of(cache, piece, grid_origin(runner.blend.restarts_grid(), score.trajectory), hidden[place],
+                                      [state[place] for state in tapped], {score.source})
+            part = _piece(logits, score, piece.sequence, piece.start)
+            if part is None or found is None:
+                parts[number] = None
+            else:
+                found.append(part)
+    return [None if found is None else tuple(np.concatenate(values) for values in zip(*found, strict=True)) for found in parts]
+
+
+def _piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray, first: int) -> Scored | None:
+    """The scores of the tokens after the positions from `first` on; None if they are not finite. Each has its own history."""
+    if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
+        return None
     values = logits[score.source]
     targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
     history = _history(values, score, sequence, first)
@@ -47,8 +76,9 @@ def _piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray,
     further = values[:, :0].double()
     if columns.width(score):
         further = columns.of_tokens(targets, values, target, score.laws, history)
-    return tuple(x.cpu().numpy() for x in (target.log_probability(targets), weights.log_probability(targets),
-                                           laws.intervals(weights, targets), further))
+    found = tuple(x.cpu().numpy() for x in (target.log_probability(targets), weights.log_probability(targets),
+                                            laws.intervals(weights, targets), further))
+    return None if any(np.isnan(values).any() for values in found) else found  # processed logits are not finite
 
 
 def _history(values: torch.Tensor, score: Score, sequence: np.ndarray, first: int) -> laws.History:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +39,11 @@ class TokenTexts(NamedTuple):
         if self.first is not None and begin is not None:
             pieces[begin] = self.first[tokens[begin]]
         return b"".join(pieces)
+
+    def shown(self, tokens: Iterable[int]) -> list[bytes]:
+        """The bytes of each token; those of special tokens are their names."""
+        names = {number: name for name, number in self.specials.items()}
+        return [names[token].encode() if token in names else self.pieces[token] for token in tokens]
 
 
 def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dflash_mcmc.run.loop import RunResult
+    from dflash_mcmc.run.result import RunResult
 
 
 class _CallablePackage(ModuleType):

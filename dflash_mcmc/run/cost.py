@@ -35,6 +35,11 @@ class CostEstimate(NamedTuple):
         """The cost of `count` runs like this one."""
         return CostEstimate.total([self] * count)
 
+    def of_share(self, share: float) -> CostEstimate:
+        """The cost if only this share of the samples is drawn."""
+        return self if share == 1.0 else CostEstimate(round(self.num_samples * share), *(
+            None if value is None else value * share for value in (self.token_forwards, self.hours, self.draft_blocks)))
+
     @staticmethod
     def total(estimates: Sequence[CostEstimate]) -> CostEstimate:
         """The sums; None if a part is None."""
@@ -83,7 +88,7 @@ def draft_blocks(config: Config) -> float:
     cost, size = _expected(config, _answer_length(config)), block_size(config)
     if cost is None or not (cost.drafts or config.blend.needs_draft):
         return 0.0
-    drawn = cost.extended + _proposed(config, cost) if cost.drafted is None else cost.drafted
+    drawn = cost.drafted or cost.extended + _proposed(config, cost)
     draws = cost.drafts
     if config.blend.needs_draft:
         drawn, draws = cost.extended + _proposed(config, cost) + cost.scored, cost.num_draws

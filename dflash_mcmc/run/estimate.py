@@ -42,22 +42,25 @@ def of(command: Command) -> str:
     """The table of a checked command line. Raises UserError if the problems cannot be counted."""
     sweep = command.sweep
     if sweep is None or not sweep.searches:
-        return table(command.jobs, num_points=command.num_points)
-    return table(command.jobs, sweep.num_trials)
+        return table(command.jobs, num_points=command.num_points, fits=command.fits)
+    return table(command.jobs, sweep.num_trials, fits=command.fits)
 
 
-def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | None = None) -> str:
+def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | None = None,
+          fits: Sequence[float] = ()) -> str:
     """A row for each different run of the jobs, their total, and the assumptions, as text.
 
     Args:
         num_trials: number of trials of a search. Their points are not known yet, so each trial is estimated as the most
             expensive job.
         num_points: number of points of a sweep. Points that do the same share a job. None means the number of jobs.
+        fits: for each job the share of its problems that fit into the model's positions; empty means that all do. The others
+            are recorded as too long, and cost nothing.
     """
     runs: dict[str, _PlannedRun] = {}
-    for job, label in zip(jobs, differing([job.overrides for job in jobs]), strict=True):
+    for job, label, share in zip(jobs, differing([job.overrides for job in jobs]), fits or [1.0] * len(jobs), strict=True):
         tasks = tasks_of(job.config)
-        run = _PlannedRun(label if len(jobs) > 1 else label_of(job.config), job, tasks, tasks.estimate())
+        run = _PlannedRun(label if len(jobs) > 1 else label_of(job.config), job, tasks, tasks.estimate().of_share(share))
         known = runs.setdefault(_settings(job.config), run)
         if known.estimate.num_samples < run.estimate.num_samples:
             runs[_settings(job.config)] = run

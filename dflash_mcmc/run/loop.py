@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import NamedTuple
 
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.jobs import Job
@@ -19,6 +17,7 @@ from dflash_mcmc.process.machine import place_of
 from dflash_mcmc.run.device_check import DeviceCheck
 from dflash_mcmc.run.provenance import describe
 from dflash_mcmc.run.rate import Rate
+from dflash_mcmc.run.result import RunResult
 from dflash_mcmc.run.tasks import Tasks, tasks_of
 from dflash_mcmc.run.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
@@ -29,28 +28,6 @@ from dflash_mcmc.store.records import SampleKey, key_of
 _POLL_SECONDS = 0.5
 _MOST_TRIED = 64
 """Largest number of other processes' tasks to try to lock in one turn. On a network file system each try costs a message."""
-
-
-def _no_table(folders: Sequence[Path]) -> str:
-    return ""
-
-
-class RunResult(NamedTuple):
-    """The state of a run after this start."""
-
-    folder: Path
-    summary: dict
-    """Empty if `num_left` is not 0."""
-    num_new: int
-    """Tasks recorded since this start, by this or another process."""
-    num_beyond: int
-    """Tasks of earlier starts that this start did not request. The summary covers them."""
-    num_left: int = 0
-    """Tasks that other processes are still doing. The last of these processes writes the summary."""
-    unit: str = "sample"
-    """The word for one task."""
-    table: Callable[[list[Path]], str] = _no_table
-    """Renders one table for all folders whose results have this same function."""
 
 
 def execute(job: Job) -> RunResult:

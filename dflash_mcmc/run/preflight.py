@@ -31,23 +31,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def check(jobs: Sequence[Job], here: bool = True) -> str | None:
+def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[float, ...]]:
     """Checks all jobs. Raises UserError for the first job that cannot run; in a sweep the error names its point.
 
     Args:
         here: whether the jobs run on this machine. Otherwise its device and its free memory do not count.
 
-    Returns the memory of the largest engine as a line; None if no memory was planned.
+    Returns the memory of the largest engine as a line, None if no memory was planned; and for each job the share of its
+    problems that fit into the model's positions, 1 where no prompt is read.
     """
-    checks = _Checks(here)
+    checks, fits = _Checks(here), []
     for job, point in zip(jobs, differing([job.overrides for job in jobs]), strict=True):
         try:
-            checks.check(job.config)
+            fits.append(checks.check(job.config))
         except UserError as error:
             if len(jobs) == 1 or not point:
                 raise
             raise UserError(f"{error} (the point {point})") from error
-    return checks.memory()
+    return checks.memory(), tuple(fits)
 
 
 class _Checks:
@@ -62,27 +63,29 @@ class _Checks:
         plan, weights = max(self._plans, key=lambda planned: planned[0].total + (planned[1] or 0), default=(None, None))
         return None if plan is None else plan.describe(weights)
 
-    def check(self, config: Config) -> None:
-        """Raises UserError."""
+    def check(self, config: Config) -> float:
+        """The share of the problems that fit, 1 where no prompt is read. Raises UserError."""
         used = groups_of(config)
         if config.show is not None or "dataset" not in used:
-            return
+            return 1.0
         problems = self._problems(config)
         if not config.dry_run and self._is_complete(config):
-            return
+            return 1.0
         if "grader" in used:
             self._once(("golds", repr(config.grader), repr(config.dataset)), lambda: check_golds(config.grader, problems))
         if self._here and not config.dry_run and "model" in used:
             config.hardware.found()
         drafts = "draft" in used and not config.draft.is_null
         if (drafts or not config.dry_run) and not self._fits(config, drafts):
-            return
+            return 1.0
         encoder = self._once(("encoder", repr(config.model), name_of(config.engine)),
                              lambda: config.engine.prompt_encoder(config)) if problems else None
-        if encoder is not None:
-            longest = self._longest_prompt(config, encoder, problems)
-            if "sampler" in used and config.engine.plans_memory:
-                self._memory(config, longest, len(problems) * config.num_chains * config.sampler.width())
+        if encoder is None:
+            return 1.0
+        longest, number = self._prompts(config, encoder, problems)
+        if "sampler" in used and config.engine.plans_memory:
+            self._memory(config, longest, number * config.num_chains * config.sampler.width())
+        return number / len(problems)
 
     def _is_complete(self, config: Config) -> bool:
         """Whether every task is recorded. A file of records that cannot be read is an error of the run that opens it."""
@@ -115,21 +118,21 @@ class _Checks:
             return []
         return self._once(("problems", repr(dataset)), dataset.problems)
 
-    def _longest_prompt(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> int:
-        """Tokens of the longest prompt that fits. Raises UserError if no prompt leaves enough positions for an answer."""
+    def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> tuple[int, int]:
+        """(tokens of the longest prompt that fits, number of problems that fit). Raises UserError if none fits."""
         from dflash_mcmc.run.fitting import fit
 
         drawn = config.probe.draws_answers()
 
-        def longest() -> int:
+        def prompts() -> tuple[int, int]:
             found = fit(config, encoder, problems, gold=not drawn)
             found.check()
             if found.too_long:
                 name, first = next(iter(found.too_long.items()))
                 note(f"{len(found.too_long)} of {len(problems)} problems are recorded as too_long: {name}: {first.reason}")
-            return max(map(len, found.prompts.values()))
+            return max(map(len, found.prompts.values())), len(problems) - len(found.too_long)
 
-        return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), longest)
+        return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), prompts)
 
     def _memory(self, config: Config, longest: int, num_draws: int) -> None:
         """Checks that the engine fits into memory, for a run that has not begun. Raises ConfigError.

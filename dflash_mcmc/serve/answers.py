@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 class Reply(NamedTuple):
-    """A drawn answer."""
+    """A drawn answer, with the fields of `DrawnAnswer`."""
 
     result: ChainResult
     cost: Cost

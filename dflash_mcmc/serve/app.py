@@ -16,14 +16,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from dflash_mcmc.api import prompts as read_prompts
+from dflash_mcmc.api.samplers import Samplers
+from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve import answers, fields
 from dflash_mcmc.serve.answers import Envelope, Refused, Reply
 from dflash_mcmc.serve.fields import RequestFields
 from dflash_mcmc.serve.gate import Gate, body_of
 from dflash_mcmc.serve.metrics import Metrics
-from dflash_mcmc.serve.sampling import Samplers
-from dflash_mcmc.serve.work import Order, Workers
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -110,14 +110,15 @@ class Service:
         body = await body_of(request, self.options.max_body_bytes, self.options.body_seconds)
         asked, orders, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
             self._reader, self._read, body, chat)
-        numbers, futures = self.workers.order(orders), [order.future for order in orders]
+        numbers = self._ordered(orders)
         try:
-            drawn = await self._drawn(request, futures)
+            drawn = await self._drawn(request, orders)
         finally:
             if left := self.workers.drop(numbers):
                 self.metrics.add("dropped_total", left)
         if asked.logprobs:
-            drawn = [answer._replace(pieces=tuple(self._pieces(answer))) for answer in drawn]
+            texts = fields.allowed("logprobs", lambda: self._texts)
+            drawn = [answer._replace(pieces=tuple(texts.shown(answer.result.trajectory.tokens.tolist()))) for answer in drawn]
         self._count(drawn, prompt_tokens)
         request.scope["dflash_mcmc"] = (f"n={len(drawn)} seed={seed} prompt={prompt_tokens} "
                                         + " ".join(f"{key}={value}" for key, value in answers.usage(drawn, 0).items()
@@ -138,7 +139,8 @@ class Service:
         max_tokens = longest if asked.max_tokens is None else asked.max_tokens
         if max_tokens > longest:
             fields.refuse("max_tokens", max_tokens, f"at most {longest} (dataset.max_new_tokens of the server)")
-        config = fields.allowed("sampler", lambda: self._samplers.config_for(asked, max_tokens))
+        config = fields.allowed("sampler", lambda: self._samplers.config_for(
+            asked.sampler, asked.openai, max_tokens))
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
         prompts = [self._tokens(config, prompt) for prompt in asked.prompts]
         stop = tuple(self._config.dataset.stop) if asked.stop is None else asked.stop
@@ -173,18 +175,29 @@ class Service:
         (read,) = read_prompts.by_id([prompt]).values()
         return read_prompts.token_ids(config, self._target, "00000", read)
 
-    async def _drawn(self, request: Request, futures: Sequence[Future[Reply]]) -> list[Reply]:
+    def _ordered(self, orders: Sequence[Order]) -> list[int]:
+        """The numbers of orders that are taken. Raises Refused."""
+        try:
+            return self.workers.order(orders)
+        except QueueFull as error:
+            raise Refused(429, str(error), code="queue_full") from error
+        except Closing as error:
+            raise Refused(503, "the server is shutting down") from error
+
+    async def _drawn(self, request: Request, orders: Sequence[Order]) -> list[Reply]:
         """The answers of orders. Raises Refused after a failure, at the end of the time, and if the client goes."""
-        drawing: asyncio.Future[list[Reply]] = asyncio.gather(*map(asyncio.wrap_future, futures))
+        drawing: asyncio.Future[list[DrawnAnswer]] = asyncio.gather(*(asyncio.wrap_future(order.future) for order in orders))
         gone = asyncio.create_task(_disconnected(request))
         try:
             both: set[asyncio.Future[Any]] = {drawing, gone}
             await asyncio.wait(both, timeout=self.options.request_seconds, return_when=asyncio.FIRST_COMPLETED)
             if drawing.done():
-                return drawing.result()
+                return [Reply(*answer) for answer in drawing.result()]
             if gone.done():
                 raise Refused(499, "the client has gone")
             raise Refused(504, f"not finished in {self.options.request_seconds:g} s (serve.request_seconds)", code="timeout")
+        except NotDrawn as error:
+            raise Refused(500, str(error)) from error
         finally:
             gone.cancel()
             if not drawing.done():
@@ -195,13 +208,6 @@ class Service:
         from dflash_mcmc.inference.token_texts import texts_of
 
         return texts_of(self._target.tokenizer, len(self._target.tokenizer))
-
-    def _pieces(self, answer: Reply) -> Iterator[bytes]:
-        """The bytes of each token; those of special tokens are their names."""
-        texts = fields.allowed("logprobs", lambda: self._texts)
-        names = {number: name for name, number in texts.specials.items()}
-        for token in answer.result.trajectory.tokens.tolist():
-            yield names[token].encode() if token in names else texts.pieces[token]
 
     def _count(self, drawn: Sequence[Reply], prompt_tokens: int) -> None:
         self.metrics.add("prompt_tokens_total", prompt_tokens)

@@ -54,6 +54,20 @@ class Candidates(NamedTuple):
         shift[self.num_certain :] = self.log_weight
         return logits + shift
 
+    def kl_divergences(self, logits: torch.Tensor, target: torch.Tensor, log_sums: torch.Tensor, power: float) -> torch.Tensor:
+        """KL(p | q) in nats, shape (n,): an estimate from the candidates, in which p has no error.
+
+        Args:
+            logits: (n, candidates), the draft's, as `logits` returns them.
+            target: (n, candidates), the target's logits of the candidates. p is softmax(power · target) over all ids.
+            log_sums: (n,), log of the sum of exp(power · logit of the target) over all ids.
+        """
+        shift = torch.zeros(len(self.ids), device=logits.device)
+        shift[self.num_certain :] = self.log_weight
+        log_p = power * target - log_sums[:, None]
+        log_q = torch.log_softmax(logits, dim=-1) - shift
+        return ((log_p + shift).exp() * (log_p - log_q)).sum(dim=-1)
+
 
 class CandidateIds:
     """The candidates of each step. Step n depends only on the responses, the seed and n, so a resumed run has the same ones.

@@ -31,7 +31,7 @@ from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.training import accepted, loop, networks, schedule, slotwise_loss
 from dflash_mcmc.training.blocks import Epochs, TrainingBlocks
 from dflash_mcmc.training.candidates import CandidateIds, Candidates
-from dflash_mcmc.training.features import KeptFeatures
+from dflash_mcmc.training.features import KeptReader, Known, TargetReader
 from dflash_mcmc.training.loss import Objective, loss_sum, slot_weights
 from dflash_mcmc.training.networks import FAMILIES
 from dflash_mcmc.training.prompts import questions
@@ -174,8 +174,11 @@ class _Session:
                               "learns nothing")
         self.candidates = None if plan.loss_ids is None or not plan.steps else CandidateIds(
             training, plan.loss_ids, model.forbidden.cpu().numpy(), plan.seed)
-        self.features = KeptFeatures(model, draft.shape.target_layers) if plan.keep_features else None
         self.objective = Objective(plan.target, plan.alpha, plan.gamma)
+        self.kept = None
+        if plan.keep_features:
+            reader = TargetReader(model, draft.shape.target_layers, self.objective.power, self.candidates is not None)
+            self.kept = KeptReader(reader)
 
     def run(self, folder: Path) -> None:
         """Trains to the end."""
@@ -210,17 +213,17 @@ class _Session:
         numbers = self.batches.indices(step)
         for rows in self._share(batch):
             part = batch.rows(rows).to(self.model.device)
-            kept = None if self.features is None else self.features([numbers[row] for row in rows], part)
-            value = self._loss_sum(part, candidates, kept) / total
+            known = None if self.kept is None else self.kept([numbers[row] for row in rows], part)
+            value = self._loss_sum(part, candidates, known) / total
             value.backward()
             loss += value.detach()
         return self._add_up(loss)
 
-    def _loss_sum(self, blocks: TrainingBlocks, candidates: Candidates | None, features: torch.Tensor | None) -> torch.Tensor:
+    def _loss_sum(self, blocks: TrainingBlocks, candidates: Candidates | None, known: Known | None) -> torch.Tensor:
         autocast = self.plan.precision == "bfloat16"
         if isinstance(self.draft, (DSpark, DFlash2)):
             return slotwise_loss.loss_sum(self.draft, self.model, blocks, self.plan.gamma, autocast)
-        return loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, features)
+        return loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, known)
 
     def _share(self, batch: TrainingBlocks) -> list[list[int]]:
         """The rows of this process's sequences in a batch, in parts of `rows_at_once` that are computed one after another."""

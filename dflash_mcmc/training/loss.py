@@ -18,9 +18,10 @@ from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.speculative.dflash.network import DFlash
 from dflash_mcmc.training.blocks import TrainingBlocks
 from dflash_mcmc.training.candidates import Candidates
+from dflash_mcmc.training.features import Known, TargetReader
 
 _SLOTS_AT_ONCE = 8192
-"""Slots whose logits are in memory at the same time. With 152 thousand ids they take 5 GB in float32."""
+"""DraftedSlots whose logits are in memory at the same time. With 152 thousand ids they take 5 GB in float32."""
 
 
 class Objective(NamedTuple):
@@ -30,6 +31,11 @@ class Objective(NamedTuple):
     """`tokens`, `p` or `p_alpha`; see `DraftPlan`."""
     alpha: float
     gamma: float
+
+    @property
+    def power(self) -> float | None:
+        """The power of the target's distribution that the draft learns; None if it learns tokens."""
+        return {"tokens": None, "p": 1.0, "p_alpha": self.alpha}[self.target]
 
 
 def slot_weights(blocks: TrainingBlocks, num_drafted: int, gamma: float) -> torch.Tensor:
@@ -44,60 +50,65 @@ def slot_weights(blocks: TrainingBlocks, num_drafted: int, gamma: float) -> torc
 
 
 def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,
-             autocast: bool, candidates: Candidates | None = None, features: torch.Tensor | None = None) -> torch.Tensor:
+             autocast: bool, candidates: Candidates | None = None, known: Known | None = None) -> torch.Tensor:
     """The sum over all slots of weight times loss, in nats.
 
     Sums over parts of a batch, from several processes, can be added. To get the mean, divide the total by the sum of the
     whole batch's weights.
 
     Args:
-        candidates: the ids to normalise over, for the target `tokens`; None for all ids.
-        features: (rows, length, features · hidden), the target's features, for the target `tokens`; None reads the target.
+        candidates: the ids to normalise over; None for all ids.
+        known: what the target says along the sequences; None reads the target.
     """
     weights = slot_weights(blocks, draft.shape.num_drafted, objective.gamma)
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)
     positions = blocks.anchors[rows, anchors] + slots + 1
-    layers = draft.shape.target_layers
-    teacher = None
-    if features is None:
-        reading = sequences.read(model, blocks.tokens, layers)
-        features = reading.features(model, layers)
-        # The target's distribution of a token is computed from the position before it.
-        teacher = None if objective.target == "tokens" else reading.hidden[rows, positions - 1]
+    if known is None:
+        known = TargetReader(model, draft.shape.target_layers, objective.power, candidates is not None)(blocks.tokens)
     with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
-        hidden = sequences.drafted(draft, model, features, *blocks)[rows, anchors, slots]
-    labels, weights = blocks.tokens[rows, positions], weights[rows, anchors, slots]
+        hidden = sequences.drafted(draft, model, known.features, *blocks)[rows, anchors, slots]
+    # The target's distribution of a token is computed from the position before it.
+    teacher, log_sums = (None if part is None else part[rows, positions - 1] for part in known[1:])
+    every = DraftedSlots(hidden, blocks.tokens[rows, positions], weights[rows, anchors, slots], teacher, log_sums)
 
     def piece(part: slice) -> torch.Tensor:
-        targets = None if teacher is None else teacher[part]
-        if candidates is not None:
-            return _of_candidates(model, candidates, autocast, hidden[part], labels[part], weights[part])
-        return _piece(model, objective, autocast, hidden[part], labels[part], weights[part], targets)
+        some = DraftedSlots._make(None if values is None else values[part] for values in every)
+        with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
+            logits = model.head_logits(some.hidden).float() if candidates is None else candidates.logits(
+                some.hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
+        return (some.weights * _of_slots(model, objective, candidates, logits, some)).sum()
 
-    parts = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(labels), _SLOTS_AT_ONCE)]
+    parts = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(hidden), _SLOTS_AT_ONCE)]
     if len(parts) == 1:
         return piece(parts[0])
     # The backward pass recomputes the logits. Only the logits of one part are in memory at a time.
     return sum((checkpoint(piece, part, use_reentrant=False) for part in parts), hidden.sum() * 0.0)
 
 
-def _piece(model: LanguageModel, objective: Objective, autocast: bool, hidden: torch.Tensor, labels: torch.Tensor,
-           weights: torch.Tensor, teacher: torch.Tensor | None) -> torch.Tensor:
-    with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
-        logits = model.head_logits(hidden).float()
-    if teacher is None:
-        return (weights * torch.nn.functional.cross_entropy(logits, labels, reduction="none")).sum()
+class DraftedSlots(NamedTuple):
+    """The slots of a loss: the draft's hidden states (n, hidden), the responses' tokens (n,), the weights (n,), and what the
+    target says there: hidden states (n, hidden) and logarithms of sums (n,), or None."""
+
+    hidden: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+    teacher: torch.Tensor | None
+    log_sums: torch.Tensor | None
+
+
+def _of_slots(model: LanguageModel, objective: Objective, candidates: Candidates | None, logits: torch.Tensor,
+              slots: DraftedSlots) -> torch.Tensor:
+    """The loss of each slot, (n,), from the draft's logits (n, ids or candidates)."""
+    if objective.power is None or slots.teacher is None:
+        labels = slots.labels if candidates is None else candidates.places(slots.labels)
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
     with torch.no_grad():
-        target = model.logits(teacher)
-    return (weights * kl_divergences(logits, target, objective.alpha if objective.target == "p_alpha" else 1.0)).sum()
-
-
-def _of_candidates(model: LanguageModel, candidates: Candidates, autocast: bool, hidden: torch.Tensor, labels: torch.Tensor,
-                   weights: torch.Tensor) -> torch.Tensor:
-    """The cross-entropy over the candidates."""
-    with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
-        logits = candidates.logits(hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
-    return (weights * torch.nn.functional.cross_entropy(logits, candidates.places(labels), reduction="none")).sum()
+        target = model.logits(slots.teacher) if candidates is None else model.logits_of(slots.teacher, candidates.ids)
+    if candidates is None:
+        return kl_divergences(logits, target, objective.power)
+    if slots.log_sums is None:
+        raise ValueError("a loss of a distribution over candidates needs the logarithms of the target's sums")
+    return candidates.kl_divergences(logits, target, slots.log_sums, objective.power)
 
 
 def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> torch.Tensor:

@@ -118,9 +118,9 @@ class DraftPlan:
                            "divergence)",
                            choices=("tokens", "p", "p_alpha"))
     alpha: float = identity("exponent for target=p_alpha", gt=0)
-    loss_ids: int | None = identity("for target=tokens, number of ids over which the loss normalises besides those of the "
-                                    "step: half are the most frequent ones, half are random and stand for the rest; null = "
-                                    "all ids", ge=2, off=None)
+    loss_ids: int | None = identity("number of ids over which the loss normalises besides those of the step: half are the "
+                                    "most frequent ones, half are random and stand for the rest; null = all ids", ge=2,
+                                    off=None)
     init: str | None = identity("folder of a draft with the same shape, whose weights the training starts from; null starts "
                                 "from random weights", off=None)
     anchors: int = identity("blocks per sequence in a step, chosen at random in every epoch", ge=1)
@@ -137,8 +137,8 @@ class DraftPlan:
     precision: str = identity("number format of the forward pass; the weights are kept in float32",
                               choices=("float32", "bfloat16"))
     seed: int = identity("seed of the initial weights, prompts, responses, order and anchors")
-    keep_features: bool = runtime("for target=tokens, keep the target's features of all training responses in memory after "
-                                  "the first epoch; false reads the target again in every step")
+    keep_features: bool = runtime("keep the target's features of all training responses in memory after the first epoch; "
+                                  "false reads the target again in every step")
     rows_at_once: int | None = runtime("sequences in one forward, to limit memory; null uses all", ge=1)
     evaluate_every: int = runtime("steps between evaluations and checkpoints", ge=1)
     num_threads: int | None = runtime("number of CPU threads; null uses the hardware setting", ge=1)
@@ -163,11 +163,6 @@ class DraftPlan:
         self.hardware.check(self)
         _check_shape(self.shape, self.model.num_layers())
         self.heads.check(self)
-        if self.target != "tokens":
-            for field, off in (("loss_ids", None), ("keep_features", False)):
-                if getattr(self, field) != off:
-                    raise ConfigError(field, getattr(self, field), f"{'null' if off is None else 'false'} with "
-                                      f"target={self.target}, which needs the target's probability of every id")
         if not self.steps and self.init is None:
             raise ConfigError("steps", 0, "a number >= 1, or 0 with init=FOLDER, to evaluate a draft")
         if self.init is not None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from dflash_mcmc.bench import assisted, at_size, decoders, equal_chains, measure, published, random_checkpoint
+from dflash_mcmc.bench import assisted, at_size, decoders, equal_chains, measure, published, random_checkpoint, serving
 from dflash_mcmc.bench.__main__ import Bench, main, table
 from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.inference.speculative.dflash import checkpoint
@@ -195,3 +195,20 @@ def test_random_drafts_load(tmp_path, drafted):
     random_checkpoint.write(tmp_path / "made", Path(drafted.draft.path) / "config.json", dtype=torch.float32)
     made = checkpoint.load(tmp_path / "made", None, "cpu")
     assert made.shape == checkpoint.load(Path(drafted.draft.path), None, "cpu").shape
+
+
+@pytest.mark.slow
+def test_the_server_is_compared_with_sample(monkeypatch):
+    """Greedy answers that differ from those of `dflash_mcmc.sample` are an error of the measurement."""
+    monkeypatch.setattr(serving, "_CLIENTS", (1, 3))
+    monkeypatch.setattr(serving, "_A_CLIENT", {1: 1, 3: 2})
+    monkeypatch.setattr(serving, "_TURNS", 1)
+    subject = subject_of("tiny", 64)._replace(horizon=12)
+    rows = serving.server(subject, SMALL)
+    assert [(row["clients"], row["sampler"], row["requests"]) for row in rows] == [
+        (1, "greedy", 1), (1, "power_mh", 1), (3, "greedy", 6), (3, "power_mh", 6)]
+    assert all(row["server / sample"] > 0 for row in rows)
+    monkeypatch.setattr(serving, "_sampled", lambda *_: serving._LoadSpent(1.0, 1, ["another"]))
+    with pytest.raises(RuntimeError, match="greedy answers are not those"):
+        serving.server(subject, SMALL)
+    assert serving.server(subject_of("mid", 12), SMALL) == []

@@ -199,6 +199,30 @@ def test_memory_gb_is_the_memory_of_keys_and_values(make_config):
     assert dict(settings.more)["enforce_eager"] is True
 
 
+def test_the_default_on_a_cpu_is_what_the_chains_need(make_config, monkeypatch):
+    """Twice all requests at full length in whole blocks; a share of the free memory where that is less."""
+    def found(*overrides, length=500, requests=8):
+        config = make_config(*SMALL, *overrides)
+        return starting.settings(config.engine, config, config.engine.load(config, "cpu"), length, requests).kv_cache_bytes
+
+    monkeypatch.setattr(starting.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
+    each = found(length=32, requests=1) // (2 * 32)
+    assert each == make_config(*SMALL).model.load("cpu").cache_shape.token_bytes()
+    assert found() == 2 * 8 * 512 * each
+    assert found("engine.block_size=64", length=65, requests=1) == 2 * 128 * each
+    assert found("engine.pipeline_parallel_size=2") == found() // 2
+    assert found(requests=10**6) == 250_000_000
+    assert found("hardware.memory_gb=0.25") == 250_000_000
+
+
+def test_whole_experts_are_refused_on_a_cpu(make_config):
+    """vLLM's kernel for experts on a CPU does not look at the map of experts, and reads beyond the weights."""
+    config = make_config(*SMALL, "engine.enable_expert_parallel=true", "engine.tensor_parallel_size=2")
+    target = config.engine.load(config, "cpu")
+    with pytest.raises(UserError, match=r"engine.enable_expert_parallel: given True; allowed: false on a CPU, where vLLM"):
+        starting.settings(config.engine, config, target, 500, 8)
+
+
 def test_a_blend_becomes_a_model_class_of_its_families(make_config):
     config = make_config(*SMALL, "blend=layer", "blend.layer=-2")
     target = config.engine.load(config, "cpu")

@@ -10,7 +10,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import planning, snapshot, work
 from dflash_mcmc.grid.folder import Grid, Point
 from dflash_mcmc.process.stopping import Stopped
-from dflash_mcmc.run.loop import RunResult
+from dflash_mcmc.run.result import RunResult
 from dflash_mcmc.run.tracking import readable_name, tags
 
 

@@ -7,9 +7,14 @@ import pytest
 import dflash_mcmc
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.harness.lm_eval.arguments import chosen, request
+from dflash_mcmc.harness import arguments
+from dflash_mcmc.harness.lm_eval.requests import request
 
 TINY = str(PACKAGE / "assets/tiny")
+
+
+def chosen(given: dict) -> arguments.ModelArguments:
+    return arguments.chosen(given, ("pretrained",), "model_args")
 
 
 def test_model_args_are_fields_of_a_run():

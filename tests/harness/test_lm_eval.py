@@ -21,6 +21,8 @@ from dflash_mcmc.harness.lm_eval.model import DflashMcmcLM  # noqa: E402
 
 TINY = str(PACKAGE / "assets/tiny")
 PAGE = ROOT / "docs/howto/evaluation-harnesses.md"
+GSM8K = [json.loads(line) for line in (PACKAGE / "assets/real/gsm8k.jsonl").read_text().splitlines()[:4]]
+SMOLLM2 = ROOT / "outputs/models/smollm2"
 ROWS = [json.loads(line) for line in (PACKAGE / "assets/arith.jsonl").read_text().splitlines()[:6]]
 
 
@@ -41,8 +43,12 @@ def ours() -> DflashMcmcLM:
 
 @pytest.fixture(scope="module")
 def theirs(ours) -> HFLM:
-    """lm_eval's model, which gives probability to ids that the tokenizer does not have; the fixture leaves them out."""
-    model = HFLM(pretrained=TINY, device="cpu", dtype="float32", batch_size=4, max_length=ours.max_length)
+    return hf(TINY, ours.max_length)
+
+
+def hf(folder: str, max_length: int) -> HFLM:
+    """lm_eval's model, which gives probability to ids that the tokenizer does not have; these are left out."""
+    model = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=4, max_length=max_length)
     known, call = len(model.tokenizer), model._model_call
 
     def of_known(*given, **named):
@@ -71,6 +77,24 @@ def test_greedy_texts_are_those_of_hf(ours, theirs, until):
     assert found == theirs.generate_until(requests("generate_until", asked), disable_tqdm=True)
     assert sum(map(bool, found[::2])) >= 5
     assert not [text for text in found for string in until if string in text]
+
+
+@pytest.mark.parametrize("folder", [TINY, pytest.param(str(SMOLLM2), marks=pytest.mark.skipif(
+    not SMOLLM2.is_dir(), reason="python -m dflash_mcmc.fetch smollm2 has not been run"))])
+def test_greedy_texts_of_gsm8k_are_those_of_hf(folder):
+    """Few-shot prompts as in lm_eval's task `gsm8k`, whose answers go on to another question, and chat prompts."""
+    ours = DflashMcmcLM(pretrained=folder, **{"model.dtype": "float32"})
+    theirs = hf(folder, ours.max_length)
+    shots = [f"Question: {row['question']}\nAnswer:" for row in GSM8K]
+    before = f"{shots[0]} {GSM8K[0]['answer']}\n\n"
+    kwargs = {"until": ["Question:", "</s>", "<|im_end|>"], "do_sample": False, "max_gen_toks": 48}
+    asked = [(text, kwargs) for shot, row in zip(shots[1:], GSM8K[1:], strict=True)
+             for text in (before + shot, chat(ours, row))]
+    found = ours.generate_until(requests("generate_until", asked), disable_tqdm=True)
+    expected = theirs.generate_until(requests("generate_until", asked), disable_tqdm=True)
+    assert [ours.tok_encode(text) for text in found] == [ours.tok_encode(text) for text in expected]
+    assert found == expected
+    assert sum(map(bool, found)) >= len(found) // 2
 
 
 def test_log_likelihoods_are_those_of_hf(ours, theirs):

@@ -26,7 +26,7 @@ def test_held_out_problems_are_in_no_training_part(tmp_path):
     training, last = found[""][:-14], found[""][-14:]  # 4 + 4 + 2 + 4 held-out ones, fewer than in the whole files
     held_out = [text for part in ("gsm8k", "math", "text") for text in found[part][4:]]
     assert (len(found["gsm8k"]), len(found["math"]), len(found["text"])) == (8, 8, 66)
-    assert len(training) == 1200 + 400 + 124 + 240
+    assert len(training) == 3 * (1200 + 400) + 2 * 124 + 240  # every problem in each of its forms
     assert set(last) <= set(held_out)
     assert not set(training) & set(held_out)
     assert any("question {0}" in text for text in training)

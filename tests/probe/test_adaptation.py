@@ -80,6 +80,15 @@ def test_tables_equal_those_of_the_records(result):
     assert (found.folder / "fig_adaptation.png").stat().st_size > 10_000
 
 
+def test_target_and_draft_may_have_different_dtypes(result, tmp_path):
+    config = changed(composed(tmp_path, *RUN, "model.dtype=bfloat16", "draft.dtype=float32"), limit=1, modes=["context"])
+    (found,), (exact, _) = measured(config), records(result[1].folder)
+    for name, entry in found["settings"].items():
+        assert sum(gained for _, gained in entry["blocks"]) == found["num_tokens"]
+        assert np.abs(np.subtract(entry["log_q"][:7], exact["settings"][name]["log_q"][:7])).max() < 0.5
+    assert found["log_p"] != exact["log_p"]
+
+
 def test_a_change_is_paired():
     """Both drafts gain equally on every problem, so that the change has no spread although tau has."""
     problems, tokens = Clusters(range(4)), [10, 20, 30, 40]

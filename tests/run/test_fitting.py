@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import dflash_mcmc
+from dflash_mcmc.__main__ import checked
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.table import overall
+from dflash_mcmc.run import estimate
 from dflash_mcmc.run.fitting import fit
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
@@ -58,6 +60,17 @@ def test_the_run_goes_on_and_the_length_is_in_the_record(make_config, problems, 
     assert without_times(read_records(alone.folder)) == [record for record in records if record not in long]
     assert "too long" not in overall([alone.folder])
     assert execute(make_config(*QUICK, problems, "dataset.id_field=id")).num_new == 0
+
+
+@pytest.mark.parametrize("method", [QUICK, ("probe=layer_rank", "dataset=jsonl", "dataset.solution_field=solution")],
+                         ids=["samples", "probe"])
+def test_a_dry_run_counts_the_cost_of_the_problems_that_fit(problems, method):
+    """Its table is that of the problems that fit alone, whose estimates are all the same."""
+    def rows(*ids: str) -> list[str]:
+        shown = estimate.of(checked([*method, problems, "dataset.id_field=id", "tracker=none", "dry_run=true", *ids]))
+        return shown.split("\n\n")[0].splitlines()
+
+    assert rows() == rows("dataset.ids=[a,b]") != rows("dataset.ids=[a]")
 
 
 def test_a_run_continues_where_only_long_problems_are_left(make_config, problems):

@@ -99,12 +99,12 @@ def test_memory_that_does_not_suffice_is_refused(capsys, monkeypatch):
 def test_a_dry_run_prints_the_memory_of_its_largest_engine(make_config):
     jobs = [Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true", "hardware.memory_gb=2", *more))
             for more in ((), ("hardware.num_slots=null", "num_chains=30"), ("hardware.kv_cache=paged", "num_chains=9"))]
-    slots = [preflight.check([job]) for job in jobs]
+    slots = [preflight.check([job])[0] for job in jobs]
     assert [line.split(" slots of ")[0].split()[-1] for line in slots] == ["2", "60", "18"]
     assert all(line.startswith("memory: weights 6.5") for line in slots)
     assert all(line.endswith(" of 2.00 GB") for line in slots)
-    assert preflight.check(jobs) == slots[1]
-    assert preflight.check([Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true"))]) is None
+    assert preflight.check(jobs)[0] == slots[1]
+    assert preflight.check([Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true"))])[0] is None
 
 
 def test_a_head_without_a_copy_takes_less_memory(make_config):

@@ -9,9 +9,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import openai
@@ -42,14 +44,15 @@ def asked(port: int, **body: object) -> http.client.HTTPConnection:
     return connection
 
 
-def wait_until_live(port: int) -> None:
-    while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+def health(port: int) -> dict:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("GET", "/health")
-        found = json.loads(connection.getresponse().read())
-        connection.close()
-        if found["live"]:
-            return
+        return json.loads(connection.getresponse().read())
+
+
+def wait_until_live(port: int) -> None:
+    while not health(port)["live"]:
+        pass
 
 
 def test_the_first_sigterm_finishes_the_requests():
@@ -98,6 +101,61 @@ def test_64_clients_at_once_get_the_answers_of_one():
         found = asyncio.run(all_of(port))
         assert found == found[:8] * 8
         assert len(set(found)) > 1
+
+
+def test_sigterm_finishes_the_requests_of_64_clients():
+    with serving("condition=ps", "sampler.num_steps=4", "hardware.num_slots=16") as (process, port):
+        connections = [asked(port, seed=number) for number in range(64)]
+        while health(port)["waiting"] + health(port)["live"] < 64:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        while "stopping" not in process.stderr.readline():
+            pass
+        drain = threading.Thread(target=process.stderr.read)
+        drain.start()
+        replies = [connection.getresponse() for connection in connections]
+        assert [reply.status for reply in replies] == [200] * 64
+        assert all(json.loads(reply.read())["choices"][0]["finish_reason"] in ("stop", "length") for reply in replies)
+        assert process.wait(60) == 0
+        drain.join()
+        with pytest.raises(ConnectionRefusedError):
+            health(port)
+
+
+def test_bodies_of_10_megabytes():
+    """Beyond the limit of bodies, and within it beyond the limit of prompts. Other clients get their answers meanwhile."""
+    with serving("condition=greedy") as (_, port):
+        reply = asked(port, prompt="x" * 10_000_000).getresponse()
+        assert (reply.status, json.loads(reply.read())["error"]["message"].partition(":")[0]) == (413, "body")
+        assert asked(port).getresponse().status == 200
+    with serving("condition=greedy", "serve.max_body_bytes=20000000") as (_, port):
+        large = [asked(port, prompt="pen s " * 1_700_000), asked(port, prompt=[5] * 3_000_000)]
+        assert asked(port).getresponse().status == 200
+        for connection in large:
+            reply = connection.getresponse()
+            error = json.loads(reply.read())["error"]
+            assert (reply.status, error["param"], len(error["message"]) < 300) == (400, "prompt", True)
+
+
+def test_slow_clients_hold_up_nobody():
+    """200 clients send a part of a header or of a body, and 20 do not read their answers."""
+    with serving("condition=greedy", "serve.header_seconds=3", "serve.body_seconds=3") as (process, port):
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
+        slow = [socket.create_connection(("127.0.0.1", port), timeout=120) for _ in range(200)]
+        for number, connection in enumerate(slow):
+            connection.sendall(head if number % 2 else head[:10])
+        deaf = [asked(port, n=16, logprobs=0) for _ in range(20)]
+        for _ in range(20):
+            assert asked(port).getresponse().status == 200
+        for number, connection in enumerate(slow):
+            assert connection.recv(12) == (b"HTTP/1.1 408" if number % 2 else b"")
+            connection.close()
+        for connection in deaf:
+            connection.close()
+        while health(port)["waiting"] + health(port)["live"]:
+            time.sleep(0.01)
+        assert asked(port).getresponse().status == 200
 
 
 def test_10_000_requests():

@@ -15,10 +15,13 @@ import openai
 import pytest
 
 import dflash_mcmc as dm
+from dflash_mcmc.api.targets import turn_of
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.serve import network, options
 from dflash_mcmc.serve.building import built
 from dflash_mcmc.serve.network import Server
+from dflash_mcmc.types import Trajectory
 from tests import pages
 from tests.conftest import ROOT
 
@@ -65,6 +68,10 @@ class Running:
             connection.request("GET", path)
             reply = connection.getresponse()
             return reply.status, reply.read().decode()
+
+    def held(self) -> contextlib.AbstractContextManager:
+        """A context in which orders wait: this thread has the turn of the model."""
+        return turn_of(self.service._target.decoder).taken(nests=False)
 
     def idle(self) -> bool:
         """Whether the engine has nothing to draw, soon."""
@@ -233,10 +240,37 @@ def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkey
         status, reply = running.post({"messages": [{"role": "user", "content": "x"}]}, "/v1/chat/completions")
         assert (status, reply["error"]["param"]) == (400, "messages")
     with monkeypatch.context() as patch:
-        patch.setattr("dflash_mcmc.sampler.power_mh.PowerMH.chain", failing)
+        patch.setattr("dflash_mcmc.inference.scheduler.Scheduler.make_room", failing)
         assert running.post({"prompt": "x"})[0] == 500
         assert running.get("/health")[0] == 503
     assert running.post({"prompt": "x"})[0] == 200
+    assert running.get("/health")[0] == 200
+
+
+def test_a_chain_that_raises_fails_its_request_alone(running, monkeypatch, capfd):
+    """The other request is in the batch before the failing one and ends after it."""
+    def failing(self, prompt, horizon, key):
+        yield Draw(Trajectory.start(prompt), 1, SamplingParams(), key)
+        raise RuntimeError("a failure of the test")
+
+    monkeypatch.setattr("dflash_mcmc.sampler.temperature.Temperature.chain", failing)
+    found: dict[str, tuple[int, dict]] = {}
+    thread = threading.Thread(target=lambda: found.update(good=running.post({"prompt": QUESTION, "seed": 5})))
+    with running.held():
+        thread.start()
+        while not running.service.workers.counts[0]:
+            time.sleep(0.001)
+        bad = threading.Thread(target=lambda: found.update(bad=running.post({"prompt": "x", "sampler": "temperature"})))
+        bad.start()
+        while running.service.workers.counts[0] < 2:
+            time.sleep(0.001)
+    thread.join()
+    bad.join()
+    assert found["bad"][0] == 500
+    assert found["bad"][1]["error"]["message"] == "the sampler failed; the log says why"
+    assert "RuntimeError: a failure of the test" in capfd.readouterr().err
+    assert found["good"][0] == 200
+    assert found["good"][1]["choices"][0]["text"] == samples(QUESTION, chat=False)[0].text
     assert running.get("/health")[0] == 200
 
 

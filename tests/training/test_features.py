@@ -1,4 +1,4 @@
-"""Kept features are those of a reading, each response is read once, and losses with and without them agree."""
+"""What is kept is that of a reading, each response is read once, and losses with and without them agree."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import torch
 
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.training.blocks import Epochs, gather
-from dflash_mcmc.training.features import KeptFeatures
+from dflash_mcmc.training.features import KeptReader, TargetReader
 from dflash_mcmc.training.loss import Objective, loss_sum
 from tests.training.drafts import random_draft, random_responses, random_target
 
 
-def test_losses_with_kept_features_are_those_of_a_reading(monkeypatch):
+@pytest.mark.parametrize("name", ["tokens", "p_alpha"])
+def test_losses_with_kept_features_are_those_of_a_reading(monkeypatch, name):
     target, answers, reads = random_target(), random_responses((13, 9, 27)), []
-    draft, objective = random_draft(target), Objective("tokens", 1.0, 2.0)
-    kept, read = KeptFeatures(target, draft.shape.target_layers), sequences.read
+    draft, objective = random_draft(target), Objective(name, 3.0, 2.0)
+    kept, read = KeptReader(TargetReader(target, draft.shape.target_layers, objective.power)), sequences.read
 
     def counted(model, tokens, layers):
         reads.append(tokens.shape)
@@ -26,12 +27,12 @@ def test_losses_with_kept_features_are_those_of_a_reading(monkeypatch):
     for numbers in ([0, 1], [2, 0], [1, 2, 0], [0, 1]):
         blocks = gather([answers[n] for n in numbers], [np.array([4, 6]) for _ in numbers])
         monkeypatch.setattr(sequences, "read", counted)
-        features = kept(numbers, blocks)
+        known = kept(numbers, blocks)
         monkeypatch.setattr(sequences, "read", read)
-        ours = loss_sum(draft, target, blocks, objective, False, None, features).item()
+        ours = loss_sum(draft, target, blocks, objective, False, None, known).item()
         assert ours == pytest.approx(loss_sum(draft, target, blocks, objective, False).item(), rel=1e-5)
-        first = features if first is None else first
-    assert torch.equal(features, first)
+        first = known if first is None else first
+    assert torch.equal(known.features, first.features)
     assert reads == [(1, 13), (1, 9), (1, 27)]
 
 

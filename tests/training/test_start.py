@@ -113,11 +113,3 @@ def test_without_a_step_the_start_is_evaluated(plan, capsys):
     assert not list(responses_folder(given).glob("training/*.npz"))
     with refused("allowed: a number >= 1, or 0 with init=FOLDER", start="steps: given 0"):
         plan("steps=0")
-
-
-def test_a_loss_over_some_ids_is_for_tokens_alone(plan):
-    plan("loss_ids=64")
-    with refused("loss_ids: given 64; allowed: null with target=p"):
-        plan("loss_ids=64", "target=p")
-    with refused("keep_features: given True; allowed: false with target=p_alpha"):
-        plan("keep_features=true", "target=p_alpha")

@@ -47,16 +47,22 @@ NEEDS_TORCHVISION = ("qwen3_5",)
 """Families whose class in vLLM imports torchvision. `make vllm` runs them with tests/vllm/torchvision_on_a_cpu.py."""
 
 
+def random_of(family: str, **changes):
+    """A model with random weights, in float32."""
+    model_class, config_class, values, _, _ = FAMILIES[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, model_class)(getattr(transformers, config_class)(**{**values, **changes})).eval()
+        model.get_output_embeddings().weight.data.mul_(20.0)
+    return model
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_p_is_that_of_transformers(tmp_path, family):
     if family in NEEDS_TORCHVISION and importlib.util.find_spec("torchvision") is None:
         pytest.skip("vLLM's class imports torchvision: make vllm")
-    model_class, config_class, values, dtype, tolerance = FAMILIES[family]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = getattr(transformers, model_class)(getattr(transformers, config_class)(**values)).eval()
-        model.get_output_embeddings().weight.data.mul_(20.0)
-    model = model.to(getattr(torch, dtype))
+    *_, dtype, tolerance = FAMILIES[family]
+    model = random_of(family).to(getattr(torch, dtype))
     target = target_of(model, tmp_path, [3])._replace(dtype=dtype)
     engine = engine_of(target, float32_head=dtype != "float32")
     worst, varied = 0.0, set()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,6 +30,10 @@ from tests.vllm.test_blended import WIDE
 TINY = PACKAGE / "assets" / "tiny"
 RUN = ("engine=vllm", "sampler=power_mh", "dataset.limit=6", "num_chains=2", "dataset.max_new_tokens=48", "tracker=none",
        "hardware.memory_gb=0.1", "hardware.num_slots=4", "seed=3")
+MANY = 24
+SHORT = (f"dataset.limit={MANY}", "sampler=temperature", "dataset.max_new_tokens=16", "num_chains=1", "hardware.num_slots=1")
+"""One sample after another, so many that the run goes on after its first one is seen on a busy machine."""
+TWO = ("engine.tensor_parallel_size=2",)
 
 
 def test_preemption_changes_no_token(tmp_path):
@@ -62,6 +67,14 @@ def test_the_memory_chooses_the_number_of_chains_of_the_plan(make_config):
     engine = config.engine.start(config, config.engine.load(config, "cpu"), config.assumed.prompt_length,
                                  config.dataset.num_chosen() * config.num_chains)
     assert engine._num_chains == plan.requests
+
+
+def test_the_default_memory_on_a_cpu_holds_all_chains_at_full_length_twice(make_config):
+    config = make_config("engine=vllm", "sampler=greedy", "hardware.device=cpu", "hardware.num_slots=null", "num_chains=1",
+                         "dataset.limit=12", "dataset.max_new_tokens=100")
+    engine = config.engine.start(config, config.engine.load(config, "cpu"), config.assumed.prompt_length, 12)
+    assert engine._num_chains == 12
+    assert 23.5 < engine._core.capacity() <= 24
 
 
 class Preemptions:
@@ -152,8 +165,8 @@ FAILURES = {signal.SIGKILL: "error: engine: worker 1 of 2 of vLLM has ended with
 def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, monkeypatch, sent):
     """Tensor parallelism by two processes. Another run, with one process, draws what is missing."""
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "120")
-    few = ("sampler=temperature", "dataset.max_new_tokens=3", "num_chains=1", "hardware.num_slots=1")
-    process = start(tmp_path, *few, "engine.tensor_parallel_size=2")
+    segments = set(scratch.SEGMENTS.glob("vllm_dist_*"))  # other processes have some
+    process = start(tmp_path, *SHORT, *TWO)
     while process.poll() is None and not recorded(tmp_path):
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -165,14 +178,40 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
     assert line.startswith(FAILURES[sent])
     _, left = psutil.wait_procs(children, timeout=10)
     assert not left
-    assert not list(scratch.SEGMENTS.glob("vllm_dist_*"))
+    assert set(scratch.SEGMENTS.glob("vllm_dist_*")) <= segments
     before = recorded(tmp_path)
-    assert 0 < len(before) < 6
-    output, _ = (process := start(tmp_path, *few)).communicate(timeout=300)
+    assert 0 < len(before) < MANY
+    output, _ = (process := start(tmp_path, *SHORT)).communicate(timeout=300)
     assert process.returncode == 0, output
     after = recorded(tmp_path)
     assert before.items() <= after.items()
-    assert len(after) == 6
+    assert len(after) == MANY
+
+
+def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_memory(tmp_path, monkeypatch):
+    """Tensor parallelism: the workers notice, and the same command removes their segments and draws what is missing."""
+    temporary = Path(tempfile.mkdtemp())  # a path that is short enough for sockets
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    segments = set(scratch.SEGMENTS.glob("vllm_dist_*"))
+    process = start(tmp_path, *SHORT, *TWO)
+    while process.poll() is None and not recorded(tmp_path):
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert sum("Worker_TP" in " ".join(child.cmdline()) for child in children) == 2
+    process.kill()
+    process.communicate(timeout=120)  # the workers share its output
+    _, left = psutil.wait_procs(children, timeout=60)
+    assert not left
+    before = recorded(tmp_path)
+    assert 0 < len(before) < MANY
+    output, _ = (process := start(tmp_path, *SHORT, *TWO)).communicate(timeout=500)
+    assert process.returncode == 0, output
+    after = recorded(tmp_path)
+    assert before.items() <= after.items()
+    assert len(after) == MANY
+    assert set(scratch.SEGMENTS.glob("vllm_dist_*")) <= segments
+    assert not list(temporary.glob("dflash_mcmc-vllm-*"))
+    shutil.rmtree(temporary)
 
 
 def test_a_process_of_two_that_dies_leaves_its_samples_to_the_other(tmp_path, monkeypatch):

@@ -13,9 +13,12 @@ from tests.inference.test_batched import PROMPTS, SAMPLERS, STOPS
 from tests.targets import random_model
 from tests.vllm.running import TOLERANCE, Comparison, engine_of, target_of
 from tests.vllm.test_blended import WIDE
+from tests.vllm.test_families import random_of
 
 EAGER = (("block_size", 32), ("enforce_eager", True))
-WAYS = {"tensor": (("tensor_parallel_size", 2),), "pipeline": (("pipeline_parallel_size", 2),)}
+TENSOR = (("tensor_parallel_size", 2),)
+WAYS = {"tensor": ("qwen3", TENSOR), "pipeline": ("qwen3", (("pipeline_parallel_size", 2),)), "experts": ("qwen3_moe", TENSOR)}
+"""A model and what is shared. With experts each process has a part of each one: vLLM has no whole ones on a CPU."""
 
 
 def workers_of(parent: psutil.Process) -> list[psutil.Process]:
@@ -30,14 +33,18 @@ def workers_of(parent: psutil.Process) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_draw_the_tokens_of_one(tmp_path, way):
-    target = target_of(random_model("qwen3", **{**WIDE, "num_key_value_heads": 2}), tmp_path, STOPS)
+    family, shared = WAYS[way]
+    heads = {"num_key_value_heads": 2}
+    model = random_model("qwen3", **{**WIDE, **heads}) if family == "qwen3" else random_of(family, **heads)
+    target = target_of(model, tmp_path, STOPS if family == "qwen3" else [3])
 
     def chains():
-        return [(index, SAMPLERS["power_mh_early"].chain(prompt, 6, Key(index))) for index, prompt in enumerate(PROMPTS[:2])]
+        return [(index, SAMPLERS["power_mh_early"].chain(prompt % target.vocab_size, 6, Key(index)))
+                for index, prompt in enumerate(PROMPTS[:2])]
 
     one = {done.tag: done for done in engine_of(target).run(chains())}
     segments = set(scratch.SEGMENTS.glob("vllm_dist_*"))
-    two = {done.tag: done for done in engine_of(target, more=EAGER + WAYS[way]).run(chains())}
+    two = {done.tag: done for done in engine_of(target, more=EAGER + shared).run(chains())}
     workers = workers_of(psutil.Process())
     assert len(workers) == 2
     core.close_shared()

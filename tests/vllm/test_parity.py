@@ -18,6 +18,7 @@ from dflash_mcmc.ops import Draw, SamplingParams, Score, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.inference.test_batched import SAMPLERS, power_mh
+from tests.vllm.guided import GuidedReference, recorded
 from tests.vllm.running import TOLERANCE, Comparison, engine_of, saved
 
 SMOL = Path(os.environ.get("DFLASH_MCMC_SMOLLM2", "missing"))
@@ -69,11 +70,11 @@ def test_stop_strings_end_as_in_the_reference(embedded, name):
     assert True in ends  # some end at a string
 
 
-def model_of(model):
+def model_of(model, folder: Path = PACKAGE / "assets" / "tiny"):
     """The model of transformers, which a LanguageModel has in parts."""
     import transformers
 
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(PACKAGE / "assets" / "tiny").eval()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     assert loaded.config.vocab_size == model.vocab_size
     return loaded
 
@@ -83,21 +84,43 @@ def chains(sampler, prompts, number: int, horizon: int):
             for index, prompt in enumerate(prompts) for chain in range(number)]
 
 
-@pytest.mark.parametrize("early_reject", ["off", "exact"])
-@pytest.mark.parametrize("folder", [PACKAGE / "assets" / "tiny", pytest.param(SMOL, marks=pytest.mark.skipif(
+@pytest.fixture(scope="module", params=[PACKAGE / "assets" / "tiny", pytest.param(SMOL, marks=pytest.mark.skipif(
     not SMOL.is_dir(), reason="DFLASH_MCMC_SMOLLM2 names no checkpoint of SmolLM2"))], ids=["embedded", "smollm2"])
-def test_fifty_chains_decide_as_the_engine_of_slots(folder, early_reject):
-    model, target, prompts = load(folder)
-    sampler = power_mh(alpha=4.0, num_blocks=4, num_steps=4, early_reject=early_reject, proposal="matched")
-    longest = max(map(len, prompts)) + HORIZON
-    slots = {done.tag: done for done in BatchedEngine(model, NoBlend(), 25, longest).run(chains(sampler, prompts, 5, HORIZON))}
-    engine = engine_of(target, 25, max_num_seqs=32, max_model_len=longest)
-    results = {done.tag: done for done in engine.run(chains(sampler, prompts, 5, HORIZON))}
-    found = Comparison.of(results, lambda tag: slots[tag].result)
-    print(found)
-    assert found.chains == 50
-    assert found.equal >= 49  # a near-tie may differ by rounding
-    assert found.log_p < TOLERANCE
+def fifty(request):
+    """Model, target, prompts, and 50 chains of the engine of slots, which are also the guesses for the reference engine."""
+    model, target, prompts = load(request.param)
+    answers: dict[tuple[int, int], list[Trajectory]] = {}
+    asked = [(tag, recorded(chain, answers.setdefault(tag, [])))
+             for tag, chain in chains(fifty_of("off"), prompts, 5, HORIZON)]
+    slots = {done.tag: done.result for done in BatchedEngine(model, NoBlend(), 25, longest(prompts)).run(asked)}
+    whole, reference, forwards = model_of(model, request.param), {}, 0
+    for tag, chain in chains(fifty_of("off"), prompts, 5, HORIZON):
+        engine = GuidedReference(whole, model, answers[tag])
+        reference[tag], forwards = engine.run(chain), forwards + engine.forwards
+    print("forwards of the reference engine for other tokens than those of slots:", forwards)
+    return target, prompts, slots, reference
+
+
+def fifty_of(early_reject: str):
+    return power_mh(alpha=4.0, num_blocks=4, num_steps=4, early_reject=early_reject, proposal="matched")
+
+
+def longest(prompts) -> int:
+    return max(map(len, prompts)) + HORIZON
+
+
+@pytest.mark.parametrize("early_reject", ["off", "exact"])
+def test_fifty_chains_decide_as_the_reference_and_the_engine_of_slots(fifty, early_reject):
+    """Early rejection changes no decision, so that the reference, which has none, is that of both."""
+    target, prompts, *others = fifty
+    engine = engine_of(target, 25, max_num_seqs=32, max_model_len=longest(prompts))
+    results = {done.tag: done for done in engine.run(chains(fifty_of(early_reject), prompts, 5, HORIZON))}
+    for name, expected in zip(("slots", "reference"), others, strict=True):
+        found = Comparison.of(results, expected.__getitem__)
+        print(early_reject, name, found)
+        assert found.chains == 50
+        assert found.equal >= 49  # a near-tie may differ by rounding
+        assert found.log_p < TOLERANCE
     assert any(done.result.abandoned for done in results.values()) == (early_reject == "exact")
     assert sum(done.cost.tokens_skipped for done in results.values()) > 0
 

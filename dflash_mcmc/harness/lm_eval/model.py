@@ -17,7 +17,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from dflash_mcmc.api import LoadedEngine
 from dflash_mcmc.data import template_limits
 from dflash_mcmc.errors import ConfigError, UserError, note
-from dflash_mcmc.harness.lm_eval.arguments import GenerationSettings, chosen, request
+from dflash_mcmc.harness.arguments import chosen
+from dflash_mcmc.harness.lm_eval.requests import GenerationSettings, request
 
 _NO_LIMIT = 2048
 """`max_length` of a model without a limit, as in lm_eval."""
@@ -44,7 +45,7 @@ class DflashMcmcLM(TemplateLM):
     def __init__(self, *, max_length: int | None = None, enable_thinking: bool | None = None, batch_size: Any = None,
                  max_batch_size: Any = None, device: str | None = None, **fields: Any):
         super().__init__()
-        self._args = chosen(fields)
+        self._args = chosen(fields, ("pretrained", "max_length", "enable_thinking"), "model_args")
         config = self._args.config
         self._engine = LoadedEngine(config.model, engine=config.engine, hardware=config.hardware)
         self.tokenizer = config.model.tokenizer()

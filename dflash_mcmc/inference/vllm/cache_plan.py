@@ -58,7 +58,8 @@ class CachePlan(NamedTuple):
 
 def of(engine: Vllm, config: Config, shape: TargetShape) -> CachePlan:
     """The plan. Raises ConfigError if `hardware.memory_gb` does not hold the longest sequence."""
-    each, weights = _token_bytes(engine, shape), shape.weight_bytes()
+    text = shape._replace(config=shape.config.get_text_config())
+    each, weights = starting.token_bytes(engine, text.cache_shape), shape.weight_bytes()
     horizon, prompt, block = config.dataset.max_new_tokens, config.assumed.prompt_length, engine.block_size or _BLOCK
     longest = -(-(prompt + horizon) // block) * block
     slots, width, memory_gb = config.hardware.num_slots, config.sampler.width(), config.hardware.memory_gb
@@ -73,10 +74,3 @@ def of(engine: Vllm, config: Config, shape: TargetShape) -> CachePlan:
                      None if weights is None else weights // (engine.pipeline_parallel_size * engine.tensor_parallel_size),
                      slots is None, memory)
 
-
-def _token_bytes(engine: Vllm, shape: TargetShape) -> int:
-    """Bytes of the keys and values of a token on each device."""
-    shape = shape._replace(config=shape.config.get_text_config())
-    parts = engine.pipeline_parallel_size * min(engine.tensor_parallel_size, shape.cache_shape.num_heads)
-    each = shape.cache_shape.token_bytes() // parts
-    return each // shape.dtype.itemsize if engine.kv_cache_dtype.startswith("fp8") else each

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import math
 import signal
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -69,12 +70,16 @@ class VllmCore:
         arguments = settings.arguments()  # a mistake in it is ours, and nothing that vLLM refuses
         self._scratch = Scratch()
         try:
+            if settings.num_workers() > 1:
+                self._scratch.check_sockets()
             with self._scratch.used():
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
                 if arguments.get("pipeline_parallel_size", 1) > 1:
                     self._engine.collective_rpc("dflash_mcmc_prepare")
-        except (ValueError, RuntimeError, NotImplementedError, TypeError, AssertionError, ImportError, KeyError) as error:
+        except BaseException as error:
             self._scratch.remove()
+            if not is_refusal(error):
+                raise
             raise UserError(f"engine: vLLM refuses {settings.model!r}: {one_line(error)}") from error
         atexit.register(self.close)
 
@@ -122,13 +127,18 @@ class VllmCore:
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """Ends the engine and raises UserError for whatever vLLM raises. Recorded samples are safe."""
+        """Ends the engine and raises UserError for whatever vLLM raises. Recorded samples are safe.
+
+        What this package's code raises inside vLLM stays what it is.
+        """
         try:
             yield
         except Exception as error:
             self._has_failed, reason = True, self._reason(error)
             with contextlib.suppress(Exception):  # what has failed may fail to close; its workers are ended first
                 close_shared()
+            if is_of_this_package(error):
+                raise
             raise UserError(f"engine: {reason}; the same command draws what is missing") from error
 
     def _reason(self, error: Exception) -> str:
@@ -177,6 +187,34 @@ def _patience() -> float:
     from vllm import envs
 
     return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
+
+
+REFUSALS = (ValueError, RuntimeError, NotImplementedError, AssertionError, ImportError, KeyError, TypeError)
+"""What vLLM's code raises at its start where it cannot run a model or a setting; a worker's failure is a plain Exception."""
+_PACKAGE = __name__.partition(".")[0]
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an exception of vLLM's start means that vLLM cannot run the model or a setting, and is no fault of this package.
+
+    Only what vLLM's code raises is taken for a refusal. A call that does not fit its signature is raised in the caller.
+    """
+    return (isinstance(error, REFUSALS) or type(error) is Exception) and _raised_by(error) == "vllm"
+
+
+def is_of_this_package(error: Exception) -> bool:
+    """Whether this package's code, called by vLLM, raised an exception, or called another library that did."""
+    return _raised_by(error) == _PACKAGE
+
+
+def _raised_by(error: BaseException) -> str | None:
+    """`vllm` or this package: which one has the innermost frame of an exception. None for neither.
+
+    The frames of this module are left out: they call vLLM. An exception of a worker in another process has no frame of it.
+    """
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [module.partition(".")[0] for module in modules if module != __name__]
+    return next((name for name in reversed(names) if name in ("vllm", _PACKAGE)), None)
 
 
 def one_line(error: BaseException) -> str:

@@ -41,6 +41,11 @@ class VllmSettings(NamedTuple):
     architecture: str | None = None
     more: tuple[tuple[str, Any], ...] = ()
 
+    def num_workers(self) -> int:
+        """Processes, or GPUs, that share a copy of the model."""
+        more = dict(self.more)
+        return more.get("tensor_parallel_size", 1) * more.get("pipeline_parallel_size", 1)
+
     def arguments(self) -> dict[str, Any]:
         """Arguments of vLLM's `EngineArgs`.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.inference.target_shape import TargetShape
 from dflash_mcmc.inference.vllm.settings import BLENDED, VllmSettings
 from dflash_mcmc.inference.vllm.target import VllmTarget
 from dflash_mcmc.process import ranks
@@ -16,11 +17,12 @@ from dflash_mcmc.registry import name_of
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.vllm import Vllm
+    from dflash_mcmc.inference.cache import CacheShape
 
 _MOST_CHAINS = 256
 """Chains in progress where `hardware.num_slots` is null and the memory holds more."""
 _CPU_SHARE, _CPU_MOST = 0.25, 4 * 10**9
-"""Keys and values on a CPU where `hardware.memory_gb` is null: this share of the free memory, and at most so many bytes."""
+"""The most for keys and values on a CPU where `hardware.memory_gb` is null: a share of the free memory, and so many bytes."""
 
 CPU_BLOCK = 32
 """The smallest block of vLLM's attention on a CPU. Its default of 128 reads most of a proposal's prefix again (LOG.md)."""
@@ -50,11 +52,15 @@ def fitting(chains: int, requests: float, width: int) -> int:
 
 
 def settings(engine: Vllm, config: Config, target: VllmTarget, max_model_len: int, max_num_seqs: int) -> VllmSettings:
-    """What vLLM is started with."""
+    """What vLLM is started with. Raises ConfigError for what it cannot run on this device."""
     on_cpu, blend = target.device == "cpu", _blend(config)
+    if on_cpu and engine.enable_expert_parallel and engine.tensor_parallel_size > 1:
+        raise ConfigError("engine.enable_expert_parallel", True, "false on a CPU, where vLLM gives a worker the numbers of "
+                          "experts that it has not; engine.tensor_parallel_size alone shares each expert")
+    needed = cache_need(engine, target, max_model_len, max_num_seqs) if on_cpu else None
     return VllmSettings(
         model=str(target.folder), dtype=target.dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
-        forbidden=target.forbidden, kv_cache_bytes=_cache_bytes(config.hardware.memory_gb, on_cpu),
+        forbidden=target.forbidden, kv_cache_bytes=_cache_bytes(config.hardware.memory_gb, on_cpu, needed),
         device_ids=None if on_cpu else _devices(target.device, engine.tensor_parallel_size * engine.pipeline_parallel_size),
         float32_head=engine.float32_head and target.dtype != "float32",
         blend=blend, architecture=_architecture(target) if blend else None, more=tuple(_more(engine, on_cpu).items()))
@@ -101,7 +107,31 @@ def _devices(device: str, count: int) -> tuple[int, ...]:
     return tuple(range(number * count, (number + 1) * count))
 
 
-def _cache_bytes(memory_gb: float | None, on_cpu: bool) -> int | None:
+def cache_need(engine: Vllm, target: VllmTarget, max_model_len: int, max_num_seqs: int) -> int | None:
+    """Bytes of keys and values on each device that all requests at full length use, twice; None for recurrent layers.
+
+    Twice, since a proposal begins as the state that it may replace, whose blocks are found again only while they are kept.
+    """
+    import torch
+
+    shape = TargetShape(target.config, torch.device("cpu"), getattr(torch, target.dtype), None).cache_shape
+    if shape.recurrent is not None:
+        return None  # vLLM's pages of states have sizes of their own
+    block = engine.block_size or CPU_BLOCK
+    return 2 * max_num_seqs * (-(-max_model_len // block) * block) * token_bytes(engine, shape)
+
+
+def token_bytes(engine: Vllm, shape: CacheShape) -> int:
+    """Bytes of the keys and values of a token on each device."""
+    parts = engine.pipeline_parallel_size * min(engine.tensor_parallel_size, shape.num_heads)
+    each = -(-shape.token_bytes() // parts)
+    return each // shape.dtype.itemsize if engine.kv_cache_dtype.startswith("fp8") else each
+
+
+def _cache_bytes(memory_gb: float | None, on_cpu: bool, needed: int | None) -> int | None:
     if memory_gb is not None:
         return int(memory_gb * 1e9)
-    return min(_CPU_MOST, int(psutil.virtual_memory().available * _CPU_SHARE)) if on_cpu else None
+    if not on_cpu:
+        return None
+    most = min(_CPU_MOST, int(psutil.virtual_memory().available * _CPU_SHARE))
+    return most if needed is None else min(most, needed)

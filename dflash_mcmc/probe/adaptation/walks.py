@@ -38,7 +38,7 @@ class _Text(NamedTuple):
     start: int
     """Position of the answer's first token."""
     features: torch.Tensor
-    """(1, length, features)."""
+    """(1, length, features), in the draft's dtype."""
     hidden: torch.Tensor
     """(length, hidden), the target's last states."""
 
@@ -66,7 +66,8 @@ class Walker:
         layers = self._drafter.tapped_layers
         tokens = torch.from_numpy(answer.sequence).to(self._target.device)
         reading = sequences.read(self._target, tokens[None], layers)
-        text = _Text(answer.sequence, len(answer.prompt), reading.features(self._target, layers), reading.hidden[0])
+        features = reading.features(self._target, layers).to(self._drafter.dtype)
+        text = _Text(answer.sequence, len(answer.prompt), features, reading.hidden[0])
         frozen = next(iter(self._students.values()))
         found = {FROZEN: self._frozen(frozen, text, Adapter.fresh(frozen.start), Adapter.fresh(frozen.start), 0.0)}
         for name, student in self._students.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.vllm import scratch
 
 
@@ -25,20 +26,23 @@ def places(tmp_path, monkeypatch):
     return temporary, segments
 
 
-def work(segments: Path) -> scratch.Scratch:
-    """What vLLM does when it starts two workers."""
+def work(segments: Path, ended: bool = False) -> scratch.Scratch:
+    """What vLLM does when it starts two workers, which remove their file when both have ended."""
     made = scratch.Scratch()
     with made.used():
         store = Path(tempfile.gettempdir()) / f"vllm_dist_{os.getpid()}"
-    store.touch()
+        store.touch()
+    if ended:
+        store.unlink()
     for rank in range(2):
         (segments / f"{store.name}-tp:0-[0-1]-cpushm_{rank}").touch()
     return made
 
 
-def test_the_end_removes_the_folder_and_its_segments_alone(places):
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_end_removes_the_folder_and_its_segments_alone(places, ended):
     temporary, segments = places
-    made = work(segments)
+    made = work(segments, ended)
     assert tempfile.gettempdir() == str(temporary)
     assert (len(list(temporary.iterdir())), len(list(segments.iterdir()))) == (1, 3)
     made.remove()
@@ -46,8 +50,22 @@ def test_the_end_removes_the_folder_and_its_segments_alone(places):
     assert [segment.name for segment in segments.iterdir()] == ["vllm_dist_other-pp:0-[0-1]-cpushm_0"]
 
 
+def test_a_path_that_is_too_long_for_sockets_is_one_line(places):
+    longest = 107 - 1 - 36 - 1 - len("dflash_mcmc-vllm-12345678")
+    for length in (longest, longest + 1):
+        made = scratch.Scratch()
+        folder, made.folder = made.folder, Path("/" + "x" * (length - 1)) / made.folder.name
+        if length == longest:
+            made.check_sockets()
+        else:
+            with pytest.raises(UserError, match=rf"TMPDIR: given '/x+'; allowed: a folder whose path has at most {longest} b"):
+                made.check_sockets()
+        made.folder = folder
+        made.remove()
+
+
 def _work_and_wait(segments: Path, ready) -> None:
-    work(segments)
+    work(segments, ended=True)
     ready.send(True)
     signal.pause()
 

@@ -11,20 +11,43 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.api.targets import turn_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.serve.answers import Refused, Reply
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
     from dflash_mcmc.inference.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.types import ChainResult, Cost
 
 Start = Callable[[tuple[str, ...]], "ChainRunner"]
+
+
+class DrawnAnswer(NamedTuple):
+    """A drawn answer."""
+
+    result: ChainResult
+    cost: Cost
+    text: str
+    """The text without special tokens, up to a stop string."""
+    finish_reason: str
+    """One of `finishes.REASONS`."""
+
+
+class QueueFull(Exception):
+    """Too many orders wait or are drawn."""
+
+
+class Closing(Exception):
+    """No order is taken any more."""
+
+
+class NotDrawn(Exception):
+    """An order without an answer. The message is one line."""
 
 
 class Order(NamedTuple):
@@ -32,7 +55,8 @@ class Order(NamedTuple):
 
     chain: Callable[[], Chain]
     stop: tuple[str, ...]
-    future: Future[Reply]
+    future: Future[DrawnAnswer]
+    """Gets the answer, or NotDrawn."""
 
 
 class Workers:
@@ -51,10 +75,11 @@ class Workers:
         self._waiting: deque[tuple[int, Order]] = deque()
         self._live: dict[int, Order] = {}
         self._dropped: set[int] = set()
+        self._failures: dict[int, str] = {}
         self._number, self._closing = 0, False
         self._engine: tuple[tuple[str, ...], ChainRunner] | None = None
         self.failing, self.stepped = False, time.monotonic()
-        self._thread = threading.Thread(target=self._work, name="dflash_mcmc serve", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="dflash_mcmc draws", daemon=True)
 
     def prepare(self, stop: tuple[str, ...]) -> None:
         """Starts the engine for stop strings, before the thread. Raises UserError if the memory does not suffice."""
@@ -76,14 +101,14 @@ class Workers:
             return len(self._waiting), len(self._live)
 
     def order(self, orders: Sequence[Order]) -> list[int]:
-        """Takes all orders or none, and returns their numbers. Raises Refused if too many wait or the server stops."""
+        """Takes all orders or none, and returns their numbers. Raises QueueFull, and Closing after `close`."""
         with self._news:
             if self._closing:
-                raise Refused(503, "the server is shutting down")
+                raise Closing("no more answers are drawn")
             known = len(self._waiting) + len(self._live)
             if known + len(orders) > self._max_waiting:
-                raise Refused(429, f"{known} answers wait or are drawn; allowed: at most {self._max_waiting} with those of "
-                              "this request; try again later", code="queue_full")
+                raise QueueFull(f"{known} answers wait or are drawn; allowed: at most {self._max_waiting} with those of this "
+                                "request; try again later")
             numbers = list(range(self._number, self._number + len(orders)))
             self._number += len(orders)
             self._waiting.extend(zip(numbers, orders, strict=True))
@@ -132,7 +157,7 @@ class Workers:
                     else:
                         self.failing = False
                         self._end(done, runner)
-        except Exception as error:  # whatever fails, the requests get an error and the server stays alive
+        except Exception as error:  # whatever fails in the engine, its orders get an error and the thread stays alive
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
             self._give_up(stop, error)
@@ -147,10 +172,10 @@ class Workers:
                 self._waiting = deque(each for each in self._waiting if each[1].stop != stop)
             self._live.clear()
             self._dropped.clear()
+            self._failures.clear()
         self._release()
-        known = isinstance(error, UserError)
         for order in lost:
-            _set(order.future, Refused(500, str(error) if known else "the engine failed; the server's log says why"))
+            _set(order.future, NotDrawn(_reason(error, "engine")))
 
     def _engine_for(self, stop: tuple[str, ...]) -> ChainRunner:
         if self._engine is None or self._engine[0] != stop:
@@ -166,7 +191,17 @@ class Workers:
     def _arrivals(self, stop: tuple[str, ...], begun: int) -> Iterator[tuple[int, Chain] | None]:
         while True:
             found = self._next(stop, begun)
-            yield None if found is None else (found[0], found[1].chain())
+            yield None if found is None else (found[0], self._guarded(*found))
+
+    def _guarded(self, number: int, order: Order) -> Generator[Any, Any, Any]:
+        """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
+        try:
+            return (yield from order.chain())
+        except Exception as error:  # a sampler may be a plugin
+            if not isinstance(error, UserError):
+                traceback.print_exc(file=sys.stderr)
+            self._failures[number] = _reason(error, "sampler")
+            return None
 
     def _next(self, stop: tuple[str, ...], begun: int) -> tuple[int, Order] | None:
         """The next order of a round; None if there is none now."""
@@ -184,18 +219,23 @@ class Workers:
         with self._news:
             order = self._live.pop(done.tag)
             self._dropped.discard(done.tag)
+        failure = self._failures.pop(done.tag, done.failure)
         if done.result is None:
-            _set(order.future, Refused(500, done.failure))
+            _set(order.future, NotDrawn(failure))
             return
         drawn = done.result.trajectory
         text = runner.model.decode(drawn.tokens)
-        _set(order.future, Reply(done.result, done.cost, text, finishes.of_trajectory(drawn, runner.model.stop_ids)))
+        _set(order.future, DrawnAnswer(done.result, done.cost, text, finishes.of_trajectory(drawn, runner.model.stop_ids)))
 
 
-def _set(future: Future[Reply], outcome: Reply | Refused) -> None:
+def _reason(error: Exception, what: str) -> str:
+    return str(error) if isinstance(error, UserError) else f"the {what} failed; the log says why"
+
+
+def _set(future: Future[DrawnAnswer], outcome: DrawnAnswer | NotDrawn) -> None:
     if not future.set_running_or_notify_cancel():
         return
-    if isinstance(outcome, Reply):
+    if isinstance(outcome, DrawnAnswer):
         future.set_result(outcome)
     else:
         future.set_exception(outcome)

@@ -1,4 +1,4 @@
-"""`--model_args` of lm_eval and `generation_kwargs` of a task, in this package's terms. lm_eval is not imported."""
+"""`generation_kwargs` of a task of lm_eval, in this package's terms. lm_eval is not imported."""
 
 from __future__ import annotations
 
@@ -6,49 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.api.choices import component
-from dflash_mcmc.config.command import compose_once
-from dflash_mcmc.config.overrides import quoted
-from dflash_mcmc.config.schema import Config
-from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, note
+from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.harness.arguments import ModelArguments
 
 if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler
 
-_DRAWING = ("sampler", "condition")
-_FIELDS = ("blend", "decoder", "draft", "engine", "hardware", "model", "seed", *_DRAWING)
-"""Groups and fields of a run that a harness leaves to the model."""
 _MOST = "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"
 """Names of the longest answer, the strongest first, as in lm_eval."""
 _DEFAULT_MOST = 256
 _TRUNCATIONS = ("top_k", "top_p", "min_p", "repetition_penalty")
-
-
-class ModelArguments(NamedTuple):
-    """The configuration of `--model_args`."""
-
-    config: Config
-    has_sampler: bool
-    """Whether a sampler or a condition is given; otherwise each task says how its answers are drawn."""
-
-
-def chosen(given: Mapping[str, Any]) -> ModelArguments:
-    """Composes `pretrained=FOLDER,condition=ps,sampler.alpha=4`, whose fields are those of a run. Raises UserError."""
-    fields = dict(given)
-    overrides = ["tracker=none"]
-    if (folder := fields.pop("pretrained", None)) is not None:
-        overrides += ["model=hf", f"model.path={quoted(str(folder))}"]
-    for name in fields:
-        if name.partition(".")[0] not in _FIELDS:
-            allowed = ("pretrained", "max_length", "enable_thinking", *_FIELDS)
-            raise UserError(f"model_args: given {name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}, and "
-                            "fields such as sampler.alpha")
-    overrides += [f"{name}={_written(value)}" for name, value in fields.items()]
-    config, _ = compose_once("config", overrides, Config)
-    return ModelArguments(config, any(name.partition(".")[0] in _DRAWING for name in fields))
-
-
-def _written(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class GenerationSettings(NamedTuple):

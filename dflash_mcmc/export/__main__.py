@@ -1,0 +1,48 @@
+"""`python -m dflash_mcmc.export RUNS... --to inspect`: runs as logs of inspect_ai, which `inspect view` shows."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.process import program
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits."""
+    program.run(_main, arguments)
+
+
+def _main(arguments: list[str]) -> None:
+    given = _parser().parse_args(arguments)
+    if importlib.util.find_spec("inspect_ai") is None:
+        raise UserError("inspect_ai: is not installed; allowed: pip install 'dflash_mcmc[inspect]'")
+    from dflash_mcmc.harness.inspect_ai import log
+    from dflash_mcmc.report import locate, runs
+
+    found, left_out = runs.read(locate.run_folders(given.runs, given.outputs), given.lenient)
+    for message in left_out:
+        print(f"note: {message}", file=sys.stderr)
+    for run in found:
+        print(log.write(run, given.log_dir, given.format))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = program.OneLineParser("python -m dflash_mcmc.export", description="Writes runs of samples in the format of "
+                                   "another program. Runs stay as they are.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, experiment folder, glob, or W&B run id")
+    parser.add_argument("--to", required=True, choices=["inspect"], help="inspect: a log of inspect_ai for each run")
+    parser.add_argument("--log-dir", type=Path, default=Path("logs"), metavar="FOLDER",
+                        help="folder of the logs, which `inspect view --log-dir` takes; default: logs")
+    parser.add_argument("--format", choices=["eval", "json"], default="eval", help="format of a log; default: eval")
+    parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER",
+                        help="folder that W&B run ids are looked up in; default: outputs")
+    parser.add_argument("--lenient", action="store_true", help="skip corrupt files and lines, and list what was left out")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""A run as a log of inspect_ai. Needs the package inspect_ai."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from inspect_ai.log import (
+    EvalConfig,
+    EvalDataset,
+    EvalLog,
+    EvalMetric,
+    EvalPlan,
+    EvalResults,
+    EvalSample,
+    EvalScore,
+    EvalSpec,
+    EvalStats,
+    write_eval_log,
+)
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageUser,
+    GenerateConfig,
+    ModelOutput,
+    ModelUsage,
+)
+from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score
+
+from dflash_mcmc.config.labels import name_of_path
+from dflash_mcmc.grading import verdicts
+from dflash_mcmc.report.runs import Run
+from dflash_mcmc.statistics.outcomes import outcomes
+from dflash_mcmc.statistics.shares import accuracy
+from dflash_mcmc.store import finishes
+from dflash_mcmc.store.problems import ProblemText, read_problems
+from dflash_mcmc.store.records import Record
+
+_STOP_REASONS = {finishes.STOP_ID: "stop", finishes.STOP_STRING: "stop", finishes.LENGTH: "max_tokens"}
+_VALUES = {verdicts.CORRECT: CORRECT, verdicts.WRONG: INCORRECT}
+"""The value of a score; NOANSWER for all other verdicts, which inspect_ai counts like wrong answers, as reports do."""
+_ELSEWHERE = ("problem", "chain", "text", "gold", "answer", "tokens", "trace", "walk")
+"""Fields of a record that are not in a sample's metadata: they have a place of their own, or are large."""
+
+
+def write(run: Run, folder: Path, form: str) -> Path:
+    """Writes the log of a run, and returns its path. The same run has the same path. Raises UserError, and OSError.
+
+    Args:
+        form: "eval" or "json".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{run.experiment}-{run.digest}.{form}"
+    part = folder / f".{path.stem}.{os.getpid()}.part"
+    try:
+        write_eval_log(log_of(run), part, format="eval" if form == "eval" else "json")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def log_of(run: Run) -> EvalLog:
+    """The log of a run: a sample for each record, whose epoch is the number of the chain from 1 on. Raises UserError."""
+    problems, model = read_problems(run.folder), _model(run.config)
+    samples = [_sample(record, problems.get(record["problem"]), model, str(run.identity.get("grader", "grader")))
+               for record in run.records]
+    status = "success" if run.complete else "cancelled"
+    usage = {model: sum((sample.output.usage for sample in samples if sample.output.usage), ModelUsage())}
+    started = run.sessions[0]["started"]
+    return EvalLog(status=status, eval=_spec(run, model, started), plan=EvalPlan(name=run.label), results=_results(run),
+                   stats=EvalStats(started_at=started, completed_at="", model_usage=usage), samples=samples)
+
+
+def _model(config: Mapping[str, Any]) -> str:
+    model = dict(config.get("model") or {})
+    return f"dflash/{name_of_path(model['path']) if model.get('path') else model.get('name', 'model')}"
+
+
+def _spec(run: Run, model: str, started: str) -> EvalSpec:
+    dataset, config = dict(run.config.get("dataset") or {}), run.config
+    return EvalSpec(
+        eval_id=run.digest, run_id=run.digest, task_id=run.digest, created=started, task=str(dataset.get("name", "task")),
+        task_display_name=f"{dataset.get('name', 'task')} {run.label}", solver=run.label, tags=[run.experiment, run.condition],
+        dataset=EvalDataset(name=str(dataset.get("name")), samples=len(run.problems), sample_ids=list(run.problems)),
+        model=model, config=EvalConfig(epochs=run.num_chains, epochs_reducer=["mean"]),
+        model_generate_config=GenerateConfig(seed=config.get("seed"), max_tokens=dataset.get("max_new_tokens"),
+                                             stop_seqs=list(dataset.get("stop") or []) or None),
+        packages={"dflash_mcmc": version("dflash_mcmc"), "inspect_ai": version("inspect_ai")},
+        metadata={"experiment": run.experiment, "condition": run.condition, "identity": run.identity,
+                  "expected_samples": run.expected})
+
+
+def _results(run: Run) -> EvalResults:
+    """Accuracy over all samples, and its standard error over problems, as inspect_ai computes it after a mean of epochs."""
+    means = outcomes(run.records).correct
+    error = float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
+    metrics = {"accuracy": EvalMetric(name="accuracy", value=accuracy(run.records).value or 0.0),
+               "stderr": EvalMetric(name="stderr", value=error)}
+    name = str(run.identity.get("grader", "grader"))
+    score = EvalScore(name=name, scorer=name, reducer="mean", scored_samples=len(run.problems), metrics=metrics)
+    return EvalResults(total_samples=run.expected or len(run.records), completed_samples=len(run.records), scores=[score])
+
+
+def _sample(record: Record, problem: ProblemText | None, model: str, grader: str) -> EvalSample:
+    asked = problem["question"] if problem else f"(the question of {record['problem']} is not in a run of this version)"
+    why = " ".join(filter(None, [record["verdict"], record.get("rule", ""), record["reason"]]))
+    score = Score(value=_VALUES.get(record["verdict"], NOANSWER), answer=record["answer"], explanation=why)
+    messages: list[ChatMessage] = [ChatMessageUser(content=asked)]
+    output = ModelOutput(model=model)
+    if record["verdict"] not in verdicts.UNDRAWN:
+        answer = ChatMessageAssistant(content=record["text"], model=model, source="generate")
+        messages.append(answer)
+        reason = _STOP_REASONS[finishes.of_record(record)]
+        output = ModelOutput(
+            model=model, choices=[ChatCompletionChoice(message=answer, stop_reason=reason)],  # type: ignore[arg-type]
+            usage=ModelUsage(output_tokens=record["num_tokens"], total_tokens=record["num_tokens"]), time=record["seconds"])
+    metadata = {name: value for name, value in record.items() if name not in _ELSEWHERE}
+    metadata |= {"finish_reason": finishes.of_record(record), **({"prompt": problem["prompt"]} if problem else {})}
+    return EvalSample(id=record["problem"], epoch=record["chain"] + 1, input=asked, target=record["gold"], messages=messages,
+                      output=output, scores={grader: score}, metadata=metadata, total_time=record["seconds"],
+                      model_usage={model: output.usage} if output.usage else {})
