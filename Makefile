@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report real real-short dashboard probes equal-cost test vllm vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train clean
+.PHONY: help install demo report real real-short dashboard probes equal-cost test vllm vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train test-versions release-check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,16 @@ $(HARNESS_READY): pyproject.toml
 harness: $(HARNESS_READY)  ## the tests with lm-evaluation-harness and inspect_ai, in an environment of its own, .venv-harness (minutes)
 	OMP_NUM_THREADS=1 $(HARNESS)/bin/python -m pytest -m harness tests/harness $(ONLY)
 
+# Environments with the oldest allowed versions of the packages and with the newest ones (4 to 8 GB each; the oldest PyTorch brings
+# CUDA). They are kept in .venv-release. ONLY=oldest or ONLY=newest-3.13 takes some of them.
+RELEASE := OMP_NUM_THREADS=1 $(BIN)/python -m tests.release $(if $(ONLY),--only '$(ONLY)')
+
+test-versions: $(READY)  ## tests with the oldest allowed versions of all packages, and with the newest on each Python that is here (hours)
+	$(RELEASE) --only-tests
+
+release-check: $(READY)  ## wheel and source distribution: what they hold, how they run in an empty folder, and test-versions (hours)
+	$(RELEASE)
+
 test-gpu: $(READY)  ## what only a GPU shows: CUDA graphs, kernels, bfloat16, peak memory; skipped where there is none (minutes)
 	$(PYTEST) -m gpu tests/gpu $(ONLY)
 
@@ -134,5 +144,5 @@ train: $(READY)  ## train the embedded model again (an hour)
 	$(BIN)/python -m dflash_mcmc.train model=tiny
 
 clean:  ## remove .venv and caches; runs in outputs/ stay
-	rm -rf $(VENV) $(VLLM) $(HARNESS) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) $(HARNESS) .venv-release .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
