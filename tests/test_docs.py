@@ -128,6 +128,8 @@ def test_command_for_a_gpu_composes(command, tmp_path, monkeypatch, real_data):
         assert [job.config.num_chains for job in jobs] == [8]
     elif "experiment=sampled_verify" in command:
         assert [job.config.num_chains * job.config.dataset.limit for job in jobs] == [150]
+    elif ".drafts check" in command:
+        assert "model=qwen3_4b draft=qwen3_4b dataset=math500" in command
     else:
         assert command == "python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=prompts.jsonl"
 

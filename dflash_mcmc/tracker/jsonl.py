@@ -6,7 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_mcmc.errors import writing
 from dflash_mcmc.registry import register
+from dflash_mcmc.store.files import is_there
 from dflash_mcmc.tracker import RunInfo, Tracker
 
 
@@ -21,7 +23,7 @@ class JsonlTracker(Tracker):
 
 
 class JsonlWriter:
-    """Appends lines to the file. The file is open only while a line is written."""
+    """Appends lines to the file. The file is open only while a line is written. Raises UserError for anything but a file."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -48,5 +50,6 @@ class JsonlWriter:
         """Does nothing, because no file is open."""
 
     def _write(self, entry: dict) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
+        is_there(self._path)  # a pipe would wait for a reader
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

@@ -14,6 +14,7 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.grid import planning, snapshot
 from dflash_mcmc.grid.__main__ import main as grid_main
 from dflash_mcmc.grid.folder import Grid, find
+from tests.run.test_secrets import SECRETS, found_in
 
 POINTS = ("condition=greedy,temp", "dataset.limit=4", "tracker=none")
 
@@ -98,6 +99,16 @@ def test_what_slurm_is_asked_for(submitted):
         number for number, line in enumerate(lines) if line.startswith(f"export PYTHONPATH={grid.folder / 'code'}"))
     assert any("apptainer exec image.sif python -u -m submitit" in line for line in lines)
     assert yaml.safe_load(grid.point_file(1).read_text())["condition"]["name"] == "temp"
+
+
+def test_the_folder_of_a_grid_has_no_secret(submitted, tmp_path, monkeypatch):
+    """Neither the submission, nor the pickled jobs, nor the snapshot has what is in the environment."""
+    for name, secret in SECRETS.items():
+        monkeypatch.setenv(name, secret)
+    grid = submitted("tracker=wandb", "grader=judge", "grader.url=http://127.0.0.1:9", "grader.model=none",
+                     "grader.api_key_env=DFLASH_TEST_JUDGE_KEY")
+    assert list(grid.folder.rglob("*_submitted.pkl"))
+    assert found_in(tmp_path) == []
 
 
 def test_a_single_job_has_no_array(submitted):

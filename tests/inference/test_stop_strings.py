@@ -116,6 +116,17 @@ def test_the_table_is_small_at_a_large_vocabulary():
     assert len(stops.table) == 2 + 9 + 10
 
 
+@pytest.mark.parametrize("strings", [[*("a" * (113 + number) + "b" for number in range(15)), "a" * 127 + "c"],
+                                     ["ab" * 64, "ba" * 64, "aab" * 42]], ids=["runs", "repeats"])
+def test_the_longest_strings_that_overlap_have_a_small_table(strings):
+    """No more states than bytes, whatever the strings share, with tokens of up to 64 such bytes."""
+    stops = StopStrings(strings, TokenTexts((*(b"a" * length for length in range(1, 65)), b"b", b"c"), None, {}))
+    assert len(stops.table) <= 1 + sum(map(len, strings))
+    token_of = {"a": 0, "b": 64, "c": 65}
+    for string in strings:
+        assert walked(stops, [token_of[character] for character in string]) == len(string)
+
+
 TOKENIZERS = {"byte-level": byte_level, "like Llama 2": lambda: sentence_piece(decoders.Strip(" ", 1, 0)),
               "like Gemma": sentence_piece, "metaspace": in_metaspace,
               "embedded": lambda: AutoTokenizer.from_pretrained(dflash_mcmc.component("model", "tiny").path)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 from dflash_mcmc.tracker import Guarded
 from tests.runs import execute
@@ -16,6 +17,15 @@ def test_lines_of_a_run(make_config):
     execute(make_config("tracker=jsonl", "sampler=greedy", "dataset.limit=4"))
     lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "step" in line] == [1, 2, 3, 4]
+
+
+def test_a_pipe_in_place_of_the_file_is_reported_and_stops_no_run(make_config, capsys):
+    result = execute(make_config("tracker=jsonl", "sampler=greedy", "dataset.limit=1"))
+    (result.folder / "metrics.jsonl").unlink()
+    os.mkfifo(result.folder / "metrics.jsonl")
+    again = execute(make_config("tracker=jsonl", "sampler=greedy", "dataset.limit=2"))
+    assert again.summary["num_samples"] == 2
+    assert "metrics.jsonl: is a pipe" in capsys.readouterr().err
 
 
 class Failing:
