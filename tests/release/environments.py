@@ -16,10 +16,10 @@ from packaging.version import Version
 
 from tests.processes import ROOT
 
-EXTRAS = ("real", "serve", "slurm", "tensorboard")
+EXTRAS = ("real", "serve", "slurm", "sweep", "tensorboard")
 """Extras that the environments have. The others need packages of several GB, or an account."""
 
-FOR_TESTS = ("hypothesis", "pytest", "pyyaml")
+FOR_TESTS = ("hypothesis", "openai", "pytest", "pyyaml")
 """Packages of the extra `dev` that the tests need."""
 
 
