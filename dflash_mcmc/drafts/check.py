@@ -77,15 +77,16 @@ def check(config: Config, expected: float | None = None, other: HFModel | None =
     config.hardware.found()
     device = config.hardware.resolve()
     model = config.model.load(device)
+    drafter = cast("DFlashDrafter", draft.load(model))
     prompts = walks.prompts_of(config, model)
-    greedy, sampled = (walks.draw(config, model, prompts, temperature, f"temperature {temperature:g}")
+    greedy, sampled = (walks.draw(config, model, drafter, prompts, temperature, f"temperature {temperature:g}")
                        for temperature in (0.0, 1.0))
     if not greedy:
         raise UserError("dataset: no answer has two tokens; allowed: problems with longer answers")
     record = draft.training_record()
-    templates, states = _templates(config, model, prompts, greedy)
+    templates, states = _templates(config, model, drafter, prompts, greedy)
     loaded = None if other is None else other.load(device)
-    forced = _tried(config, model, greedy, loaded)
+    forced = _tried(config, model, drafter, greedy, loaded)
     expected = _stated(record) if expected is None else expected
     differences, tau = _differences(config, record), findings.estimate(findings.of_walks(greedy))
     reference = None if forced.agreement >= _LEAST_AGREEMENT else (
@@ -136,7 +137,7 @@ def _positions(walks: Sequence[BlockWalk], temperature: float) -> list[Row]:
     return rows
 
 
-def _templates(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray],
+def _templates(config: Config, model: LanguageModel, drafter: DFlashDrafter, prompts: dict[str, np.ndarray],
                greedy: Sequence[BlockWalk]) -> tuple[list[Row], list[Trial]]:
     """tau in every template state, and the trials of those that differ from the given one."""
     from dflash_mcmc.drafts import walks
@@ -153,7 +154,7 @@ def _templates(config: Config, model: LanguageModel, prompts: dict[str, np.ndarr
         if walks.same_prompts(prompts, theirs):
             rows.append(Row(state.name, empty, "the same prompts as given"))
             continue
-        drawn = [walk for walk in walks.draw(state.config, model, theirs, 0.0, state.name) if walk.problem in given]
+        drawn = [walk for walk in walks.draw(state.config, model, drafter, theirs, 0.0, state.name) if walk.problem in given]
         if not drawn:
             rows.append(Row(state.name, empty, "no answer has two tokens"))
             continue
@@ -185,14 +186,14 @@ class _Redrafted(NamedTuple):
     absent: list[str]
 
 
-def _tried(config: Config, model: LanguageModel, greedy: list[BlockWalk], other: LanguageModel | None) -> _Redrafted:
+def _tried(config: Config, model: LanguageModel, drafter: DFlashDrafter, greedy: list[BlockWalk],
+           other: LanguageModel | None) -> _Redrafted:
     """Drafts the blocks of the walks again, as the engine has drafted them and in every alternative."""
     from tqdm import tqdm
 
     from dflash_mcmc.drafts import forced
     from dflash_mcmc.drafts.alternatives import alternatives
 
-    drafter = cast("DFlashDrafter", config.draft.load(model))
     subject = _subject(config, drafter, model, other)
     changed = alternatives(subject)
     settings, kept = [subject.base, *(each.setting for each in changed)], forced.kept_anchors(greedy, _MOST_BLOCKS)

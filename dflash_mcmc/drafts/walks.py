@@ -17,6 +17,7 @@ from dflash_mcmc.types import ChainResult, Trajectory
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.inference.speculative.drafter import Drafter
     from dflash_mcmc.model.hf import HFModel
 
 SYSTEM = "You are a helpful assistant."
@@ -49,22 +50,20 @@ class TemplateState(NamedTuple):
 
     name: str
     config: Config
-    recorded: str | None
-    """The field of the checkpoint's training record that says whether the draft was trained so; None without one."""
 
 
 def template_states(config: Config) -> list[TemplateState]:
     """The other ways to present the problems, each with one thing changed: chat template, thinking, system turn."""
     model, dataset = cast("HFModel", config.model), config.dataset
     found = [TemplateState(f"model.chat={_word(not model.chat)}", dataclasses.replace(
-        config, model=dataclasses.replace(model, chat=not model.chat)), "model.chat")]
+        config, model=dataclasses.replace(model, chat=not model.chat)))]
     if model.chat:
         thinking = not model.enable_thinking
         found.append(TemplateState(f"model.enable_thinking={_word(thinking)}", dataclasses.replace(
-            config, model=dataclasses.replace(model, enable_thinking=thinking)), "model.enable_thinking"))
+            config, model=dataclasses.replace(model, enable_thinking=thinking))))
     system = None if dataset.system is not None else SYSTEM
     found.append(TemplateState("no system turn" if system is None else "a system turn", dataclasses.replace(
-        config, dataset=dataclasses.replace(dataset, system=system)), None))
+        config, dataset=dataclasses.replace(dataset, system=system))))
     return found
 
 
@@ -73,7 +72,7 @@ def prompts_of(config: Config, model: LanguageModel) -> dict[str, np.ndarray]:
     return build.prompts(config, model, config.dataset.problems())
 
 
-def draw(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray], temperature: float,
+def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[str, np.ndarray], temperature: float,
          name: str) -> list[BlockWalk]:
     """An answer to each prompt. Raises UserError if an answer cannot be drawn.
 
@@ -83,7 +82,6 @@ def draw(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray], t
     """
     from tqdm import tqdm
 
-    drafter = config.draft.load(model)
     engine = build.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts),
                              None, config.decoder.speculation(drafter), drafter)
     sampling, walks = SamplingParams(temperature=temperature), dict[str, BlockWalk]()

@@ -133,17 +133,11 @@ def num_bytes(model: LanguageModel) -> int:
 
 
 def _found(model: LanguageModel, most: int) -> FewRows | None:
-    if not fits(model):
+    if not (fits(model) and _draws_agree(model.vocab_size, most)):
         return None
     if num_bytes(model) > _SHARE * psutil.virtual_memory().available:
         note(f"hardware.few_rows: a second copy of the weights ({num_bytes(model) / 1e9:.1f} GB) takes more than a quarter "
              "of the free memory, so that steps are padded to 8 rows; the numbers are the same")
-        return None
-    return _with_the_bits_of_eight(model, most)
-
-
-def _with_the_bits_of_eight(model: LanguageModel, most: int) -> FewRows | None:
-    if not _draws_agree(model.vocab_size, most):
         return None
     layers = products(model.decoder, most)
     head = piecewise_product.find(model.head.weight, None, most)

@@ -81,8 +81,7 @@ class MemoryPlan(NamedTuple):
         uses += [f"recurrent states {_size(self.states)}"] if self.states else []
         uses += [f"work space {_size(self.total - self.caches)}"]
         uses += [f"second copy of the weights {_size(self.copies)} (hardware.few_rows)"] if self.copies else []
-        free = None if self.limit is None else self.limit - self.total - self.copies
-        uses += [] if self.limit is None or free is None else [f"free {_size(free)} of {_size(self.limit)}"]
+        uses += [] if self.limit is None else [f"free {_size(self.limit - self.total - self.copies)} of {_size(self.limit)}"]
         return "memory: " + "; ".join(uses)
 
 

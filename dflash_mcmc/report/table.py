@@ -11,7 +11,7 @@ from tabulate import tabulate
 from dflash_mcmc.config.labels import changes, followed, with_fields, with_names
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.parts import count
-from dflash_mcmc.statistics.summaries import aggregates_of
+from dflash_mcmc.statistics.summaries import TIMES, aggregates_of
 from dflash_mcmc.store import finishes
 from dflash_mcmc.store.described import json_object
 from dflash_mcmc.store.files import is_there, read_regular
@@ -75,8 +75,7 @@ def _measures(label: str, summary: dict) -> str:
 
 def _spent(label: str, summary: dict) -> str:
     """A line on where the seconds of a sample go. It is empty if they were not measured."""
-    parts = [f"{part} {summary[key]:.3g}" for part in ("prefill", "draw", "grade")
-             if (key := f"mean_{part}_seconds") in summary]
+    parts = [f"{part} {summary[key]:.3g}" for part in TIMES if (key := f"mean_{part}_seconds") in summary]
     return f"{label}: seconds a sample: {', '.join(parts)}." if parts else ""
 
 

@@ -106,6 +106,10 @@ def measures(records: Sequence[Record]) -> dict[str, float]:
     return {f"measures/{name}": sum(found) / len(found) for name, found in values.items()}
 
 
+TIMES = ("prefill", "draw", "grade")
+"""The parts of a sample's time in `times`."""
+
+
 def times(records: Sequence[Record]) -> dict[str, float]:
     """Where the seconds of a sample go, in means over the samples that were measured: `mean_prefill_seconds`,
     `mean_draw_seconds` and `mean_grade_seconds`.

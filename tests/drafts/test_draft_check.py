@@ -84,7 +84,8 @@ def answers(tmp_path_factory):
     """The embedded target, and its greedy answers with the blocks of the healthy draft."""
     config = composed(tmp_path_factory.mktemp("healthy"), *BASE, "draft=tiny")
     model = config.model.load("cpu")
-    return model, walks.draw(config, model, walks.prompts_of(config, model), 0.0, "healthy"), config
+    return model, walks.draw(config, model, config.draft.load(model), walks.prompts_of(config, model), 0.0,
+                                 "healthy"), config
 
 
 def drafted_again(config, model, drawn, kind=None, name=""):

@@ -36,6 +36,7 @@ from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score
 
 from dflash_mcmc.config.labels import name_of_path
 from dflash_mcmc.grading import verdicts
+from dflash_mcmc.harness.inspect_ai.requests import STOP_REASONS
 from dflash_mcmc.report.runs import Run
 from dflash_mcmc.statistics.outcomes import outcomes
 from dflash_mcmc.statistics.shares import accuracy
@@ -43,7 +44,6 @@ from dflash_mcmc.store import finishes
 from dflash_mcmc.store.problems import ProblemText, read_problems
 from dflash_mcmc.store.records import Record
 
-_STOP_REASONS = {finishes.STOP_ID: "stop", finishes.STOP_STRING: "stop", finishes.LENGTH: "max_tokens"}
 _VALUES = {verdicts.CORRECT: CORRECT, verdicts.WRONG: INCORRECT}
 """The value of a score; NOANSWER for all other verdicts, which inspect_ai counts like wrong answers, as reports do."""
 _ELSEWHERE = ("problem", "chain", "text", "gold", "answer", "tokens", "trace", "walk")
@@ -118,7 +118,7 @@ def _sample(record: Record, problem: ProblemText | None, model: str, grader: str
     if record["verdict"] not in verdicts.UNDRAWN:
         answer = ChatMessageAssistant(content=record["text"], model=model, source="generate")
         messages.append(answer)
-        reason = _STOP_REASONS[finishes.of_record(record)]
+        reason = STOP_REASONS[finishes.of_record(record)]
         output = ModelOutput(
             model=model, choices=[ChatCompletionChoice(message=answer, stop_reason=reason)],  # type: ignore[arg-type]
             usage=ModelUsage(output_tokens=record["num_tokens"], total_tokens=record["num_tokens"]), time=record["seconds"])

@@ -37,14 +37,12 @@ from dflash_mcmc.harness.arguments import chosen
 from dflash_mcmc.harness.inspect_ai import requests
 from dflash_mcmc.harness.inspect_ai.requests import RequestSettings
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.inference.token_texts import TokenTexts
 
 _PLAIN = ("sampler=temperature", "sampler.temperature=1")
-_REASONS = {finishes.STOP_ID: "stop", finishes.STOP_STRING: "stop", finishes.LENGTH: "max_tokens"}
 _MOST_WAITING = 100_000
 
 
@@ -155,7 +153,7 @@ class DflashAPI(ModelAPI):
     def _output(self, drawn: Sequence[DrawnAnswer], prompt_tokens: int, asked: RequestSettings) -> ModelOutput:
         name, length = f"dflash/{self.model_name}", sum(answer.result.trajectory.length for answer in drawn)
         choices = [ChatCompletionChoice(message=ChatMessageAssistant(content=answer.text, model=name, source="generate"),
-                                        stop_reason=_REASONS[answer.finish_reason],
+                                        stop_reason=requests.STOP_REASONS[answer.finish_reason],
                                         logprobs=self._logprobs(answer) if asked.logprobs else None) for answer in drawn]
         usage = ModelUsage(input_tokens=prompt_tokens, output_tokens=length, total_tokens=prompt_tokens + length)
         return ModelOutput(model=name, choices=choices, usage=usage, metadata={"dflash_mcmc": list(map(_details, drawn))})

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from dflash_mcmc.data import stops
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.store import finishes
 
 _COMMON = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
 _UNUSED = ("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "max_connections", "adaptive_connections",
@@ -15,6 +16,9 @@ _UNUSED = ("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "
 """Fields that inspect_ai carries out itself, or that say nothing about an answer without tools."""
 _NEUTRAL = {"best_of": 1, "top_logprobs": 0, "prompt_logprobs": 0, "logit_bias": {}, "modalities": ["text"], "batch": False}
 """Fields that are refused unless they have a value that changes nothing."""
+
+STOP_REASONS = {finishes.STOP_ID: "stop", finishes.STOP_STRING: "stop", finishes.LENGTH: "max_tokens"}
+"""inspect_ai's word for the reason of an end."""
 
 
 class RequestSettings(NamedTuple):

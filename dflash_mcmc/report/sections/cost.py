@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, accurate, named, paragraphs, shared
 from dflash_mcmc.report.study import Entry, Study, cost_of
-from dflash_mcmc.statistics.summaries import times
+from dflash_mcmc.statistics.summaries import TIMES, times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Cost
 
 _COSTS: dict[Cost, str] = {"token_forwards": "token-forwards per answer", "share_seconds": "device seconds per answer"}
-_PARTS = ("prefill", "draw", "grade")
-"""Parts of the time of a sample; a vote has no row of its own."""
 _TEXT = """
 Token-forwards are the positions that the target evaluates for an answer: prompt, recomputed prefixes and drawn tokens. Device
 seconds are the answer's share of the engine's time in its batch. Prefill and draw are their two parts: reading prompts and
@@ -51,8 +49,8 @@ def section(study: Study) -> Section:
 def _row(entry: Entry) -> dict:
     names: tuple[Cost, ...] = (*_COSTS, "seconds")
     costs = {name: cost_of(entry.records, name) for name in names}
-    split = {} if entry.voted else times(entry.run.records)
-    parts = {f"{part}_seconds": split.get(f"mean_{part}_seconds") for part in _PARTS}
+    split = {} if entry.voted else times(entry.run.records)  # a vote has no times of its own
+    parts = {f"{part}_seconds": split.get(f"mean_{part}_seconds") for part in TIMES}
     return {"run": entry.shown, **accurate(entry.accuracy), **costs, **parts, "complete": entry.run.complete}
 
 
