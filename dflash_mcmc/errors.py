@@ -77,7 +77,12 @@ def writing(path: Path) -> Iterator[None]:
 def note(text: str) -> None:
     """Prints a hint that is no error: one line on stderr, once, from the first process of a launch."""
     if not int(os.environ.get("RANK", 0)):
-        print(one_line(text), file=sys.stderr)
+        tell(text)
+
+
+def tell(text: object) -> None:
+    """Prints a text as one line on stderr."""
+    print(one_line(text), file=sys.stderr, flush=True)
 
 
 def printable(text: str, keep: str = "") -> str:

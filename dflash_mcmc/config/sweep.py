@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 
 from dflash_mcmc.config.labels import label_of
 from dflash_mcmc.config.overrides import given_value, text_of
-from dflash_mcmc.errors import UserError, of_the_disk, one_line
+from dflash_mcmc.errors import UserError, of_the_disk, tell
 from dflash_mcmc.process import ranks
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class SweepOutcomes:
             print_error(reason)
         elif not self._searches:  # the sweeper of a search prints it
             given = " ".join(text for text in overrides if text not in self._common)
-            print(one_line(f"failed: {given}: {reason}"), file=sys.stderr)
+            tell(f"failed: {given}: {reason}")
         self._exit_code = 2 if of_user and self._exit_code != 1 else 1
         self._outcomes.append(_Outcome(overrides, "failed", reason))
 
@@ -163,7 +163,7 @@ class SweepOutcomes:
                   if outcome.state == "failed"]
         if self._searches:
             for label, reason in failed:
-                print(one_line(f"failed: {label}: {reason}"), file=sys.stderr)
+                tell(f"failed: {label}: {reason}")
         elif failed and len(states) > 1:
             print(f"failed, with the reasons above: {', '.join(label for label, _ in failed)}", file=sys.stderr)
         found = {label: outcome.value for label, outcome in zip(labels, self._outcomes, strict=True)
@@ -182,7 +182,7 @@ class SweepOutcomes:
 def print_error(reason: str) -> None:
     """Prints an error in one line. In a launch of several processes the line has the number of the process."""
     process = f" (process {ranks.rank()})" if ranks.rank() else ""
-    print(one_line(f"error{process}: {reason}"), file=sys.stderr)
+    tell(f"error{process}: {reason}")
 
 
 def objective_of(name: str, summary: dict) -> float | None:

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash_mcmc.errors import UserError, one_line
+from dflash_mcmc.errors import UserError, tell
 from dflash_mcmc.grid import cluster
 from dflash_mcmc.grid.folder import Grid, SlurmJob
 from dflash_mcmc.grid.launcher import Slurm
@@ -79,7 +79,7 @@ class Supervisor:
                 self._give_up(grid, job, 1, f"the worker died {deaths + 1} times without a new record, more than "
                                             f"max_restarts={self.launcher.max_restarts}; the last time: {reason}")
             _note(grid, job, "died", reason, recorded=recorded)
-            print(one_line(f"the worker died and is started again: {reason}"), file=sys.stderr, flush=True)
+            tell(f"the worker died and is started again: {reason}")
 
     def _grid(self) -> Grid:
         """The grid of this job. Raises UserError."""
@@ -261,5 +261,5 @@ def _restarts() -> str:
 
 
 def _end(code: int, line: str) -> None:
-    print(one_line(f"error: {line}" if code != STOPPED else line), file=sys.stderr, flush=True)
+    tell(f"error: {line}" if code != STOPPED else line)
     sys.exit(code)

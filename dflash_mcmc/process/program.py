@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from dflash_mcmc.errors import UserError, of_memory, of_the_disk, one_line
+from dflash_mcmc.errors import UserError, of_memory, of_the_disk, tell
 from dflash_mcmc.process.stopping import Stopped
 
 STOPPED, USER_ERROR = 143, 2
@@ -45,7 +45,7 @@ def guarded(body: Callable[[], None]) -> int:
         shown = of_the_disk(error) or of_memory(error) or error
         if os.environ.get("DFLASH_MCMC_TRACEBACK") or not isinstance(shown, UserError):
             raise
-        print(one_line(f"error: {shown}"), file=sys.stderr)
+        tell(f"error: {shown}")
         return USER_ERROR
     except KeyboardInterrupt:
         print(f"\nstopped; {_HINT}", file=sys.stderr)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from dflash_mcmc.errors import one_line
+from dflash_mcmc.errors import tell
 from dflash_mcmc.process import program
 
 
@@ -23,7 +22,7 @@ def _main(arguments: list[str]) -> None:
                   outputs=given.outputs, alphas=given.alpha)
     print(built.overall)
     for warning in built.heading.warnings:
-        print(one_line(f"note: {warning}"), file=sys.stderr)
+        tell(f"note: {warning}")
     print(f"\n{built.page}")
 
 

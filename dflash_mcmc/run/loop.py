@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -11,7 +10,7 @@ from contextlib import closing
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.labels import label_of
-from dflash_mcmc.errors import UserError, one_line
+from dflash_mcmc.errors import UserError, tell
 from dflash_mcmc.process import ranks, stopping
 from dflash_mcmc.process.machine import place_of
 from dflash_mcmc.run.device_check import DeviceCheck
@@ -218,4 +217,4 @@ class _Loop:
         if counters := self._worker.counters():
             self._store.add_to_session(counters)
         if warning := self._tasks.warning(self._store.records):
-            print(one_line(f"{self._store.folder}: {warning}"), file=sys.stderr)
+            tell(f"{self._store.folder}: {warning}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.errors import one_line
+from dflash_mcmc.errors import tell
 from dflash_mcmc.registry import name_of
 
 
@@ -106,5 +105,5 @@ class Guarded:
             call()
         except Exception as error:  # no failure of a tracker may cost the records
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            print(one_line(f"{self._name} failed and is off for the rest of this run: {reason}"), file=sys.stderr)
+            tell(f"{self._name} failed and is off for the rest of this run: {reason}")
             self._run, self._works = None, False
