@@ -9,7 +9,7 @@ import numpy as np
 
 from dflash_mcmc.data.conversations import Conversation, is_answerable, turns_of
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.run.fitting import TooLong
+from dflash_mcmc.run.fitting import TooLong, parted
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -75,12 +75,11 @@ def all_token_ids(config: Config, target: ChainTarget, asked: Mapping[str, Conve
                   ) -> tuple[dict[str, np.ndarray], dict[str, TooLong]]:
     """The token ids of the prompts that fit, and the others. Raises UserError, also if no prompt fits."""
     prompts = {name: _encoded(config, target, name, prompt) for name, prompt in asked.items()}
-    room, positions = config.dataset.max_new_tokens, target.max_positions
-    fit = {name: tokens for name, tokens in prompts.items() if positions is None or len(tokens) + room <= positions}
-    if positions is None or fit:
-        return fit, {name: TooLong(len(tokens), room, positions or 0) for name, tokens in prompts.items() if name not in fit}
-    name = min(prompts, key=lambda name: len(prompts[name]))
-    length = len(prompts[name])
+    room = config.dataset.max_new_tokens
+    fit, too_long = parted(prompts, lambda _: room, target.max_positions)
+    if fit or not too_long:
+        return fit, too_long
+    name, (length, _, positions) = min(too_long.items(), key=lambda item: item[1].prompt_tokens)
     if length >= positions:
         raise ConfigError("prompts", f"prompt {name} of {length} tokens", f"prompts of less than {positions} tokens, "
                           "the model's positions")

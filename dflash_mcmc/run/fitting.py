@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -82,15 +82,23 @@ def fit(config: Config, model: ChainTarget | PromptEncoder, problems: Iterable[P
         gold: whether the answers are the dataset's solutions. Otherwise an answer may have dataset.max_new_tokens.
     """
     by_id = {problem.id: problem for problem in problems}
-    prompts, too_long = build.encoded(config, model, list(by_id.values())), {}
-    positions = model.max_positions
-    if positions is None:
-        return Fit(prompts, {}, gold)
-    for name in list(prompts):
-        room = _room(config, model, by_id[name], gold)
-        if len(prompts[name]) + room > positions:
-            too_long[name] = TooLong(len(prompts.pop(name)), room, positions)
-    return Fit(prompts, too_long, gold)
+    prompts = build.encoded(config, model, list(by_id.values()))
+    return Fit(*parted(prompts, lambda name: _room(config, model, by_id[name], gold), model.max_positions), gold)
+
+
+def parted(prompts: Mapping[str, np.ndarray], room: Callable[[str], int],
+           positions: int | None) -> tuple[dict[str, np.ndarray], dict[str, TooLong]]:
+    """The prompts that leave room for an answer, and the others.
+
+    Args:
+        prompts: token ids by id.
+        room: the tokens that the answer to a prompt may have.
+        positions: those of the model; None without a limit.
+    """
+    too_long = {} if positions is None else {
+        name: TooLong(len(tokens), needed, positions) for name, tokens in prompts.items()
+        if len(tokens) + (needed := room(name)) > positions}
+    return {name: tokens for name, tokens in prompts.items() if name not in too_long}, too_long
 
 
 def too_long(record: Record, prompted: Prompted) -> Record:
