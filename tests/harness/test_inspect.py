@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import dflash_mcmc as dm
-from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from tests import pages
-from tests.conftest import ROOT
+from tests.harness.examples import ROWS, TINY, page_commands, shell
 
 pytest.importorskip("inspect_ai", reason="inspect_ai is not installed: make harness")
 pytestmark = pytest.mark.harness
@@ -23,9 +22,6 @@ from inspect_ai._util.error import PrerequisiteError  # noqa: E402
 from inspect_ai.log import read_eval_log  # noqa: E402
 from inspect_ai.model import ChatMessageUser, ContentImage, GenerateConfig, Model, get_model  # noqa: E402
 
-TINY = str(PACKAGE / "assets/tiny")
-PAGE = ROOT / "docs/howto/evaluation-harnesses.md"
-ROWS = [json.loads(line) for line in (PACKAGE / "assets/arith.jsonl").read_text().splitlines()[:6]]
 QUESTIONS = [row["question"] for row in ROWS]
 POWER = {"condition": "ps", "sampler.alpha": 2, "sampler.num_blocks": 4, "sampler.num_steps": 2, "seed": 3}
 
@@ -151,14 +147,9 @@ def test_a_run_opens_as_a_log(tmp_path, monkeypatch, capsys):
 
 
 def test_the_commands_of_the_page_run(tmp_path):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    for block in pages.blocks(PAGE, "python"):
-        place, _, text = block.partition("\n")
-        (tmp_path / place.removeprefix("# ")).write_text(text)
-    environment = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    commands = pages.marked(pages.commands(PAGE), pages.NEEDS_INSPECT)
+    commands = page_commands(tmp_path, "python", pages.NEEDS_INSPECT)
     assert len(commands) == 5
     for command in commands:
-        done = pages.shell(command.replace("FOLDER", TINY), tmp_path, **environment)
+        done = shell(command, tmp_path)
         assert done.returncode == 0, (command, done.stderr[-2000:], done.stdout[-2000:])
     assert json.loads((tmp_path / "shown/logs/listing.json").read_text())

@@ -10,6 +10,7 @@ import torch
 from dflash_mcmc.config.schema import PACKAGE
 from tests import pages
 from tests.conftest import ROOT
+from tests.harness.examples import ROWS, TINY, page_commands, shell
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: make harness")
 pytestmark = pytest.mark.harness
@@ -19,11 +20,8 @@ from lm_eval.models.huggingface import HFLM  # noqa: E402
 
 from dflash_mcmc.harness.lm_eval.model import DflashMcmcLM  # noqa: E402
 
-TINY = str(PACKAGE / "assets/tiny")
-PAGE = ROOT / "docs/howto/evaluation-harnesses.md"
 GSM8K = [json.loads(line) for line in (PACKAGE / "assets/real/gsm8k.jsonl").read_text().splitlines()[:4]]
 SMOLLM2 = ROOT / "outputs/models/smollm2"
-ROWS = [json.loads(line) for line in (PACKAGE / "assets/arith.jsonl").read_text().splitlines()[:6]]
 
 
 @pytest.fixture(autouse=True)
@@ -129,19 +127,12 @@ def test_repeats_are_different_draws_in_any_order():
 
 
 def test_the_commands_of_the_page_run(tmp_path):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (tmp_path / "tasks").mkdir()
-    for block in pages.blocks(PAGE, "yaml"):
-        place, _, text = block.partition("\n")
-        (tmp_path / place.removeprefix("# ")).write_text(text)
-    environment = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    commands = pages.marked(pages.commands(PAGE), pages.NEEDS_LM_EVAL)
+    commands = page_commands(tmp_path, "yaml", pages.NEEDS_LM_EVAL)
     assert len(commands) == 3
     for command in commands:
-        done = pages.shell(command.replace("FOLDER", TINY), tmp_path, **environment)
+        done = shell(command, tmp_path)
         assert done.returncode == 0, done.stderr[-2000:]
         assert "|arith_local" in done.stdout
-    wrong = commands[0].replace("condition=ps", "condition=pss").replace("FOLDER", TINY)
-    refused = pages.shell(wrong, tmp_path, **environment)
+    refused = shell(commands[0].replace("condition=ps", "condition=pss"), tmp_path)
     assert refused.returncode == 2
     assert "error: condition" in refused.stderr.splitlines()[-1]
