@@ -132,7 +132,7 @@ def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_
     """
     because = "; the checkpoint's record differs: " + ", ".join(differences) if differences else ""
     if problems < LEAST_PROBLEMS:
-        return DraftVerdict("wide", f"the interval is too wide: tau {_with_interval(tau)} on too few problems; take at least "
+        return DraftVerdict("wide", f"the interval is too wide: tau {with_interval(tau)} on too few problems; take at least "
                             f"{LEAST_PROBLEMS} (dataset.limit)")
     if reference is not None:
         return DraftVerdict("cause", reference)
@@ -142,17 +142,17 @@ def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_
     half = (tau.high - tau.low) / 2 if tau.high is not None and tau.low is not None else np.inf
     if half > WIDEST * tau.known:
         needed = int(np.ceil(problems * (half / (WIDEST * tau.known)) ** 2)) if np.isfinite(half) else LEAST_PROBLEMS
-        return DraftVerdict("wide", f"the interval is too wide: tau {_with_interval(tau)}; take about {needed} problems "
+        return DraftVerdict("wide", f"the interval is too wide: tau {with_interval(tau)}; take about {needed} problems "
                             "(dataset.limit)")
     if expected is not None and (tau.high if tau.high is not None else tau.known) < expected:
         left = because or "; what is left is the data: language, task, or a quantised target"
-        return DraftVerdict("below", f"tau is {_with_interval(tau)}, less than the expected {expected:g}, and no mistake "
+        return DraftVerdict("below", f"tau is {with_interval(tau)}, less than the expected {expected:g}, and no mistake "
                             f"that is known explains it{left}")
     if expected is None and any(clause.startswith("the target") for clause in differences):
-        return DraftVerdict("other_target", f"tau is {_with_interval(tau)}{because}; give --expected, or --trained-for=MODEL "
+        return DraftVerdict("other_target", f"tau is {with_interval(tau)}{because}; give --expected, or --trained-for=MODEL "
                             "to try the embedding and the head of the model that it was trained for")
     against = "no known mistake would raise it" if expected is None else f"expected {expected:g}"
-    return DraftVerdict("healthy", f"tau is {_with_interval(tau)}, {against}")
+    return DraftVerdict("healthy", f"tau is {with_interval(tau)}, {against}")
 
 
 def _also(helping: Sequence[Trial]) -> str:
@@ -173,6 +173,7 @@ def _sentence(best: Trial, slot_rows: Sequence[dict]) -> str:
     return f"{best.cause} ({shown})"
 
 
-def _with_interval(tau: IntervalEstimate) -> str:
-    interval = "" if tau.interval is None else f" [{tau.interval[0]:.2f}, {tau.interval[1]:.2f}]"
-    return f"{tau.known:.2f}{interval}" if tau.value is not None else "unknown"
+def with_interval(estimate: IntervalEstimate, form: str = ".2f", unknown: str = "unknown") -> str:
+    """An estimate as text: `4.75 [4.45, 5.07]`, without the interval where there is none."""
+    interval = "" if estimate.interval is None else f" [{estimate.interval[0]:{form}}, {estimate.interval[1]:{form}}]"
+    return unknown if estimate.value is None else f"{estimate.value:{form}}{interval}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from dflash_mcmc.drafts.check import Checked, Row
+from dflash_mcmc.drafts.findings import with_interval
 from dflash_mcmc.errors import writing
 from dflash_mcmc.report import figure as style
 from dflash_mcmc.statistics.intervals import IntervalEstimate
@@ -28,13 +29,13 @@ def text(checked: Checked) -> str:
     trials = sorted(checked.trials, key=lambda each: -each.tau.known)
     parts = [
         f"{checked.draft} on {checked.model}, {checked.problems} problems",
-        _table(["situation", "tau", "note"], [[row.name, _interval(row.tau), row.note]
+        _table(["situation", "tau", "note"], [[row.name, with_interval(row.tau, unknown="-"), row.note]
                                               for row in (*checked.positions, *checked.templates)]),
         _table(["slot", *(name for _, name in _SLOT_LINES), "blocks"],
                [[str(row["slot"]), *(_share(row[key]) for key, _ in _SLOT_LINES), str(row["blocks"])]
                 for row in checked.slots]),
         _table(["changed", "tau", "change", "verdict"],
-               [[each.name, _interval(each.tau), _interval(each.change, sign=True), "helps" if each.helps else ""]
+               [[each.name, with_interval(each.tau, unknown="-"), with_interval(each.change, "+.2f", "-"), "helps" if each.helps else ""]
                 for each in trials[:_SHOWN]]),
         f"{len(trials)} alternatives tried, the best {min(_SHOWN, len(trials))} shown. "
         f"The engine and the reference forward agree on {checked.agreement:.1%} of the blocks.",
@@ -118,14 +119,6 @@ def _row(row: Row) -> dict[str, object]:
 
 def _table(headers: list[str], rows: list[list[str]]) -> str:
     return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
-
-
-def _interval(estimate: IntervalEstimate, sign: bool = False) -> str:
-    if estimate.value is None:
-        return "-"
-    form = "+.2f" if sign else ".2f"
-    interval = "" if estimate.interval is None else f" [{estimate.interval[0]:{form}}, {estimate.interval[1]:{form}}]"
-    return f"{estimate.value:{form}}{interval}"
 
 
 def _share(value: float | None) -> str:
