@@ -35,7 +35,8 @@ def text(checked: Checked) -> str:
                [[str(row["slot"]), *(_share(row[key]) for key, _ in _SLOT_LINES), str(row["blocks"])]
                 for row in checked.slots]),
         _table(["changed", "tau", "change", "verdict"],
-               [[each.name, with_interval(each.tau, unknown="-"), with_interval(each.change, "+.2f", "-"), "helps" if each.helps else ""]
+               [[each.name, with_interval(each.tau, unknown="-"), with_interval(each.change, "+.2f", "-"),
+                 "helps" if each.helps else ""]
                 for each in trials[:_SHOWN]]),
         f"{len(trials)} alternatives tried, the best {min(_SHOWN, len(trials))} shown. "
         f"The engine and the reference forward agree on {checked.agreement:.1%} of the blocks.",
