@@ -19,6 +19,7 @@ from dflash_mcmc.bench.measure import Measurement, Sizes, power_mh, run, tempera
 from dflash_mcmc.bench.subject import Subject, subject_of
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.inference.batched import BatchedEngine
+from dflash_mcmc.inference.cache_argument import cache_argument
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.plan import Workload, predict
 from dflash_mcmc.rng import Key
@@ -189,11 +190,12 @@ def _median_seconds(call: Callable[[], object]) -> float:
 def _bare_forward(subject: Subject, batch: int, context: int) -> float:
     """Seconds of one forward of `transformers` with one token per row, with its own cache and with logits of all rows."""
     cache = DynamicCache()
-    subject.causal_lm(input_ids=torch.full((batch, context), 9), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cached = {cache_argument(subject.causal_lm): cache, "use_cache": True}
+    subject.causal_lm(input_ids=torch.full((batch, context), 9), logits_to_keep=1, **cached)
     fed, position = torch.full((batch, 1), 9), torch.full((batch, 1), context)
 
     def forward():
-        subject.causal_lm(input_ids=fed, position_ids=position, past_key_values=cache, use_cache=True)
+        subject.causal_lm(input_ids=fed, position_ids=position, **cached)
 
     times = []
     for _ in range(_REPEATS):

@@ -67,8 +67,7 @@ class Tree:
         additive = self._model.dtype if self._attention in attention.ADDITIVE else None
         mask = self._model.masks.of(torch.from_numpy(seen).to(device)[None], places, keys, additive)
         with self._model.attending(self._attention):
-            return self._model.decoder(input_ids=given, attention_mask=mask, past_key_values=self._cache, use_cache=True,
-                                       position_ids=places).last_hidden_state[0]
+            return self._model.hidden(given, self._cache, attention_mask=mask, position_ids=places)[0]
 
 
 def refuse() -> NoReturn:

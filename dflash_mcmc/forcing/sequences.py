@@ -72,8 +72,7 @@ def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...] = (
     with model.attending(model.reading_attention), model.tapped(layers) as tapped:
         for start in range(0, length, chunk):
             piece = tokens[:, start : start + chunk]
-            read = model.decoder(input_ids=piece, past_key_values=cache, use_cache=cache is not None)
-            hidden.append(read.last_hidden_state)
+            hidden.append(model.hidden(piece, cache))
             outputs.append(tuple(tapped))
     return Reading(_joined(hidden), tuple(_joined(list(pieces)) for pieces in zip(*outputs, strict=True)),
                    cache if keep_cache else None)

@@ -45,10 +45,11 @@ def install(nets: Sequence[Any]) -> None:
         net.forward = MethodType(_forward, net)
 
 
-def _forward(net: Any, hidden_states: torch.Tensor, cache_params: Any = None, **kwargs: Any) -> torch.Tensor:
-    if isinstance(cache_params, HybridCache):
-        return mix(net, hidden_states, cache_params.layers[net.layer_idx])
-    return type(net).forward(net, hidden_states, cache_params=cache_params, **kwargs)
+def _forward(net: Any, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    cache = kwargs.get("cache", kwargs.get("cache_params"))  # its name since transformers 5.24, and before
+    if isinstance(cache, HybridCache):
+        return mix(net, hidden_states, cache.layers[net.layer_idx])
+    return type(net).forward(net, hidden_states, **kwargs)
 
 
 def mix(net: Any, hidden: torch.Tensor, layer: RecurrentLayer) -> torch.Tensor:

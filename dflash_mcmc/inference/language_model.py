@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.cache_utils import Cache, DynamicCache
 
 from dflash_mcmc.data.stop_ids import stop_ids_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.inference import attention, delta_net, experts, families, masks
 from dflash_mcmc.inference.cache import CacheShape
+from dflash_mcmc.inference.cache_argument import cache_argument
 from dflash_mcmc.inference.float32_head import Float32Head, soft_capped
 from dflash_mcmc.inference.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
 from dflash_mcmc.inference.recurrent_shape import RecurrentShape, recurrent_shape
@@ -56,6 +58,7 @@ class LanguageModel:
                  head_copy: bool | None = None):
         families.refuse(model)
         self.decoder, self.head, self.config = _parts(model)
+        self._cache_argument = cache_argument(self.decoder)
         self.tokenizer = tokenizer
         self.device, self.dtype = self.head.weight.device, self.head.weight.dtype
         self.layers = _find(self.decoder, _LAYER_NAMES)
@@ -77,7 +80,7 @@ class LanguageModel:
             known = set(tokenizer.get_vocab().values())
             self.forbid([token for token in range(self.vocab_size) if token not in known])
         self._refuse_unsupported(model)
-        self.cache_shape = _cache_shape(model, self.device, recurrent)
+        self.cache_shape = self._measured_cache(model, recurrent)
         self.turn = Turn()
 
     def without_stops(self) -> LanguageModel:
@@ -101,6 +104,16 @@ class LanguageModel:
     def ends(self, tokens: np.ndarray) -> bool:
         """Whether generated tokens, int64 (n,), end with a stop id or with the token that completes a stop string."""
         return int(tokens[-1]) in self.stop_ids or (self.stop_strings is not None and self.stop_strings.ends(tokens))
+
+    def hidden(self, tokens: torch.Tensor, cache: Cache | None = None, **options: Any) -> torch.Tensor:
+        """Hidden states (rows, n, hidden) of tokens, int64 (rows, n), after the final norm.
+
+        Args:
+            cache: takes the keys and values of the tokens, and gives those of earlier ones.
+            options: what else the decoder takes, `position_ids` and `attention_mask`.
+        """
+        options = {self._cache_argument: cache, "use_cache": cache is not None, **options}
+        return self.decoder(input_ids=tokens, **options).last_hidden_state
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocab_size) of hidden states after the final norm; -inf for ids without a token."""
@@ -198,10 +211,23 @@ class LanguageModel:
             return "the model is a mixture of experts"
         return "the model has recurrent layers" if self.recurrent_nets else None
 
+    def _measured_cache(self, model: torch.nn.Module, recurrent: RecurrentShape | None) -> CacheShape:
+        """The shape of what a token leaves in the cache of `transformers`."""
+        cache = DynamicCache(config=self.config)
+        with torch.inference_mode():
+            self.hidden(torch.zeros(1, 1, dtype=torch.int64, device=self.device), cache)
+        others = set(recurrent.layers) if recurrent else set()
+        layers: list[Any] = [layer for number, layer in enumerate(cache.layers) if number not in others]
+        shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in layers}
+        if len(shapes) > 1:
+            raise families.refused(model, "has layers whose keys differ in shape",
+                                   "the same number of key heads and the same dimensions in every layer")
+        return CacheShape(len(layers), *shapes.pop(), recurrent)
+
     def _refuse_unsupported(self, model: torch.nn.Module) -> None:
         probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]
         with torch.inference_mode():
-            raw = self.head(self.decoder(input_ids=probe, use_cache=False).last_hidden_state)
+            raw = self.head(self.hidden(probe))
             ours = soft_capped(raw, self.softcap, torch.zeros_like(self.forbidden))
             theirs = model(input_ids=probe, use_cache=False).logits
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
@@ -220,18 +246,6 @@ def _parts(model: Any) -> tuple[Any, Any, Any]:
     """Decoder, head and config of a model of `transformers`."""
     decoder = model.model if model.base_model is model else model.base_model
     return decoder, model.get_output_embeddings(), model.config
-
-
-def _cache_shape(model: Any, device: torch.device, recurrent: RecurrentShape | None) -> CacheShape:
-    with torch.inference_mode():
-        cache = _parts(model)[0](input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=True).past_key_values
-    others = set(recurrent.layers) if recurrent else set()
-    layers = [layer for number, layer in enumerate(cache.layers) if number not in others]
-    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in layers}
-    if len(shapes) > 1:
-        raise families.refused(model, "has layers whose keys differ in shape",
-                               "the same number of key heads and the same dimensions in every layer")
-    return CacheShape(len(layers), *shapes.pop(), recurrent)
 
 
 def _find(decoder: Any, names: tuple[str, ...]) -> Any:

@@ -106,11 +106,11 @@ class ModelRunner:
         mask = self.model.masks.of(causal, positions, keys, additive)
         # A chunk may reach beyond the last position. Its queries there are padding, so clamping their rotation is harmless.
         limit = self.model.max_positions
-        output = self.model.decoder(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True,
-                                    position_ids=positions if limit is None else positions.clamp(max=limit - 1))
+        hidden = self.model.hidden(tokens, cache, attention_mask=mask,
+                                   position_ids=positions if limit is None else positions.clamp(max=limit - 1))
         if self.drafter is not None:
-            self.drafter.absorb(cache.drafts, rows, positions, self._features(self.drafter, output.last_hidden_state))
-        return output.last_hidden_state
+            self.drafter.absorb(cache.drafts, rows, positions, self._features(self.drafter, hidden))
+        return hidden
 
     def _features(self, drafter: Drafter, last: torch.Tensor) -> list[torch.Tensor]:
         """Outputs of the drafter's layers. The last layer's output is taken after the final norm, as in `hidden_states`."""

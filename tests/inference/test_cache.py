@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dflash_mcmc.inference.cache_argument import cache_argument
 from dflash_mcmc.inference.contiguous_cache import ContiguousCache
 from dflash_mcmc.inference.language_model import LanguageModel
 from tests.targets import FAMILIES, random_model
@@ -17,7 +18,8 @@ def feed(model, cache, rows, tokens, positions):
     cache.aim(rows, positions, key_length)
     mask = (torch.arange(key_length) <= positions[..., None])[:, None]
     assert len(index) == len(tokens)
-    return model(input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True).logits
+    cached = {cache_argument(model): cache, "use_cache": True}
+    return model(input_ids=tokens, attention_mask=mask, position_ids=positions, **cached).logits
 
 
 @pytest.mark.parametrize("family", FAMILIES)

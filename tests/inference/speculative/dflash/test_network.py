@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from dflash_mcmc.inference.cache_argument import cache_argument
 from dflash_mcmc.inference.speculative.dflash import network
 from dflash_mcmc.inference.speculative.dflash.network import DFlash, block_mask, block_pass, masked_attention
 from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
@@ -159,7 +160,7 @@ def transformers_call(model: torch.nn.Module, features: torch.Tensor, embeddings
 
     cache = DFlashCache(config=model.config)
     cache.set_previous_accepted_tokens(features.shape[1])
-    return model(noise_embeds=embeddings, context_hidden_states=features, past_key_values=cache).last_hidden_state
+    return model(noise_embeds=embeddings, context_hidden_states=features, **{cache_argument(model): cache}).last_hidden_state
 
 
 @pytest.mark.parametrize("rope", [
