@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.schema import Count, OneOf, Range, Schema
+from dflash_mcmc.store.bounds import Count, OneOf, Range
+from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
@@ -178,6 +179,9 @@ class UnitRecord(TypedDict):
     problem: str
     chain: Count
     failure: NotRequired[str]
+    """Why the unit was never measured; see `FAILURE`."""
+    skipped: NotRequired[str]
+    """Why the unit has nothing to measure."""
 
 
 @cache
@@ -190,7 +194,8 @@ def sample_schema() -> Schema:
 def unit_schema(declared: type | None = None) -> Schema:
     """The schema of a probe's record. `declared` is a TypedDict of the keys that the probe writes.
 
-    A record with `failure` has no other key but those of the unit, and one with `skipped` may lack declared keys.
+    A record with `failure` has no other key but those of the unit. One with `skipped` may lack the declared keys, or those
+    that its TypedDict names with `skipped: NotRequired[Annotated[str, Instead(...)]]`.
     """
     return Schema(UnitRecord, *filter(None, [declared]), alone=(FAILURE, "skipped"), key=("problem", "chain"))
 

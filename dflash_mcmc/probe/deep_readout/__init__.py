@@ -15,6 +15,7 @@ from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe.deep_readout.records import ReadoutRecord
 from dflash_mcmc.probe.deep_readout.tables import CONTEXTS
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
@@ -51,6 +52,7 @@ class DeepReadout(Probe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    record_type = ReadoutRecord
     needs_draft = True
 
     def check(self, config: Config) -> None:

@@ -21,6 +21,7 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.probe.layer_rank import ranks
+from dflash_mcmc.probe.layer_rank.records import LayerRankRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.run import cost
 from dflash_mcmc.types import UnitCost
@@ -50,6 +51,7 @@ class LayerRank(Probe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    record_type = LayerRankRecord
     takes_draft = True
 
     def check(self, config: Config) -> None:

@@ -19,6 +19,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe.speculative_mcmc.records import SpeculativeRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.run import cost
@@ -66,6 +67,7 @@ class SpeculativeMCMC(Probe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    record_type = SpeculativeRecord
     needs_draft = True
 
     def check(self, config: Config) -> None:
