@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict, final
+from typing import Annotated, final
 
-from dflash_mcmc.store.bounds import Count, Long
+from typing_extensions import TypedDict
 
-Cell = tuple[float, float, float, float, float, float, float, float]
+from dflash_mcmc.store.bounds import AsList, Count, Long
+
+Cell = Annotated[tuple[float, float, float, float, float, float, float, float], AsList()]
 """The sums named in `gains.SUMS`, in this order."""
 
 
