@@ -126,7 +126,7 @@ class Plain(NamedTuple):
 
         def check(value: object) -> object:
             if not is_plain(value):
-                raise PydanticCustomError("plain", IS_PLAIN)  # type: ignore[arg-type]  (it wants a literal)
+                raise PydanticCustomError("plain", IS_PLAIN)
             return value
 
         return core_schema.no_info_after_validator_function(check, handler(source))

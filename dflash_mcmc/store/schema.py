@@ -9,9 +9,9 @@
     Schema(Sample).fault({"chain": True, "verdict": "correct", "level": None})
     # "chain: given True; allowed: a valid integer"
 
-Nothing is converted: a JSON `true` is no number, and a text is none. A whole number counts as a float, as in annotations. Keys
-that the TypedDict does not have are allowed: a newer version may have added them. A field may hold objects of another TypedDict,
-alone, in lists or in objects. The field of an error is then a path: `cells[2].trace.cut`.
+Nothing is converted: a JSON `true` is no number, and neither is a text. A whole number counts as a float, as in annotations.
+Keys that the TypedDict does not have are allowed: a newer version may have added them. A field may hold objects of another
+TypedDict, alone, in lists or in objects. The field of an error is then a path: `cells[2].trace.cut`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ import reprlib
 from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
-
-from typing_extensions import TypedDict
 
 from dflash_mcmc.store.bounds import IS_PLAIN, Known, is_plain
 
@@ -51,10 +49,11 @@ class Schema:
     def _adapter(self) -> TypeAdapter[Any]:
         """Raises pydantic.PydanticUserError for an annotation that it cannot check."""
         from pydantic import ConfigDict, TypeAdapter, with_config
+        from typing_extensions import TypedDict
 
         hints = {name: hint for each in self._fields for name, hint in get_type_hints(each, include_extras=True).items()}
-        line: Any = TypedDict("line", {  # type: ignore[misc]  (its fields are known at run time only)
-            name: NotRequired[hint] if name in self._may_lack else hint for name, hint in hints.items()})
+        fields = {name: NotRequired[hint] if name in self._may_lack else hint for name, hint in hints.items()}
+        line: Any = TypedDict("line", fields)  # type: ignore[misc]  # mypy wants fields that it can read
         return TypeAdapter(with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))(line))
 
     def fault(self, value: object) -> str | None:
@@ -71,14 +70,16 @@ class Schema:
 
     def _is_allowed(self, error: ErrorDetails, value: object, known: Known) -> bool:
         """Whether pydantic reports what a line may have: a key of a newer version, or a reason instead of a field."""
-        name, around = error["loc"][-1:], error["input"]
+        given = error["input"]
         if error["type"] == "extra_forbidden":
-            return is_plain(around)
-        if error["type"] != "missing" or not isinstance(around, dict):
+            return is_plain(given)
+        if error["type"] != "missing" or not isinstance(given, dict):  # the input is the object that lacks the field
             return False
-        if any(key in around and name[0] in names for key, names in known.instead.items()):
+        name = error["loc"][-1]
+        if any(key in given and name in names for key, names in known.instead.items()):
             return True
-        return around is value and name[0] not in self._key and not self._alone.isdisjoint(around.keys() - known.instead.keys())
+        reasons = self._alone & given.keys() - known.instead.keys()
+        return given is value and bool(reasons) and name not in self._key
 
 
 def _sentence(value: object, errors: list[ErrorDetails]) -> str:
