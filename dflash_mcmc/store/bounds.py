@@ -17,8 +17,8 @@ IS_PLAIN = f"finite numbers, and at most {_DEEPEST} levels of nesting"
 
 
 @dataclass(slots=True)
-class Known:
-    """What is known of the record that is checked: pydantic's context."""
+class Around:
+    """What has been found in the record so far: pydantic's context."""
 
     lengths: dict[str, int] = field(default_factory=dict)
     """The lengths that `Long` has found, by name."""
@@ -74,7 +74,7 @@ class Long(NamedTuple):
 
         return core_schema.with_info_after_validator_function(self._check, handler(source))
 
-    def _check(self, value: Any, info: ValidationInfo[Known]) -> Any:
+    def _check(self, value: Any, info: ValidationInfo[Around]) -> Any:
         from pydantic_core import PydanticCustomError
 
         for each in value.values() if isinstance(value, dict) else (value,):
@@ -96,7 +96,7 @@ class Anew(NamedTuple):
 
         return core_schema.with_info_before_validator_function(self._forget, handler(source))
 
-    def _forget(self, value: object, info: ValidationInfo[Known]) -> object:
+    def _forget(self, value: object, info: ValidationInfo[Around]) -> object:
         info.context.lengths.pop(self.of, None)
         return value
 
@@ -111,14 +111,14 @@ class Instead(NamedTuple):
 
         name = str(handler.field_name)
 
-        def note(value: object, info: ValidationInfo[Known]) -> object:
+        def note(value: object, info: ValidationInfo[Around]) -> object:
             info.context.instead[name] = self.names
             return value
 
         return core_schema.with_info_before_validator_function(note, handler(source))
 
 
-class Plain(NamedTuple):
+class Finite(NamedTuple):
     """In an annotation of values that may be anything: `is_plain` accepts them."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.bounds import Count, OneOf, Plain, Range, Whole
+from dflash_mcmc.store.bounds import Count, Finite, OneOf, Range, Whole
 from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import ChainResult, Trajectory
 
@@ -120,13 +120,13 @@ class Record(TypedDict):
     """One entry per proposal, or per candidate."""
     measures: NotRequired[dict[str, float]]
     """Diagnostics of the whole chain, by name; only of samplers that have some."""
-    walk: NotRequired[Annotated[list[dict[str, object]], Plain()]]
+    walk: NotRequired[Annotated[list[dict[str, object]], Finite()]]
     """One entry per drafted block, if the decoder keeps a trace."""
     prompt_tokens: NotRequired[Count]
     """Tokens of a prompt that is too long; only with this verdict."""
     grader: NotRequired[str]
     """The grader and its version. Older records lack it."""
-    before: NotRequired[Annotated[dict[str, Any], Plain()]]
+    before: NotRequired[Annotated[dict[str, Any], Finite()]]
     """The grade before the run was graded again: the fields of `Grade`, and `grader`. Only records graded again have it."""
 
 

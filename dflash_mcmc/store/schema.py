@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
-from dflash_mcmc.store.bounds import IS_PLAIN, Known, is_plain
+from dflash_mcmc.store.bounds import IS_PLAIN, Around, is_plain
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -60,15 +60,15 @@ class Schema:
         """What is wrong with a value: `field: given X; allowed: Y`; None if it has the schema."""
         from pydantic import ValidationError
 
-        known = Known()
+        around = Around()
         try:
-            self._adapter.validate_python(value, context=known)
+            self._adapter.validate_python(value, context=around)
         except ValidationError as error:
-            found = [each for each in error.errors(include_url=False) if not self._is_allowed(each, value, known)]
+            found = [each for each in error.errors(include_url=False) if not self._is_allowed(each, value, around)]
             return _sentence(value, found) if found else None
         return None
 
-    def _is_allowed(self, error: ErrorDetails, value: object, known: Known) -> bool:
+    def _is_allowed(self, error: ErrorDetails, value: object, around: Around) -> bool:
         """Whether pydantic reports what a line may have: a key of a newer version, or a reason instead of a field."""
         given = error["input"]
         if error["type"] == "extra_forbidden":
@@ -76,9 +76,9 @@ class Schema:
         if error["type"] != "missing" or not isinstance(given, dict):  # the input is the object that lacks the field
             return False
         name = error["loc"][-1]
-        if any(key in given and name in names for key, names in known.instead.items()):
+        if any(key in given and name in names for key, names in around.instead.items()):
             return True
-        reasons = self._alone & given.keys() - known.instead.keys()
+        reasons = self._alone & given.keys() - around.instead.keys()
         return given is value and bool(reasons) and name not in self._key
 
 

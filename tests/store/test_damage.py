@@ -189,7 +189,7 @@ def test_older_lines_are_read_with_a_note_once(whole, capsys):
     ("level", {"level": 1}, "level: given {'level': 1}; allowed: a valid integer or a valid string"),
     ("seconds", None, "seconds: given None; allowed: a valid number"),
     ("tokens", [1, "2"], r"tokens\[1\]: given '2'; allowed: a valid integer"),
-    ("trace", [{"log_ratio": None}], r"trace\[0\].log_ratio: given None; allowed: a valid number or a valid string or a valid "),
+    ("trace", [{"log_ratio": None}], r"trace\[0\].log_ratio: given None; allowed: a valid number or a valid string or"),
     ("trace", [[1]], r"trace\[0\]: given \[1\]; allowed: a valid dictionary"),
     ("measures", {"log_z": "x"}, "measures.log_z: given 'x'"),
     ("measures", {"log_z": 10**400}, "measures.log_z: given 1000"),
