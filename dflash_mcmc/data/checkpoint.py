@@ -13,6 +13,8 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fetch import sources
 
 _SMALL_FILES = (".json", ".txt", ".jinja", ".model")
+_PICKLES = (".bin", ".pt")
+_FILES = (*_SMALL_FILES, *_PICKLES, ".safetensors")
 _SAMPLE_BYTES = 4096
 _CONFIGURATIONS = ("config.json", "generation_config.json")
 
@@ -74,7 +76,7 @@ class Checkpoint(NamedTuple):
         return sum(map(self._numbers_in, files)) if all(file.is_file() for file in files) else None
 
     def fingerprint(self) -> str:
-        """A hash of the checkpoint's files. For a hub name it is the name and the commit.
+        """A hash of the checkpoint's files. For a hub name it is the name and the commit. Raises ConfigError.
 
         The hash covers the header of a safetensors file and three samples of every tensor. Reading all of a large
         checkpoint would take minutes at every start, and a tensor that was trained further differs in any sample.
@@ -83,11 +85,13 @@ class Checkpoint(NamedTuple):
             return f"hub:{self.path}@{self.commit()}"
         digest = hashlib.sha256()
         for file in sorted(self.folder.iterdir()):
+            if file.suffix in _FILES and not file.is_file():
+                raise ConfigError(self.field, str(file), "a regular file, or a link to one")  # a pipe would wait for ever
             if file.suffix in _SMALL_FILES:
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
             elif file.suffix == ".safetensors":
                 digest.update(file.name.encode() + b"\0" + self._sample(file))
-            elif file.suffix in (".bin", ".pt"):
+            elif file.suffix in _PICKLES:
                 digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
         return digest.hexdigest()[:32]
 
