@@ -82,8 +82,8 @@ class Probe(Component):
     """The word for one unit in the progress bar and messages."""
     record_type: ClassVar[type | None] = None
     """A TypedDict of the fields of a record, without problem and chain. Records are checked against it when they are written
-    and read (`store/schema.py`, bounds in `store/bounds.py`). A record with `skipped` may lack the fields. None checks only that
-    numbers are finite."""
+    and read (`store/schema.py`, with bounds of `store/bounds.py`). A record with `skipped` may lack the fields. None checks only
+    that numbers are finite."""
 
     def sources(self) -> tuple[str, ...]:
         """Groups that the outputs of a run with this probe depend on."""

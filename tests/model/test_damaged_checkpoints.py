@@ -14,7 +14,7 @@ from tests.model.trying import Tried, tried
 from tests.processes import ROOT
 
 SEED = 22
-SHORT, LONG = 14, 700
+SHORT, LONG = 12, 700
 
 
 @pytest.mark.parametrize("damage", [pytest.param(damage, id=damage.name[:60].encode("unicode_escape").decode())
