@@ -82,7 +82,7 @@ class Probe(Component):
     """The word for one unit in the progress bar and messages."""
     record_type: ClassVar[type | None] = None
     """A TypedDict of the fields of a record, without problem and chain. Records are checked against it when they are written
-    and read (`store/schema.py`, with bounds of `store/bounds.py`). A record with `skipped` may lack the fields. None checks only
+    and read (`store/schema.py`; `store/bounds.py` has bounds). A record with `skipped` may lack the fields. None checks only
     that numbers are finite."""
 
     def sources(self) -> tuple[str, ...]:

@@ -193,7 +193,10 @@ class DraftConfig:
         return tuple(layers)
 
     def _rope(self) -> dict:
-        rope = dict(self.get("rope_parameters") or self.get("rope_scaling") or {})
+        given = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        if not isinstance(given, dict):
+            self.refuse(f"has parameters of the rotation {given!r:.60}", "a mapping such as {\"rope_type\": \"default\"}")
+        rope = dict(given)
         legacy = rope.pop("type", None)
         rope = {"rope_type": legacy or "default", "rope_theta": self.get("rope_theta"), **rope}
         if rope["rope_type"] not in _ROPES:

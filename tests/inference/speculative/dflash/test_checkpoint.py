@@ -153,6 +153,7 @@ def test_default_layers(num_target_layers, num_layers, layers):
     (config_with("rope_theta"), r"without rope_theta"),
     (config_with("rope_theta", rope_parameters={"full_attention": {"rope_theta": 1e6}}), r"without rope_theta"),
     (config_with(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), r"rope_type 'dynamic'; allowed: default, linear"),
+    (config_with(rope_scaling="x"), r"parameters of the rotation 'x'; allowed: a mapping"),
     (config_with(rope_scaling={"rope_type": "linear"}), r"rotation that cannot be computed.*allowed: what rope_type linear"),
     (config_with(partial_rotary_factor=0.25), r"partial_rotary_factor"),
     (config_with(layer_types=["full_attention"]), r"layer_types .*for 5 layers"),
