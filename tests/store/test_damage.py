@@ -24,7 +24,7 @@ from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.lines import CHECKSUM, Damaged, from_line, to_line
 from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import DAMAGED, sample_schema
+from dflash_mcmc.store.records import DAMAGED, NUM_FILES, sample_schema
 from dflash_mcmc.types import Grade
 from tests.report.folders import record, write
 from tests.store.damage import all_ways, records_path
@@ -279,3 +279,11 @@ def test_a_report_of_few_records_is_made(tmp_path, kept, monkeypatch):
     overall = build([tmp_path / "demo"]).sections[0].tables[0].rows
     assert next(row["num_samples"] for row in overall if row["run"].startswith("ps")) == kept
     assert all(row["num_samples"] for row in overall)
+
+
+def test_the_number_in_a_lock_is_at_most_that_of_the_last_file(whole):
+    (whole / "lock").write_bytes(b"%08d" % NUM_FILES)
+    assert len(opened(whole)) == len(RECORDS)
+    (whole / "lock").write_bytes(b"%08d" % (NUM_FILES + 1))
+    with pytest.raises(UserError, match=f"lock: given b'0000{NUM_FILES + 1}'; allowed: a number up to {NUM_FILES}"):
+        opened(whole)
