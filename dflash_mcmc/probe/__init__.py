@@ -96,6 +96,10 @@ class Probe(Component):
     def units(self, config: Config) -> list[Unit]:
         """All requested units, in the order of the reports. This method loads no model."""
 
+    def num_units(self, config: Config) -> int:
+        """Number of requested units, which a dry run asks for. An override need not read the dataset."""
+        return len(self.units(config))
+
     def draws_answers(self) -> bool:
         """Whether the target draws the answers, each of up to `dataset.max_new_tokens` tokens.
 
@@ -127,3 +131,23 @@ class Probe(Component):
     @abstractmethod
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Figures by name. Each is written as PNG and SVG. Use matplotlib's Figure, not pyplot, whose state is global."""
+
+
+class ProblemProbe(Probe):
+    """Base class of probes that measure every problem, once or once for each chain."""
+
+    __slots__ = ()
+
+    measures_chains: ClassVar[bool] = False
+    """Whether a problem has `num_chains` units."""
+
+    def units(self, config: Config) -> list[Unit]:
+        """The units of a problem are adjacent, so that its prompt is read once."""
+        return [Unit(problem.id, chain) for problem in config.dataset.problems() for chain in range(self._each(config))]
+
+    def num_units(self, config: Config) -> int:
+        """The number of problems is known for a published dataset, which is not read."""
+        return config.dataset.num_chosen() * self._each(config)
+
+    def _each(self, config: Config) -> int:
+        return config.num_chains if self.measures_chains else 1

@@ -99,6 +99,10 @@ class SampledVerify(Probe):
                 *(Unit(f"(long) {name}") for name in problems),
                 *(Unit("(agent)", number) for number in range(self.agent_runs))]
 
+    def num_units(self, config: Config) -> int:
+        """The number of generations, without reading a published dataset."""
+        return config.dataset.num_chosen() * (config.num_chains + 1) + self.agent_runs
+
     def expected_cost(self, config: Config) -> UnitCost:
         """The cost of every generation with every decoder, as if all decoding were plain. Rejected drafts do not count."""
         assumed, problems = config.assumed, config.dataset.num_chosen()
