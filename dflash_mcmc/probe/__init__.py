@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from dflash_mcmc.components import Component
@@ -83,6 +84,11 @@ class Probe(Component):
     record_type: ClassVar[type | None] = None
     """A TypedDict of the fields of a record, without problem and chain. Records are checked against it when they are written
     and read (`store/schema.py`). A record with `skipped` may lack the fields. None checks only that numbers are finite."""
+
+    meanings: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
+    """Meaning and unit of the columns of each table and CSV file, by table, and under `values` of the summary's values.
+    A part of a name in braces varies, as in `rank_{reader}`. The columns `x_low` and `x_high` of an interval go without. The
+    reference of the documentation shows them."""
 
     def sources(self) -> tuple[str, ...]:
         """Groups that the outputs of a run with this probe depend on."""

@@ -16,6 +16,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.adaptation.meanings import MEANINGS
 from dflash_mcmc.registry import register
 from dflash_mcmc.run import cost
 from dflash_mcmc.types import UnitCost
@@ -55,6 +56,7 @@ class Adaptation(ProblemProbe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:

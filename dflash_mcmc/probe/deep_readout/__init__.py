@@ -15,6 +15,7 @@ from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.deep_readout.meanings import MEANINGS
 from dflash_mcmc.probe.deep_readout.tables import CONTEXTS
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
@@ -51,6 +52,7 @@ class DeepReadout(ProblemProbe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:

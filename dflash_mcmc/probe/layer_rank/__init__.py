@@ -21,6 +21,7 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.layer_rank import ranks
+from dflash_mcmc.probe.layer_rank.meanings import MEANINGS
 from dflash_mcmc.registry import register
 from dflash_mcmc.run import cost
 from dflash_mcmc.types import UnitCost
@@ -50,6 +51,7 @@ class LayerRank(ProblemProbe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    meanings = MEANINGS
     takes_draft = True
 
     def check(self, config: Config) -> None:

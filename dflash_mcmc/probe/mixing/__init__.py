@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, spec_of
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.mixing.meanings import MEANINGS
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.run import build, cost
 from dflash_mcmc.sampler import Sampler
@@ -82,6 +83,7 @@ class Mixing(ProblemProbe):
     runs_chains_alone = True
     draws_with_stops = True
     unit = "chain"
+    meanings = MEANINGS
     measures_chains = True
 
     def check(self, config: Config) -> None:

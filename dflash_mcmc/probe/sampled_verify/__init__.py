@@ -17,6 +17,7 @@ from dflash_mcmc.data import template_limits
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe.sampled_verify.meanings import MEANINGS
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.run import build
 from dflash_mcmc.sampler import Sampler
@@ -67,6 +68,7 @@ class SampledVerify(Probe):
 
     uses = ("model", "draft", "sampler", "dataset")
     unit = "generation"
+    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:

@@ -19,6 +19,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.speculative_mcmc.meanings import MEANINGS
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.run import cost
@@ -66,6 +67,7 @@ class SpeculativeMCMC(ProblemProbe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:
