@@ -5,18 +5,27 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report real real-short dashboard probes equal-cost test vllm vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train test-versions release-check clean
+.PHONY: help install newest demo report real real-short dashboard probes equal-cost test vllm vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train test-versions release-check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY)  ## make .venv with everything that is needed (once)
 
-$(READY): pyproject.toml
+# A new release of a package must not break a checkout. The wheel has bounds alone (pyproject.toml).
+PINS := .ci/constraints.txt
+
+$(READY): pyproject.toml $(PINS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[dev]'
 	@touch $@
+
+newest: $(READY)  ## the newest packages in .venv; their versions become those of `make install` when the tests pass with them
+	$(BIN)/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[dev]'
+	(head -n 1 $(PINS); $(BIN)/python -m pip freeze --exclude-editable | sed -E '/^(nvidia|cuda|triton)/d; s/\+.*//') > $(PINS).new
+	mv $(PINS).new $(PINS)
+	@touch $(READY)
 
 demo: $(READY)  ## six conditions on the embedded model and problems, and their table (minutes)
 	$(BIN)/python -m dflash_mcmc -m experiment=demo condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
