@@ -33,7 +33,7 @@ def of_file(path: str | None, columns: Iterable[str], field: str = "dataset.path
     if file is None or not file.is_file():
         raise ConfigError(field, path, "a JSON Lines file that exists")
     try:
-        rows = list(_table(file, tuple(columns)) if file.suffix == ".csv" else _parsed(file, tuple(columns)))
+        rows = list((_table if file.suffix == ".csv" else _parsed)(file, tuple(columns), field))
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
         raise UserError(f"{field}: cannot read {path}: {type(error).__name__}: {error}") from error
     if not rows:
@@ -49,15 +49,15 @@ def of_hub(source: Hub, revision: str | None, columns: Iterable[str]) -> list[di
     return [dict(row) for row in rows]
 
 
-def _table(file: Path, columns: tuple[str, ...]) -> Iterator[dict]:
+def _table(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
     """Rows of a file of comma-separated values whose first row names the columns. All values are texts."""
     with file.open(encoding="utf-8-sig", newline="") as lines:
         for number, row in enumerate(csv.DictReader(lines)):
-            _check_columns(row, columns, f"{file}: row {number}")
+            _check_columns(row, columns, f"{file}: row {number}", field)
             yield row
 
 
-def _parsed(file: Path, columns: tuple[str, ...]) -> Iterator[dict]:
+def _parsed(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
     opened = gzip.open if file.suffix == ".gz" else open
     with opened(file, "rt", encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
@@ -67,17 +67,17 @@ def _parsed(file: Path, columns: tuple[str, ...]) -> Iterator[dict]:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 reason = " ".join(str(error).split())[:120]
-                raise UserError(f"dataset.path: cannot read {file}: line {number} is not JSON: {reason}") from error
+                raise UserError(f"{field}: cannot read {file}: line {number} is not JSON: {reason}") from error
             if not isinstance(row, dict):
-                raise UserError(f"dataset.path: cannot read {file}: line {number} is no JSON object: {row!r:.60}")
-            _check_columns(row, columns, f"{file}: line {number}")
+                raise UserError(f"{field}: cannot read {file}: line {number} is no JSON object: {row!r:.60}")
+            _check_columns(row, columns, f"{file}: line {number}", field)
             yield row
 
 
-def _check_columns(row: dict, columns: Iterable[str], where: str) -> None:
+def _check_columns(row: dict, columns: Iterable[str], where: str, field: str = "dataset.path") -> None:
     for column in columns:
         if column not in row:
-            raise UserError(f"dataset.path: {where} lacks the field {column!r}{did_you_mean(column, map(str, row))}; it has: "
+            raise UserError(f"{field}: {where} lacks the field {column!r}{did_you_mean(column, map(str, row))}; it has: "
                             f"{', '.join(map(str, row))}")
 
 

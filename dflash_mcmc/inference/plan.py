@@ -97,9 +97,13 @@ class Workload(NamedTuple):
     @property
     def padding(self) -> int:
         """Positions after a sequence."""
-        model, chunk = self.model, self.options.prefill_chunk
-        implementation = attention.implementation(self.options.attention, model.device, model.dtype, model.attention_needs)
-        return attention.padding(implementation, chunk, self.num_drafted)
+        return attention.padding(self.implementation, self.options.prefill_chunk, self.num_drafted)
+
+    @property
+    def implementation(self) -> str:
+        """The implementation of attention."""
+        model = self.model
+        return attention.implementation(self.options.attention, model.device, model.dtype, model.attention_needs)
 
     @property
     def num_drafted(self) -> int:
@@ -144,7 +148,7 @@ class Workload(NamedTuple):
 
     def copied_bytes(self, num_slots: int) -> int:
         """Bytes of the copy of the weights that an engine of few slots makes (`few_rows.py`); 0 where it makes none."""
-        if not self.options.few_rows or num_slots >= few_rows.ROWS or self.drafter:
+        if not few_rows.asked_for(self.options, num_slots, self.implementation, has_draft=self.drafter is not None):
             return 0
         if isinstance(self.model, TargetShape):
             plain = self.model.device.type == "cpu" and self.model.dtype == torch.float32
