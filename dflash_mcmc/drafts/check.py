@@ -32,6 +32,9 @@ _MOST_BLOCKS = 256
 """Blocks that are drafted again in each setting. More of them cost time and hardly narrow an interval over problems."""
 _LEAST_AGREEMENT = 0.98
 """Share of blocks in which both forwards must gain the same. Near-ties differ, most of all in half precision."""
+_OTHER_FILES = "the target's files (weights, configuration, tokenizer, template) are not those that it was trained for"
+_OTHER_CONFIGURATION = ("the weights are those that it was trained for, but another file of their folder (configuration, "
+                        "tokenizer, template) is not")
 
 
 class Row(NamedTuple):
@@ -121,9 +124,11 @@ def _differences(config: Config, record: dict) -> list[str]:
         trained = record.get(name)
         if isinstance(trained, bool) and mine is not None and trained != mine:
             found.append(f"{name} was {str(trained).lower()} in training and is {str(mine).lower()} here")
-    content = record.get("model.content")
-    if content is not None and content != config.model.fingerprint():
+    weights, content = record.get("model.weights"), record.get("model.content")
+    if weights is not None and weights != model.weights_fingerprint():
         found.append("the target's weights are not those that it was trained for")
+    elif content is not None and content != model.fingerprint():
+        found.append(_OTHER_FILES if weights is None else _OTHER_CONFIGURATION)
     return found
 
 

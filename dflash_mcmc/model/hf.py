@@ -64,6 +64,10 @@ class HFModel(Model):
         """Hash of the checkpoint's content; see `Checkpoint.fingerprint`."""
         return self._checkpoint().fingerprint()
 
+    def weights_fingerprint(self) -> str:
+        """Hash of the checkpoint's weights alone; see `Checkpoint.weights_fingerprint`. Raises UserError."""
+        return self._checkpoint().weights_fingerprint()
+
     def canonical(self, config: Config) -> dict[str, object]:
         """The fields that have no effect here, as null. They are not part of the identity."""
         return {"revision": None, **({} if self.chat else {"enable_thinking": None})}

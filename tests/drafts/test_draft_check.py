@@ -226,6 +226,26 @@ def test_the_configuration_has_a_default_number_of_problems(tmp_path):
     assert configured(["draft=tiny", "dataset.limit=5"])[0].dataset.limit == 5
 
 
+def test_the_record_of_the_training_is_compared_with_the_target(tmp_path):
+    config = composed(tmp_path, *BASE, "draft=tiny")
+    same, other = config.model.weights_fingerprint(), config.model.fingerprint()
+    assert checking._differences(config, {"model.weights": same, "model.content": other}) == []
+    for record, says in (({"model.content": "another"}, "the target's files (weights, configuration"),
+                         ({"model.weights": "another", "model.content": "another"}, "the target's weights are not"),
+                         ({"model.weights": same, "model.content": "another"}, "another file of their folder"),
+                         ({"model.chat": False}, "model.chat was false in training and is true here")):
+        (clause,) = checking._differences(config, record)
+        assert says in clause
+    # Only other weights, or files among which they may be, make another target of it.
+    of_configuration = checking._differences(config, {"model.weights": same, "model.content": "another"})
+    assert findings.verdict(estimate(4.0, 0.3), 20, [], SLOTS, None, of_configuration, None).outcome == "healthy"
+
+
+def test_what_the_record_states_is_expected():
+    assert checking._stated({"held_out_tau": 2.5}) == 2.5
+    assert checking._stated({"held_out_tau": "much"}) is None
+
+
 WHOLE = ("sampler=greedy", "decoder=speculative_match", "decoder.trace=true", "dataset.limit=24", "dataset.max_new_tokens=64")
 
 

@@ -81,6 +81,7 @@ def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
     assert all(torch.equal(value, trained[name].bfloat16()) for name, value in loaded.state_dict().items())
     config = json.loads((folder / "config.json").read_text())
     assert config["training"]["steps"] == 40
+    assert config["training"]["held_out_tau"] == figures[1]["tau_0"]
     assert config["dflash_config"]["target_layer_ids"] == [1, 2, 3, 4, 5]
 
 

@@ -122,3 +122,21 @@ def test_without_a_step_the_start_is_evaluated(plan, capsys):
     assert not list(responses_folder(given).glob("training/*.npz"))
     with refused("allowed: a number >= 1, or 0 with init=FOLDER", start="steps: given 0"):
         plan("steps=0")
+    record = json.loads((folder / "config.json").read_text())["training"]
+    assert record["held_out_tau"] == line["tau_0"]
+    assert record["model.weights"] == given.model.weights_fingerprint()
+
+
+def test_the_record_states_no_tau_that_was_not_measured(plan):
+    folder = draft.train(plan(f"init={SHIPPED}", "steps=0", "responses.held_out=[1.0]"))
+    assert "held_out_tau" not in json.loads((folder / "config.json").read_text())["training"]
+
+
+def test_a_training_that_was_finished_has_its_figures_again(tmp_path, random_weights):
+    module = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(module.parameters())
+    training = loop.TrainingLoop(
+        name="finished", folder=tmp_path, steps=1, evaluate_every=1, max_norm=1.0, rate=lambda step: 0.1,
+        gradients=lambda step: 0.0, evaluate=lambda: {"tau_0": 2.5}, describe=str)
+    assert loop.run(training, module, optimizer)["tau_0"] == loop.run(training, module, optimizer)["tau_0"] == 2.5
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
