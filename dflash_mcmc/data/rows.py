@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.data import hub
-from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 
 
 class Hub(NamedTuple):
@@ -66,7 +66,7 @@ def _parsed(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                reason = " ".join(str(error).split())[:120]
+                reason = reason_of(error, 120)
                 raise UserError(f"{field}: cannot read {file}: line {number} is not JSON: {reason}") from error
             if not isinstance(row, dict):
                 raise UserError(f"{field}: cannot read {file}: line {number} is no JSON object: {row!r:.60}")
@@ -93,5 +93,5 @@ def _downloaded(source: Hub, revision: str | None) -> tuple[dict, ...]:
         if offline:
             raise UserError(f"dataset: {source.name} is not in the cache, and the hub cannot be reached; allowed: a file, "
                             "dataset.path=/path/to/test.jsonl") from error
-        reason = " ".join(str(error).split())[:300]
+        reason = reason_of(error, 300)
         raise UserError(f"dataset.revision: cannot load {source.name}@{revision}: {type(error).__name__}: {reason}") from error
