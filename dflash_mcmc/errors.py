@@ -102,6 +102,12 @@ def one_line(text: object) -> str:
     return f"{shown[: _LONGEST_LINE - _TAIL]} [... {left_out:,} characters ...] {shown[-_TAIL:]}"
 
 
+def reason_of(error: BaseException, most: int = 300) -> str:
+    """The message of another library's error in one line of at most so many characters; its type if it has no message."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'alpha'?)`, or an empty text without a similar word."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -13,10 +13,12 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.api.targets import turn_of
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.inference.interface import DROPPED
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
@@ -173,9 +175,12 @@ class Workers:
             self._live.clear()
             self._dropped.clear()
             self._failures.clear()
-        self._release()
         for order in lost:
             _set(order.future, NotDrawn(_reason(error, "engine")))
+        try:
+            self._release()
+        except Exception:  # what has failed may fail to close, and the thread goes on with a new engine
+            traceback.print_exc(file=sys.stderr)
 
     def _engine_for(self, stop: tuple[str, ...]) -> ChainRunner:
         if self._engine is None or self._engine[0] != stop:
@@ -184,9 +189,9 @@ class Workers:
         return self._engine[1]
 
     def _release(self) -> None:
-        if self._engine is not None:
-            self._engine[1].close()
-        self._engine = None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine[1].close()
 
     def _arrivals(self, stop: tuple[str, ...], begun: int) -> Iterator[tuple[int, Chain] | None]:
         while True:
@@ -194,9 +199,19 @@ class Workers:
             yield None if found is None else (found[0], self._guarded(*found))
 
     def _guarded(self, number: int, order: Order) -> Generator[Any, Any, Any]:
-        """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
+        """The chain of an order. If it raises or was dropped, it ends without a result, and the batch's other chains go on.
+
+        The engine drops chains after a step, but a chain whose proposals cost no forward can go on for long without one.
+        """
         try:
-            return (yield from order.chain())
+            with closing(order.chain()) as chain:
+                request = next(chain)
+                while number not in self._dropped:
+                    request = chain.send((yield request))
+            self._failures[number] = DROPPED
+            return None
+        except StopIteration as stop:
+            return stop.value
         except Exception as error:  # a sampler may be a plugin
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
@@ -216,16 +231,18 @@ class Workers:
         return None
 
     def _end(self, done: Finished[int], runner: ChainRunner) -> None:
+        failure = self._failures.pop(done.tag, done.failure)
+        # The order stays live until its answer is there: if decoding fails, `_give_up` answers it with the others.
+        outcome = NotDrawn(failure) if done.result is None else _drawn(done.result, done.cost, runner)
         with self._news:
             order = self._live.pop(done.tag)
             self._dropped.discard(done.tag)
-        failure = self._failures.pop(done.tag, done.failure)
-        if done.result is None:
-            _set(order.future, NotDrawn(failure))
-            return
-        drawn = done.result.trajectory
-        text = runner.model.decode(drawn.tokens)
-        _set(order.future, DrawnAnswer(done.result, done.cost, text, finishes.of_trajectory(drawn, runner.model.stop_ids)))
+        _set(order.future, outcome)
+
+
+def _drawn(result: ChainResult, cost: Cost, runner: ChainRunner) -> DrawnAnswer:
+    path = result.trajectory
+    return DrawnAnswer(result, cost, runner.model.decode(path.tokens), finishes.of_trajectory(path, runner.model.stop_ids))
 
 
 def _reason(error: Exception, what: str) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.model.hf import HFModel
 
 _FIXED = ("sampler=greedy", "decoder=speculative_match", "decoder.trace=true", "tracker=none")
+_GIVEN = ("model", "draft", "dataset", "hardware", "seed", "paths")
+"""Groups and fields of a run that a check has too."""
 _LIMIT, _TOKENS = 32, 128
 _HELP = f"""\
 Measures the acceptance of a draft, tries the known mistakes one after another, and names the likely cause.
@@ -66,10 +68,9 @@ def _main(arguments: list[str]) -> None:
 
 def configured(overrides: list[str]) -> tuple[Config, dict[str, str]]:
     """The checked configuration of overrides, and the chosen option of each group. Raises UserError."""
-    for text in overrides:
-        if text.partition("=")[0] in ("sampler", "decoder", "tracker", "probe", "blend", "condition", "experiment", "sweep"):
-            raise UserError(f"{text}: given with drafts check; allowed: model, draft, dataset, hardware and their fields")
-    names = {text.partition("=")[0].lstrip("+") for text in overrides}
+    names = {text.partition("=")[0].lstrip("+~") for text in overrides}
+    if others := [name for name in names if name.partition(".")[0] not in _GIVEN]:
+        raise UserError(f"{min(others)}: given with drafts check; allowed: {', '.join(_GIVEN)}, and their fields")
     added = [f"{field}={value}" for field, value in (("dataset.limit", _LIMIT), ("dataset.max_new_tokens", _TOKENS))
              if field not in names and not (field == "dataset.limit" and "dataset.ids" in names)]
     command = check_command([*_FIXED, *added, *overrides])

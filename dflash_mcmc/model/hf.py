@@ -13,7 +13,7 @@ from dflash_mcmc.data import hub
 from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.data.conversations import Conversation
 from dflash_mcmc.data.sizes import CheckpointSize, size_of
-from dflash_mcmc.errors import ConfigError, UserError, note
+from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.model import Files, Model
 from dflash_mcmc.registry import register
@@ -215,5 +215,5 @@ def _pretrained(kind: Any, path: str, revision: str | None, **settings):
     except Exception as error:  # transformers raises a dozen types here; all mean that this checkpoint cannot be used
         if offline:
             raise Checkpoint("model.path", path, revision, "").unreachable() from error
-        reason = " ".join(str(error).split())[:300]
+        reason = reason_of(error, 300)
         raise UserError(f"model.path: cannot load {path!r}: {type(error).__name__}: {reason}") from error

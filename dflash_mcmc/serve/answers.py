@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+from dflash_mcmc.errors import one_line
 from dflash_mcmc.store import finishes
 from dflash_mcmc.types import ChainResult, Cost
 
@@ -17,8 +19,8 @@ class Refused(Exception):
     """A request that gets no answer, with the status and the body of the reply."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        super().__init__(one_line(message))
+        self.status, self.param, self.code = status, None if param is None else one_line(param), code
 
     def body(self) -> dict[str, Any]:
         """The error in the format of OpenAI."""
@@ -108,6 +110,6 @@ def _chat_logprobs(answer: Reply, pieces: Sequence[bytes]) -> dict[str, Any]:
 
 def _logprobs(answer: Reply, pieces: Sequence[bytes]) -> dict[str, Any]:
     texts = [piece.decode(errors="replace") for piece in pieces]
-    offsets = [sum(map(len, texts[:number])) for number in range(len(texts))]
+    offsets = accumulate(map(len, texts[:-1]), initial=0) if texts else []
     return {"tokens": texts, "token_logprobs": answer.result.trajectory.log_p.tolist(), "top_logprobs": None,
-            "text_offset": offsets}
+            "text_offset": list(offsets)}

@@ -187,6 +187,7 @@ class Service:
     async def _drawn(self, request: Request, orders: Sequence[Order]) -> list[Reply]:
         """The answers of orders. Raises Refused after a failure, at the end of the time, and if the client goes."""
         drawing: asyncio.Future[list[DrawnAnswer]] = asyncio.gather(*(asyncio.wrap_future(order.future) for order in orders))
+        drawing.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio logs an exception nobody reads
         gone = asyncio.create_task(_disconnected(request))
         try:
             both: set[asyncio.Future[Any]] = {drawing, gone}

@@ -32,8 +32,8 @@ def listening(host: str, port: int) -> socket.socket:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = places[0]
         found = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError("serve.host", host, f"an address of this machine ({error.strerror or error})") from error
+    except (OSError, UnicodeError) as error:  # a name that cannot be one of a machine is a UnicodeError
+        raise ConfigError("serve.host", host, f"an address of this machine ({getattr(error, 'strerror', error)})") from error
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)

@@ -7,12 +7,13 @@ the weights, the optimiser's state and the number of steps. It is written at eve
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.errors import RunBusy
+from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.store.locks import Locks
 
 if TYPE_CHECKING:
@@ -86,14 +87,17 @@ def _run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opt
 
 
 def optimise(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
-    """Takes one optimiser step. Returns its loss in nats."""
+    """Takes one optimiser step. Returns its loss in nats. Raises UserError, and changes no weight, if it is not finite."""
     import torch
 
     rate = loop.rate(step)
     for group in optimizer.param_groups:
         group["lr"] = rate
     loss = loop.gradients(step)
-    torch.nn.utils.clip_grad_norm_(module.parameters(), loop.max_norm)
+    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), loop.max_norm).item()
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise UserError(f"learning_rate: given a rate of {rate:g} in step {step + 1}, which has a loss of {loss:g} and a "
+                        f"gradient of norm {norm:g}; allowed: a rate with finite ones. The last checkpoint stays as it is")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     loop.track({"train/loss": loss, "train/learning_rate": rate}, step + 1)

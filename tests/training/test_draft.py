@@ -27,19 +27,6 @@ SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "num_threads=1", "prompt
          "responses.max_new_tokens=16", "shape.num_layers=1", "shape.intermediate_size=32", "anchors=3", "loss_gamma=4")
 
 
-@pytest.fixture(autouse=True)
-def keep_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def plan(tmp_path):
-    """A plan of six small steps; further overrides may be given."""
-    return lambda *overrides: compose("tiny", [*SMALL, f"paths.outputs={tmp_path}", *overrides])
-
-
 def evaluations(folder) -> list[dict]:
     return [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
 
