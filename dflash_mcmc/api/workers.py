@@ -39,6 +39,13 @@ class DrawnAnswer(NamedTuple):
     finish_reason: str
     """One of `finishes.REASONS`."""
 
+    def details(self) -> dict[str, Any]:
+        """What the interfaces of other programs have no field for, as values of JSON."""
+        result, path = self.result, self.result.trajectory
+        return {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()), "proposals": result.proposals,
+                "accepted": result.accepted, "moved": result.moved, "token_forwards": self.cost.token_forwards,
+                "finish_reason": self.finish_reason, "tokens": path.tokens.tolist()}
+
 
 class QueueFull(Exception):
     """Too many orders wait or are drawn."""
