@@ -206,24 +206,29 @@ class Workers:
             yield None if found is None else (found[0], self._guarded(*found))
 
     def _guarded(self, number: int, order: Order) -> Generator[Any, Any, Any]:
-        """The chain of an order. If it raises or was dropped, it ends without a result, and the batch's other chains go on.
-
-        The engine drops chains after a step, but a chain whose proposals cost no forward can go on for long without one.
-        """
+        """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
         try:
-            with closing(order.chain()) as chain:
-                request = next(chain)
-                while number not in self._dropped:
-                    request = chain.send((yield request))
-            self._failures[number] = DROPPED
-            return None
-        except StopIteration as stop:
-            return stop.value
+            return (yield from self._while_wanted(number, order.chain()))
         except Exception as error:  # a sampler may be a plugin
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
             self._failures[number] = _reason(error, "sampler")
             return None
+
+    def _while_wanted(self, number: int, chain: Chain) -> Generator[Any, Any, Any]:
+        """The chain of an order, which ends without a result once the order is dropped.
+
+        The engine drops chains after a step, but a chain whose proposals cost no forward can go on for long without one.
+        """
+        with closing(chain):
+            try:
+                request = next(chain)
+                while number not in self._dropped:
+                    request = chain.send((yield request))
+            except StopIteration as stop:
+                return stop.value
+        self._failures[number] = DROPPED
+        return None
 
     def _next(self, stop: tuple[str, ...], begun: int) -> tuple[int, Order] | None:
         """The next order of a round; None if there is none now."""
