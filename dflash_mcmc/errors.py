@@ -40,7 +40,7 @@ _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202
 writing, which can hide or reorder a text; and halves of characters, which cannot be written."""
 _LONGEST_LINE, _TAIL = 4_000, 500
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EISDIR,
-                errno.ENOTDIR, errno.ENXIO, errno.ELOOP)
+                errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ENXIO, errno.ELOOP)
 
 
 def of_the_disk(error: BaseException) -> UserError | None:

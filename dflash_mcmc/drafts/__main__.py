@@ -54,11 +54,13 @@ def _main(arguments: list[str]) -> None:
     if given.expected is not None and not given.expected >= 1.0:
         raise UserError(f"--expected: given {given.expected:g}; allowed: a number >= 1, tokens for each forward")
     config, names = configured(overrides)
+    folder = given.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}"
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out: given {str(folder)!r}, a file; allowed: a folder")
+    other = None if given.trained_for is None else _other(config, given.trained_for)
     from dflash_mcmc.drafts import report
     from dflash_mcmc.drafts.check import check
 
-    folder = given.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}"
-    other = None if given.trained_for is None else _other(config, given.trained_for)
     note(f"{config.dataset.num_chosen()} problems, answers of at most {config.dataset.max_new_tokens} tokens")
     checked = check(config, given.expected, other)
     print(report.text(checked))

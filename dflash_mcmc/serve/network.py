@@ -60,21 +60,21 @@ def patient(seconds: float) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Ends the waiting."""
-            self._calm()
+            self._stop_waiting()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             """Ends the waiting if the header is there."""
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
-                self._calm()
+                self._stop_waiting()
             elif self._expiry is None and self.conn.trailing_data[0]:
                 self._wait()
 
         def _wait(self) -> None:
             self._expiry = self.loop.call_later(seconds, self.transport.close)
 
-        def _calm(self) -> None:
+        def _stop_waiting(self) -> None:
             if self._expiry is not None:
                 self._expiry.cancel()
                 self._expiry = None

@@ -204,6 +204,7 @@ def test_report_has_a_text_a_figure_and_json(measured, tmp_path):
 @pytest.mark.parametrize(("arguments", "says"), [
     (["look"], "allowed: check"), (["check", "--wrong"], "not an option"), (["check", "--expected=0.5", "draft=tiny"], ">= 1"),
     (["check", "sampler=greedy"], "sampler: given with drafts check; allowed: model"),
+    (["check", "model=tiny", "draft=tiny", f"--out={__file__}"], "a file; allowed: a folder"),
     (["check", "decoder.trace=false"], "decoder.trace: given with drafts check"),
     (["check", "draft=tiny", "dataset.limit=2,3"], "several values"),
     (["check", "draft=tiny", "--trained-for=absent/folder/here"], "model.path"),

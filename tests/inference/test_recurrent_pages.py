@@ -61,7 +61,7 @@ def test_rows_that_move_to_the_host_come_back_with_their_states(model, plain, mo
 
 @pytest.mark.parametrize("changes", [dict(snapshot_every=1), dict(snapshot_every=100), dict(keep_current=False)],
                          ids=lambda changes: "-".join(changes))
-def test_no_switch_changes_a_number(model, plain, changes):
+def test_no_switch_changes_a_number(model, changes):
     paged, _ = run(model, RUN["power_mh"], 500, **{"snapshot_every": EVERY, **changes})
     again, _ = run(model, RUN["power_mh"], 0, **{"snapshot_every": EVERY, **changes})
     for tag, done in again.items():
