@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict, final
+from typing import Annotated, NotRequired, TypedDict, final
 
-from dflash_mcmc.store.bounds import Count, Long
+from dflash_mcmc.store.bounds import Count, Long, Range
 
 Cell = tuple[float, float, float, float, float, float, float, float]
 """The sums named in `gains.SUMS`, in this order."""
@@ -27,3 +27,5 @@ class LogitBlendRecord(TypedDict):
     num_hard: Count
     """Hard tokens."""
     sums: BlendSums
+    seconds: NotRequired[Annotated[float, Range(0)]]
+    """Seconds of the measurement. An answer that was not read has none."""
