@@ -14,10 +14,12 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.api.targets import turn_of
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.inference.interface import DROPPED
 from dflash_mcmc.inference.stop_strings import cut
 from dflash_mcmc.ops import stopping
 from dflash_mcmc.store import finishes
@@ -41,6 +43,13 @@ class DrawnAnswer(NamedTuple):
     """The text without special tokens, up to a stop string."""
     finish_reason: str
     """One of `finishes.REASONS`."""
+
+    def details(self) -> dict[str, Any]:
+        """What the interfaces of other programs have no field for, as values of JSON."""
+        result, path = self.result, self.result.trajectory
+        return {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()), "proposals": result.proposals,
+                "accepted": result.accepted, "moved": result.moved, "token_forwards": self.cost.token_forwards,
+                "finish_reason": self.finish_reason, "tokens": path.tokens.tolist()}
 
 
 class QueueFull(Exception):
@@ -181,9 +190,12 @@ class Workers:
             self._live.clear()
             self._dropped.clear()
             self._failures.clear()
-        self._release()
         for order in lost:
             _set(order.future, NotDrawn(_reason(error, "engine")))
+        try:
+            self._release()
+        except Exception:  # what has failed may fail to close, and the thread goes on with a new engine
+            traceback.print_exc(file=sys.stderr)
 
     def _engine_for(self, stop: tuple[str, ...]) -> ChainRunner:
         if self._engine is None or not self._has_room(stop):
@@ -197,29 +209,48 @@ class Workers:
         return stop in self._sets or len(self._sets) < self._most_sets
 
     def _release(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = None
+        engine, self._engine = self._engine, None
         self._sets.clear()
+        if engine is not None:
+            engine.close()
 
     def _arrivals(self, begun: int, runner: ChainRunner) -> Iterator[tuple[int, Chain] | None]:
         while True:
             found = self._next(begun)
             yield None if found is None else (found[0], self._guarded(*found, runner.model))
 
+    def _chain(self, order: Order, model: Any) -> Chain:
+        """The chain of an order, which ends at its stop strings. Raises UserError where the tokenizer has no tables."""
+        if not self._mixes:
+            return order.chain()
+        if order.stop:
+            model.strings(order.stop)
+        return stopping(order.chain(), order.stop)
+
     def _guarded(self, number: int, order: Order, model: Any) -> Generator[Any, Any, Any]:
         """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
         try:
-            if not self._mixes:
-                return (yield from order.chain())
-            if order.stop:
-                model.strings(order.stop)  # a tokenizer whose tables cannot be made is a failure of this order
-            return (yield from stopping(order.chain(), order.stop))
+            return (yield from self._while_wanted(number, self._chain(order, model)))
         except Exception as error:  # a sampler may be a plugin
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
             self._failures[number] = _reason(error, "sampler")
             return None
+
+    def _while_wanted(self, number: int, chain: Chain) -> Generator[Any, Any, Any]:
+        """The chain of an order, which ends without a result once the order is dropped.
+
+        The engine drops chains after a step, but a chain whose proposals cost no forward can go on for long without one.
+        """
+        with closing(chain):
+            try:
+                request = next(chain)
+                while number not in self._dropped:
+                    request = chain.send((yield request))
+            except StopIteration as stop:
+                return stop.value
+        self._failures[number] = DROPPED
+        return None
 
     def _next(self, begun: int) -> tuple[int, Order] | None:
         """The next order of a round; None if there is none now."""
@@ -236,16 +267,19 @@ class Workers:
         return None
 
     def _end(self, done: Finished[int], runner: ChainRunner) -> None:
-        with self._news:
-            order = self._live.pop(done.tag)
-            self._dropped.discard(done.tag)
         failure = self._failures.pop(done.tag, done.failure)
-        if done.result is None:
-            _set(order.future, NotDrawn(failure))
-            return
-        drawn = done.result.trajectory
-        text = cut(runner.model.decode(drawn.tokens), order.stop)
-        _set(order.future, DrawnAnswer(done.result, done.cost, text, finishes.of_trajectory(drawn, runner.model.stop_ids)))
+        # The order stays live until its answer is there: if decoding fails, `_give_up` answers it with the others.
+        order = self._live[done.tag]
+        outcome = NotDrawn(failure) if done.result is None else _drawn(done.result, done.cost, order.stop, runner.model)
+        with self._news:
+            del self._live[done.tag]
+            self._dropped.discard(done.tag)
+        _set(order.future, outcome)
+
+
+def _drawn(result: ChainResult, cost: Cost, stop: tuple[str, ...], model: Any) -> DrawnAnswer:
+    path = result.trajectory
+    return DrawnAnswer(result, cost, cut(model.decode(path.tokens), stop), finishes.of_trajectory(path, model.stop_ids))
 
 
 def _reason(error: Exception, what: str) -> str:

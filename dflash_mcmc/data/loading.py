@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dflash_mcmc.data import hub
 from dflash_mcmc.data.rows import MissingField
-from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files of a folder that `save_to_disk` writes."""
@@ -109,7 +109,7 @@ def _unreadable(place: Place, offline: bool, error: Exception) -> UserError:
     if offline:
         return UserError(f"dataset.path: {place.path} is not in the cache, and the hub cannot be reached; allowed: a local "
                          "folder of the dataset, or dataset=jsonl with a file")
-    reason = " ".join(str(error).split())[:300]
+    reason = reason_of(error, 300)
     return UserError(f"dataset.path: cannot load {place.path}: {type(error).__name__}: {reason}")
 
 

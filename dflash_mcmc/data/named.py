@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_mcmc.data.conversations import last_question, messages_of, tools_of
 from dflash_mcmc.data.rows import MissingField
 from dflash_mcmc.data.sources import FromFile
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.types import Problem
 
@@ -107,7 +107,7 @@ def _template(field: str, source: str) -> Template:
     try:
         return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(source)
     except TemplateError as error:
-        raise ConfigError(f"dataset.{field}", source, f"a Jinja template ({' '.join(str(error).split())})") from error
+        raise ConfigError(f"dataset.{field}", source, f"a Jinja template ({reason_of(error)})") from error
 
 
 def _variables(source: str | None) -> list[str]:
@@ -129,7 +129,7 @@ def _rendered(field: str, source: str, row: dict, where: str) -> str:
     try:
         return _template(field, source).render({**row, _ROW: row})
     except Exception as error:  # a template can apply any operation to the values of a row
-        reason = " ".join(str(error).split())[:200]
+        reason = reason_of(error, 200)
         raise UserError(f"dataset.{field}: {where}: {type(error).__name__}: {reason}; the row has: "
                         f"{', '.join(map(str, row))}") from error
 

@@ -31,6 +31,8 @@ class Alternative(NamedTuple):
     cause: str
     """The mistake, if the draft accepts more in this setting: a clause for the sentence of the verdict."""
     setting: DraftSetting
+    step: int = 0
+    """For a layout, the places from a slot to the token that it predicts."""
 
 
 class CheckedPair(NamedTuple):
@@ -56,7 +58,7 @@ def _layout(subject: CheckedPair) -> Iterator[Alternative]:
     for step, side in ((1, "after"), (-1, "before")):
         yield Alternative("layout", f"rows {'one later' if step > 0 else 'one earlier'}",
                           f"the block is off by one slot: each row predicts the token {side} its own slot",
-                          dataclasses.replace(base, offset=base.offset + step))
+                          dataclasses.replace(base, offset=base.offset + step), step)
 
 
 def _layers(subject: CheckedPair) -> Iterator[Alternative]:

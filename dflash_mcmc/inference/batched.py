@@ -91,7 +91,7 @@ class BatchedEngine:
         num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder, model.device)
         companion = proposer.companion if proposer else None
-        fewer = options.few_rows and num_slots < few_rows.ROWS and implementation == "grouped" and proposer is None
+        fewer = few_rows.asked_for(options, num_slots, implementation, has_draft=proposer is not None)
         few = few_rows.of(model, num_slots) if fewer else None
         ladder = ladder._replace(most_few=few.most if few else 0)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash_mcmc.data.stop_ids import stop_ids_of
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.inference.prompt_encoder import encode
 from dflash_mcmc.inference.stop_strings import StopStrings
 from dflash_mcmc.inference.token_texts import texts_of
@@ -85,7 +85,7 @@ def configuration(folder: Path) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises a dozen types here; all mean that this file cannot be used
-        reason = " ".join(str(error).split())[:300]
+        reason = reason_of(error, 300)
         raise UserError(f"model.path: cannot read config.json in {str(folder)!r}: {reason}") from error
 
 
