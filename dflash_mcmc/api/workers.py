@@ -1,7 +1,8 @@
 """Chains that wait, and the thread that draws them in one continuous batch.
 
-Chains of any sampler share the batch. The stop strings belong to the engine, so chains with other stop strings are drawn in
-another round. In a round, a chain overtakes one with other stop strings only if it had arrived before the round began.
+Chains of any sampler share the batch. An engine has a number of sets of stop strings that its chains may have: many, or with
+`engine=vllm` one. Chains with further sets are drawn in another round, by an engine that is started again. In a round, a chain
+overtakes one with a further set only if it had arrived before the round began.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dflash_mcmc.api.targets import turn_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.inference.interface import DROPPED
+from dflash_mcmc.inference.stop_strings import cut
+from dflash_mcmc.ops import stopping
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.types import ChainResult, Cost
 
 Start = Callable[[tuple[str, ...]], "ChainRunner"]
+MOST_SETS = 64
+"""Sets of stop strings in an engine whose chains can have strings of their own."""
 
 
 class DrawnAnswer(NamedTuple):
@@ -73,20 +78,23 @@ class Workers:
 
     Args:
         start: starts the engine for stop strings.
+        mixes: whether chains of that engine can have stop strings of their own.
         resource: what one run at a time can use.
         max_waiting: orders that may wait or be drawn.
         failed: called after a failure of the engine.
     """
 
-    def __init__(self, start: Start, resource: object, max_waiting: int, failed: Callable[[], None]):
+    def __init__(self, start: Start, mixes: bool, resource: object, max_waiting: int, failed: Callable[[], None]):
         self._start, self._resource, self._max_waiting, self._failed = start, resource, max_waiting, failed
+        self._mixes, self._most_sets = mixes, MOST_SETS if mixes else 1
         self._news = threading.Condition()
         self._waiting: deque[tuple[int, Order]] = deque()
         self._live: dict[int, Order] = {}
         self._dropped: set[int] = set()
         self._failures: dict[int, str] = {}
         self._number, self._closing = 0, False
-        self._engine: tuple[tuple[str, ...], ChainRunner] | None = None
+        self._engine: ChainRunner | None = None
+        self._sets: set[tuple[str, ...]] = set()
         self.failing, self.stepped = False, time.monotonic()
         self._thread = threading.Thread(target=self._work, name="dflash_mcmc draws", daemon=True)
 
@@ -152,11 +160,11 @@ class Workers:
         self._release()
 
     def _round(self, stop: tuple[str, ...], begun: int) -> None:
-        """Draws orders with these stop strings until none of them may go on. An engine that fails is started again."""
+        """Draws orders until none may join; the first has these stop strings. An engine that fails is started again."""
         try:
             with turn_of(self._resource).taken(nests=False):
                 runner = self._engine_for(stop)
-                for done in runner.steps(self._arrivals(stop, begun)):
+                for done in runner.steps(self._arrivals(begun, runner)):
                     self.stepped = time.monotonic()
                     if done is None:
                         with self._news:
@@ -190,71 +198,83 @@ class Workers:
             traceback.print_exc(file=sys.stderr)
 
     def _engine_for(self, stop: tuple[str, ...]) -> ChainRunner:
-        if self._engine is None or self._engine[0] != stop:
+        if self._engine is None or not self._has_room(stop):
             self._release()
-            self._engine = stop, self._start(stop)
-        return self._engine[1]
+            self._engine = self._start(() if self._mixes else stop)
+        self._sets.add(stop)
+        return self._engine
+
+    def _has_room(self, stop: tuple[str, ...]) -> bool:
+        """Whether a chain with these stop strings can join the engine's batch."""
+        return stop in self._sets or len(self._sets) < self._most_sets
 
     def _release(self) -> None:
         engine, self._engine = self._engine, None
+        self._sets.clear()
         if engine is not None:
-            engine[1].close()
+            engine.close()
 
-    def _arrivals(self, stop: tuple[str, ...], begun: int) -> Iterator[tuple[int, Chain] | None]:
+    def _arrivals(self, begun: int, runner: ChainRunner) -> Iterator[tuple[int, Chain] | None]:
         while True:
-            found = self._next(stop, begun)
-            yield None if found is None else (found[0], self._guarded(*found))
+            found = self._next(begun)
+            yield None if found is None else (found[0], self._guarded(*found, runner.model))
 
-    def _guarded(self, number: int, order: Order) -> Generator[Any, Any, Any]:
-        """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
+    def _chain(self, order: Order, model: Any) -> Chain:
+        """The chain of an order, which ends at the order's stop strings. Raises UserError where the tokenizer has no tables."""
+        if not self._mixes:
+            return order.chain()
+        if order.stop:
+            model.strings(order.stop)
+        return stopping(order.chain(), order.stop)
+
+    def _guarded(self, number: int, order: Order, model: Any) -> Generator[Any, Any, Any]:
+        """The chain of an order. If it raises or was dropped, it ends without a result, and the batch's other chains go on.
+
+        The engine drops chains after a step, but a chain whose proposals cost no forward can go on for long without one.
+        """
         try:
-            return (yield from self._while_wanted(number, order.chain()))
+            with closing(self._chain(order, model)) as chain:
+                request = next(chain)
+                while number not in self._dropped:
+                    request = chain.send((yield request))
+            self._failures[number] = DROPPED
+            return None
+        except StopIteration as stop:
+            return stop.value
         except Exception as error:  # a sampler may be a plugin
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
             self._failures[number] = _reason(error, "sampler")
             return None
 
-    def _while_wanted(self, number: int, chain: Chain) -> Generator[Any, Any, Any]:
-        """The chain of an order, which ends without a result once the order is dropped.
-
-        The engine drops chains after a step, but a chain whose proposals cost no forward can go on for long without one.
-        """
-        with closing(chain):
-            try:
-                request = next(chain)
-                while number not in self._dropped:
-                    request = chain.send((yield request))
-            except StopIteration as stop:
-                return stop.value
-        self._failures[number] = DROPPED
-        return None
-
-    def _next(self, stop: tuple[str, ...], begun: int) -> tuple[int, Order] | None:
+    def _next(self, begun: int) -> tuple[int, Order] | None:
         """The next order of a round; None if there is none now."""
         with self._news:
             overtakes = False
             for place, (number, order) in enumerate(self._waiting):
-                if order.stop == stop and not (overtakes and number >= begun):
+                joins = self._has_room(order.stop)
+                if joins and not (overtakes and number >= begun):
                     del self._waiting[place]
                     self._live[number] = order
+                    self._sets.add(order.stop)
                     return number, order
-                overtakes = overtakes or order.stop != stop
+                overtakes = overtakes or not joins
         return None
 
     def _end(self, done: Finished[int], runner: ChainRunner) -> None:
         failure = self._failures.pop(done.tag, done.failure)
         # The order stays live until its answer is there: if decoding fails, `_give_up` answers it with the others.
-        outcome = NotDrawn(failure) if done.result is None else _drawn(done.result, done.cost, runner)
+        order = self._live[done.tag]
+        outcome = NotDrawn(failure) if done.result is None else _drawn(done.result, done.cost, order.stop, runner.model)
         with self._news:
-            order = self._live.pop(done.tag)
+            del self._live[done.tag]
             self._dropped.discard(done.tag)
         _set(order.future, outcome)
 
 
-def _drawn(result: ChainResult, cost: Cost, runner: ChainRunner) -> DrawnAnswer:
+def _drawn(result: ChainResult, cost: Cost, stop: tuple[str, ...], model: Any) -> DrawnAnswer:
     path = result.trajectory
-    return DrawnAnswer(result, cost, runner.model.decode(path.tokens), finishes.of_trajectory(path, runner.model.stop_ids))
+    return DrawnAnswer(result, cost, cut(model.decode(path.tokens), stop), finishes.of_trajectory(path, model.stop_ids))
 
 
 def _reason(error: Exception, what: str) -> str:

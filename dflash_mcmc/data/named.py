@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.data.conversations import last_question, messages_of, tools_of
+from dflash_mcmc.data.rows import MissingField
 from dflash_mcmc.data.sources import FromFile
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.fields import runtime
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 """A level as MATH writes it (`Level 3`), or the number alone."""
+_NAMES = ("question_field", "answer_field", "id_field", "level_field", "subject_field", "solution_field", "messages_field",
+          "tools_field")
 _ROW = "row"
 """Name of the whole row in a template, for columns whose names are no identifiers: `{{ row['Correct Answer'] }}`."""
 
@@ -60,6 +63,14 @@ class NamedFields(FromFile):
         named = (question, answer, self.id_field, self.level_field, self.subject_field, self.solution_field,
                  self.messages_field, self.tools_field, *_variables(self.question_template), *_variables(self.answer_template))
         return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    def all_problems(self) -> list[Problem]:
+        """The problem of each row. Raises UserError; for a field that the rows lack it says which option names it."""
+        try:
+            return FromFile.all_problems(self)
+        except MissingField as error:
+            named = [name for name in _NAMES if getattr(self, name) == error.field]
+            raise UserError("; ".join([str(error), *(f"dataset.{name} names this field" for name in named)])) from error
 
     def reads_whole_rows(self) -> bool:
         """Whether a template reads `row`, which can give it any field."""

@@ -15,6 +15,23 @@ from dflash_mcmc.data import hub
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 
 
+class MissingField(UserError):
+    """Rows lack a field.
+
+    Args:
+        where: the rows.
+        field: the field that they lack.
+        known: the fields that they have.
+        given_by: the configuration's field that names the rows.
+    """
+
+    def __init__(self, where: str, field: str, known: Iterable[str], given_by: str = "dataset.path"):
+        known = list(map(str, known))
+        super().__init__(f"{given_by}: {where} lacks the field {field!r}{did_you_mean(field, known)}; it has: "
+                         f"{', '.join(known)}")
+        self.field = field
+
+
 class Hub(NamedTuple):
     """A dataset on the hub."""
 
@@ -77,8 +94,7 @@ def _parsed(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
 def _check_columns(row: dict, columns: Iterable[str], where: str, field: str = "dataset.path") -> None:
     for column in columns:
         if column not in row:
-            raise UserError(f"{field}: {where} lacks the field {column!r}{did_you_mean(column, map(str, row))}; it has: "
-                            f"{', '.join(map(str, row))}")
+            raise MissingField(where, column, row, field)
 
 
 @cache

@@ -107,11 +107,11 @@ class BatchedEngine:
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
         stepper, tracer = _stepper(runner, speculation, options.whole_blocks and not model.recurrent_nets)
         if options.cuda_graphs and on_gpu:
-            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid, runner.adaptive))
+            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid, runner.adaptive), runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
-        self._operations = Operations(self._memory, self._loop, speculation, options, model, sharing)
+        self._operations = Operations(self._memory, self._loop, speculation, options, sharing)
         self._meter, self._dropped = Meter(), set[Hashable]()
 
     @property

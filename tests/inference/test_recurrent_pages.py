@@ -13,10 +13,11 @@ from dflash_mcmc.inference import recurrent_pages
 from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.plan import Workload, predict
+from dflash_mcmc.inference.plan import predict
 from dflash_mcmc.inference.recurrent_pages import HybridMemory, HybridPages, StatePages
 from dflash_mcmc.inference.recurrent_rows import HybridRows
 from dflash_mcmc.inference.slot_memory import SlotMemory
+from dflash_mcmc.inference.workload import Workload
 from tests.inference.speculative.test_speculator import drafter, match
 from tests.inference.test_batched import SAMPLERS, STOPS, chains, multiple_try, power_smc
 from tests.inference.test_paged_cache import LONGEST, assert_equal, run

@@ -15,8 +15,9 @@ from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.model_runner import ModelRunner, Span
-from dflash_mcmc.inference.plan import Workload, plan, predict
+from dflash_mcmc.inference.plan import plan, predict
 from dflash_mcmc.inference.recurrent_rows import HybridRows
+from dflash_mcmc.inference.workload import Workload
 from tests.inference.test_batched import (
     BLENDS,
     SAMPLERS,
