@@ -220,7 +220,7 @@ class Workers:
             yield None if found is None else (found[0], self._guarded(*found, runner.model))
 
     def _chain(self, order: Order, model: Any) -> Chain:
-        """The chain of an order, which ends at the order's stop strings. Raises UserError where the tokenizer has no tables."""
+        """The chain of an order with its stop strings. Raises UserError where the tokenizer has no tables."""
         if not self._mixes:
             return order.chain()
         if order.stop:
