@@ -220,7 +220,7 @@ class Workers:
             yield None if found is None else (found[0], self._guarded(*found, runner.model))
 
     def _chain(self, order: Order, model: Any) -> Chain:
-        """The chain of an order with its stop strings. Raises UserError where the tokenizer has no tables."""
+        """The chain of an order, which ends at its stop strings. Raises UserError where the tokenizer has no tables."""
         if not self._mixes:
             return order.chain()
         if order.stop:
@@ -228,24 +228,29 @@ class Workers:
         return stopping(order.chain(), order.stop)
 
     def _guarded(self, number: int, order: Order, model: Any) -> Generator[Any, Any, Any]:
-        """The chain of an order. If it raises or was dropped, it ends without a result, and the batch's other chains go on.
-
-        The engine drops chains after a step, but a chain whose proposals cost no forward can go on for long without one.
-        """
+        """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
         try:
-            with closing(self._chain(order, model)) as chain:
-                request = next(chain)
-                while number not in self._dropped:
-                    request = chain.send((yield request))
-            self._failures[number] = DROPPED
-            return None
-        except StopIteration as stop:
-            return stop.value
+            return (yield from self._while_wanted(number, self._chain(order, model)))
         except Exception as error:  # a sampler may be a plugin
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
             self._failures[number] = _reason(error, "sampler")
             return None
+
+    def _while_wanted(self, number: int, chain: Chain) -> Generator[Any, Any, Any]:
+        """The chain of an order, which ends without a result once the order is dropped.
+
+        The engine drops chains after a step, but a chain whose proposals cost no forward can go on for long without one.
+        """
+        with closing(chain):
+            try:
+                request = next(chain)
+                while number not in self._dropped:
+                    request = chain.send((yield request))
+            except StopIteration as stop:
+                return stop.value
+        self._failures[number] = DROPPED
+        return None
 
     def _next(self, begun: int) -> tuple[int, Order] | None:
         """The next order of a round; None if there is none now."""
