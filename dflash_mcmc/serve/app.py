@@ -131,9 +131,10 @@ class Service:
     def _read(self, body: bytes, chat: bool) -> tuple[RequestFields, list[Order], int, int]:
         """The request, its orders, its seed and the tokens of its prompts. Raises Refused."""
         asked = fields.read(fields.parsed(body), chat, self.name)
-        count, most = len(asked.prompts) * asked.n, self.options.max_choices
+        count, most = len(asked.prompts) * asked.n, min(self.options.max_choices, self.options.max_waiting)
         if count > most:
-            fields.refuse("n", asked.n, f"at most {most} answers in a request (serve.max_choices), over all its prompts")
+            fields.refuse("n", asked.n, f"at most {most} answers in a request, over all its prompts (serve.max_choices, "
+                          "serve.max_waiting)")
         longest = self._config.dataset.max_new_tokens
         max_tokens = longest if asked.max_tokens is None else asked.max_tokens
         if max_tokens > longest:
