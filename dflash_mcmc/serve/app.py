@@ -116,7 +116,7 @@ class Service:
         finally:
             if left := self.workers.drop(numbers):
                 self.metrics.add("dropped_total", left)
-        texts = fields.allowed("logprobs", lambda: self._texts) if asked.logprobs else None
+        texts = self._texts if asked.logprobs else None
         replies = [Reply(answer, texts and texts.shown(answer.result.trajectory.tokens.tolist())) for answer in drawn]
         self._count(drawn, prompt_tokens)
         request.scope["dflash_mcmc"] = (f"n={len(drawn)} seed={seed} prompt={prompt_tokens} "
@@ -139,6 +139,8 @@ class Service:
         max_tokens = longest if asked.max_tokens is None else asked.max_tokens
         if max_tokens > longest:
             fields.refuse("max_tokens", max_tokens, f"at most {longest} (dataset.max_new_tokens of the server)")
+        if asked.logprobs:  # before anything is drawn, and not in the thread of the connections: a large vocabulary takes long
+            fields.allowed("logprobs", lambda: self._texts)
         config = fields.allowed("sampler", lambda: self._samplers.config_for(
             asked.sampler, asked.openai, max_tokens))
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
