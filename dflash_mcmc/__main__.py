@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,10 @@ def _run(job: Job, tables: Tables) -> RunResult:
 def _print_tables(tables: Tables) -> None:
     for table, folders in tables.items():
         print("\n" + table(list(dict.fromkeys(folders))))
+    runs = dict.fromkeys(folder for folders in tables.values() for folder in folders)
+    if len(runs) > 1:
+        parents = dict.fromkeys(str(run.parent) for run in runs)
+        print(f"\nreport of these runs: python -m dflash_mcmc.report {shlex.join(parents)}")
 
 
 if __name__ == "__main__":

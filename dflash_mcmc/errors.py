@@ -40,7 +40,7 @@ _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202
 writing, which can hide or reorder a text; and halves of characters, which cannot be written."""
 _LONGEST_LINE, _TAIL = 4_000, 500
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EISDIR,
-                errno.ENOTDIR, errno.ENXIO, errno.ELOOP)
+                errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ENXIO, errno.ELOOP)
 
 
 def of_the_disk(error: BaseException) -> UserError | None:
@@ -100,6 +100,12 @@ def one_line(text: object) -> str:
         return shown
     left_out = len(shown) - _LONGEST_LINE
     return f"{shown[: _LONGEST_LINE - _TAIL]} [... {left_out:,} characters ...] {shown[-_TAIL:]}"
+
+
+def reason_of(error: BaseException, most: int = 300) -> str:
+    """The message of another library's error in one line of at most so many characters; its type if it has no message."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

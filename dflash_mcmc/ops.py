@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -123,6 +124,8 @@ class Draw(NamedTuple):
     """Further laws. The answer has log q and interval of each token under each of them (`Trajectory.laws`)."""
     entropy: bool = False
     """Whether the answer has the entropy of p before each token (`Trajectory.entropy`)."""
+    stop: tuple[str, ...] | None = None
+    """The strings that end the draw; None takes those of the engine. See `stopping`."""
 
 
 class Score(NamedTuple):
@@ -138,6 +141,8 @@ class Score(NamedTuple):
     laws: tuple[SamplingParams, ...] = ()
     """As of `Draw`."""
     entropy: bool = False
+    """As of `Draw`."""
+    stop: tuple[str, ...] | None = None
     """As of `Draw`."""
 
 
@@ -179,6 +184,22 @@ Result = TypeVar("Result")
 Steps: TypeAlias = Generator[Request, Any, Result]
 """A part of a chain, or another generator of requests."""
 Chain: TypeAlias = Steps[ChainResult]
+
+
+def stopping(chain: Steps[Result], stop: tuple[str, ...]) -> Steps[Result]:
+    """The chain with strings of its own. Its draws end at these strings instead of those of the engine.
+
+    `engine=slots` and the reference engine carry out operations with strings of their own, and `engine=vllm` does not.
+    """
+    answer = None
+    with closing(chain):
+        while True:
+            try:
+                request = chain.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = yield (Together(tuple(each._replace(stop=stop) for each in request.operations))
+                            if isinstance(request, Together) else request._replace(stop=stop))
 
 
 def drive(chain: Steps[Result], answer: Callable[[Operation], Trajectory]) -> Result:

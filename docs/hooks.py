@@ -1,6 +1,7 @@
 """Pages that are made from the code and from files of the root, when MkDocs builds the documentation.
 
 - `reference/options/GROUP.md`: every option and field, from the registered components and the files of `conf/`;
+- `reference/probe-tables.md`: the columns of the probes' tables;
 - `reference/python/MODULE.md`: the public modules, from their docstrings (by mkdocstrings);
 - `reference/package.md`: every file of the package with the first line of its docstring;
 - `about/lab-notebook.md`, `about/changelog.md`, `about/contributing.md`: LOG.md, CHANGELOG.md and CONTRIBUTING.md.
@@ -44,6 +45,7 @@ def generated() -> dict[str, str]:
     pages.update({f"reference/python/{name}.md": f"# `dflash_mcmc.{name}`\n\n::: dflash_mcmc.{name}\n" for name in MODULES})
     pages.update({f"reference/options/{group}.md": options_page(group) for group in GROUPS})
     pages["reference/options/run.md"] = run_page()
+    pages["reference/probe-tables.md"] = probes_page()
     pages["reference/options/settings.md"] = settings_page()
     pages["reference/package.md"] = package_page()
     return pages
@@ -88,6 +90,23 @@ def settings_page() -> str:
             lines += [f"## {group}", ""]
             for name, (meaning, file) in entries.items():
                 lines += _option(group, name, meaning, file)
+    return "\n".join(lines) + "\n"
+
+
+def probes_page() -> str:
+    """The columns of every probe's tables and the values of its summary."""
+    lines = ["# Tables of the probes", "", "`summary.json` of a run with a probe has the values, and the tables in `tables`. "
+             "A CSV file of the run folder has the name of its table. The columns `x_low` and `x_high` are the 95 % interval "
+             "of `x`. An empty cell, or null, means that there is no number. A part of a name in braces varies. Shares are "
+             "from 0 to 1, and `log` is the natural logarithm.", ""]
+    for component in components("probe").values():
+        if component.cls.meanings:
+            lines += [f"## {component.name}", "", component.summary, ""]
+        for table, columns in component.cls.meanings.items():
+            title = "values of the summary" if table == "values" else f"`{table}`"
+            lines += [f"### {component.name}: {title}", "", "| column | meaning |", "|---|---|"]
+            lines += [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
+            lines.append("")
     return "\n".join(lines) + "\n"
 
 

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -148,6 +149,7 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
     ({"sampler": "greedy", "prompts": [[1, -2]]}, "prompts: given -2; allowed: token ids from 0 to "),
     ({"sampler": "greedy", "prompts": [[1, 500]]}, "prompts: given 500; allowed: token ids from 0 to "),
     ({"sampler": "greedy", "prompts": [[0.5]]}, "prompts: given [0.5]; allowed: texts"),
+    ({"sampler": "greedy", "prompts": [[[1], [2, 3]]]}, "prompts: given [[1], [2, 3]]; allowed: texts"),
     ({"sampler": "greedy", "prompts": [[]]}, "prompts: given []; allowed: texts"),
     ({"sampler": "greedy", "prompts": [""], "chat": False}, "prompts: given nothing in prompt 00000; allowed: at least"),
     ({"sampler": "greedy", "model": 3}, "model: given 3; allowed: a causal language model of transformers"),
@@ -261,6 +263,20 @@ def test_a_run_waits_for_a_stream_of_its_model_in_another_thread(tmp_path, monke
         drawn += stream
         assert done.result().num_new == 1
         assert sorted(drawn) == engine.sample(QUESTIONS, sampler="temperature", max_new_tokens=32, progress=False)
+
+
+def test_threads_load_a_model_once(monkeypatch):
+    loads, load = [], dflash_mcmc.HFModel.load
+
+    def slow(*arguments):
+        loads.append(arguments)
+        time.sleep(0.05)  # the other threads ask meanwhile
+        return load(*arguments)
+
+    monkeypatch.setattr(dflash_mcmc.HFModel, "load", slow)
+    with dflash_mcmc.Engine(TINY) as engine, ThreadPoolExecutor(3) as pool:
+        assert len(set(pool.map(lambda _: engine.max_positions, range(3)))) == 1
+    assert len(loads) == 1
 
 
 def test_threads_make_components_at_once():

@@ -56,7 +56,7 @@ def started(config: Config, max_prompt_tokens: int | None, field: str, max_waiti
         mine.dataset.stop = list(stop)
         return whole.engine.start(mine, target, longest_prompt, whole.hardware.num_slots or MOST_SLOTS)
 
-    workers = Workers(start, whole.engine.resource(target), max_waiting, failed)
+    workers = Workers(start, whole.engine.mixes_stops, whole.engine.resource(target), max_waiting, failed)
     workers.prepare(tuple(whole.dataset.stop))
     workers.begin()
     return Online(target, workers, longest_prompt)

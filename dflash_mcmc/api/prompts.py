@@ -41,6 +41,15 @@ def _array(prompt: Any) -> Any:
     return prompt.detach().cpu().numpy() if callable(getattr(prompt, "detach", None)) else prompt
 
 
+def array_of(tokens: Any) -> np.ndarray:
+    """Numbers as an array, which is empty where they are none: no list, or a list of lists of different lengths."""
+    tokens = _array(tokens)
+    try:
+        return np.asarray(tokens) if isinstance(tokens, (np.ndarray, Sequence)) else np.empty(0)
+    except ValueError:
+        return np.empty(0)
+
+
 def _is_one(prompts: Any) -> bool:
     """Whether this is one prompt and not a list of prompts: a text, one conversation, or a flat list of token ids."""
     if isinstance(prompts, np.ndarray):
@@ -60,7 +69,7 @@ def _read(prompt: Prompt) -> Conversation | np.ndarray:
         if turns is None or not is_answerable(turns):
             raise ConfigError("prompts", prompt, "messages with role and content, both texts, of which the last is a user's")
         return Conversation(turns)
-    tokens = np.asarray(prompt) if isinstance(prompt, (np.ndarray, Sequence)) else np.empty(0)
+    tokens = array_of(prompt)
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
         raise ConfigError("prompts", prompt, _ALLOWED)
     return tokens.astype(np.int64)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -101,6 +101,8 @@ class LoadedEngine:
         self._config.model = model_of(model, tokenizer, chat)
         self._config.model.check(self._config)
         self._loaded: Any = model if isinstance(self._config.model, LoadedModel) else None
+        self._held: Any = None
+        self._loading = threading.Lock()
 
     def sample(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
                decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
@@ -205,16 +207,20 @@ class LoadedEngine:
             raise UserError("engine: is closed; allowed: calls before close() or inside its `with`")
         return self._config
 
-    @cached_property
+    @property
     def _target(self) -> Any:
-        config = self._known()
-        device = str(self._loaded.device) if self._loaded is not None else config.hardware.resolve()
-        return config.engine.load(config, device)
+        """The target. The first thread that needs it loads it, and others wait."""
+        with self._loading:
+            config = self._known()
+            if self._held is None:
+                device = str(self._loaded.device) if self._loaded is not None else config.hardware.resolve()
+                self._held = config.engine.load(config, device)
+            return self._held
 
     def close(self) -> None:
         """Lets go of the model. Later calls raise UserError."""
-        self._config = self._loaded = None
-        self.__dict__.pop("_target", None)
+        with self._loading:
+            self._config = self._loaded = self._held = None
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.api.prompts import array_of
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain, SamplingParams, Score
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -56,7 +57,7 @@ def pairs_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]],
 
 
 def _ids(field: str, given: Sequence[int], vocabulary: int) -> np.ndarray:
-    tokens = np.asarray(given)
+    tokens = array_of(given)
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() >= vocabulary:
         raise ConfigError(field, given, f"lists of at least one token id, each from 0 to {vocabulary - 1}")
     return tokens.astype(np.int64)

@@ -1,7 +1,8 @@
 """Chains that wait, and the thread that draws them in one continuous batch.
 
-Chains of any sampler share the batch. The stop strings belong to the engine, so chains with other stop strings are drawn in
-another round. In a round, a chain overtakes one with other stop strings only if it had arrived before the round began.
+Chains of any sampler share the batch. An engine has a number of sets of stop strings that its chains may have: many, or with
+`engine=vllm` one. Chains with further sets are drawn in another round, by an engine that is started again. In a round, a chain
+overtakes one with a further set only if it had arrived before the round began.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.api.targets import turn_of
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.inference.interface import DROPPED
+from dflash_mcmc.inference.stop_strings import cut
+from dflash_mcmc.ops import stopping
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.types import ChainResult, Cost
 
 Start = Callable[[tuple[str, ...]], "ChainRunner"]
+MOST_SETS = 64
+"""Sets of stop strings in an engine whose chains can have strings of their own."""
 
 
 class DrawnAnswer(NamedTuple):
@@ -36,6 +43,13 @@ class DrawnAnswer(NamedTuple):
     """The text without special tokens, up to a stop string."""
     finish_reason: str
     """One of `finishes.REASONS`."""
+
+    def details(self) -> dict[str, Any]:
+        """What the interfaces of other programs have no field for, as values of JSON."""
+        result, path = self.result, self.result.trajectory
+        return {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()), "proposals": result.proposals,
+                "accepted": result.accepted, "moved": result.moved, "token_forwards": self.cost.token_forwards,
+                "finish_reason": self.finish_reason, "tokens": path.tokens.tolist()}
 
 
 class QueueFull(Exception):
@@ -64,20 +78,23 @@ class Workers:
 
     Args:
         start: starts the engine for stop strings.
+        mixes: whether chains of that engine can have stop strings of their own.
         resource: what one run at a time can use.
         max_waiting: orders that may wait or be drawn.
         failed: called after a failure of the engine.
     """
 
-    def __init__(self, start: Start, resource: object, max_waiting: int, failed: Callable[[], None]):
+    def __init__(self, start: Start, mixes: bool, resource: object, max_waiting: int, failed: Callable[[], None]):
         self._start, self._resource, self._max_waiting, self._failed = start, resource, max_waiting, failed
+        self._mixes, self._most_sets = mixes, MOST_SETS if mixes else 1
         self._news = threading.Condition()
         self._waiting: deque[tuple[int, Order]] = deque()
         self._live: dict[int, Order] = {}
         self._dropped: set[int] = set()
         self._failures: dict[int, str] = {}
         self._number, self._closing = 0, False
-        self._engine: tuple[tuple[str, ...], ChainRunner] | None = None
+        self._engine: ChainRunner | None = None
+        self._sets: set[tuple[str, ...]] = set()
         self.failing, self.stepped = False, time.monotonic()
         self._thread = threading.Thread(target=self._work, name="dflash_mcmc draws", daemon=True)
 
@@ -143,11 +160,11 @@ class Workers:
         self._release()
 
     def _round(self, stop: tuple[str, ...], begun: int) -> None:
-        """Draws orders with these stop strings until none of them may go on. An engine that fails is started again."""
+        """Draws orders until none may join; the first has these stop strings. An engine that fails is started again."""
         try:
             with turn_of(self._resource).taken(nests=False):
                 runner = self._engine_for(stop)
-                for done in runner.steps(self._arrivals(stop, begun)):
+                for done in runner.steps(self._arrivals(begun, runner)):
                     self.stepped = time.monotonic()
                     if done is None:
                         with self._news:
@@ -173,59 +190,96 @@ class Workers:
             self._live.clear()
             self._dropped.clear()
             self._failures.clear()
-        self._release()
         for order in lost:
             _set(order.future, NotDrawn(_reason(error, "engine")))
+        try:
+            self._release()
+        except Exception:  # what has failed may fail to close, and the thread goes on with a new engine
+            traceback.print_exc(file=sys.stderr)
 
     def _engine_for(self, stop: tuple[str, ...]) -> ChainRunner:
-        if self._engine is None or self._engine[0] != stop:
+        if self._engine is None or not self._has_room(stop):
             self._release()
-            self._engine = stop, self._start(stop)
-        return self._engine[1]
+            self._engine = self._start(() if self._mixes else stop)
+        self._sets.add(stop)
+        return self._engine
+
+    def _has_room(self, stop: tuple[str, ...]) -> bool:
+        """Whether a chain with these stop strings can join the engine's batch."""
+        return stop in self._sets or len(self._sets) < self._most_sets
 
     def _release(self) -> None:
-        if self._engine is not None:
-            self._engine[1].close()
-        self._engine = None
+        engine, self._engine = self._engine, None
+        self._sets.clear()
+        if engine is not None:
+            engine.close()
 
-    def _arrivals(self, stop: tuple[str, ...], begun: int) -> Iterator[tuple[int, Chain] | None]:
+    def _arrivals(self, begun: int, runner: ChainRunner) -> Iterator[tuple[int, Chain] | None]:
         while True:
-            found = self._next(stop, begun)
-            yield None if found is None else (found[0], self._guarded(*found))
+            found = self._next(begun)
+            yield None if found is None else (found[0], self._guarded(*found, runner.model))
 
-    def _guarded(self, number: int, order: Order) -> Generator[Any, Any, Any]:
+    def _chain(self, order: Order, model: Any) -> Chain:
+        """The chain of an order, which ends at its stop strings. Raises UserError where the tokenizer has no tables."""
+        if not self._mixes:
+            return order.chain()
+        if order.stop:
+            model.strings(order.stop)
+        return stopping(order.chain(), order.stop)
+
+    def _guarded(self, number: int, order: Order, model: Any) -> Generator[Any, Any, Any]:
         """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
         try:
-            return (yield from order.chain())
+            return (yield from self._while_wanted(number, self._chain(order, model)))
         except Exception as error:  # a sampler may be a plugin
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
             self._failures[number] = _reason(error, "sampler")
             return None
 
-    def _next(self, stop: tuple[str, ...], begun: int) -> tuple[int, Order] | None:
+    def _while_wanted(self, number: int, chain: Chain) -> Generator[Any, Any, Any]:
+        """The chain of an order, which ends without a result once the order is dropped.
+
+        The engine drops chains after a step, but a chain whose proposals cost no forward can go on for long without one.
+        """
+        with closing(chain):
+            try:
+                request = next(chain)
+                while number not in self._dropped:
+                    request = chain.send((yield request))
+            except StopIteration as stop:
+                return stop.value
+        self._failures[number] = DROPPED
+        return None
+
+    def _next(self, begun: int) -> tuple[int, Order] | None:
         """The next order of a round; None if there is none now."""
         with self._news:
             overtakes = False
             for place, (number, order) in enumerate(self._waiting):
-                if order.stop == stop and not (overtakes and number >= begun):
+                joins = self._has_room(order.stop)
+                if joins and not (overtakes and number >= begun):
                     del self._waiting[place]
                     self._live[number] = order
+                    self._sets.add(order.stop)
                     return number, order
-                overtakes = overtakes or order.stop != stop
+                overtakes = overtakes or not joins
         return None
 
     def _end(self, done: Finished[int], runner: ChainRunner) -> None:
-        with self._news:
-            order = self._live.pop(done.tag)
-            self._dropped.discard(done.tag)
         failure = self._failures.pop(done.tag, done.failure)
-        if done.result is None:
-            _set(order.future, NotDrawn(failure))
-            return
-        drawn = done.result.trajectory
-        text = runner.model.decode(drawn.tokens)
-        _set(order.future, DrawnAnswer(done.result, done.cost, text, finishes.of_trajectory(drawn, runner.model.stop_ids)))
+        # The order stays live until its answer is there: if decoding fails, `_give_up` answers it with the others.
+        order = self._live[done.tag]
+        outcome = NotDrawn(failure) if done.result is None else _drawn(done.result, done.cost, order.stop, runner.model)
+        with self._news:
+            del self._live[done.tag]
+            self._dropped.discard(done.tag)
+        _set(order.future, outcome)
+
+
+def _drawn(result: ChainResult, cost: Cost, stop: tuple[str, ...], model: Any) -> DrawnAnswer:
+    path = result.trajectory
+    return DrawnAnswer(result, cost, cut(model.decode(path.tokens), stop), finishes.of_trajectory(path, model.stop_ids))
 
 
 def _reason(error: Exception, what: str) -> str:

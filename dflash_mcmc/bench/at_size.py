@@ -13,10 +13,11 @@ from dflash_mcmc.bench.subject import Subject, random_prompts
 from dflash_mcmc.draft import Draft
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.plan import Workload, predict
+from dflash_mcmc.inference.plan import predict
 from dflash_mcmc.inference.speculative.dflash.config import default_target_layers
 from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
 from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
+from dflash_mcmc.inference.workload import Workload
 from dflash_mcmc.sampler import Sampler
 
 _TARGET: dict[str, Any] = dict(

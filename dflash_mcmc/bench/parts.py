@@ -21,7 +21,8 @@ from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.cache_argument import cache_argument
 from dflash_mcmc.inference.interface import Options
-from dflash_mcmc.inference.plan import Workload, predict
+from dflash_mcmc.inference.plan import predict
+from dflash_mcmc.inference.workload import Workload
 from dflash_mcmc.rng import Key
 
 _OFF = Options(read_ahead=0, reuse_prefix=False, keep_current=False, skip_identical=False)

@@ -182,8 +182,10 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
     types = types_of(cls)
     for field in dataclasses.fields(cls):
         if field.name not in node or OmegaConf.is_missing(node, field.name):
-            allowed = (spec_of(field).describe(types[field.name]) if has_spec(field)
-                       else f"an option of the group, {field.name}=...")
+            allowed = f"an option of the group, {field.name}=..."
+            if has_spec(field):
+                spec = spec_of(field)
+                allowed = f"{spec.describe(types[field.name])} ({spec.help.partition(';')[0]})"
             raise UserError(f"{prefix}{field.name}: not given; allowed: {allowed}")
         child = OmegaConf.select(node, field.name)
         kind: Any = OmegaConf.get_type(child) if isinstance(child, DictConfig) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +97,23 @@ class Checkpoint(NamedTuple):
                 digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
         return digest.hexdigest()[:32]
 
+    def weights_fingerprint(self) -> str:
+        """A hash of the weights alone. Configuration, tokenizer and the division into files do not change it.
+
+        It covers name, format, shape and three samples of every tensor. A hub name is downloaded. Raises UserError.
+        """
+        tensors, other = [], hashlib.sha256()
+        for file in sorted(self.local().iterdir()):
+            if file.suffix == ".safetensors":
+                header, stored = self._header(file)
+                tensors += [(each.name, each.dtype, each.shape, sample)
+                            for each, sample in zip(stored, self._samples(file, len(header), stored), strict=True)]
+            elif file.suffix in (".bin", ".pt"):
+                other.update(hashlib.sha256(file.read_bytes()).digest())
+        for name, dtype, shape, sample in sorted(tensors):
+            other.update(f"{name}\0{dtype}\0{shape}\0".encode() + sample)
+        return other.hexdigest()[:32]
+
     def commit(self) -> str | None:
         """The commit of a hub name, from the cache or from the hub. Raises ConfigError if the hub refuses the name.
 
@@ -174,12 +192,19 @@ class Checkpoint(NamedTuple):
         """Header, and the beginning, middle and end of every tensor of a safetensors file. Raises ConfigError."""
         header, tensors = self._header(file)
         digest = hashlib.sha256(header + str(file.stat().st_size).encode())
-        with file.open("rb") as opened:
-            for _, begin, end in tensors:
-                for offset in (begin, (begin + end) // 2, max(begin, end - _SAMPLE_BYTES)):
-                    opened.seek(8 + len(header) + offset)
-                    digest.update(opened.read(min(_SAMPLE_BYTES, end - offset)))
+        for sample in self._samples(file, len(header), tensors):
+            digest.update(sample)
         return digest.digest()
+
+    def _samples(self, file: Path, header_bytes: int, tensors: list[weight_files.Stored]) -> Iterator[bytes]:
+        """The beginning, middle and end of every tensor of a safetensors file, joined."""
+        with file.open("rb") as opened:
+            for tensor in tensors:
+                begin, end, parts = tensor.begin, tensor.end, []
+                for offset in (begin, (begin + end) // 2, max(begin, end - _SAMPLE_BYTES)):
+                    opened.seek(8 + header_bytes + offset)
+                    parts.append(opened.read(min(_SAMPLE_BYTES, end - offset)))
+                yield b"".join(parts)
 
     def _header(self, file: Path) -> tuple[bytes, list[weight_files.Stored]]:
         """The header of a safetensors file, and its tensors. Raises ConfigError."""

@@ -6,7 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 from dflash_mcmc.data import template_limits
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.types import Message
 
 _LAST = ("user", "tool")
@@ -144,7 +144,7 @@ def _templated(tokenizer: Any, messages: list[Message], tools: list[dict[str, An
         text.encode()  # a tokenizer accepts no lone surrogates
         return text
     except Exception as error:  # a template is a program of the checkpoint's authors: it may raise anything
-        reason = " ".join(str(error).split())[:200]
+        reason = reason_of(error, 200)
         roles = ", ".join(dict.fromkeys(turn["role"] for turn in messages))
         raise UserError(f"model.chat: the tokenizer's chat template refuses the conversation of {roles}: "
                         f"{type(error).__name__}: {reason}; allowed: roles and fields that the template knows, or "

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_mcmc.data import hub
-from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.data.rows import MissingField
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files of a folder that `save_to_disk` writes."""
@@ -39,8 +40,7 @@ def rows_of(place: Place, columns: Sequence[str], whole: bool) -> list[dict]:
     known = table.column_names
     for column in columns:
         if column not in known:
-            raise UserError(f"dataset.path: {place.path} lacks the field {column!r}{did_you_mean(column, known)}; it has: "
-                            f"{', '.join(known)}")
+            raise MissingField(place.path, column, known)
     if not len(table):
         raise UserError(f"dataset.path: the split {place.split!r} of {place.path} has no rows")
     return [{name: _without_none(value) for name, value in row.items()}
@@ -109,7 +109,7 @@ def _unreadable(place: Place, offline: bool, error: Exception) -> UserError:
     if offline:
         return UserError(f"dataset.path: {place.path} is not in the cache, and the hub cannot be reached; allowed: a local "
                          "folder of the dataset, or dataset=jsonl with a file")
-    reason = " ".join(str(error).split())[:300]
+    reason = reason_of(error, 300)
     return UserError(f"dataset.path: cannot load {place.path}: {type(error).__name__}: {reason}")
 
 

@@ -8,8 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.data.conversations import last_question, messages_of, tools_of
+from dflash_mcmc.data.rows import MissingField
 from dflash_mcmc.data.sources import FromFile
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.types import Problem
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 """A level as MATH writes it (`Level 3`), or the number alone."""
+_NAMES = ("question_field", "answer_field", "id_field", "level_field", "subject_field", "solution_field", "messages_field",
+          "tools_field")
 _ROW = "row"
 """Name of the whole row in a template, for columns whose names are no identifiers: `{{ row['Correct Answer'] }}`."""
 
@@ -61,6 +64,14 @@ class NamedFields(FromFile):
                  self.messages_field, self.tools_field, *_variables(self.question_template), *_variables(self.answer_template))
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
+    def all_problems(self) -> list[Problem]:
+        """The problem of each row. Raises UserError; for a field that the rows lack it says which option names it."""
+        try:
+            return FromFile.all_problems(self)
+        except MissingField as error:
+            named = [name for name in _NAMES if getattr(self, name) == error.field]
+            raise UserError("; ".join([str(error), *(f"dataset.{name} names this field" for name in named)])) from error
+
     def reads_whole_rows(self) -> bool:
         """Whether a template reads `row`, which can give it any field."""
         return any(_ROW in _undeclared(source) for source in (self.question_template, self.answer_template))
@@ -96,7 +107,7 @@ def _template(field: str, source: str) -> Template:
     try:
         return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(source)
     except TemplateError as error:
-        raise ConfigError(f"dataset.{field}", source, f"a Jinja template ({' '.join(str(error).split())})") from error
+        raise ConfigError(f"dataset.{field}", source, f"a Jinja template ({reason_of(error)})") from error
 
 
 def _variables(source: str | None) -> list[str]:
@@ -118,7 +129,7 @@ def _rendered(field: str, source: str, row: dict, where: str) -> str:
     try:
         return _template(field, source).render({**row, _ROW: row})
     except Exception as error:  # a template can apply any operation to the values of a row
-        reason = " ".join(str(error).split())[:200]
+        reason = reason_of(error, 200)
         raise UserError(f"dataset.{field}: {where}: {type(error).__name__}: {reason}; the row has: "
                         f"{', '.join(map(str, row))}") from error
 

@@ -12,7 +12,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.data import hub
-from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
+
+
+class MissingField(UserError):
+    """Rows lack a field.
+
+    Args:
+        where: the rows.
+        field: the field that they lack.
+        known: the fields that they have.
+        given_by: the configuration's field that names the rows.
+    """
+
+    def __init__(self, where: str, field: str, known: Iterable[str], given_by: str = "dataset.path"):
+        known = list(map(str, known))
+        super().__init__(f"{given_by}: {where} lacks the field {field!r}{did_you_mean(field, known)}; it has: "
+                         f"{', '.join(known)}")
+        self.field = field
 
 
 class Hub(NamedTuple):
@@ -33,7 +50,7 @@ def of_file(path: str | None, columns: Iterable[str], field: str = "dataset.path
     if file is None or not file.is_file():
         raise ConfigError(field, path, "a JSON Lines file that exists")
     try:
-        rows = list(_table(file, tuple(columns)) if file.suffix == ".csv" else _parsed(file, tuple(columns)))
+        rows = list((_table if file.suffix == ".csv" else _parsed)(file, tuple(columns), field))
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
         raise UserError(f"{field}: cannot read {path}: {type(error).__name__}: {error}") from error
     if not rows:
@@ -49,15 +66,15 @@ def of_hub(source: Hub, revision: str | None, columns: Iterable[str]) -> list[di
     return [dict(row) for row in rows]
 
 
-def _table(file: Path, columns: tuple[str, ...]) -> Iterator[dict]:
+def _table(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
     """Rows of a file of comma-separated values whose first row names the columns. All values are texts."""
     with file.open(encoding="utf-8-sig", newline="") as lines:
         for number, row in enumerate(csv.DictReader(lines)):
-            _check_columns(row, columns, f"{file}: row {number}")
+            _check_columns(row, columns, f"{file}: row {number}", field)
             yield row
 
 
-def _parsed(file: Path, columns: tuple[str, ...]) -> Iterator[dict]:
+def _parsed(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
     opened = gzip.open if file.suffix == ".gz" else open
     with opened(file, "rt", encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
@@ -66,19 +83,18 @@ def _parsed(file: Path, columns: tuple[str, ...]) -> Iterator[dict]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                reason = " ".join(str(error).split())[:120]
-                raise UserError(f"dataset.path: cannot read {file}: line {number} is not JSON: {reason}") from error
+                reason = reason_of(error, 120)
+                raise UserError(f"{field}: cannot read {file}: line {number} is not JSON: {reason}") from error
             if not isinstance(row, dict):
-                raise UserError(f"dataset.path: cannot read {file}: line {number} is no JSON object: {row!r:.60}")
-            _check_columns(row, columns, f"{file}: line {number}")
+                raise UserError(f"{field}: cannot read {file}: line {number} is no JSON object: {row!r:.60}")
+            _check_columns(row, columns, f"{file}: line {number}", field)
             yield row
 
 
-def _check_columns(row: dict, columns: Iterable[str], where: str) -> None:
+def _check_columns(row: dict, columns: Iterable[str], where: str, field: str = "dataset.path") -> None:
     for column in columns:
         if column not in row:
-            raise UserError(f"dataset.path: {where} lacks the field {column!r}{did_you_mean(column, map(str, row))}; it has: "
-                            f"{', '.join(map(str, row))}")
+            raise MissingField(where, column, row, field)
 
 
 @cache
@@ -93,5 +109,5 @@ def _downloaded(source: Hub, revision: str | None) -> tuple[dict, ...]:
         if offline:
             raise UserError(f"dataset: {source.name} is not in the cache, and the hub cannot be reached; allowed: a file, "
                             "dataset.path=/path/to/test.jsonl") from error
-        reason = " ".join(str(error).split())[:300]
+        reason = reason_of(error, 300)
         raise UserError(f"dataset.revision: cannot load {source.name}@{revision}: {type(error).__name__}: {reason}") from error

@@ -19,6 +19,9 @@ class DamagedError(ValueError):
 class Stored(NamedTuple):
     """A tensor in a file."""
 
+    name: str
+    dtype: str
+    """The format's own name: BF16."""
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -75,13 +78,15 @@ def files_of_index(index: Path) -> list[Path]:
 
 
 def _stored(name: str, value: object) -> Stored:
-    shape, offsets = (value.get("shape"), value.get("data_offsets")) if isinstance(value, dict) else (None, None)
+    """One entry of a header. Raises DamagedError."""
+    fields = value if isinstance(value, dict) else {}
+    shape, offsets = fields.get("shape"), fields.get("data_offsets")
     if not (_are_counts(shape) and _are_counts(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]):
         raise DamagedError(f"tensor {name!r:.60} has the shape {shape!r:.40} and the offsets {offsets!r:.40}")
     numbers, size = math.prod(shape), offsets[1] - offsets[0]
     if numbers > 8 * size:  # the smallest numbers take one bit
         raise DamagedError(f"tensor {name!r:.60} has {numbers:,} numbers in {size:,} bytes")
-    return Stored(tuple(shape), *offsets)
+    return Stored(name, str(fields.get("dtype")), tuple(shape), *offsets)
 
 
 def _are_counts(values: object) -> TypeGuard[list[int]]:

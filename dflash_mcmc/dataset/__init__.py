@@ -51,6 +51,10 @@ class Dataset(ProblemSelection, Component):
         """Number of all problems if it is known without reading them, else None."""
         return None
 
+    def is_unread(self, config: Config) -> bool:
+        """Whether the run is a dry run that need not read the problems: they are on the hub, and their number is known."""
+        return config.dry_run and self.num_known() is not None
+
     def check(self, config: Config) -> None:
         """Checks the selection, the prompt and the stop strings. Raises ConfigError."""
         self.check_choice()
@@ -92,11 +96,15 @@ class Dataset(ProblemSelection, Component):
         return len(self.all_problems()) if number is None else number
 
     def num_chosen(self) -> int:
-        """Number of requested problems. The problems are read only if their number is not known otherwise."""
+        """Number of requested problems. The problems are read only if their number is not known otherwise.
+
+        Ids are counted without a check where nothing is read.
+        """
         number = self.num_known()
-        if self.ids is None and number is not None:
-            return len(chosen(range(number), self.limit, self.shards, self.num_shards))
-        return len(self.problems())
+        if number is None:
+            return len(self.problems())
+        asked = number if self.ids is None else len(set(self.ids))
+        return len(chosen(range(asked), self.limit, self.shards, self.num_shards))
 
     def fingerprint(self) -> str:
         """Hash of all problems of the dataset and of the examples. Raises UserError for a problem whose prompt cannot be made.

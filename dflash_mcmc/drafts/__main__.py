@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.model.hf import HFModel
 
 _FIXED = ("sampler=greedy", "decoder=speculative_match", "decoder.trace=true", "tracker=none")
+_GIVEN = ("model", "draft", "dataset", "hardware", "seed", "paths")
+"""Groups and fields of a run that a check has too."""
 _LIMIT, _TOKENS = 32, 128
 _HELP = f"""\
 Measures the acceptance of a draft, tries the known mistakes one after another, and names the likely cause.
@@ -52,12 +54,14 @@ def _main(arguments: list[str]) -> None:
     if given.expected is not None and not given.expected >= 1.0:
         raise UserError(f"--expected: given {given.expected:g}; allowed: a number >= 1, tokens for each forward")
     config, names = configured(overrides)
+    folder = given.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}"
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out: given {str(folder)!r}, a file; allowed: a folder")
+    other = None if given.trained_for is None else _other(config, given.trained_for)
     from dflash_mcmc.drafts import report
     from dflash_mcmc.drafts.check import check
 
-    folder = given.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}"
-    other = None if given.trained_for is None else _other(config, given.trained_for)
-    note(f"{config.dataset.num_chosen()} problems, answers of at most {config.dataset.max_new_tokens} tokens")
+    note(f"problems: {config.dataset.num_chosen()}; answers of at most {config.dataset.max_new_tokens} tokens")
     checked = check(config, given.expected, other)
     print(report.text(checked))
     report.write(checked, folder)
@@ -66,10 +70,9 @@ def _main(arguments: list[str]) -> None:
 
 def configured(overrides: list[str]) -> tuple[Config, dict[str, str]]:
     """The checked configuration of overrides, and the chosen option of each group. Raises UserError."""
-    for text in overrides:
-        if text.partition("=")[0] in ("sampler", "decoder", "tracker", "probe", "blend", "condition", "experiment", "sweep"):
-            raise UserError(f"{text}: given with drafts check; allowed: model, draft, dataset, hardware and their fields")
-    names = {text.partition("=")[0].lstrip("+") for text in overrides}
+    names = {text.partition("=")[0].lstrip("+~") for text in overrides}
+    if others := [name for name in names if name.partition(".")[0] not in _GIVEN]:
+        raise UserError(f"{min(others)}: given with drafts check; allowed: {', '.join(_GIVEN)}, and their fields")
     added = [f"{field}={value}" for field, value in (("dataset.limit", _LIMIT), ("dataset.max_new_tokens", _TOKENS))
              if field not in names and not (field == "dataset.limit" and "dataset.ids" in names)]
     command = check_command([*_FIXED, *added, *overrides])

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from dflash_mcmc.data import precision
 from dflash_mcmc.drafts.forced import DraftSetting, with_shape
 from dflash_mcmc.inference.speculative.dflash.config import default_target_layers
 
 if TYPE_CHECKING:
-    import torch
 
     from dflash_mcmc.inference.language_model import LanguageModel
     from dflash_mcmc.inference.speculative.dflash.network import DFlash
@@ -31,6 +31,8 @@ class Alternative(NamedTuple):
     cause: str
     """The mistake, if the draft accepts more in this setting: a clause for the sentence of the verdict."""
     setting: DraftSetting
+    step: int = 0
+    """For a layout, the places from a slot to the token that it predicts."""
 
 
 class CheckedPair(NamedTuple):
@@ -56,7 +58,7 @@ def _layout(subject: CheckedPair) -> Iterator[Alternative]:
     for step, side in ((1, "after"), (-1, "before")):
         yield Alternative("layout", f"rows {'one later' if step > 0 else 'one earlier'}",
                           f"the block is off by one slot: each row predicts the token {side} its own slot",
-                          dataclasses.replace(base, offset=base.offset + step))
+                          dataclasses.replace(base, offset=base.offset + step), step)
 
 
 def _layers(subject: CheckedPair) -> Iterator[Alternative]:
@@ -147,7 +149,7 @@ def _blocks(subject: CheckedPair) -> Iterator[Alternative]:
 
 def _precision(subject: CheckedPair) -> Iterator[Alternative]:
     if subject.float32 is not None:
-        dtype = _name(subject.base.network.fc.weight.dtype)
+        dtype = precision.name_of(subject.base.network.fc.weight.dtype)
         yield Alternative("dtype", "the draft in float32", f"the draft runs in {dtype}, which is too coarse or overflows",
                           dataclasses.replace(subject.base, network=subject.float32))
 
@@ -165,7 +167,3 @@ def _weights(subject: CheckedPair) -> Iterator[Alternative]:
 
 def _with_shape(subject: CheckedPair, **changes: object) -> DraftSetting:
     return dataclasses.replace(subject.base, network=with_shape(subject.base.network, **changes))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -10,7 +10,7 @@ import numpy as np
 
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.drafts import findings
-from dflash_mcmc.drafts.findings import DraftVerdict, Ratio, Trial
+from dflash_mcmc.drafts.findings import Difference, DraftVerdict, Ratio, Trial
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import IntervalEstimate
@@ -32,6 +32,9 @@ _MOST_BLOCKS = 256
 """Blocks that are drafted again in each setting. More of them cost time and hardly narrow an interval over problems."""
 _LEAST_AGREEMENT = 0.98
 """Share of blocks in which both forwards must gain the same. Near-ties differ, most of all in half precision."""
+_OTHER_FILES = "the target's files (weights, configuration, tokenizer, template) are not those that it was trained for"
+_OTHER_CONFIGURATION = ("the weights are those that it was trained for, but another file of their folder (configuration, "
+                        "tokenizer, template) is not")
 
 
 class Row(NamedTuple):
@@ -95,8 +98,9 @@ def check(config: Config, expected: float | None = None, other: HFModel | None =
     trials = [*states, *forced.trials]
     verdict = findings.verdict(tau, len(greedy), trials, forced.slots, expected, differences, reference)
     positions = _positions(greedy, 0.0) + _positions(sampled, 1.0)
-    return Checked(f"{name_of(config.draft)} {draft.path}", name_of(config.model), len(greedy), expected, differences,
-                   positions, templates, forced.slots, forced.agreement, trials, forced.absent, verdict)
+    return Checked(f"{name_of(config.draft)} {draft.path}", name_of(config.model), len(greedy), expected,
+                   [difference.clause for difference in differences], positions, templates, forced.slots, forced.agreement,
+                   trials, forced.absent, verdict)
 
 
 def _checkpoint_draft(config: Config) -> CheckpointDraft:
@@ -114,16 +118,18 @@ def _stated(record: dict) -> float | None:
     return float(stated) if isinstance(stated, (int, float)) else None
 
 
-def _differences(config: Config, record: dict) -> list[str]:
-    """Differences between the training record and the configuration, as clauses."""
+def _differences(config: Config, record: dict) -> list[Difference]:
+    """Differences between the training record and the configuration."""
     model, found = cast("HFModel", config.model), []
     for name, mine in (("model.chat", model.chat), ("model.enable_thinking", model.enable_thinking if model.chat else None)):
         trained = record.get(name)
         if isinstance(trained, bool) and mine is not None and trained != mine:
-            found.append(f"{name} was {str(trained).lower()} in training and is {str(mine).lower()} here")
-    content = record.get("model.content")
-    if content is not None and content != config.model.fingerprint():
-        found.append("the target's weights are not those that it was trained for")
+            found.append(Difference(f"{name} was {str(trained).lower()} in training and is {str(mine).lower()} here"))
+    weights, content = record.get("model.weights"), record.get("model.content")
+    if weights is not None and weights != model.weights_fingerprint():
+        found.append(Difference("the target's weights are not those that it was trained for", of_target=True))
+    elif content is not None and content != model.fingerprint():
+        found.append(Difference(_OTHER_FILES, of_target=True) if weights is None else Difference(_OTHER_CONFIGURATION))
     return found
 
 
@@ -197,7 +203,7 @@ def _tried(config: Config, model: LanguageModel, drafter: DFlashDrafter, greedy:
     subject = _subject(config, drafter, model, other)
     changed = alternatives(subject)
     settings, kept = [subject.base, *(each.setting for each in changed)], forced.kept_anchors(greedy, _MOST_BLOCKS)
-    with tqdm(total=len(settings) * forced.chunks(greedy), unit="forward", desc=f"{len(changed)} alternatives",
+    with tqdm(total=len(settings) * forced.chunks(greedy), unit="forward", desc="drafts again",
               mininterval=0.5, dynamic_ncols=True) as bar:
         base, *found = forced.forced(model, greedy, kept, settings, _logits(drafter), bar.update)
     drawn = np.concatenate([np.array(walk.gained)[chosen] for walk, chosen in zip(greedy, kept, strict=True)])

@@ -48,6 +48,8 @@ class Trial(NamedTuple):
     change: IntervalEstimate
     """The difference of both."""
     not_numbers: int = 0
+    step: int = 0
+    """For a layout, the places from a slot to the token that it predicts."""
 
     @property
     def helps(self) -> bool:
@@ -57,6 +59,14 @@ class Trial(NamedTuple):
         error = (self.change.interval[1] - self.change.interval[0]) / _ERRORS_IN_INTERVAL
         least = LEAST_GAIN_OF_BLOCKS if self.kind == "block" else LEAST_GAIN
         return self.tau.known >= least * self.base_tau and self.change.value > DEVIATIONS * error
+
+
+class Difference(NamedTuple):
+    """A difference between the checkpoint's training record and this run."""
+
+    clause: str
+    of_target: bool = False
+    """Whether the target may be another one than that of the training."""
 
 
 class DraftVerdict(NamedTuple):
@@ -85,7 +95,7 @@ def estimate(ratio: Ratio) -> IntervalEstimate:
     return Clusters(range(len(ratio.tokens))).ratio(ratio.tokens, ratio.forwards)
 
 
-def trial(kind: str, name: str, cause: str, ours: Ratio, base: Ratio, not_numbers: int = 0) -> Trial:
+def trial(kind: str, name: str, cause: str, ours: Ratio, base: Ratio, not_numbers: int = 0, step: int = 0) -> Trial:
     """Compares a change with the draft as it is. Both have the same problems, so that the difference is paired."""
     def difference(weights: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -93,13 +103,13 @@ def trial(kind: str, name: str, cause: str, ours: Ratio, base: Ratio, not_number
         return np.where(np.isfinite(one - two), one - two, np.nan)
 
     return Trial(kind, name, cause, estimate(ours), float(base.tokens.sum() / base.forwards.sum()),
-                 Clusters(range(len(base.tokens))).statistic(difference), not_numbers)
+                 Clusters(range(len(base.tokens))).statistic(difference), not_numbers, step)
 
 
 def tried(alternative: Alternative, blocks: ForcedBlocks, base: ForcedBlocks, problems: int) -> Trial:
     """The trial of an alternative on the blocks of the draft as it is."""
     return trial(alternative.kind, alternative.name, alternative.cause, of_blocks(blocks, problems), of_blocks(base, problems),
-                 blocks.not_numbers)
+                 blocks.not_numbers, alternative.step)
 
 
 def slots(blocks: ForcedBlocks) -> list[dict[str, float | int | None]]:
@@ -119,7 +129,7 @@ def slots(blocks: ForcedBlocks) -> list[dict[str, float | int | None]]:
 
 
 def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_rows: Sequence[dict], expected: float | None,
-            differences: Sequence[str], reference: str | None) -> DraftVerdict:
+            differences: Sequence[Difference], reference: str | None) -> DraftVerdict:
     """The outcome in a sentence.
 
     Args:
@@ -127,10 +137,11 @@ def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_
         problems: number of problems with an answer.
         slot_rows: see `slots`.
         expected: tau that the card states; None if nothing is known.
-        differences: differences between the checkpoint's training record and this run, as clauses.
+        differences: between the checkpoint's training record and this run.
         reference: why the engine's forward and the reference forward do not agree; None if they agree.
     """
-    because = "; the checkpoint's record differs: " + ", ".join(differences) if differences else ""
+    because = "; the checkpoint's record differs: " + ", ".join(
+        difference.clause for difference in differences) if differences else ""
     if problems < LEAST_PROBLEMS:
         return DraftVerdict("wide", f"the interval is too wide: tau {with_interval(tau)} on too few problems; take at least "
                             f"{LEAST_PROBLEMS} (dataset.limit)")
@@ -148,7 +159,7 @@ def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_
         left = because or "; what is left is the data: language, task, or a quantised target"
         return DraftVerdict("below", f"tau is {with_interval(tau)}, less than the expected {expected:g}, and no mistake "
                             f"that is known explains it{left}")
-    if expected is None and any(clause.startswith("the target") for clause in differences):
+    if expected is None and any(difference.of_target for difference in differences):
         return DraftVerdict("other_target", f"tau is {with_interval(tau)}{because}; give --expected, or --trained-for=MODEL "
                             "to try the embedding and the head of the model that it was trained for")
     against = "no known mistake would raise it" if expected is None else f"expected {expected:g}"
@@ -164,8 +175,7 @@ def _also(helping: Sequence[Trial]) -> str:
 
 def _sentence(best: Trial, slot_rows: Sequence[dict]) -> str:
     shown = f"tau is {best.tau.known:.2f} with this changed and {best.base_tau:.2f} without"
-    if best.kind == "layout":
-        step = 1 if "after" in best.cause else -1
+    if step := best.step:
         row = slot_rows[0 if step > 0 else 1] if len(slot_rows) > 1 else {}
         if (neighbour := row.get(f"shift {step:+d}")) is not None:
             return (f"slot {row['slot']} predicts the token of slot {row['slot'] + step} in {neighbour:.0%} and its own in "

@@ -21,6 +21,8 @@ class Engine(Component):
     group = "engine"
     plans_memory: ClassVar[bool] = True
     """Whether the memory of the engine is predicted, and refused where it does not suffice, before a start."""
+    mixes_stops: ClassVar[bool] = False
+    """Whether each operation can have stop strings of its own (`ops.stopping`)."""
     rounds_otherwise: ClassVar[bool] = False
     """Whether results can differ from those of `engine=slots` by rounding. The engine is then part of the identity."""
 

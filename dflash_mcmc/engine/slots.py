@@ -20,6 +20,7 @@ class Slots(Engine):
     """This package's own engine, for every blend, decoder, draft and probe; the fields of hardware are its options."""
 
     is_null = True
+    mixes_stops = True
 
     def load(self, config: Config, device: str) -> LanguageModel:
         """The model of transformers. Raises UserError."""

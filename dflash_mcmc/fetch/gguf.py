@@ -1,8 +1,8 @@
 """A GGUF file as a checkpoint folder in bfloat16, which transformers loads like any other.
 
 transformers counts a model that it has read from GGUF as quantised and refuses to save it. The dequantised weights are
-therefore loaded into a model of the same configuration. Nothing in the folder depends on the version of transformers or on the
-time, so that the folder's content, and the identity of runs with it, is the same on every machine.
+therefore loaded into a model of the same configuration. Nothing in the folder depends on the version of transformers, on the
+time or on the network, so that the folder's content, and the identity of runs with it, is the same on every machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from dflash_mcmc.errors import UserError
 
-_OF_A_VERSION = ("transformers_version", "_name_or_path", "_model_name_or_path")
+_OF_A_MACHINE = ("transformers_version", "_name_or_path", "_model_name_or_path", "local_files_only", "is_local")
+"""Fields that transformers writes and no loading needs: its version, and whether the hub could be reached."""
 
 
 def check_installed() -> None:
@@ -44,8 +45,8 @@ def convert(file: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     _split_digits(file, tokenizer)
     tokenizer.save_pretrained(folder)
-    for path in (folder / "config.json", folder / "generation_config.json"):
-        kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in _OF_A_VERSION}
+    for path in (folder / name for name in ("config.json", "generation_config.json", "tokenizer_config.json")):
+        kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in _OF_A_MACHINE}
         path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
     for path in folder.iterdir():
         path.chmod(0o644)  # safetensors makes files that only the owner can read

@@ -50,8 +50,10 @@ class Answer(NamedTuple):
 
 
 def check_source(config: Config, field: str, source: str) -> None:
-    """Checks that the dataset has solutions for `gold`. Raises ConfigError."""
-    if source == "gold" and any(problem.solution is None for problem in config.dataset.problems()):
+    """Checks that the dataset has solutions for `gold`, except in a dry run that does not read it. Raises ConfigError."""
+    if source != "gold" or config.dataset.is_unread(config):
+        return
+    if any(problem.solution is None for problem in config.dataset.problems()):
         dataset = name_of(config.dataset)
         raise ConfigError(field, source, f"'greedy', since there are problems of dataset={dataset} without a solution")
 

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grid.launcher import Slurm
 from dflash_mcmc.process.machine import node
 from dflash_mcmc.store.bounds import Count
@@ -116,7 +116,7 @@ class Grid:
                                          "points": [Point(**point) for point in values["points"]],
                                          "jobs": [SlurmJob(**job) for job in values["jobs"]]})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder / _FILE}: cannot be read as a grid: {' '.join(str(error).split())}") from error
+            raise UserError(f"{folder / _FILE}: cannot be read as a grid: {reason_of(error)}") from error
 
     def save(self) -> None:
         values = dataclasses.asdict(self)

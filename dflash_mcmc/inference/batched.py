@@ -91,7 +91,7 @@ class BatchedEngine:
         num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder, model.device)
         companion = proposer.companion if proposer else None
-        fewer = options.few_rows and num_slots < few_rows.ROWS and implementation == "grouped" and proposer is None
+        fewer = few_rows.asked_for(options, num_slots, implementation, has_draft=proposer is not None)
         few = few_rows.of(model, num_slots) if fewer else None
         ladder = ladder._replace(most_few=few.most if few else 0)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
@@ -107,11 +107,11 @@ class BatchedEngine:
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
         stepper, tracer = _stepper(runner, speculation, options.whole_blocks and not model.recurrent_nets)
         if options.cuda_graphs and on_gpu:
-            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid, runner.adaptive))
+            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid, runner.adaptive), runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
-        self._operations = Operations(self._memory, self._loop, speculation, options, model, sharing)
+        self._operations = Operations(self._memory, self._loop, speculation, options, sharing)
         self._meter, self._dropped = Meter(), set[Hashable]()
 
     @property

@@ -26,6 +26,7 @@ from dflash_mcmc.inference.joint_product import JointProduct, linears, products
 from dflash_mcmc.inference.piecewise_product import ROWS
 
 if TYPE_CHECKING:
+    from dflash_mcmc.inference.interface import Options
     from dflash_mcmc.inference.language_model import LanguageModel
 
 _WIDTH_STEP = 64
@@ -93,6 +94,11 @@ class FewRows:
     def _switched(self, few: Norm, own: Norm) -> Norm:
         """`few` during a step of few rows, otherwise the module's own function."""
         return lambda rows: few(rows) if self._on else own(rows)
+
+
+def asked_for(options: Options, num_slots: int, implementation: str, has_draft: bool) -> bool:
+    """Whether an engine makes products of few rows, where the model and the machine allow it."""
+    return options.few_rows and num_slots < ROWS and implementation == _ATTENTION and not has_draft
 
 
 @torch.inference_mode()

@@ -13,16 +13,17 @@ import torch
 
 from dflash_mcmc.errors import note
 from dflash_mcmc.inference.cache import SlotCache
+from dflash_mcmc.inference.endings import Endings
 from dflash_mcmc.inference.rows import Rows, Status
 from dflash_mcmc.inference.stepper import Group, Riders, Stepper
 
 _WARM_UPS = 2
 
 
-def graphed(stepper: Stepper, reason: str | None) -> Stepper:
+def graphed(stepper: Stepper, reason: str | None, endings: Endings) -> Stepper:
     """The stepper with graphs. If there is a reason against them, it is the stepper itself, with a note once in a process."""
     if reason is None:
-        return GraphedSteps(stepper)
+        return GraphedSteps(stepper, endings)
     _note(reason)
     return stepper
 
@@ -33,10 +34,13 @@ def _note(reason: str) -> None:
 
 
 class GraphedSteps:
-    """Replays the steps of another stepper, with a graph for each batch, key length and group."""
+    """Replays the steps of another stepper, with a graph for each batch, key length and group.
 
-    def __init__(self, stepper: Stepper):
-        self._stepper, self.cost = stepper, stepper.cost
+    A graph reads the tensors that it was captured with. Graphs are therefore captured again after `endings` has others.
+    """
+
+    def __init__(self, stepper: Stepper, endings: Endings):
+        self._stepper, self.cost, self._endings, self._version = stepper, stepper.cost, endings, endings.version
         self.tokens_a_step, self.reach = stepper.tokens_a_step, stepper.reach
         self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
@@ -47,6 +51,9 @@ class GraphedSteps:
         if len(groups) > 1 or riders is not None:
             self._stepper.step(cache, state, batch, key_length, groups, floors, riders)
             return
+        if self._version != self._endings.version:
+            self._graphs.clear()
+            self._version = self._endings.version
         name = (batch, key_length, groups[0], floors, len(state.seen), len(state.counts), state.columns.shape[2])
         if name not in self._graphs:
             self._graphs[name] = self._capture(cache, state, batch, key_length, groups, floors)

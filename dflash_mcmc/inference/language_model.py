@@ -26,6 +26,8 @@ from dflash_mcmc.process.turns import Turn
 
 _LAYER_NAMES = ("layers", "h")
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f")
+_MOST_KNOWN = 128
+"""Sets of stop strings whose tables are kept."""
 
 
 class LanguageModel:
@@ -76,6 +78,7 @@ class LanguageModel:
         self._float32_head = Float32Head(self.head, head_copy)
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         self.stop_strings: StopStrings | None = None
+        self._known_strings: dict[tuple[str, ...], StopStrings] = {}  # shared by the copies of this model
         if tokenizer is not None:
             known = set(tokenizer.get_vocab().values())
             self.forbid([token for token in range(self.vocab_size) if token not in known])
@@ -94,16 +97,21 @@ class LanguageModel:
         if not strings and self.stop_strings is None:
             return self
         stopped = copy.copy(self)
-        stopped.stop_strings = StopStrings(strings, self._token_texts) if strings else None
+        stopped.stop_strings = self.strings(tuple(strings)) if strings else None
         return stopped
+
+    def strings(self, stop: tuple[str, ...]) -> StopStrings:
+        """The tables of stop strings, at least one. Raises UserError for an unknown kind of tokenizer."""
+        known = self._known_strings
+        if stop not in known:
+            if len(known) >= _MOST_KNOWN:
+                del known[next(iter(known))]
+            known[stop] = StopStrings(stop, self._token_texts)
+        return known[stop]
 
     @cached_property
     def _token_texts(self) -> TokenTexts:
         return texts_of(self.tokenizer, self.vocab_size)
-
-    def ends(self, tokens: np.ndarray) -> bool:
-        """Whether generated tokens, int64 (n,), end with a stop id or with the token that completes a stop string."""
-        return int(tokens[-1]) in self.stop_ids or (self.stop_strings is not None and self.stop_strings.ends(tokens))
 
     def hidden(self, tokens: torch.Tensor, cache: Cache | None = None, **options: Any) -> torch.Tensor:
         """Hidden states (rows, n, hidden) of tokens, int64 (rows, n), after the final norm.

@@ -58,7 +58,7 @@ class ModelRunner:
         self._blended_layers = self.blend.tapped_layers(len(model.layers))
         self._tapped: list[torch.Tensor] = []
         self._keys = torch.arange(length, device=model.device)
-        self.endings = Endings(model.stop_ids, model.stop_strings, model.device)
+        self.endings = Endings(model.stop_ids, model.stop_strings, model.device, model.strings)
 
     @property
     def on_grid(self) -> bool:

@@ -12,7 +12,6 @@ from dflash_mcmc.inference.columns import split, width
 from dflash_mcmc.inference.decode_loop import DecodeLoop
 from dflash_mcmc.inference.draws import is_abandoned, start_of, uniforms_of, until_abandoned
 from dflash_mcmc.inference.interface import Options
-from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.live_chain import LiveChain
 from dflash_mcmc.inference.rows import DrawnTokens
 from dflash_mcmc.inference.slot_memory import SlotMemory
@@ -35,14 +34,13 @@ class Operations:
         loop: takes the draws that need decode steps.
         speculation: the rule for drawing block by block; None to draw token by token.
         options: the engine's options.
-        model: the target, which knows what ends a generation.
         sharing: whether draws share forwards while their tokens are equal.
     """
 
     def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation[Drafter] | None, options: Options,
-                 model: LanguageModel, sharing: bool):
+                 sharing: bool):
         self._memory, self._loop, self._speculation = memory, loop, speculation
-        self._options, self._model, self.sharing = options, model, sharing
+        self._options, self.sharing = options, sharing
         self._most_rows = max(1, options.read_ahead)  # of a forward that scores; the plan of the memory has room for them
         self._runner, self._grid, self._adaptive = memory.runner, memory.runner.grid, memory.runner.adaptive
 
@@ -107,7 +105,8 @@ class Operations:
     def collect(self, slot: Slot, drawn: DrawnTokens) -> Trajectory:
         """The answer to a draw whose decode steps have ended. Notes it in the chain."""
         base = slot.in_progress
-        ended = self._model.ends(np.concatenate([base.tokens, drawn.tokens]))
+        asked = slot.chain.operations[slot.number]
+        ended = self._runner.endings.ended(asked, np.concatenate([base.tokens, drawn.tokens]))
         answer = base.extended(drawn.tokens, drawn.log_p, drawn.log_q, drawn.interval, ended,
                                *split(slot.operation, drawn.columns))
         if slot.leader is not None:
@@ -147,8 +146,7 @@ class Operations:
             self._memory.open(slot, len(sequence) - 1)
         uniforms = uniforms_of(draw)[base.length - draw.trajectory.length :]
         start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
-        if self._model.stop_strings is not None:
-            start = start._replace(matched=self._model.stop_strings.state(base.tokens))
+        start = start._replace(matched=self._runner.endings.begin(draw, base.tokens))
         if self._speculation is not None and self._loop.rows.noise.shape[2]:
             noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.drafter.num_drafted)
             start = start._replace(noise=np.concatenate(noise, axis=1))
@@ -195,9 +193,9 @@ class Operations:
         slot.chain.charge(slot.number, token_forwards=len(score.tokens),
                           blocks_drafted=self._blocks(score, start, len(sequence)))
         log_p, log_q, interval, columns = found
+        ended = self._runner.endings.ended(score, sequence[len(score.trajectory.prompt):])
         slot.chain.note(slot.number, score.trajectory.extended(
-            sequence[start:], log_p, log_q, interval, self._model.ends(sequence[len(score.trajectory.prompt):]),
-            *split(score, columns)))
+            sequence[start:], log_p, log_q, interval, ended, *split(score, columns)))
 
     def _blocks(self, score: Score, start: int, stop: int) -> int:
         return self._grid.num_blocks(self._grid_origin(score), start, stop) if self._grid else 0

@@ -8,14 +8,12 @@ import psutil
 import torch
 
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.inference import attention, few_rows
-from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.ladder import cache_size
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.page_table import NUM_RESERVED, PAGE_SIZE
-from dflash_mcmc.inference.recurrent_shape import PIECE, num_recent, num_snapshots
-from dflash_mcmc.inference.speculative.drafter import Drafter
-from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
+from dflash_mcmc.inference.recurrent_shape import PIECE
+from dflash_mcmc.inference.target_shape import TargetShape
+from dflash_mcmc.inference.workload import Workload
 from dflash_mcmc.process import ranks
 
 _SHARE = 0.9
@@ -83,78 +81,6 @@ class MemoryPlan(NamedTuple):
         uses += [f"second copy of the weights {_size(self.copies)} (hardware.few_rows)"] if self.copies else []
         uses += [] if self.limit is None else [f"free {_size(self.limit - self.total - self.copies)} of {_size(self.limit)}"]
         return "memory: " + "; ".join(uses)
-
-
-class Workload(NamedTuple):
-    """What an engine's memory depends on, beside its numbers of slots and pages."""
-
-    model: LanguageModel | TargetShape
-    max_length: int
-    prompt_length: int
-    options: Options
-    drafter: Drafter | DraftSize | None = None
-
-    @property
-    def padding(self) -> int:
-        """Positions after a sequence."""
-        model, chunk = self.model, self.options.prefill_chunk
-        implementation = attention.implementation(self.options.attention, model.device, model.dtype, model.attention_needs)
-        return attention.padding(implementation, chunk, self.num_drafted)
-
-    @property
-    def num_drafted(self) -> int:
-        """Tokens of a draft's block."""
-        return self.drafter.num_drafted if self.drafter else 0
-
-    @property
-    def keeps_current(self) -> bool:
-        """Whether spare rows are kept."""
-        return self.options.keep_current and self.options.reuse_prefix
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the keys and values of a token, those of the draft included."""
-        drafted = self.drafter.companion if self.drafter else None
-        return self.model.cache_shape.token_bytes() + (drafted.token_bytes() if drafted else 0)
-
-    def state_bytes(self, num_rows: int, length: int, num_copies: int) -> int:
-        """Bytes of the recurrent states and their inputs in `num_copies` caches of so many rows and positions."""
-        shape = self.model.cache_shape.recurrent
-        if shape is None:
-            return 0
-        states = num_recent(self.options, self.num_drafted) + length // self.options.snapshot_every + 1
-        return num_copies * num_rows * (states * shape.state_bytes + length * shape.input_bytes)
-
-    def state_bytes_of_pages(self, num_pages: int, num_rows: int) -> int:
-        """Bytes of the recurrent states and their inputs in so many pages, and in caches of so many rows together."""
-        shape = self.model.cache_shape.recurrent
-        if shape is None:
-            return 0
-        states = num_rows * num_recent(self.options, self.num_drafted)
-        states += 1 + num_snapshots(num_pages, PAGE_SIZE, self.options.snapshot_every)
-        return states * shape.state_bytes + (num_pages + NUM_RESERVED) * PAGE_SIZE * shape.input_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page, and of its share of the snapshots."""
-        shape = self.model.cache_shape.recurrent
-        states = 0 if shape is None else (PAGE_SIZE * shape.input_bytes
-                                          - (-PAGE_SIZE * shape.state_bytes // self.options.snapshot_every))
-        return PAGE_SIZE * self.token_bytes + states
-
-    def copied_bytes(self, num_slots: int) -> int:
-        """Bytes of the copy of the weights that an engine of few slots makes (`few_rows.py`); 0 where it makes none."""
-        if not self.options.few_rows or num_slots >= few_rows.ROWS or self.drafter:
-            return 0
-        if isinstance(self.model, TargetShape):
-            plain = self.model.device.type == "cpu" and self.model.dtype == torch.float32
-            return self.model.weight_bytes() or 0 if plain and not self.model.cache_shape.recurrent else 0
-        return few_rows.num_bytes(self.model) if few_rows.fits(self.model) else 0
-
-    def prompts(self, num_slots: int) -> tuple[int, int]:
-        """Rows and positions of the prompts that are read ahead."""
-        ahead = min(self.options.read_ahead, num_slots) if self.options.reuse_prefix else 0
-        return ahead, cache_size(self.model.device, 1, self.prompt_length, self.padding)[1]
 
 
 def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:

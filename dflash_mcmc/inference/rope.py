@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.errors import ConfigError, reason_of
 
 FIELD = "model.rope_scaling"
 _KEPT = ("rope_theta", "partial_rotary_factor")
@@ -37,7 +37,7 @@ def override(config: Any, given: Mapping[str, Any]) -> None:
         config.standardize_rope_params()
         config.validate_rope()
     except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(FIELD, dict(given), f"what transformers accepts ({' '.join(str(error).split())[:200]})") from error
+        raise ConfigError(FIELD, dict(given), f"what transformers accepts ({reason_of(error, 200)})") from error
 
 
 def _merged(whole: Mapping[str, Any], before: Mapping[str, Any], given: Any) -> dict[str, Any]:

@@ -64,9 +64,8 @@ class StopStrings:
         return bool(len(tokens)) and self.state(tokens) == _FOUND
 
     def cut(self, text: str) -> str:
-        """A text up to the first place at which a string begins."""
-        places = [place for string in self.strings if (place := text.find(string)) >= 0]
-        return text[:min(places)] if places else text
+        """See `cut`."""
+        return cut(text, self.strings)
 
     def _compiled(self) -> tuple[np.ndarray, np.ndarray]:
         """(classes, table). Tokens are divided further with each state from which some of them lead elsewhere."""
@@ -138,6 +137,12 @@ class StopStrings:
                 high = bisect.bisect_left(pieces, begin + bytes([byte + 1]), low, stop) if byte < 255 else stop
                 if high > low:
                     waiting.append((low, high, piece, one, other))
+
+
+def cut(text: str, strings: Sequence[str]) -> str:
+    """A text up to the first place at which one of the strings begins."""
+    places = [place for string in strings if (place := text.find(string)) >= 0]
+    return text[:min(places)] if places else text
 
 
 def _steps(patterns: Sequence[bytes]) -> list[list[_State]]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from dflash_mcmc.data import hub
 from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.data.conversations import Conversation
+from dflash_mcmc.data.precision import PRECISIONS
 from dflash_mcmc.data.sizes import CheckpointSize, size_of
-from dflash_mcmc.errors import ConfigError, UserError, note
+from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.model import Files, Model
 from dflash_mcmc.registry import register
@@ -37,7 +38,7 @@ class HFModel(Model):
                         "identity, but its location is not")
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
     dtype: str = identity("precision of weights and activations; auto = the checkpoint's own",
-                          choices=("auto", "float32", "bfloat16", "float16"))
+                          choices=("auto", *PRECISIONS))
     head_copy: bool | None = runtime("keep a float32 copy of the head's weights; false multiplies the checkpoint's own, with "
                                      "float32 sums too; null = true on a CPU, where it is faster")
     chat: bool = identity("format the prompt with the tokenizer's chat template; false sends the bare text")
@@ -63,6 +64,10 @@ class HFModel(Model):
     def fingerprint(self) -> str:
         """Hash of the checkpoint's content; see `Checkpoint.fingerprint`."""
         return self._checkpoint().fingerprint()
+
+    def weights_fingerprint(self) -> str:
+        """Hash of the checkpoint's weights alone; see `Checkpoint.weights_fingerprint`. Raises UserError."""
+        return self._checkpoint().weights_fingerprint()
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The fields that have no effect here, as null. They are not part of the identity."""
@@ -211,5 +216,5 @@ def _pretrained(kind: Any, path: str, revision: str | None, **settings):
     except Exception as error:  # transformers raises a dozen types here; all mean that this checkpoint cannot be used
         if offline:
             raise Checkpoint("model.path", path, revision, "").unreachable() from error
-        reason = " ".join(str(error).split())[:300]
+        reason = reason_of(error, 300)
         raise UserError(f"model.path: cannot load {path!r}: {type(error).__name__}: {reason}") from error

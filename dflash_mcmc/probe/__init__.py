@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from dflash_mcmc.components import Component
@@ -81,9 +82,14 @@ class Probe(Component):
     unit: ClassVar[str]
     """The word for one unit in the progress bar and messages."""
     record_type: ClassVar[type | None] = None
-    """A TypedDict of the fields of a record, without problem and chain. Records are checked against it when they are written
-    and read (`store/schema.py`; `store/bounds.py` has bounds). A record with `skipped` may lack the fields. None checks only
-    that numbers are finite."""
+    """A TypedDict of typing_extensions with the fields of a record, without problem and chain. Records are checked against it
+    when they are written and read (`store/schema.py`; `store/bounds.py` has bounds). A record with `skipped` may lack the
+    fields. None checks only that numbers are finite."""
+
+    meanings: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
+    """Meaning and unit of the columns of each table and CSV file, by table, and under `values` of the summary's values.
+    A part of a name in braces varies, as in `rank_{reader}`. The columns `x_low` and `x_high` of an interval go without. The
+    reference of the documentation shows them."""
 
     def sources(self) -> tuple[str, ...]:
         """Groups that the outputs of a run with this probe depend on."""
@@ -96,6 +102,10 @@ class Probe(Component):
     @abstractmethod
     def units(self, config: Config) -> list[Unit]:
         """All requested units, in the order of the reports. This method loads no model."""
+
+    def num_units(self, config: Config) -> int:
+        """Number of requested units, which a dry run asks for. An override need not read the dataset."""
+        return len(self.units(config))
 
     def draws_answers(self) -> bool:
         """Whether the target draws the answers, each of up to `dataset.max_new_tokens` tokens.
@@ -128,3 +138,23 @@ class Probe(Component):
     @abstractmethod
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Figures by name. Each is written as PNG and SVG. Use matplotlib's Figure, not pyplot, whose state is global."""
+
+
+class ProblemProbe(Probe):
+    """Base class of probes that measure every problem, once or once for each chain."""
+
+    __slots__ = ()
+
+    measures_chains: ClassVar[bool] = False
+    """Whether a problem has `num_chains` units."""
+
+    def units(self, config: Config) -> list[Unit]:
+        """The units of a problem are adjacent, so that its prompt is read once."""
+        return [Unit(problem.id, chain) for problem in config.dataset.problems() for chain in range(self._each(config))]
+
+    def num_units(self, config: Config) -> int:
+        """The number of problems is known for a published dataset, which is not read."""
+        return config.dataset.num_chosen() * self._each(config)
+
+    def _each(self, config: Config) -> int:
+        return config.num_chains if self.measures_chains else 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import hash_of
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.locate import RUN, Found
@@ -178,7 +178,7 @@ def _loaded(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(content.decode())
     except Exception as error:  # json, yaml and OmegaConf raise different types
-        message = " ".join(str(error).split())[:120] or type(error).__name__
+        message = reason_of(error, 120)
         raise UserError(f"{path}: cannot be parsed: {message}") from error
 
 

@@ -270,4 +270,4 @@ def _different(runs: Sequence[Run], of: Callable[[Run], list]) -> str:
     values = list(dict.fromkeys(json.dumps(value) for run in runs for value in of(run) if value is not None))
     shown = [json.loads(value) for value in values[:4]]
     texts = [text if len(text := str(value)) <= 48 else text[:45] + "..." for value in shown]
-    return ", ".join([*texts, *([f"and {len(values) - 4} more"] if len(values) > 4 else [])]) if len(values) > 1 else ""
+    return "; ".join([*texts, *([f"and {len(values) - 4} more"] if len(values) > 4 else [])]) if len(values) > 1 else ""

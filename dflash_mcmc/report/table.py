@@ -74,9 +74,14 @@ def _measures(label: str, summary: dict) -> str:
 
 
 def _spent(label: str, summary: dict) -> str:
-    """A line on where the seconds of a sample go. It is empty if they were not measured."""
-    parts = [f"{part} {summary[key]:.3g}" for part in TIMES if (key := f"mean_{part}_seconds") in summary]
-    return f"{label}: seconds a sample: {', '.join(parts)}." if parts else ""
+    """A line on where the seconds of a sample go. It is empty if none were measured."""
+    found = {part: summary.get(f"mean_{part}_seconds") for part in TIMES}
+    if not any(seconds is not None for seconds in found.values()):
+        return ""
+    measured = [f"{part} {seconds:.3g}" for part, seconds in found.items() if seconds is not None]
+    unknown = [part for part, seconds in found.items() if seconds is None]
+    note = f" ({' and '.join(unknown)} not measured)" if unknown else ""
+    return f"{label}: seconds a sample: {', '.join(measured)}{note}."
 
 
 def _remark(label: str, summary: dict, folder: Path) -> str:

@@ -112,7 +112,8 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
         num_draws: number of draws that all processes together can have in progress.
         still_to_load: bytes of weights that are not loaded yet.
     """
-    from dflash_mcmc.inference.plan import Workload, plan
+    from dflash_mcmc.inference.plan import plan
+    from dflash_mcmc.inference.workload import Workload
 
     processes = ranks.place().total
     share = -(-num_draws // processes)

@@ -113,7 +113,7 @@ class _Checks:
     def _problems(self, config: Config) -> list[Problem]:
         """The requested problems; an empty list in a dry run of a published dataset on the hub."""
         dataset = config.dataset
-        if config.dry_run and dataset.num_known() is not None:
+        if dataset.is_unread(config):
             note(f"dataset={name_of(dataset)}: a dry run reads nothing from the hub: problems and prompts are not checked")
             return []
         return self._once(("problems", repr(dataset)), dataset.problems)

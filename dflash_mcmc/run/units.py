@@ -62,7 +62,7 @@ class Units(Tasks[dict]):
         return FAILURE not in record
 
     def estimate(self) -> CostEstimate:
-        return cost.of_tasks(self._config, len(self.keys()), self._probe.expected_cost(self._config))
+        return cost.of_tasks(self._config, self._probe.num_units(self._config), self._probe.expected_cost(self._config))
 
     def assumptions(self) -> list[str]:
         name, expected = f"probe={name_of(self._probe)}: counted in {self.unit}s", self._probe.expected_cost(self._config)

@@ -116,29 +116,31 @@ class Service:
         finally:
             if left := self.workers.drop(numbers):
                 self.metrics.add("dropped_total", left)
-        if asked.logprobs:
-            texts = fields.allowed("logprobs", lambda: self._texts)
-            drawn = [answer._replace(pieces=tuple(texts.shown(answer.result.trajectory.tokens.tolist()))) for answer in drawn]
+        texts = self._texts if asked.logprobs else None
+        replies = [Reply(answer, texts and texts.shown(answer.result.trajectory.tokens.tolist())) for answer in drawn]
         self._count(drawn, prompt_tokens)
         request.scope["dflash_mcmc"] = (f"n={len(drawn)} seed={seed} prompt={prompt_tokens} "
-                                        + " ".join(f"{key}={value}" for key, value in answers.usage(drawn, 0).items()
+                                        + " ".join(f"{key}={value}" for key, value in answers.usage(replies, 0).items()
                                                    if key in ("completion_tokens", "token_forwards")))
         heading = Envelope(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, seed, chat)
         if asked.stream:
-            return StreamingResponse(answers.events(heading, drawn, prompt_tokens, asked.include_usage),
+            return StreamingResponse(answers.events(heading, replies, prompt_tokens, asked.include_usage),
                                      media_type="text/event-stream")
-        return JSONResponse(answers.whole(heading, drawn, prompt_tokens))
+        return JSONResponse(answers.whole(heading, replies, prompt_tokens))
 
     def _read(self, body: bytes, chat: bool) -> tuple[RequestFields, list[Order], int, int]:
         """The request, its orders, its seed and the tokens of its prompts. Raises Refused."""
         asked = fields.read(fields.parsed(body), chat, self.name)
-        count, most = len(asked.prompts) * asked.n, self.options.max_choices
+        count, most = len(asked.prompts) * asked.n, min(self.options.max_choices, self.options.max_waiting)
         if count > most:
-            fields.refuse("n", asked.n, f"at most {most} answers in a request (serve.max_choices), over all its prompts")
+            fields.refuse("n", asked.n, f"at most {most} answers in a request, over all its prompts (serve.max_choices, "
+                          "serve.max_waiting)")
         longest = self._config.dataset.max_new_tokens
         max_tokens = longest if asked.max_tokens is None else asked.max_tokens
         if max_tokens > longest:
             fields.refuse("max_tokens", max_tokens, f"at most {longest} (dataset.max_new_tokens of the server)")
+        if asked.logprobs:  # before anything is drawn, and not in the thread of the connections: a large vocabulary takes long
+            fields.allowed("logprobs", lambda: self._texts)
         config = fields.allowed("sampler", lambda: self._samplers.config_for(
             asked.sampler, asked.openai, max_tokens))
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
@@ -184,15 +186,16 @@ class Service:
         except Closing as error:
             raise Refused(503, "the server is shutting down") from error
 
-    async def _drawn(self, request: Request, orders: Sequence[Order]) -> list[Reply]:
+    async def _drawn(self, request: Request, orders: Sequence[Order]) -> list[DrawnAnswer]:
         """The answers of orders. Raises Refused after a failure, at the end of the time, and if the client goes."""
         drawing: asyncio.Future[list[DrawnAnswer]] = asyncio.gather(*(asyncio.wrap_future(order.future) for order in orders))
+        drawing.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio logs an exception nobody reads
         gone = asyncio.create_task(_disconnected(request))
         try:
             both: set[asyncio.Future[Any]] = {drawing, gone}
             await asyncio.wait(both, timeout=self.options.request_seconds, return_when=asyncio.FIRST_COMPLETED)
             if drawing.done():
-                return [Reply(*answer) for answer in drawing.result()]
+                return drawing.result()
             if gone.done():
                 raise Refused(499, "the client has gone")
             raise Refused(504, f"not finished in {self.options.request_seconds:g} s (serve.request_seconds)", code="timeout")
@@ -209,7 +212,7 @@ class Service:
 
         return texts_of(self._target.tokenizer, len(self._target.tokenizer))
 
-    def _count(self, drawn: Sequence[Reply], prompt_tokens: int) -> None:
+    def _count(self, drawn: Sequence[DrawnAnswer], prompt_tokens: int) -> None:
         self.metrics.add("prompt_tokens_total", prompt_tokens)
         for answer in drawn:
             self.metrics.add("answers_total", 1, f'finish_reason="{answer.finish_reason}"')

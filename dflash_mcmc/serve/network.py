@@ -32,8 +32,8 @@ def listening(host: str, port: int) -> socket.socket:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = places[0]
         found = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError("serve.host", host, f"an address of this machine ({error.strerror or error})") from error
+    except (OSError, UnicodeError) as error:  # a name that cannot be one of a machine is a UnicodeError
+        raise ConfigError("serve.host", host, f"an address of this machine ({getattr(error, 'strerror', error)})") from error
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
@@ -60,21 +60,21 @@ def patient(seconds: float) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Ends the waiting."""
-            self._calm()
+            self._stop_waiting()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             """Ends the waiting if the header is there."""
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
-                self._calm()
+                self._stop_waiting()
             elif self._expiry is None and self.conn.trailing_data[0]:
                 self._wait()
 
         def _wait(self) -> None:
             self._expiry = self.loop.call_later(seconds, self.transport.close)
 
-        def _calm(self) -> None:
+        def _stop_waiting(self) -> None:
             if self._expiry is not None:
                 self._expiry.cancel()
                 self._expiry = None

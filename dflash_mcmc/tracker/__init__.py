@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.errors import tell
+from dflash_mcmc.errors import reason_of, tell
 from dflash_mcmc.registry import name_of
 
 
@@ -104,6 +104,6 @@ class Guarded:
         try:
             call()
         except Exception as error:  # no failure of a tracker may cost the records
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            reason = f"{type(error).__name__}: {reason_of(error, 200)}"
             tell(f"{self._name} failed and is off for the rest of this run: {reason}")
             self._run, self._works = None, False

@@ -78,10 +78,10 @@ def train(plan: DraftPlan) -> Path:
             loop.append_figures(folder, {"step": 0, **figures})
             print(_describe(figures))
     else:
-        session.run(folder)
+        figures = session.run(folder)
     target = Path(plan.export) if plan.export else folder / "draft"
     if accelerator.is_main_process:
-        export(draft, plan, model, target)
+        export(draft, plan, model, target, figures)
     accelerator.end_training()
     return target
 
@@ -180,8 +180,8 @@ class _Session:
             reader = TargetReader(model, draft.shape.target_layers, self.objective.power, self.candidates is not None)
             self.kept = KeptReader(reader)
 
-    def run(self, folder: Path) -> None:
-        """Trains to the end."""
+    def run(self, folder: Path) -> dict[str, object]:
+        """Trains to the end. Returns the figures of the trained draft."""
         plan, first = self.plan, self.accelerator.is_main_process
         optimizer = torch.optim.AdamW(self.draft.parameters(), betas=_BETAS, weight_decay=plan.weight_decay, fused=True)
         info = RunInfo(folder.name.rpartition("-")[2], "train", "draft", dataclasses.asdict(plan), folder)
@@ -192,7 +192,7 @@ class _Session:
                 tracker.log(metrics, step)
 
         try:
-            loop.run(loop.TrainingLoop(
+            figures = loop.run(loop.TrainingLoop(
                 name="train draft", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every,
                 max_norm=plan.max_norm,
                 rate=lambda step: schedule.cosine(step, plan.steps, plan.learning_rate, plan.warmup_fraction),
@@ -202,6 +202,7 @@ class _Session:
         finally:
             if tracker:
                 tracker.finish(exit_code)
+        return figures
 
     def gradients(self, step: int) -> float:
         """Stores the gradients of the whole batch's loss and returns the loss in nats. They are the same in all processes."""
@@ -270,8 +271,19 @@ def _describe(figures: dict[str, object]) -> str:
     return "tokens for each forward of the target: " + ", ".join(texts)
 
 
-def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path) -> None:
-    """Writes a checkpoint in the published layout: weights rounded to bfloat16, and the training's configuration."""
+def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path,
+           figures: dict[str, object]) -> None:
+    """Writes a checkpoint in the published layout: weights rounded to bfloat16, and the training's record.
+
+    The record has the training's identity, a hash of the target's weights, and `held_out_tau`, the accepted length on the
+    held-out prompts at temperature 0, if the plan measures it. `python -m dflash_mcmc.drafts check` reads them.
+
+    Args:
+        figures: those of the draft, as `_Session.evaluate` returns them.
+    """
     stored = copy.deepcopy(draft).to(torch.bfloat16)
-    extra = {"vocab_size": model.vocab_size, "training": identity_of(plan)}
+    record = {**identity_of(plan), "model.weights": plan.model.weights_fingerprint()}
+    if "tau_0" in figures:
+        record["held_out_tau"] = figures["tau_0"]
+    extra = {"vocab_size": model.vocab_size, "training": record}
     checkpoint.save(stored, folder, extra, FAMILIES[plan.heads.network])

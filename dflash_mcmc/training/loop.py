@@ -7,12 +7,13 @@ the weights, the optimiser's state and the number of steps. It is written at eve
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.errors import RunBusy
+from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.store.locks import Locks
 
 if TYPE_CHECKING:
@@ -47,24 +48,26 @@ class TrainingLoop(NamedTuple):
     """Whether this process writes files and output. One process of a launch does so, because all have the same weights."""
 
 
-def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Trains to the end, from the last checkpoint if there is one. Raises RunBusy if another process trains in the folder."""
+def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """Trains to the end, from the last checkpoint if there is one. Returns the figures of the trained weights.
+
+    Raises RunBusy if another process trains in the folder.
+    """
     if not loop.first:
-        _run(loop, module, optimizer)
-        return
+        return _run(loop, module, optimizer)
     locks = Locks(loop.folder / "lock")
     try:
         if not locks.take(0):
             raise RunBusy(f"{loop.folder}: another process trains here; allowed: one process, or wait until it ends")
-        _run(loop, module, optimizer)
+        return _run(loop, module, optimizer)
     finally:
         locks.close()
 
 
-def _run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
     from tqdm import tqdm
 
-    start, losses = restore(loop.folder, module, optimizer), []
+    start, losses, figures = restore(loop.folder, module, optimizer), [], {}
     with tqdm(total=loop.steps, initial=start, unit="step", desc=loop.name, mininterval=0.5, dynamic_ncols=True,
               disable=not loop.first) as bar:
         for step in range(start, loop.steps):
@@ -80,17 +83,21 @@ def _run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opt
                     bar.write(f"step {step + 1}: loss {figures['loss']:.3f}, {loop.describe(figures)}")
                 numbers = {f"evaluation/{name}": value for name, value in figures.items() if isinstance(value, float)}
                 loop.track(numbers, step + 1)
+    return figures or loop.evaluate()  # nothing was left to train
 
 
 def optimise(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
-    """Takes one optimiser step. Returns its loss in nats."""
+    """Takes one optimiser step. Returns its loss in nats. Raises UserError, and changes no weight, if it is not finite."""
     import torch
 
     rate = loop.rate(step)
     for group in optimizer.param_groups:
         group["lr"] = rate
     loss = loop.gradients(step)
-    torch.nn.utils.clip_grad_norm_(module.parameters(), loop.max_norm)
+    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), loop.max_norm).item()
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise UserError(f"learning_rate: given a rate of {rate:g} in step {step + 1}, which has a loss of {loss:g} and a "
+                        f"gradient of norm {norm:g}; allowed: a rate with finite ones. The last checkpoint stays as it is")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     loop.track({"train/loss": loss, "train/learning_rate": rate}, step + 1)

@@ -21,7 +21,7 @@ from dflash_mcmc.training.candidates import Candidates
 from dflash_mcmc.training.features import Known, TargetReader
 
 _SLOTS_AT_ONCE = 8192
-"""DraftedSlots whose logits are in memory at the same time. With 152 thousand ids they take 5 GB in float32."""
+"""Slots whose logits are in memory at the same time. With 152 thousand ids they take 5 GB in float32."""
 
 
 class Objective(NamedTuple):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import NamedTuple
 
+from dflash_mcmc.data import rows
 from dflash_mcmc.dataset.arith import LEVELS, make_problem
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
@@ -20,9 +19,8 @@ class Questions(NamedTuple):
 
 
 def questions(plan: DraftPlan) -> Questions:
-    """The questions of a plan. Raises ConfigError if a file is invalid, or if there are fewer questions than requested."""
-    path = plan.prompts.path
-    found = _generated(plan) if path is None else _from_file(plan.prompts, Path(path).expanduser())
+    """The questions of a plan. Raises UserError if a file is invalid, or if it has fewer questions than the plan asks for."""
+    found = _generated(plan) if plan.prompts.path is None else _from_file(plan.prompts)
     if plan.batch_size > len(found.training):
         raise ConfigError("batch_size", plan.batch_size, f"at most {len(found.training)}, the number of training prompts")
     return found
@@ -39,17 +37,12 @@ def _generated(plan: DraftPlan) -> Questions:
     return Questions(make("train", "prompt", num), make("test", "held out", plan.prompts.held_out))
 
 
-def _from_file(prompts: Prompts, path: Path) -> Questions:
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            question = json.loads(line)[prompts.field]
-        except (ValueError, KeyError, TypeError) as error:
-            allowed = f"JSON objects with {prompts.field!r}; line {number} is not one"
-            raise ConfigError("prompts.path", prompts.path, allowed) from error
+def _from_file(prompts: Prompts) -> Questions:
+    """The questions of a file. Raises UserError."""
+    found = [row[prompts.field] for row in rows.of_file(prompts.path, [prompts.field], "prompts.path")]
+    for number, question in enumerate(found, start=1):
         if not isinstance(question, str):
-            raise ConfigError("prompts.field", prompts.field, f"a field with a text; line {number} has {question!r:.60}")
-        found.append(question)
+            raise ConfigError("prompts.field", prompts.field, f"a field with a text; row {number} has {question!r:.60}")
     left = len(found) - prompts.held_out
     if left < 1:
         raise ConfigError("prompts.held_out", prompts.held_out, f"at most {len(found) - 1} of the file's {len(found)} lines")

@@ -55,7 +55,7 @@ MISTAKES = {
     "prompt without question": (["dataset.prompt=hello"], "dataset.prompt", "{question}"),
     "condition against sampler": (["condition=ps", "sampler=greedy"], "sampler", "'power_mh', the value of condition=ps"),
     "condition against blend": (["condition=greedy", "blend=layer"], "blend", "'none', the value of condition=greedy"),
-    "no path": (["model=hf"], "model.path", "not given"),
+    "no path": (["model=hf"], "model.path", "not given; allowed: a text (folder of a checkpoint, or a hub name"),
     "path that is not": (["model.path=/no/such/folder"], "model.path", "a folder that exists"),
     "dtype": (["model.dtype=int8"], "model.dtype", "one of 'auto', 'float32'"),
     "device": (["hardware.device=tpu"], "hardware.device", "auto, cpu, cuda"),

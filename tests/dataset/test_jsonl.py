@@ -73,7 +73,7 @@ def test_wrong_types_are_errors_of_one_line(tmp_path, field, given, message):
 
 
 def test_a_missing_field_is_named(made):
-    with pytest.raises(UserError, match=r"line 2 lacks the field 'l'; it has: q, a, i, s, w"):
+    with refused("line 2 lacks the field 'l'; it has: q, a, i, s, w; dataset.level_field names this field"):
         made([ROW, {name: value for name, value in ROW.items() if name != "l"}], *ALL).dataset.problems()
 
 

@@ -16,7 +16,7 @@ from dflash_mcmc.drafts import findings, forced, report, walks
 from dflash_mcmc.drafts.__main__ import configured, main
 from dflash_mcmc.drafts.alternatives import alternatives
 from dflash_mcmc.drafts.check import Checked, Row, check
-from dflash_mcmc.drafts.findings import Ratio, Trial
+from dflash_mcmc.drafts.findings import Difference, Ratio, Trial
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
@@ -124,16 +124,18 @@ def test_the_alternative_puts_a_planted_mistake_right(name, answers, tmp_path):
         assert not base.right.any()
 
 
-def trial(tau: float, base: float, error: float, kind: str = "layers", cause: str = "it is reversed") -> Trial:
+def trial(tau: float, base: float, error: float, kind: str = "layers", cause: str = "it is reversed",
+          step: int = 0) -> Trial:
     change = tau - base
     return Trial(kind, "name", cause, IntervalEstimate(tau, tau - error, tau + error, 90), base,
-                 IntervalEstimate(change, change - 1.96 * error, change + 1.96 * error, 90))
+                 IntervalEstimate(change, change - 1.96 * error, change + 1.96 * error, 90), step=step)
 
 
 def estimate(value: float, half: float) -> IntervalEstimate:
     return IntervalEstimate(value, value - half, value + half, 100)
 
 
+OTHER = [Difference("model.chat was true in training"), Difference("the target's weights are others", of_target=True)]
 SLOTS = [{"slot": 1, "right": 0.1, "shift +1": 0.61, "shift -1": 0.02},
          {"slot": 2, "right": 0.1, "shift -1": 0.5, "shift +1": 0.1}]
 
@@ -141,10 +143,11 @@ SLOTS = [{"slot": 1, "right": 0.1, "shift +1": 0.61, "shift -1": 0.02},
 @pytest.mark.parametrize(("outcome", "says", "case"), [
     ("healthy", "no known mistake", {}),
     ("healthy", "expected 4.2", {"expected": 4.2}),
+    ("healthy", "no known mistake", {"differences": OTHER[:1]}),
     ("below", "less than the expected 6", {"expected": 6.0}),
-    ("below", "the target's weights", {"expected": 6.0, "differences": ["the target's weights are others"]}),
-    ("other_target", "--trained-for", {"differences": ["the target's weights are others"]}),
-    ("healthy", "expected 4.2", {"expected": 4.2, "differences": ["the target's weights are others"]}),
+    ("below", "the target's weights", {"expected": 6.0, "differences": OTHER}),
+    ("other_target", "--trained-for", {"differences": OTHER}),
+    ("healthy", "expected 4.2", {"expected": 4.2, "differences": OTHER}),
     ("wide", "at least 8", {"problems": 7}),
     ("wide", "take about 45 problems", {"tau": estimate(4.0, 1.0), "problems": 16}),
     ("cause", "it is reversed", {"trials": [trial(4.4, 4.0, 0.1)]}),
@@ -152,9 +155,9 @@ SLOTS = [{"slot": 1, "right": 0.1, "shift +1": 0.61, "shift -1": 0.02},
     ("healthy", "no known mistake", {"trials": [trial(4.4, 4.0, 0.12)]}),  # 3.3 standard errors
     ("healthy", "no known mistake", {"trials": [trial(4.15, 4.0, 0.001)]}),  # 4 per cent
     ("healthy", "no known mistake", {"trials": [trial(4.5, 4.0, 0.01, kind="block")]}),
-    ("cause", "slot 1 predicts the token of slot 2 in 61% and its own in 10%: off, after",
-     {"trials": [trial(4.4, 1.0, 0.1, "layout", "off, after")]}),
-    ("cause", "slot 2 predicts the token of slot 1 in 50%", {"trials": [trial(4.4, 1.0, 0.1, "layout", "off, before")]}),
+    ("cause", "slot 1 predicts the token of slot 2 in 61% and its own in 10%: off by one",
+     {"trials": [trial(4.4, 1.0, 0.1, "layout", "off by one", 1)]}),
+    ("cause", "slot 2 predicts the token of slot 1 in 50%", {"trials": [trial(4.4, 1.0, 0.1, "layout", "off", -1)]}),
     ("cause", "in the engine", {"reference": "the mistake is in the engine"}),
 ])
 def test_verdict(outcome, says, case):
@@ -200,7 +203,10 @@ def test_report_has_a_text_a_figure_and_json(measured, tmp_path):
 
 @pytest.mark.parametrize(("arguments", "says"), [
     (["look"], "allowed: check"), (["check", "--wrong"], "not an option"), (["check", "--expected=0.5", "draft=tiny"], ">= 1"),
-    (["check", "sampler=greedy"], "allowed: model"), (["check", "draft=tiny", "dataset.limit=2,3"], "several values"),
+    (["check", "sampler=greedy"], "sampler: given with drafts check; allowed: model"),
+    (["check", "model=tiny", "draft=tiny", f"--out={__file__}"], "a file; allowed: a folder"),
+    (["check", "decoder.trace=false"], "decoder.trace: given with drafts check"),
+    (["check", "draft=tiny", "dataset.limit=2,3"], "several values"),
     (["check", "draft=tiny", "--trained-for=absent/folder/here"], "model.path"),
 ])
 def test_a_wrong_command_line_is_one_line(arguments, says, capsys):
@@ -222,6 +228,26 @@ def test_the_configuration_has_a_default_number_of_problems(tmp_path):
     config, names = configured(["model=tiny", "draft=tiny", f"paths.outputs={tmp_path}"])
     assert (config.dataset.limit, config.dataset.max_new_tokens, names["draft"]) == (32, 128, "tiny")
     assert configured(["draft=tiny", "dataset.limit=5"])[0].dataset.limit == 5
+
+
+def test_the_record_of_the_training_is_compared_with_the_target(tmp_path):
+    config = composed(tmp_path, *BASE, "draft=tiny")
+    same, other = config.model.weights_fingerprint(), config.model.fingerprint()
+    assert checking._differences(config, {"model.weights": same, "model.content": other}) == []
+    for record, says in (({"model.content": "another"}, "the target's files (weights, configuration"),
+                         ({"model.weights": "another", "model.content": "another"}, "the target's weights are not"),
+                         ({"model.weights": same, "model.content": "another"}, "another file of their folder"),
+                         ({"model.chat": False}, "model.chat was false in training and is true here")):
+        (difference,) = checking._differences(config, record)
+        assert says in difference.clause
+    # Only other weights, or files among which they may be, make another target of it.
+    of_configuration = checking._differences(config, {"model.weights": same, "model.content": "another"})
+    assert findings.verdict(estimate(4.0, 0.3), 20, [], SLOTS, None, of_configuration, None).outcome == "healthy"
+
+
+def test_what_the_record_states_is_expected():
+    assert checking._stated({"held_out_tau": 2.5}) == 2.5
+    assert checking._stated({"held_out_tau": "much"}) is None
 
 
 WHOLE = ("sampler=greedy", "decoder=speculative_match", "decoder.trace=true", "dataset.limit=24", "dataset.max_new_tokens=64")

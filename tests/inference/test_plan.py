@@ -9,7 +9,8 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.plan import Workload, plan, predict
+from dflash_mcmc.inference.plan import plan, predict
+from dflash_mcmc.inference.workload import Workload
 from tests.targets import random_model
 
 

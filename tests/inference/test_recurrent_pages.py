@@ -13,10 +13,11 @@ from dflash_mcmc.inference import recurrent_pages
 from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.plan import Workload, predict
+from dflash_mcmc.inference.plan import predict
 from dflash_mcmc.inference.recurrent_pages import HybridMemory, HybridPages, StatePages
 from dflash_mcmc.inference.recurrent_rows import HybridRows
 from dflash_mcmc.inference.slot_memory import SlotMemory
+from dflash_mcmc.inference.workload import Workload
 from tests.inference.speculative.test_speculator import drafter, match
 from tests.inference.test_batched import SAMPLERS, STOPS, chains, multiple_try, power_smc
 from tests.inference.test_paged_cache import LONGEST, assert_equal, run
@@ -60,7 +61,7 @@ def test_rows_that_move_to_the_host_come_back_with_their_states(model, plain, mo
 
 @pytest.mark.parametrize("changes", [dict(snapshot_every=1), dict(snapshot_every=100), dict(keep_current=False)],
                          ids=lambda changes: "-".join(changes))
-def test_no_switch_changes_a_number(model, plain, changes):
+def test_no_switch_changes_a_number(model, changes):
     paged, _ = run(model, RUN["power_mh"], 500, **{"snapshot_every": EVERY, **changes})
     again, _ = run(model, RUN["power_mh"], 0, **{"snapshot_every": EVERY, **changes})
     for tag, done in again.items():

@@ -15,8 +15,9 @@ from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.model_runner import ModelRunner, Span
-from dflash_mcmc.inference.plan import Workload, plan, predict
+from dflash_mcmc.inference.plan import plan, predict
 from dflash_mcmc.inference.recurrent_rows import HybridRows
+from dflash_mcmc.inference.workload import Workload
 from tests.inference.test_batched import (
     BLENDS,
     SAMPLERS,
@@ -86,11 +87,12 @@ def test_early_rejection_changes_no_state(qwen3_5):
 
 def test_a_rollback_without_the_states_before_it_is_noticed(qwen3_5, plain, monkeypatch):
     """A mutant that goes on from whatever state is in the row."""
+    right = plain("power_mh")
     monkeypatch.setattr(delta_net, "replay", lambda nets, cache, rows, positions: None)
     monkeypatch.setattr("dflash_mcmc.inference.model_runner.replay", delta_net.replay)
     wrong = run_batched(qwen3_5, SAMPLERS["power_mh"], BLENDS["layer"], snapshot_every=EVERY)
     assert any(wrong[tag].result.trajectory.tokens.tolist() != done.result.trajectory.tokens.tolist()
-               for tag, done in plain("power_mh").items())
+               for tag, done in right.items())
 
 
 class Feeder:

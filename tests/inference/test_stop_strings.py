@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -17,7 +18,9 @@ from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.stop_strings import StopStrings
+from dflash_mcmc.inference.stop_tables import FOUND, StopTables
 from dflash_mcmc.inference.token_texts import TokenTexts, texts_of
+from dflash_mcmc.ops import stopping
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from tests.inference.speculative.test_speculator import drafter, match, reject
 from tests.inference.test_batched import HORIZON, PROMPTS, SAMPLERS, TOLERANCE, chains, same
@@ -271,6 +274,53 @@ def test_blocks_of_the_draft_end_at_strings(parts, proposal):
                       draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-5)
     engine = RememberingReference(*parts, NoBlend(), drafter("dflash", parts[1], parts[0]))
     assert "string" in agree(run(parts, sampler, draft="dflash", mixed=True), sampler, engine)
+
+
+SETS = (None, ("b",), (), ("abba", "é"), ("\naab", " b", "a"))
+"""Strings of a chain; None for those of the engine."""
+
+
+@pytest.mark.parametrize(("name", "decoder"), [("power_mh_early", None), ("temperature", match())])
+def test_chains_with_strings_of_their_own_share_a_batch(parts, reference, name, decoder):
+    """Each is as in an engine with its strings alone, to the last bit, and as in the reference engine."""
+    sampler, tolerance = SAMPLERS[name], 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
+    made = None if decoder is None else decoder.speculation(drafter("dflash", parts[1], parts[0]))
+    engine = BatchedEngine(parts[1], NoBlend(), 8, max(map(len, PROMPTS)) + HORIZON, Options(), None, made)
+    every = [(tag, chain, SETS[tag % len(SETS)]) for tag, chain in chains(sampler)]
+    found = {done.tag: done.result for done in engine.run(
+        (tag, chain if stop is None else stopping(chain, stop)) for tag, chain, stop in every)}
+    ended = set()
+    for stop in SETS:
+        alone = run((parts[0], parts[1] if stop is None else parts[1].stopping_at(stop)), sampler, decoder=decoder,
+                    draft=None if decoder is None else "dflash")
+        for tag in [tag for tag, _, of in every if of == stop]:
+            same(found[tag], alone[tag], tolerance)
+            drawn = found[tag].trajectory
+            ended |= {stop} if drawn.ended and drawn.tokens[-1] not in parts[1].stop_ids else set()
+    assert len(ended) >= 3
+    assert () not in ended
+    if decoder is None:
+        for tag, chain in itertools.islice(chains(sampler), 2):
+            same(found[tag], reference.run(chain if SETS[tag] is None else stopping(chain, SETS[tag])))
+
+
+def test_the_joined_table_is_that_of_each_set():
+    """Rows of several sets, and a row without strings, that walk the same tokens; a set is added in between."""
+    stream, pieces = np.random.default_rng(4), (b"a", b"b", b"ab", b"ba", b"")
+    sets = [StopStrings(strings, TokenTexts(pieces, None, {})) for strings in (["aab"], ["bab", "abba"], ["aaaa", "bb"])]
+    tables = StopTables(torch.device("cpu"))
+    states = torch.tensor([tables.state(strings, np.array([], np.int64)) for strings in (None, *sets[:2])])
+    tokens = stream.integers(len(pieces), size=(60, 30))
+    for row in tokens:
+        state, drawn = states.clone(), list[int]()
+        for token in row.tolist():
+            state, drawn = tables.after(state, torch.full_like(state, token)), [*drawn, token]
+            for found, strings in zip(state.tolist(), (None, *sets), strict=False):
+                end = None if strings is None else found_at(strings, drawn)
+                assert (found == FOUND) == (end is not None)
+                assert end is not None or found == tables.state(strings, np.array(drawn))
+        if len(states) < 4:
+            states = torch.cat([states, torch.tensor([tables.state(sets[2], np.array([], np.int64))])])
 
 
 def test_without_strings_nothing_ends_but_at_ids(parts):

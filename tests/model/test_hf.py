@@ -85,11 +85,30 @@ def test_every_tensor_is_part_of_the_identity(make_config, checkpoint):
 
     config, weights = make_config(f"model.path={checkpoint}").model, checkpoint / "model.safetensors"
     tensors = load_file(weights)
-    seen = {config.fingerprint()}
+    seen, of_weights = {config.fingerprint()}, {config.weights_fingerprint()}
     for name, tensor in tensors.items():
         save_file({**tensors, name: tensor * 1.5}, weights, metadata={"format": "pt"})
         seen.add(config.fingerprint())
-    assert len(seen) == len(tensors) + 1
+        of_weights.add(config.weights_fingerprint())
+    assert len(seen) == len(of_weights) == len(tensors) + 1
+
+
+def test_a_hash_of_weights_alone_knows_neither_files_nor_configuration(make_config, checkpoint):
+    from safetensors.torch import load_file, save_file
+
+    config, weights = make_config(f"model.path={checkpoint}").model, checkpoint / "model.safetensors"
+    before = config.weights_fingerprint()
+    tensors = load_file(weights)
+    (checkpoint / "config.json").write_text((checkpoint / "config.json").read_text() + " ")
+    assert config.weights_fingerprint() == before
+    for number, names in enumerate((list(tensors)[::2], list(tensors)[1::2])):
+        save_file({name: tensors[name] for name in names}, checkpoint / f"model-{number}.safetensors", {"note": "a part"})
+    weights.unlink()
+    assert config.weights_fingerprint() == before
+    first, second = list(tensors)[:2]  # the first two of different parts exchange their names
+    save_file({name: tensors[second if name == first else name] for name in list(tensors)[::2]},
+              checkpoint / "model-0.safetensors")
+    assert config.weights_fingerprint() != before
 
 
 @pytest.mark.parametrize(("damage", "message"), [

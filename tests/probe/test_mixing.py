@@ -17,6 +17,7 @@ from dflash_mcmc.run import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
+from tests.columns import assert_described
 from tests.composing import composed
 from tests.refusals import command_is_refused
 from tests.runs import execute
@@ -117,7 +118,7 @@ def test_one_chain_in_one_cell(make, figures):
     assert "moved_rate" in alone.summary
 
 
-def test_early_rejection_is_paired(make, figures):
+def test_early_rejection_is_paired(make, figures, grid):
     found = execute(make("probe=mixing", "sampler.proposal_temperature=1", "probe.early_rejects=[auto,off]"))
     (row,) = found.summary["tables"]["early_rejection"]
     spent = [[record["cells"][place]["tokens_drawn"] for record in records(found.folder)] for place in (0, 1)]
@@ -125,6 +126,7 @@ def test_early_rejection_is_paired(make, figures):
     assert row["tokens_drawn"] < 1.0
     assert (row["same"], row["chains"]) == (1.0, 4)
     assert [row["abandoned"] > 0 for row in found.summary["tables"]["cells"]] == [True, False]
+    assert_described("mixing", found.folder, grid.folder)
 
 
 def test_auto_is_resolved_in_each_cell(make):

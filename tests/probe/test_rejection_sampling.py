@@ -20,6 +20,7 @@ from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.testing import EnumeratedKey, Enumerator
 from tests import processes
+from tests.columns import assert_described
 from tests.composing import composed
 from tests.refusals import command_is_refused
 from tests.runs import execute
@@ -196,3 +197,7 @@ def test_the_laws_of_a_draft_need_a_small_vocabulary(tmp_path, monkeypatch):
     monkeypatch.setattr("dflash_mcmc.probe.rejection_sampling.drafted._LARGEST_VOCABULARY", 511)
     with pytest.raises(UserError, match=r"model: given 'hf'; allowed: a vocabulary of at most 511 tokens with probe"):
         measured(drafted.probe, drafted)
+
+
+def test_every_column_and_value_has_a_meaning(result):
+    assert_described("rejection_sampling", result.folder)

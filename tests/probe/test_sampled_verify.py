@@ -13,6 +13,7 @@ from dflash_mcmc.probe.sampled_verify import agent, texts
 from dflash_mcmc.report import figure
 from dflash_mcmc.rng import Key
 from tests.checkpoints import hybrid_pair
+from tests.columns import assert_described
 from tests.composing import composed
 from tests.probes import measured
 from tests.runs import execute
@@ -161,3 +162,7 @@ def test_the_experiment_has_the_setting_of_the_document(make_config, shared_data
     assert config.dataset.num_chosen() * config.num_chains == 150
     assert (config.probe.long_tokens, config.probe.agent_tokens, config.probe.agent_runs) == (1200, 24_000, 12)
     assert (min(config.probe.temperatures), max(config.probe.temperatures)) == (0.7, 1.0)
+
+
+def test_every_column_and_value_has_a_meaning(result):
+    assert_described("sampled_verify", result.folder)

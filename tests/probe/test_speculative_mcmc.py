@@ -20,6 +20,7 @@ from dflash_mcmc.probe import Summary, Work
 from dflash_mcmc.probe.speculative_mcmc import independence, tables
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.reading import read_records
+from tests.columns import assert_described
 from tests.refusals import refused
 from tests.runs import execute
 from tests.training.drafts import block_alone
@@ -221,6 +222,7 @@ def test_proposals_are_timed(probe_config):
     rows = result.summary["tables"]["throughput"]
     assert [row["speed"] for row in rows if row["proposal"] == "target"] == [1.0]
     assert not (result.folder / "fig_bimodality.png").stat().st_size < 10_000
+    assert_described("speculative_mcmc", result.folder)
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
@@ -252,6 +254,8 @@ def test_short_answers_are_counted(make_config):
     config.draft.block_size = 8
     result = execute(config)
     assert result.summary["num_skipped"] + result.summary["num_problems"] == 4
+    timed = ("timed_problems", "timed_rows", "{proposal}_acceptance_per_second", "{proposal}_moved_per_second")
+    assert_described("speculative_mcmc", result.folder, absent=("throughput", *(f"strata.{column}" for column in timed)))
     skipped = copy.deepcopy(config.probe).summarise(config, [{"problem": "a", "chain": 0, "skipped": "empty"}])
     assert (skipped.values["num_skipped"], skipped.values["num_blocks"], skipped.tables) == (1, 0, {})
     assert config.probe.figures(config, [], skipped) == {}

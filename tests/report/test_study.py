@@ -128,9 +128,9 @@ def test_runs_without_a_problem_in_common_are_not_compared(tmp_path):
 
 @pytest.mark.parametrize(("changed", "session", "message"), [
     ({}, {"device": "NVIDIA H200"}, "differ in devices .*NVIDIA H200.*: seconds are not comparable"),
-    ({"model__dtype": "float32"}, {}, r"differ in dtypes \(bfloat16, float32\)"),
+    ({"model__dtype": "float32"}, {}, r"differ in dtypes \(bfloat16; float32\)"),
     ({"model__content": "e" * 32}, {}, "differ in models"),
-    ({"dataset__max_new_tokens": 512}, {}, r"differ in limits of the answer length \(1024, 512\)"),
+    ({"dataset__max_new_tokens": 512}, {}, r"differ in limits of the answer length \(1024; 512\)"),
     ({"dataset__prompt": "Why? {question}"}, {}, "differ in prompts"),
     ({}, {"packages": {"torch": "2.14.0", "transformers": "5.23.0"}}, "differ in versions of torch or transformers"),
 ])

@@ -303,3 +303,21 @@ def test_published_dataset_is_counted_without_reading_it(capsys, monkeypatch):
     assert cells(told(capsys, "dataset=gsm8k", "condition=greedy"))["greedy"][0] == "1319"
     shards = ("dataset.shards=[39]", "dataset.num_shards=40")
     assert cells(told(capsys, "dataset=math500", "condition=greedy", *shards))["greedy"][0] == "12"
+    assert cells(told(capsys, "dataset=math500", "condition=greedy", "dataset.ids=[a,b,b]"))["greedy"][0] == "2"
+
+
+def test_dry_runs_of_probes_read_no_published_dataset_and_no_hub(capsys, monkeypatch):
+    monkeypatch.setattr("dflash_mcmc.data.sources.Benchmark.rows", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", lambda *_, **__: pytest.fail("downloaded"))
+    shared = ("model=hf", "model.path=some/model", "dataset=gsm8k", "num_chains=2", "draft=dflash", "draft.path=some/draft")
+    rows = cells(told(capsys, "-m", "probe=layer_rank,difficulty", *shared))
+    assert [row[1] for row in rows.values()] == ["1319", "2638", str(1319 + 2638)]
+    verified = told(capsys, "probe=sampled_verify", "sampler=temperature", "probe.agent_runs=4", *shared)
+    assert [row[0] for row in cells(verified).values()] == [str(1319 * 3 + 4)]
+
+
+@pytest.mark.parametrize("name", sorted(set(components("probe")) - {"none"}))
+def test_number_of_units_is_that_of_the_units(make_config, name):
+    more = ("sampler=temperature",) if name == "sampled_verify" else ()
+    config = make_config(f"probe={name}", "draft=tiny", "dataset.limit=3", "num_chains=2", *more)
+    assert config.probe.num_units(config) == len(config.probe.units(config))

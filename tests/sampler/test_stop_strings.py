@@ -9,7 +9,7 @@ from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.ops import Draw, SamplingParams, Steps, Together, stopping
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import (
     PROMPT,
@@ -63,6 +63,25 @@ def test_a_draw_ends_at_the_first_token_whose_text_contains_a_string(name):
     law = drawn(engine_of(name), 4)
     assert total_variation(law, product_law(model_of(name), 4, temperature=0.8)) <= EXACT
     assert len({len(tokens) for tokens in law}) > 1
+
+
+def kept(stop: tuple[str, ...] | None, key) -> Steps[Trajectory]:
+    """A draw and a draw again from its second token, as a part of a chain, with strings of its own if they are given."""
+    steps = of_two(key)
+    return steps if stop is None else stopping(steps, stop)
+
+
+def of_two(key) -> Steps[Trajectory]:
+    first = yield Together((Draw(Trajectory.start(PROMPT), 3, SamplingParams(0.8), key.fold_in("one")),))
+    return (yield Draw(first[0].prefix(1), 3, SamplingParams(0.8), key.fold_in("two")))
+
+
+@pytest.mark.parametrize("name", ["spans two tokens", "two strings", "overlaps itself"])
+def test_strings_of_an_operation_take_the_place_of_those_of_the_engine(name):
+    other = TabularEngine(model_of(name).stopping_at(("c", "never")))
+    of_the_engine = law_of(lambda key: engine_of(name).run(kept(None, key)))
+    assert total_variation(law_of(lambda key: other.run(kept(TEXTS[name][1], key))), of_the_engine) <= EXACT
+    assert total_variation(law_of(lambda key: other.run(kept((), key))), of_the_engine) > WRONG
 
 
 @pytest.mark.parametrize("name", TEXTS)

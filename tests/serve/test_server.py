@@ -158,6 +158,8 @@ WRONG = {
     "not JSON": (b"{", 400, "body"), "no object": (b"[1]", 400, "body"), "not finite": (b'{"temperature": NaN}', 400, "NaN"),
     "too large": (b'{"temperature": 1e999}', 400, "temperature"), "deep": (b"[" * 9000, 400, "body"),
     "bytes": (b'{"prompt": "\xff"}', 400, "body"), "surrogate": (b'{"prompt": "\\ud800"}', 400, "prompt"),
+    "surrogate in a name": (b'{"prompt": "x", "\\ud800": 1}', 400, "unknown field"),
+    "surrogate in a field": (b'{"prompt": "x", "sampler": {"\\ud800": 1}}', 400, "sampler."),
     "unknown field": ({"prompt": "x", "max_token": 3}, 400, "did you mean 'max_tokens'?"),
     "unknown model": ({"prompt": "x", "model": "other"}, 404, "'tiny'"),
     "no prompt": ({}, 400, "prompt"), "no text": ({"prompt": ""}, 400, "prompt"),
@@ -219,13 +221,16 @@ def test_a_client_that_goes_frees_its_slots(running):
     assert "dflash_mcmc_dropped_total 4" in running.get("/metrics")[1]
 
 
-def test_a_full_queue_and_a_late_answer(running, monkeypatch):
+def test_a_full_queue_and_a_late_answer(running, monkeypatch, caplog):
     monkeypatch.setattr(running.service.workers, "_max_waiting", 3)
     assert running.post({"prompt": "x", "n": 4})[0] == 429
     monkeypatch.setattr(running.service.options, "request_seconds", 0.2)
-    status, reply = running.post({"prompt": QUESTION, "sampler": {"num_steps": 500_000}})
-    assert (status, reply["error"]["code"]) == (504, "timeout")
-    assert running.idle()
+    # Nearly all proposals of the short answer repeat it, so that its chain hardly needs a step of the engine.
+    for max_tokens in (32, 4):
+        status, reply = running.post({"prompt": QUESTION, "max_tokens": max_tokens, "sampler": {"num_steps": 5_000_000}})
+        assert (status, reply["error"]["code"]) == (504, "timeout")
+        assert running.idle()
+    assert "never retrieved" not in caplog.text
 
 
 def test_slow_clients_are_let_go(running):
@@ -249,10 +254,25 @@ def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkey
         assert (status, reply["error"]["param"]) == (400, "messages")
     with monkeypatch.context() as patch:
         patch.setattr("dflash_mcmc.inference.scheduler.Scheduler.make_room", failing)
+        patch.setattr("dflash_mcmc.inference.batched.BatchedEngine.close", failing)
         assert running.post({"prompt": "x"})[0] == 500
         assert running.get("/health")[0] == 503
+    with monkeypatch.context() as patch:
+        patch.setattr("dflash_mcmc.inference.language_model.LanguageModel.decode", failing)
+        assert running.post({"prompt": "x"})[0] == 500
     assert running.post({"prompt": "x"})[0] == 200
     assert running.get("/health")[0] == 200
+
+
+def test_texts_of_tokens_that_cannot_be_told_are_found_before_anything_is_drawn(running, monkeypatch):
+    def failing(*_: object) -> None:
+        raise UserError("the tokenizer: no bytes of its tokens")
+
+    monkeypatch.setattr("dflash_mcmc.inference.token_texts.texts_of", failing)
+    running.service.__dict__.pop("_texts", None)
+    before = running.service.workers._number
+    status, reply = running.post({"prompt": "x", "logprobs": 0})
+    assert (status, reply["error"]["param"], running.service.workers._number) == (400, "logprobs", before)
 
 
 def test_a_chain_that_raises_fails_its_request_alone(running, monkeypatch, capfd):
@@ -305,6 +325,8 @@ def test_metrics_can_be_read(running):
 
 
 def test_a_port_in_use_and_options_without_effect_are_refused(running):
+    with pytest.raises(UserError, match=r"serve\.host: given 'a\.\.b'"):
+        network.listening("a..b", 0)
     with pytest.raises(UserError, match=r"serve.port: given \d+; allowed: a port of 127.0.0.1 that is free"):
         network.listening("127.0.0.1", running.port)
     for override in ("seed=3", "num_chains=2", "dataset=gsm8k", "dataset.limit=3"):

@@ -63,6 +63,12 @@ def test_lists_of_other_lengths_are_named(probe, path):
     assert re.search(r": given \d values; allowed: \d \(\w+\)$", fault)
 
 
+def test_cells_have_lengths_of_their_own():
+    cell = EXAMPLES["mixing"]["cells"][0]
+    other = {**cell, "trace": {name: values[:2] for name, values in cell["trace"].items()}}
+    assert schema("mixing").fault({**UNIT, **EXAMPLES["mixing"], "cells": [cell, other, cell]}) is None
+
+
 def test_what_a_record_may_lack_beside_a_reason():
     difficulty, mixing = schema("difficulty"), schema("mixing")
     assert difficulty.fault({**UNIT, "skipped": "short", "level": None, "verdict": "wrong", "num_tokens": 3}) is None
@@ -71,7 +77,7 @@ def test_what_a_record_may_lack_beside_a_reason():
     cell = record["cells"][0]
     for name in ("num_tokens", "log_p", "proposals", "accepted", "moved", "abandoned", "trace"):
         del cell[name]
-    assert "cells[0].abandoned: given nothing" in str(mixing.fault({**UNIT, **record}))
+    assert "cells[0].num_tokens: given nothing" in str(mixing.fault({**UNIT, **record}))
     cell["failure"] = "killed"
     assert mixing.fault({**UNIT, **record}) is None
     del cell["token_forwards"]
@@ -92,7 +98,7 @@ def written(folder: Path, probe: str, *records: dict) -> Path:
 def test_a_folder_is_read_by_the_schema_of_its_probe(tmp_path):
     good, bad = {**UNIT, **EXAMPLES["mixing"]}, {**UNIT, **EXAMPLES["mixing"], "chain": 1, "moved": "many"}
     folder = written(tmp_path / "run", "mixing", good, bad)
-    with pytest.raises(UserError, match=r"records\.jsonl: line 2: moved: given 'many'; allowed: a whole number .*repair=true"):
+    with pytest.raises(UserError, match=r"records\.jsonl: line 2: moved: given 'many'; allowed: a valid integer; repair=true"):
         read_records(folder)
     left_out: list[str] = []
     assert read_records(folder, left_out=left_out) == [good]
@@ -110,7 +116,7 @@ def test_a_run_names_the_line_and_measures_it_again(make_config, capsys):
     whole = path.read_bytes()
     records = read_records(done.folder)
     path.write_bytes(to_line(records[0]) + to_line({**records[1], "draws": "many"}))
-    with pytest.raises(UserError, match="line 2: draws: given 'many'; allowed: a whole number >= 1"):
+    with pytest.raises(UserError, match="line 2: draws: given 'many'; allowed: a valid integer"):
         execute(config)
     config.repair = True
     assert execute(config).summary["tables"] == done.summary["tables"]

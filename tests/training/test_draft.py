@@ -27,19 +27,6 @@ SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "num_threads=1", "prompt
          "responses.max_new_tokens=16", "shape.num_layers=1", "shape.intermediate_size=32", "anchors=3", "loss_gamma=4")
 
 
-@pytest.fixture(autouse=True)
-def keep_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def plan(tmp_path):
-    """A plan of six small steps; further overrides may be given."""
-    return lambda *overrides: compose("tiny", [*SMALL, f"paths.outputs={tmp_path}", *overrides])
-
-
 def evaluations(folder) -> list[dict]:
     return [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
 
@@ -94,6 +81,7 @@ def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
     assert all(torch.equal(value, trained[name].bfloat16()) for name, value in loaded.state_dict().items())
     config = json.loads((folder / "config.json").read_text())
     assert config["training"]["steps"] == 40
+    assert config["training"]["held_out_tau"] == figures[1]["tau_0"]
     assert config["dflash_config"]["target_layer_ids"] == [1, 2, 3, 4, 5]
 
 

@@ -110,8 +110,16 @@ def test_questions_of_a_file(tmp_path):
     assert questions(compose("tiny", [*given, "prompts.num=4"])).held_out == ["question 7", "question 8"]
     for override, message in (("prompts.num=8", "prompts.num: given 8; allowed: at most 7"),
                               ("prompts.held_out=9", "prompts.held_out: given 9; allowed: at most 8"),
-                              ("prompts.field=question", "JSON objects with 'question'; line 1 is not one"),
+                              ("prompts.field=question", f"prompts.path: {file}: line 1 lacks the field 'question'"),
                               ("batch_size=8", "batch_size: given 8; allowed: at most 7")):
         with pytest.raises(UserError) as caught:
             questions(compose("tiny", [*given, override]))
         assert message in str(caught.value)
+    # The separators of lines of Unicode are characters of a text, and an empty line is no row.
+    file.write_text("\n".join(json.dumps({"problem": f"a\u2028b {n}"}, ensure_ascii=False) + "\n" for n in range(5)), "utf-8")
+    assert questions(compose("tiny", given)).training == [f"a\u2028b {n}" for n in range(3)]
+    for content, message in ((b'{"problem": "\xff"}\n', "prompts.path: cannot read"),
+                             (b'{"problem": 3}\n', "prompts.field: given")):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            questions(compose("tiny", given))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import RunBusy
 from dflash_mcmc.inference.speculative.dflash import checkpoint
 from dflash_mcmc.training import draft, loop
-from dflash_mcmc.training.recipe import compose, identity_of, responses_folder, run_folder
+from dflash_mcmc.training.recipe import identity_of, responses_folder, run_folder
 from tests.refusals import refused
 
 SMALL = ("steps=1", "batch_size=2", "evaluate_every=1", "num_threads=1", "prompts.num=2", "prompts.held_out=1",
@@ -26,18 +28,6 @@ fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)
 print("held", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(autouse=True)
-def keep_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def plan(tmp_path):
-    return lambda *overrides: compose("tiny", [*SMALL, f"paths.outputs={tmp_path}", *overrides])
 
 
 def test_training_starts_from_the_weights_of_a_checkpoint(plan):
@@ -82,12 +72,31 @@ def test_trainings_that_differ_in_other_things_share_their_responses(plan):
         assert responses_folder(plan(*other)) != base, other
 
 
+def one_step(folder, gradients: Callable[[int], float]) -> loop.TrainingLoop:
+    return loop.TrainingLoop(name="locked", folder=folder, steps=1, evaluate_every=1, max_norm=1.0, rate=lambda step: 0.1,
+                             gradients=gradients, evaluate=dict, describe=str)
+
+
+@pytest.mark.parametrize(("loss", "gradient"), [(math.nan, 0.0), (1.0, math.inf)])
+def test_a_step_that_is_not_finite_ends_the_training_and_changes_nothing(loss, gradient, tmp_path, random_weights):
+    module = torch.nn.Linear(1, 1)
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+
+    def gradients(step: int) -> float:
+        for parameter in module.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        return loss
+
+    with refused("in step 1, which has a loss of", start="learning_rate: given a rate of 0.1"):
+        loop.run(one_step(tmp_path, gradients), module, torch.optim.AdamW(module.parameters()))
+    assert all(map(torch.equal, before, module.parameters()))
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
 def test_a_second_training_in_the_folder_is_refused(tmp_path, random_weights):
     module = torch.nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(module.parameters())
-    training = loop.TrainingLoop(
-        name="locked", folder=tmp_path, steps=1, evaluate_every=1, max_norm=1.0, rate=lambda step: 0.1,
-        gradients=lambda step: 0.0, evaluate=dict, describe=str)
+    training = one_step(tmp_path, lambda step: 0.0)
     with subprocess.Popen([sys.executable, "-c", LOCK, str(tmp_path / "lock")], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
@@ -113,3 +122,21 @@ def test_without_a_step_the_start_is_evaluated(plan, capsys):
     assert not list(responses_folder(given).glob("training/*.npz"))
     with refused("allowed: a number >= 1, or 0 with init=FOLDER", start="steps: given 0"):
         plan("steps=0")
+    record = json.loads((folder / "config.json").read_text())["training"]
+    assert record["held_out_tau"] == line["tau_0"]
+    assert record["model.weights"] == given.model.weights_fingerprint()
+
+
+def test_the_record_states_no_tau_that_was_not_measured(plan):
+    folder = draft.train(plan(f"init={SHIPPED}", "steps=0", "responses.held_out=[1.0]"))
+    assert "held_out_tau" not in json.loads((folder / "config.json").read_text())["training"]
+
+
+def test_a_training_that_was_finished_has_its_figures_again(tmp_path, random_weights):
+    module = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(module.parameters())
+    training = loop.TrainingLoop(
+        name="finished", folder=tmp_path, steps=1, evaluate_every=1, max_norm=1.0, rate=lambda step: 0.1,
+        gradients=lambda step: 0.0, evaluate=lambda: {"tau_0": 2.5}, describe=str)
+    assert loop.run(training, module, optimizer)["tau_0"] == loop.run(training, module, optimizer)["tau_0"] == 2.5
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1

@@ -16,13 +16,6 @@ from tests.runs import execute
 SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "problems_per_level=1", "warmup_steps=2", "num_threads=1")
 
 
-@pytest.fixture(autouse=True)
-def keep_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def plan(tmp_path):
     """A plan of six small steps; further overrides may be given."""

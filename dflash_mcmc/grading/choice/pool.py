@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterator
 
 from dflash_mcmc.grading.choice.letters import AUTO, final_letter, gold_letter
 from dflash_mcmc.grading.extraction import Extraction
+from dflash_mcmc.grading.timing import timed
 from dflash_mcmc.grading.verdicts import CORRECT, NO_ANSWER, UNSUPPORTED, WRONG
 from dflash_mcmc.types import Grade
 
@@ -20,12 +20,14 @@ class LetterPool:
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
         """Grades a text. Raises UserError if the gold answer names no letter or several."""
-        started = time.perf_counter()
+        graded, seconds = timed(self._graded, text, gold)
+        self._decided.append((tag, graded._replace(grade_seconds=seconds)))
+
+    def _graded(self, text: str, gold: str) -> Grade:
         right = gold_letter(gold, self._letters)
         letter, rule = final_letter(text, self._letters, self._extraction)
         missing = UNSUPPORTED if rule == "length" else NO_ANSWER
-        outcome = missing if letter is None else CORRECT if letter == right else WRONG
-        self._decided.append((tag, Grade(outcome, letter, rule, grade_seconds=time.perf_counter() - started)))
+        return Grade(missing if letter is None else CORRECT if letter == right else WRONG, letter, rule)
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
         """Yields (tag, grade) for every submitted text that was not yielded yet."""

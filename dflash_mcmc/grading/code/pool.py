@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from dflash_mcmc.grading.code.programs import program_of, with_tests
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sandbox, find_sandbox
 from dflash_mcmc.grading.code.tests_of import task_of
 from dflash_mcmc.grading.extraction import after_thinking
+from dflash_mcmc.grading.timing import timed
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNSUPPORTED, WRONG
 from dflash_mcmc.types import Grade
 
@@ -53,7 +53,8 @@ class ProgramPool:
             rule = "unfinished_thinking" if answer is None else "empty"
             self._decided.append((tag, Grade(NO_ANSWER, None, rule, walls=self.walls)))
         else:
-            future = self._threads.submit(_run, self._sandbox, with_tests(program, task), task.entry_point, self._limits)
+            tested = with_tests(program, task)
+            future = self._threads.submit(timed, _run, self._sandbox, tested, task.entry_point, self._limits)
             self._futures[future] = _SubmittedProgram(tag, program)
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
@@ -82,14 +83,11 @@ class ProgramPool:
         self._decided.append((submitted.tag, grade))
 
 
-def _run(sandbox: Sandbox, program: str, entry_point: str, limits: Limits) -> tuple[Ended, float]:
-    """(how the program ended, its seconds)."""
-    started = time.perf_counter()
+def _run(sandbox: Sandbox, program: str, entry_point: str, limits: Limits) -> Ended:
     try:
-        ended = sandbox.run(program, entry_point, limits)
+        return sandbox.run(program, entry_point, limits)
     except CannotRun:  # the machine may have been out of processes or namespaces for a moment
-        ended = sandbox.run(program, entry_point, limits)
-    return ended, time.perf_counter() - started
+        return sandbox.run(program, entry_point, limits)
 
 
 def _sandbox(all_walls: bool) -> tuple[Sandbox, tuple[str, ...]]:

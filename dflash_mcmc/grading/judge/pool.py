@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.judge.endpoint import Endpoint, Failed
 from dflash_mcmc.grading.judge.rubrics import Unreadable, rubrics_of, satisfied
+from dflash_mcmc.grading.timing import timed
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG
 from dflash_mcmc.types import Grade
 
@@ -27,7 +27,7 @@ class JudgePool:
         self._endpoint, self._template = endpoint, template
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="grader")
         self._closed = threading.Event()
-        self._futures: dict[Future[Grade], Hashable] = {}
+        self._futures: dict[Future[tuple[Grade, float]], Hashable] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
@@ -37,7 +37,7 @@ class JudgePool:
             rule = "unfinished_thinking" if answer is None else "empty"
             self._decided.append((tag, Grade(NO_ANSWER, None, rule)))
         else:
-            self._futures[self._threads.submit(self._timed, answer.strip(), rubrics)] = tag
+            self._futures[self._threads.submit(timed, self._graded, answer.strip(), rubrics)] = tag
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
         """Yields (tag, grade) for the texts that are decided; with `wait`, waits for all that were submitted.
@@ -48,16 +48,13 @@ class JudgePool:
             yield self._decided.pop()
         for future in [future for future in self._futures if wait or future.done()]:
             tag = self._futures.pop(future)
-            yield tag, future.result()
+            grade, seconds = future.result()
+            yield tag, grade._replace(grade_seconds=seconds)
 
     def close(self) -> None:
         """Drops the requests that wait. A request under way ends with its reply or its time limit."""
         self._closed.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def _timed(self, response: str, rubrics: list[str]) -> Grade:
-        started = time.perf_counter()
-        return self._graded(response, rubrics)._replace(grade_seconds=time.perf_counter() - started)
 
     def _graded(self, response: str, rubrics: list[str]) -> Grade:
         question = self._template.render(response=response, rubrics=rubrics)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +16,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import Extracted, Extraction
 from dflash_mcmc.grading.limits import MAX_LENGTH
 from dflash_mcmc.grading.math import worker
+from dflash_mcmc.grading.timing import timed
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNSUPPORTED, WRONG
 from dflash_mcmc.types import Grade
 
@@ -64,14 +64,18 @@ class MathPool:
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
         """Submits a text. Integers and texts without an answer need no process and are decided at once."""
-        started = time.perf_counter()
-        found = self._extraction.find(text)
+        (found, graded), seconds = timed(self._found, text, gold)
         if found.answer is None:
-            self._decided.append((tag, Grade(NO_ANSWER, None, found.rule, grade_seconds=time.perf_counter() - started)))
-        elif (graded := _at_once(found.answer, gold)) is not None:
-            self._decide(tag, graded._replace(grade_seconds=time.perf_counter() - started), found)
+            self._decided.append((tag, Grade(NO_ANSWER, None, found.rule, grade_seconds=seconds)))
+        elif graded is not None:
+            self._decide(tag, graded._replace(grade_seconds=seconds), found)
         else:
             self._schedule(_SubmittedText(tag, found.answer, gold, attempt=1, found=found))
+
+    def _found(self, text: str, gold: str) -> tuple[Extracted, Grade | None]:
+        """The answer in a text, and its grade if no process is needed for it."""
+        found = self._extraction.find(text)
+        return found, None if found.answer is None else _at_once(found.answer, gold)
 
     def submit_answer(self, tag: Hashable, answer: str, gold: str) -> None:
         """Submits an answer without its text. It is always decided by a grading process."""
@@ -104,7 +108,7 @@ class MathPool:
 
     def _schedule(self, submitted: _SubmittedText) -> None:
         pool = self._start() if self._pool is None else self._pool
-        future = pool.schedule(worker.timed, (self._judge, submitted.gold, submitted.answer, self._timeout),
+        future = pool.schedule(timed, (self._judge, submitted.gold, submitted.answer, self._timeout),
                                timeout=_WALL_PER_CPU * self._timeout)
         self._futures[future] = submitted
 

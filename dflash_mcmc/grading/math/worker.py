@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from dflash_mcmc.grading.math.deciding import decide
 from dflash_mcmc.grading.math.self_test import self_test
@@ -15,7 +13,6 @@ from dflash_mcmc.grading.math.string_rule import same_string
 from dflash_mcmc.grading.verdicts import ERROR, Decision
 from dflash_mcmc.grading.walls import die_with, leave_network, leave_session, limit_memory
 
-_Result = TypeVar("_Result")
 OUT_OF_MEMORY = 86
 """Exit code of a worker that ran out of memory."""
 
@@ -39,12 +36,6 @@ def check() -> list[str]:
 def judge(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
     """(decision, verdict of the string rule). `cpu_seconds` limits the decision; see `within`."""
     return within(cpu_seconds, decide, gold, answer), same_string(gold, answer)
-
-
-def timed(function: Callable[..., _Result], *arguments: object) -> tuple[_Result, float]:
-    """(the result of a function, its seconds)."""
-    started = time.perf_counter()
-    return function(*arguments), time.perf_counter() - started
 
 
 def within(cpu_seconds: float, rule: Callable[[str, str], Decision], gold: str, answer: str) -> Decision:

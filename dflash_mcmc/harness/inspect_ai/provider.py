@@ -156,7 +156,8 @@ class DflashAPI(ModelAPI):
                                         stop_reason=requests.STOP_REASONS[answer.finish_reason],
                                         logprobs=self._logprobs(answer) if asked.logprobs else None) for answer in drawn]
         usage = ModelUsage(input_tokens=prompt_tokens, output_tokens=length, total_tokens=prompt_tokens + length)
-        return ModelOutput(model=name, choices=choices, usage=usage, metadata={"dflash_mcmc": list(map(_details, drawn))})
+        details = [answer.details() for answer in drawn]
+        return ModelOutput(model=name, choices=choices, usage=usage, metadata={"dflash_mcmc": details})
 
     @cached_property
     def _texts(self) -> TokenTexts:
@@ -180,11 +181,3 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
     if isinstance(message.content, list) and (other := [part.type for part in message.content if part.type != "text"]):
         raise ConfigError("input", f"content of the type {other[0]}", "text")
     return {"role": message.role, "content": message.text}
-
-
-def _details(answer: DrawnAnswer) -> dict[str, Any]:
-    """What inspect_ai has no field for."""
-    result, path = answer.result, answer.result.trajectory
-    return {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()), "proposals": result.proposals,
-            "accepted": result.accepted, "moved": result.moved, "token_forwards": answer.cost.token_forwards,
-            "finish_reason": answer.finish_reason, "tokens": path.tokens.tolist()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.errors import ConfigError, note
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _MOST = "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"
 """Names of the longest answer, the strongest first, as in lm_eval."""
 _DEFAULT_MOST = 256
+_Number = TypeVar("_Number", int, float)
 _TRUNCATIONS = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -29,11 +31,10 @@ class GenerationSettings(NamedTuple):
 def request(args: ModelArguments, kwargs: Mapping[str, Any]) -> GenerationSettings:
     """Reads a task's `generation_kwargs`. Raises UserError for a name or a value that has no counterpart here."""
     fields = dict(kwargs)
-    until = fields.pop("until", None) or []
-    stop = [text for text in ([until] if isinstance(until, str) else until) if text]
-    lengths = [fields.pop(name, None) for name in _MOST]
-    most = int(next((length for length in lengths if length is not None), _DEFAULT_MOST))
-    temperature, samples = float(fields.pop("temperature", 0.0)), fields.pop("do_sample", None)
+    stop = _until(fields.pop("until", None))
+    lengths = {name: fields.pop(name, None) for name in _MOST}
+    most = next((_number(name, length, int, 1) for name, length in lengths.items() if length is not None), _DEFAULT_MOST)
+    temperature, samples = _number("temperature", fields.pop("temperature", 0.0), float, 0), fields.pop("do_sample", None)
     laws = {name: fields.pop(name) for name in _TRUNCATIONS if name in fields}
     if fields:
         name = next(iter(fields))
@@ -46,7 +47,29 @@ def request(args: ModelArguments, kwargs: Mapping[str, Any]) -> GenerationSettin
                  "no effect")
         return GenerationSettings(args.config.sampler, most, stop)
     if not samples:
+        if (penalty := laws.get("repetition_penalty", 1.0)) != 1.0:
+            raise ConfigError("generation_kwargs.repetition_penalty", penalty, "1 with do_sample=false: greedy answers here "
+                              "have no penalty")
         return GenerationSettings(component("sampler", "greedy"), most, stop)
     if temperature == 0.0:
         raise ConfigError("generation_kwargs.temperature", temperature, "above 0 with do_sample=true")
     return GenerationSettings(component("sampler", "temperature", temperature=temperature, **laws), most, stop)
+
+
+def _until(given: Any) -> list[str]:
+    """The stop strings. Raises ConfigError."""
+    texts = [given] if isinstance(given, str) else given or []
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError("generation_kwargs.until", given, "a text or a list of texts")
+    return [text for text in texts if text]
+
+
+def _number(name: str, given: Any, kind: Callable[[Any], _Number], least: int) -> _Number:
+    """A field as a number. A command line gives texts. Raises ConfigError."""
+    try:
+        found = kind(given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"generation_kwargs.{name}", given, "a number") from error
+    if not least <= found < math.inf:
+        raise ConfigError(f"generation_kwargs.{name}", given, f"a number >= {least}")
+    return found

@@ -61,12 +61,13 @@ class ReferenceEngine:
         under = [self._law(trajectory, params, source) for params in operation.laws]
         return trajectory.extended(
             np.array([token]), log_p[token : token + 1], log_q[token : token + 1], exact_law.interval(log_q, token)[None],
-            self._ends(trajectory, token), exact_law.under(under, token)[None] if under else None,
+            self._ends(trajectory, token, operation.stop), exact_law.under(under, token)[None] if under else None,
             np.array([exact_law.entropy(log_p)]) if operation.entropy else None)
 
-    def _ends(self, trajectory: Trajectory, token: int) -> bool:
+    def _ends(self, trajectory: Trajectory, token: int, strings: tuple[str, ...] | None) -> bool:
         """Whether the token ends the sequence. Decodes the whole text, without the tables of `stop_strings`."""
-        strings = self.parts.stop_strings.strings if self.parts.stop_strings else ()
+        if strings is None:
+            strings = self.parts.stop_strings.strings if self.parts.stop_strings else ()
         text = self.parts.tokenizer.decode([*trajectory.tokens.tolist(), token], skip_special_tokens=True) if strings else ""
         return token in self.parts.stop_ids or any(string in text for string in strings)
 

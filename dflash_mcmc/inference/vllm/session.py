@@ -94,6 +94,8 @@ class VllmEngine:
     def _begin(self, chain: LiveChain) -> None:
         """Asks vLLM for the operations of a chain's new request, but for those that are answered without it."""
         for number, operation in enumerate(chain.operations):
+            if operation.stop is not None:
+                raise ValueError("engine=vllm has no operations with stop strings of their own")
             base = self._base(chain, number, operation)
             if base is not None:
                 strings = self.model.stop_strings

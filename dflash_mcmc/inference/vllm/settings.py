@@ -67,9 +67,10 @@ class VllmSettings(NamedTuple):
 
 
 def prepare_environment() -> None:
-    """Sets the variables that vLLM reads when it is imported. It reports nothing, and runs in this process.
+    """Sets the variables that vLLM reads when it is imported. vLLM then reports nothing and runs in this process.
 
-    The second model runner has no logits processors. Threads stay as `hardware.num_threads` and other processes have them.
+    Its second model runner is off, since that one has no logits processors. vLLM does not bind threads to cores, so that
+    `hardware.num_threads` holds, and processes on the same machine do not share cores.
     """
     os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_NO_USAGE_STATS": "1",
                        "VLLM_DO_NOT_TRACK": "1"})

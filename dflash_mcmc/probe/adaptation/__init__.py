@@ -15,7 +15,8 @@ from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
-from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.adaptation.meanings import MEANINGS
 from dflash_mcmc.probe.adaptation.records import AdaptationRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.run import cost
@@ -32,7 +33,7 @@ _MODES, _MODULES = ("context", "online"), ("fc", "fc+attention")
 
 @register("probe", "adaptation")
 @dataclass(slots=True, kw_only=True)
-class Adaptation(Probe):
+class Adaptation(ProblemProbe):
     """Tokens per forward and probabilities of an answer's tokens, with a frozen draft and with drafts that learn.
 
     An answer is teacher-forced block by block, as greedy speculation drafts it: a block begins after the tokens that are kept
@@ -57,6 +58,7 @@ class Adaptation(Probe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = AdaptationRecord
+    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:
@@ -69,10 +71,6 @@ class Adaptation(Probe):
                 raise ConfigError(f"probe.{name}", values, "a list of different values, at least one")
         if sorted(set(self.position_edges)) != self.position_edges:
             raise ConfigError("probe.position_edges", self.position_edges, "a list of rising numbers")
-
-    def units(self, config: Config) -> list[Unit]:
-        """One unit per problem."""
-        return [Unit(problem.id) for problem in config.dataset.problems()]
 
     def draws_answers(self) -> bool:
         """Whether the answers are the target's own."""

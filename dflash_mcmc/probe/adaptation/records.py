@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict, final
+from typing import Annotated, final
 
-from dflash_mcmc.store.bounds import Count, Long, Range
+from typing_extensions import TypedDict
+
+from dflash_mcmc.store.bounds import AsList, Count, Long, Range
 
 
 @final
 class WalkRecord(TypedDict):
     """A walk along an answer by a draft that is frozen, or that learns in one way."""
 
-    blocks: list[tuple[Count, Annotated[int, Range(1)]]]
+    blocks: list[Annotated[tuple[Count, Annotated[int, Range(1)]], AsList()]]
     """For each block, the place of its first token in the answer, and the tokens that it gained."""
     log_q: Annotated[list[float], Long("drafted")]
     """Log q of the compared tokens in nats, in the order of `log_p`."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
-from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.deep_readout.meanings import MEANINGS
 from dflash_mcmc.probe.deep_readout.records import ReadoutRecord
 from dflash_mcmc.probe.deep_readout.tables import CONTEXTS
 from dflash_mcmc.registry import name_of, register
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @register("probe", "deep_readout")
 @dataclass(slots=True, kw_only=True)
-class DeepReadout(Probe):
+class DeepReadout(ProblemProbe):
     """Probability and rank of an answer's tokens in target and draft.
 
     The draft is measured in several modes. It reads masks; the answer's own tokens; the answer's own tokens, with noise
@@ -53,16 +54,13 @@ class DeepReadout(Probe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = ReadoutRecord
+    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=deep_readout")
         check_source(config, "probe.answers", self.answers)
-
-    def units(self, config: Config) -> list[Unit]:
-        """One unit per problem."""
-        return [Unit(problem.id) for problem in config.dataset.problems()]
 
     def draws_answers(self) -> bool:
         """Whether the answers are the target's own."""

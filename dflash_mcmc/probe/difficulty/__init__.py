@@ -15,7 +15,8 @@ from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
-from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.difficulty.meanings import MEANINGS
 from dflash_mcmc.probe.difficulty.records import DifficultyRecord
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.run import build, cost
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @register("probe", "difficulty")
 @dataclass(slots=True, kw_only=True)
-class Difficulty(Probe):
+class Difficulty(ProblemProbe):
     """Whether draft-target disagreement distinguishes wrong answers, and wrong steps in them, from right ones.
 
     The sampler draws answers, which are graded and teacher-forced through target and draft in whole blocks. Every answer that
@@ -52,6 +53,8 @@ class Difficulty(Probe):
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "answer"
     record_type = DifficultyRecord
+    meanings = MEANINGS
+    measures_chains = True
     needs_draft = True
 
     def check(self, config: Config) -> None:
@@ -61,10 +64,6 @@ class Difficulty(Probe):
             none = options_with("blend", "is_null")
             raise ConfigError("blend", name_of(config.blend), f"{none} with probe=difficulty: its signals are the plain "
                               "target's")
-
-    def units(self, config: Config) -> list[Unit]:
-        """One answer per chain and problem."""
-        return [Unit(problem.id, chain) for problem in config.dataset.problems() for chain in range(config.num_chains)]
 
     def expected_cost(self, config: Config) -> UnitCost | None:
         """The cost of drawing a sample, reading it once, and drafting each of its blocks."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict, final
+from typing import Annotated, NotRequired, final
+
+from typing_extensions import TypedDict
 
 from dflash_mcmc.grading.verdicts import VERDICTS
-from dflash_mcmc.store.bounds import Count, Instead, OneOf
+from dflash_mcmc.store.bounds import Count, Instead, OneOf, Whole
 
 
 @final
@@ -43,7 +45,7 @@ class StepRecord(TypedDict):
 class DifficultyRecord(TypedDict):
     """An answer, its grade and its signals."""
 
-    level: int | str | None
+    level: Whole | str | None
     """Level of difficulty of the problem, if the dataset has one."""
     verdict: Annotated[str, OneOf(VERDICTS)]
     """One of `grading.verdicts.VERDICTS`."""

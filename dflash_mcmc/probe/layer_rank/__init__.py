@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
-from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.layer_rank import ranks
+from dflash_mcmc.probe.layer_rank.meanings import MEANINGS
 from dflash_mcmc.probe.layer_rank.records import LayerRankRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.run import cost
@@ -38,7 +39,7 @@ _PUBLISHED_FROM_END = 3
 
 @register("probe", "layer_rank")
 @dataclass(slots=True, kw_only=True)
-class LayerRank(Probe):
+class LayerRank(ProblemProbe):
     """Rank and log p of an answer's tokens through the target's head from every decoder layer, raw and after the final norm.
 
     The draft is measured in its usual mode, on whole blocks from the answer's first token on. It does not predict the first
@@ -52,6 +53,7 @@ class LayerRank(Probe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = LayerRankRecord
+    meanings = MEANINGS
     takes_draft = True
 
     def check(self, config: Config) -> None:
@@ -59,10 +61,6 @@ class LayerRank(Probe):
         check_source(config, "probe.answers", self.answers)
         if not config.draft.is_null:
             check_features(config, "probe=layer_rank")
-
-    def units(self, config: Config) -> list[Unit]:
-        """One unit per problem."""
-        return [Unit(problem.id) for problem in config.dataset.problems()]
 
     def draws_answers(self) -> bool:
         """Whether the answers are the target's own."""

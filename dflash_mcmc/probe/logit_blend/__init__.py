@@ -24,8 +24,9 @@ from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
-from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.logit_blend import gains
+from dflash_mcmc.probe.logit_blend.meanings import MEANINGS
 from dflash_mcmc.probe.logit_blend.records import LogitBlendRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.run import cost
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 @register("probe", "logit_blend")
 @dataclass(slots=True, kw_only=True)
-class LogitBlend(Probe):
+class LogitBlend(ProblemProbe):
     """Gain of hard and easy tokens from blending other logits into the target's, by source and share.
 
     The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. There are two other sources. One is
@@ -58,6 +59,7 @@ class LogitBlend(Probe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = LogitBlendRecord
+    meanings = MEANINGS
     takes_draft = True
 
     def check(self, config: Config) -> None:
@@ -84,10 +86,6 @@ class LogitBlend(Probe):
             raise ConfigError("probe.layers", self.layers, f"different layers from -{num_layers} to {num_layers - 1} (the "
                               f"model has {num_layers} layers), at least one; or null")
         return layers
-
-    def units(self, config: Config) -> list[Unit]:
-        """One unit per problem."""
-        return [Unit(problem.id) for problem in config.dataset.problems()]
 
     def draws_answers(self) -> bool:
         """Whether the answers are the target's own."""

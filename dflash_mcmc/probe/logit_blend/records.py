@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict, final
+from typing import Annotated, NotRequired, final
 
-from dflash_mcmc.store.bounds import Count, Long, Range
+from typing_extensions import TypedDict
 
-Cell = tuple[float, float, float, float, float, float, float, float]
+from dflash_mcmc.store.bounds import AsList, Count, Long, Range
+
+Cell = Annotated[tuple[float, float, float, float, float, float, float, float], AsList()]
 """The sums named in `gains.SUMS`, in this order."""
 
 

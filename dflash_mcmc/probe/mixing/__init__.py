@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, spec_of
-from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.mixing.meanings import MEANINGS
 from dflash_mcmc.probe.mixing.records import MixingRecord
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.run import build, cost
@@ -61,7 +62,7 @@ class Setting(NamedTuple):
 
 @register("probe", "mixing")
 @dataclass(slots=True, kw_only=True)
-class Mixing(Probe):
+class Mixing(ProblemProbe):
     """Mixing of Metropolis-Hastings chains: which steps move, and whether parallel chains agree, over a grid of settings.
 
     Each chain of each problem is drawn in every cell of the grid alphas x temperatures x early_rejects. All cells use the
@@ -84,6 +85,8 @@ class Mixing(Probe):
     draws_with_stops = True
     unit = "chain"
     record_type = MixingRecord
+    meanings = MEANINGS
+    measures_chains = True
 
     def check(self, config: Config) -> None:
         """Checks that the sampler makes Metropolis-Hastings steps and allows the setting of every cell. Raises ConfigError."""
@@ -129,10 +132,6 @@ class Mixing(Probe):
         for setting in self.settings(config):
             found.setdefault(setting.effective(), setting)
         return list(found.values())
-
-    def units(self, config: Config) -> list[Unit]:
-        """One unit per chain and problem. The chains of a problem are adjacent, so its prompt is read once."""
-        return [Unit(problem.id, number) for problem in config.dataset.problems() for number in range(config.num_chains)]
 
     def expected_cost(self, config: Config) -> UnitCost | None:
         """The cost of one chain in every cell of the grid."""

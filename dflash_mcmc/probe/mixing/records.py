@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict, final
+from typing import Annotated, NotRequired, final
 
-from dflash_mcmc.store.bounds import Count, Instead, Letters, Long
+from typing_extensions import TypedDict
+
+from dflash_mcmc.store.bounds import Anew, Count, Instead, Letters, Long
 
 DECISIONS = {"accept": "a", "identical": "i", "reject": "r", "abandon": "x"}
 """Letters for the decision of a step in a record."""
@@ -48,7 +50,7 @@ class CellRecord(TypedDict):
     tokens_skipped: Count
     token_forwards: Count
     target_forwards: Count
-    trace: StepColumns
+    trace: Annotated[StepColumns, Anew("steps")]
     failure: NotRequired[Annotated[str, Instead(("num_tokens", "log_p", "proposals", "accepted", "moved", "abandoned",
                                                  "trace"))]]
     """Why the chain could not be drawn in this setting."""

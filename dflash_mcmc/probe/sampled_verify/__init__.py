@@ -17,6 +17,7 @@ from dflash_mcmc.data import template_limits
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe.sampled_verify.meanings import MEANINGS
 from dflash_mcmc.probe.sampled_verify.records import GenerationsRecord
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.run import build
@@ -69,6 +70,7 @@ class SampledVerify(Probe):
     uses = ("model", "draft", "sampler", "dataset")
     unit = "generation"
     record_type = GenerationsRecord
+    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:
@@ -100,6 +102,10 @@ class SampledVerify(Probe):
         return [*(Unit(name, number) for name in problems for number in range(config.num_chains)),
                 *(Unit(f"(long) {name}") for name in problems),
                 *(Unit("(agent)", number) for number in range(self.agent_runs))]
+
+    def num_units(self, config: Config) -> int:
+        """The number of generations, without reading a published dataset."""
+        return config.dataset.num_chosen() * (config.num_chains + 1) + self.agent_runs
 
     def expected_cost(self, config: Config) -> UnitCost:
         """The cost of every generation with every decoder, as if all decoding were plain. Rejected drafts do not count."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict, final
+from typing import Annotated, NotRequired, final
+
+from typing_extensions import TypedDict
 
 from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT
 from dflash_mcmc.store.bounds import Count, Instead, Long, OneOf, Range

@@ -18,7 +18,8 @@ from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
-from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.speculative_mcmc.meanings import MEANINGS
 from dflash_mcmc.probe.speculative_mcmc.records import SpeculativeRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -40,7 +41,7 @@ PROPOSALS = 4
 
 @register("probe", "speculative_mcmc")
 @dataclass(slots=True, kw_only=True)
-class SpeculativeMCMC(Probe):
+class SpeculativeMCMC(ProblemProbe):
     """Distance of the draft's blocks from p^alpha along greedy answers, and the behaviour of chains that propose the blocks.
 
     An answer is teacher-forced in whole blocks, whose first token is the anchor. For each token the probe measures KL and
@@ -68,6 +69,7 @@ class SpeculativeMCMC(Probe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = SpeculativeRecord
+    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:
@@ -98,10 +100,6 @@ class SpeculativeMCMC(Probe):
     def canonical(self, config: Config) -> dict[str, object]:
         """The temperatures, with null replaced by its meaning."""
         return {"draft_temperatures": self.temperatures()}
-
-    def units(self, config: Config) -> list[Unit]:
-        """One unit per problem."""
-        return [Unit(problem.id) for problem in config.dataset.problems()]
 
     def expected_cost(self, config: Config) -> UnitCost:
         """The cost of drawing the greedy answer, reading it once, reading the drawn blocks, and timing the proposals.

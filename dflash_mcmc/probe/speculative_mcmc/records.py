@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict, final
+from typing import Annotated, NotRequired, final
+
+from typing_extensions import TypedDict
 
 from dflash_mcmc.store.bounds import Count, Instead, Long, Range
 
@@ -44,7 +46,7 @@ class SpeculativeRecord(TypedDict):
 
     num_tokens: Count
     """Tokens of the answer."""
-    blocks: Count
+    blocks: Annotated[Count, Long("blocks")]
     """Whole blocks of the answer."""
     block_size: Annotated[int, Range(1)]
     """Tokens of a block, with its anchor."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.errors import reason_of
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
 from dflash_mcmc.registry import register
@@ -60,7 +61,7 @@ class WandbTracker(Tracker):
         except wandb.Error as error:
             if mode == "offline":
                 raise
-            reason = " ".join(str(error).split())[:120]
+            reason = reason_of(error, 120)
             wandb.teardown()  # the service still reserves the run's id for the failed attempt
             return WandbRun(lambda: self._init(wandb, info, "offline"), info, "offline", f"no connection: {reason}")
 

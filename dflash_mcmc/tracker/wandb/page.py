@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.errors import UserError, note, reason_of
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.tracker.wandb import panels
 
@@ -131,4 +131,4 @@ def _key(place: Workspace) -> str:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return reason_of(error, 200)

@@ -10,7 +10,11 @@ from dflash_mcmc.inference.endings import Endings
 from dflash_mcmc.inference.rows import Rows, Start, Status
 from dflash_mcmc.inference.speculative.commit import Offer, commit
 from dflash_mcmc.inference.stop_strings import StopStrings
+from dflash_mcmc.inference.stop_tables import FOUND
 from dflash_mcmc.inference.token_texts import TokenTexts
+from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import Trajectory
 
 STOPS, PROMPT, HORIZON, SLOTS = Endings([7], None, torch.device("cpu")), 3, 9, 4
 
@@ -77,9 +81,11 @@ def test_a_stop_string_ends_a_row_and_its_state_follows_the_tokens(state):
     """Token 4 is "a" and token 6 is "b". Row 1 begins after an "a"; what comes after its end changes nothing."""
     texts = TokenTexts(tuple(b"c" if token not in (4, 6) else b"ab"[token // 6:][:1] for token in range(10)), None, {})
     strings = StopStrings(["aab"], texts)
-    endings, a, aa = Endings([7], strings, torch.device("cpu")), strings.state(np.array([4])), strings.state(np.array([4, 4]))
-    state.matched[:2] = torch.tensor([0, a])
+    endings = Endings([7], strings, torch.device("cpu"))
+    draw = Draw(Trajectory.start(np.array([1])), 9, SamplingParams(), Key(0))
+    nothing, a, aa = (endings.begin(draw, np.array(tokens, np.int64)) for tokens in ([], [4], [4, 4]))
+    state.matched[:3] = torch.tensor([nothing, a, nothing])
     offer = offered([[1, 4, 4, 6], [4, 6, 1, 4], [4, 4, 6, 1]], [2, 3, 3])
     assert commit(state, offer, endings, floors=False).tolist() == [3, 2, 0]
     assert state.status.tolist() == [Status.LIVE, Status.DONE, Status.DONE]
-    assert state.matched.tolist() == [aa, strings.found, 0]
+    assert state.matched.tolist() == [aa, FOUND, nothing]

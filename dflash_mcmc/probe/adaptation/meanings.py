@@ -1,0 +1,40 @@
+"""What the columns of the probe's tables and the values of its summary mean."""
+
+MEANINGS = {
+    "values": {
+        "num_problems": "measured answers",
+        "num_skipped": "answers with nothing to measure, or with logits that are not numbers",
+        "frozen/tau": "`tau` of the frozen draft",
+        "frozen/mean_log_q": "`mean_log_q` of the frozen draft, nats",
+        "frozen/mean_log_p": "`mean_log_p`, nats",
+        "frozen/beats_target": "`beats_target` of the frozen draft, share",
+    },
+    "settings": {
+        "setting": "`frozen`, or the name of a setting of the draft that learns",
+        "mode": "`draft.adapt` of the setting",
+        "modules": "`draft.adapt_modules` of the setting",
+        "rank": "rank of the learned matrices",
+        "rate": "learning rate",
+        "pace": "steps of learning in the prompt (mode `context`), or blocks between two steps (mode `online`)",
+        "tau": "mean tokens for each forward of the target, with a new block after the tokens that are kept",
+        "tau_change": "`tau` minus that of the frozen draft on the same problems, tokens",
+        "tau_ratio": "`tau` divided by that of the frozen draft on the same problems",
+        "mean_log_q": "mean log-probability of the answer's tokens under the draft, nats",
+        "log_q_change": "`mean_log_q` minus that of the frozen draft, nats",
+        "mean_log_p": "mean log-probability of the same tokens under the target, nats",
+        "beats_target": "share of these tokens that have a higher probability under the draft than under the target",
+        "drafted": "tokens that `mean_log_q` is over: blocks begin at every B-th token",
+        "blocks": "blocks that `tau` is over",
+        "steps": "steps of learning, over all problems",
+        "dropped": "steps that were left out because their gradient was not finite, over all problems",
+        "seconds": "mean seconds of learning for a problem",
+    },
+    "positions": {
+        "from": "first token of the answer at which the blocks of the row begin, from 0",
+        "to_below": "end of this range, exclusive; empty for the last range",
+        "setting": "as in `settings`",
+        "tau": "mean tokens for each of these blocks",
+        "tau_change": "`tau` minus that of the frozen draft in the same range, tokens",
+        "blocks": "blocks of the row",
+    },
+}
