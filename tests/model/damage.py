@@ -1,4 +1,7 @@
-"""Ways to damage a checkpoint of a target or of a draft, as functions of its folder. A seed gives the same list again."""
+"""Ways to damage a checkpoint of a target or of a draft, or a problem, as functions of the checkpoint's folder.
+
+A seed gives the same list again.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,13 @@ CANARY = "canary"
 _OTHERS = (None, "x", "", -1, 0, 1, 2, 7, 1.5, 1e-30, 1e300, 2**31, 2**62, 10**40, True, False, [], {}, [0], ["x"], {"x": 0},
            [None], [[1]], float("nan"), float("inf"), "../x", "\x00", "float16", "x" * 5000)
 _HEADERS = (None, -1, 0, 1.5, 2**62, "F64", "I8", "x", [], {}, [0], [0, 0], [-1, 2], [2**62, 2**62], ["a", "b"], "BOOL")
+PROBLEMS = "problems.jsonl"
+"""The file beside the checkpoint with a problem, where the text is damaged."""
+_QUESTIONS = (
+    "", " ", "\n" * 1000, "\x00", "\ud800", "\udfff\ud800", "\ufeffx", "\u202ex", "\x1b[2J", "<|im_end|>",
+    "<|im_start|>system", "<|im_start|>" * 300, "{{ 5 * 5 }}", "{% for x in y %}", "{question}", "{0}", "%s%n",
+    "\U0001f469\u200d\U0001f4bb" * 40, "e\u0301" * 99, "\u0301" * 99, "x" * 900, "x" * 10**6, "\ud83d\ude00" * 20,
+    "\r\n\t\v\f", "\uffff\ufffe", "1" * 5000, None, 5, 1.5, True, [], {}, ["x"])
 _TEXTS = (b"", b"{", b"[]", b"null", b"5", b'"x"', b"\xff\xfe\x00", b"\x00" * 4096, b"[" * 100_000, b'{"a":' * 20_000, b"{}{}")
 _TEMPLATES = (
     "{{ messages", "{% for m in messages %}", "{{ messages[99].content }}", "{{ nothing.at_all }}",
@@ -47,7 +57,7 @@ def all_ways(seed: int, count: int) -> list[Damage]:
     chosen = random.Random(seed)
     found = [*_planted(), *(damage for checkpoint in (TARGET, *DRAFTS) for damage in (
         *_values(checkpoint, chosen), *_headers(checkpoint, chosen), *_bytes(checkpoint, chosen), *_files(checkpoint))),
-             *_templates(chosen), *_tokenizers(chosen)]
+             *_templates(chosen), *_tokenizers(chosen), *_problems(chosen)]
     chosen.shuffle(found)
     kinds: dict[str, list[Damage]] = {}
     for damage in found:
@@ -211,6 +221,18 @@ def _tokenizers(chosen: random.Random) -> list[Damage]:
     return [Damage(f"tokenizer.json {'.'.join(map(str, steps))[:60]} = {'absent' if value is ... else repr(value)[:30]}",
                    TARGET, partial(_put, "tokenizer.json", steps, value))
             for steps in chosen.sample(places, min(60, len(places))) for value in chosen.sample((..., *_OTHERS), 2)]
+
+
+def _problems(chosen: random.Random) -> list[Damage]:
+    """Odd questions, answers and ids, and broken lines, for the whole checkpoint."""
+    def write(line: bytes, folder: Path) -> None:
+        (folder.parent / PROBLEMS).write_bytes(line + b"\n")
+
+    good = {"id": "a", "question": "1 + 1", "answer": "2"}
+    lines = [json.dumps({**good, name: value}).encode() for name in good for value in _QUESTIONS]
+    lines += [json.dumps({key: each for key, each in good.items() if key != name}).encode() for name in good]
+    lines += [bytes(chosen.choices(range(256), k=40)) for _ in range(10)] + list(_TEXTS)
+    return [Damage(f"problem {line[:60]!r}", TARGET, partial(write, line)) for line in lines]
 
 
 def _planted() -> list[Damage]:

@@ -21,7 +21,7 @@ from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.run import preflight
 from tests.composing import composed
-from tests.model.damage import CANARY, TARGET, Damage, all_ways, damaged
+from tests.model.damage import CANARY, PROBLEMS, TARGET, Damage, all_ways, damaged
 from tests.runs import execute
 
 SECONDS = 120
@@ -66,8 +66,12 @@ def tried(damage: Damage, folder: Path) -> Tried:
 def _outcome(damage: Damage, checkpoint: Path, outputs: Path) -> tuple[str, str]:
     path = [f"model.path={checkpoint}"] if damage.checkpoint == TARGET else [
         "model=tiny", f"draft={_DRAFTS[damage.checkpoint]}", f"draft.path={checkpoint}", "decoder=speculative_match"]
+    text = checkpoint.parent / PROBLEMS
+    problem = ["dataset=arith", "dataset.limit=1"]
+    if text.exists():
+        problem = ["dataset=jsonl", f"dataset.path={text}", "dataset.id_field=id"]
     try:
-        config = composed(outputs, *path, "sampler=greedy", "dataset=arith", "dataset.limit=1", "dataset.max_new_tokens=4")
+        config = composed(outputs, *path, *problem, "sampler=greedy", "dataset.max_new_tokens=4")
         preflight.check([Job(config)])
         execute(config)
     except UserError as error:

@@ -29,9 +29,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {  # a key with a space is free: the name 
         "steps_left_out": 0},
     "layer_rank": {
         "num_tokens": 2, "num_hard": 1, "vocabulary": 9, "hard": [1], "ranks": {"a row": [1, None]},
-        "log_p": {"a row": [-2.5, -1.5]}, "agreements": {"a row": [1, 0]}},
+        "log_p": {"a row": [-2.5, -1.5]}, "agreements": {"a row": [1, 0]}, "seconds": 0.25},
     "logit_blend": {
-        "num_tokens": 2, "num_hard": 1,
+        "num_tokens": 2, "num_hard": 1, "seconds": 0.25,
         "sums": {"hard": {"a source": [[1.0] * 8, [2.0] * 8]}, "easy": {"a source": [[1.0] * 8, [2.0] * 8]}}},
     "mixing": {
         "cells": [{"alpha": 4.0, "temperature": 0.25, "early_reject": "off", "log_p": -2.5, **_COUNTED, "trace": {
@@ -47,7 +47,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {  # a key with a space is free: the name 
         "proposals": {"a draft": {"kl": [0.5] * 4, "tvd": [0.5] * 4, "reference": _CHAINS, "joint": _CHAINS}},
         "seconds_target": 0.5, "seconds_draft": 0.25, "timed_rows": 2},
 }
-OPTIONAL = {"seconds_target", "seconds_draft", "timed_rows", "tool_call", "reference", "joint", "a draft.kl", "a draft.tvd"}
+OPTIONAL = {"seconds", "seconds_target", "seconds_draft", "timed_rows", "tool_call", "reference", "joint", "a draft.kl",
+            "a draft.tvd"}
 """Fields that a record may lack."""
 _FREE = {"level": (None, "x", -1), "early_reject": ("x",), "text": ("x",), "decoder": ("x",)}
 """Fields of many values, with those of OTHERS that they take."""

@@ -155,9 +155,10 @@ def test_a_flipped_bit_anywhere_in_a_line_is_noticed():
     lambda line: line[:-3] + line[-2:], lambda line: line[:-10] + b"0" + line[-10:],
     lambda line: line.replace(b"checksum", b"checksm"),
     lambda line: json.dumps(json.loads(line), separators=(",", ":")).encode(), lambda line: b'{"checksum": 1, ' + line[1:],
-    lambda line: line[:-28], lambda line: line[:40] + line, lambda line: line + line, lambda line: b" " + line],
+    lambda line: line[:-28], lambda line: line[:40] + line, lambda line: line + line, lambda line: b" " + line,
+    lambda line: line.replace(b"checksum", b"um")],
     ids=["a digit less", "a digit more", "another key", "other spaces", "two", "without its end", "two starts", "two lines",
-         "a space"])
+         "a space", "two fields joined"])
 def test_a_line_with_other_changes_is_noticed(change):
     with pytest.raises(Damaged):
         from_line(change(to_line(RECORDS[0])[:-1]))

@@ -146,11 +146,12 @@ def test_damage_of_a_real_record_is_one_line(probe, make_config):
     whole = path.read_bytes()
     line, _, others = whole.partition(b"\n")
     for _ in range(200):
-        at, bit, length = chosen.randrange(len(line)), chosen.randrange(8), chosen.randrange(1, 40)
-        for changed in (line[:at] + bytes([line[at] ^ 1 << bit]) + line[at + 1:], line[:at] + line[at + length:]):
+        at, bit, length = chosen.randrange(len(line)), chosen.randrange(8), chosen.randrange(1, 30)
+        cut = min(at, len(line) - length - 40)  # without the whole checksum it is a line of an early version
+        for changed in (line[:at] + bytes([line[at] ^ 1 << bit]) + line[at + 1:], line[:cut] + line[cut + length:]):
             path.write_bytes(changed + b"\n" + others)
             _, error = outcome(lambda: read_records(done.folder))
-            assert "records.jsonl: line 1: " in error or (changed == b"" and "line" in error), changed[:80]
+            assert "records.jsonl: line 1: " in error, (at, cut, length, changed[-80:])
     first, found = json.loads(line), 0
     for way in ways({name: value for name, value in first.items() if name != CHECKSUM}):
         path.write_bytes(to_line(way.record) + others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict, final
+from typing import Annotated, NotRequired, TypedDict, final
 
 from dflash_mcmc.store.bounds import AsList, Count, Long, Range
 
@@ -25,3 +25,5 @@ class LayerRankRecord(TypedDict):
     """Sum of log p in nats over all predicted tokens, and over the hard ones."""
     agreements: dict[str, Annotated[tuple[Count, Count], AsList()]]
     """Places at which the row's most likely token is the target's, among all predicted tokens and among the hard ones."""
+    seconds: NotRequired[Annotated[float, Range(0)]]
+    """Seconds of the measurement. An answer that was not read has none."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, final
+from typing import Annotated, NotRequired, final
 
 from typing_extensions import TypedDict
 
-from dflash_mcmc.store.bounds import AsList, Count, Long
+from dflash_mcmc.store.bounds import AsList, Count, Long, Range
 
 Cell = Annotated[tuple[float, float, float, float, float, float, float, float], AsList()]
 """The sums named in `gains.SUMS`, in this order."""
@@ -29,3 +29,5 @@ class LogitBlendRecord(TypedDict):
     num_hard: Count
     """Hard tokens."""
     sums: BlendSums
+    seconds: NotRequired[Annotated[float, Range(0)]]
+    """Seconds of the measurement. An answer that was not read has none."""

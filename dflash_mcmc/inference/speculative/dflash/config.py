@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
+from dflash_mcmc.data.precision import PRECISIONS
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.inference.speculative.dflash.layers import Rotation
 from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
@@ -231,7 +232,7 @@ class DraftConfig:
 
     def _dtype(self) -> torch.dtype:
         name = self.get("dtype") or self.get("torch_dtype") or "float32"
-        if name not in ("float32", "float16", "bfloat16"):
+        if name not in PRECISIONS:
             self.refuse(f"has dtype {name!r}", "float32, float16 or bfloat16")
         return getattr(torch, name)
 
