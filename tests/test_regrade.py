@@ -284,7 +284,7 @@ def test_runs_without_texts_are_an_error(run, pool):
     with pytest.raises(NoTexts, match="cannot be graded again: it has no texts"):
         regrade(probe, grader_config([]), pool)
     (run / "records.jsonl").write_text(json.dumps({"problem": "a", "chain": 0, "layer": 3}) + "\n")
-    with pytest.raises(UserError, match="line 1: abandoned: given nothing; allowed: a whole number >= 0"):
+    with pytest.raises(UserError, match="line 1: level: given nothing; allowed: a value"):
         regrade(run, grader_config([]), pool)
     (run / "records.jsonl").write_text("")
     with pytest.raises(NoTexts, match="it has no records"):

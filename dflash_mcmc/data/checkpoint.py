@@ -14,6 +14,7 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fetch import sources
 
 _SMALL_FILES = (".json", ".txt", ".jinja", ".model")
+_FILES = (*_SMALL_FILES, ".safetensors", ".bin", ".pt")
 _SAMPLE_BYTES = 4096
 _CONFIGURATIONS = ("config.json", "generation_config.json")
 
@@ -32,10 +33,14 @@ class Checkpoint(NamedTuple):
         return Path(self.path).expanduser()
 
     def check(self) -> None:
-        """Checks that a path that looks like a folder is one, and that its configurations are mappings. Raises ConfigError."""
+        """Checks that a path that looks like a folder is one, its files, and that its configurations are mappings.
+
+        Raises ConfigError.
+        """
         if self.folder.is_dir():
             if not (self.folder / "config.json").is_file():
                 raise ConfigError(self.field, self.path, "a folder with config.json and weights")
+            self._files()
             for name in _CONFIGURATIONS:
                 if (self.folder / name).is_file():
                     check_stop_ids(self.field, name, self._values(self.folder / name).get("eos_token_id"))
@@ -75,7 +80,7 @@ class Checkpoint(NamedTuple):
         return sum(map(self._numbers_in, files)) if all(file.is_file() for file in files) else None
 
     def fingerprint(self) -> str:
-        """A hash of the checkpoint's files. For a hub name it is the name and the commit.
+        """A hash of the checkpoint's files. For a hub name it is the name and the commit. Raises ConfigError.
 
         The hash covers the header of a safetensors file and three samples of every tensor. Reading all of a large
         checkpoint would take minutes at every start, and a tensor that was trained further differs in any sample.
@@ -83,12 +88,12 @@ class Checkpoint(NamedTuple):
         if not self.folder.is_dir():
             return f"hub:{self.path}@{self.commit()}"
         digest = hashlib.sha256()
-        for file in sorted(self.folder.iterdir()):
+        for file in self._files():
             if file.suffix in _SMALL_FILES:
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
             elif file.suffix == ".safetensors":
                 digest.update(file.name.encode() + b"\0" + self._sample(file))
-            elif file.suffix in (".bin", ".pt"):
+            else:
                 digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
         return digest.hexdigest()[:32]
 
@@ -150,6 +155,17 @@ class Checkpoint(NamedTuple):
                 raise self.unreachable() from error
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"{self.field}: cannot load {self.path!r}: {type(error).__name__}: {reason}") from error
+
+    def _files(self) -> list[Path]:
+        """The files of the folder that a model is made of. Raises ConfigError for one that is no regular file.
+
+        A pipe would be waited for.
+        """
+        files = sorted(file for file in self.folder.iterdir() if file.suffix in _FILES)
+        for file in files:
+            if not file.is_file():
+                raise ConfigError(self.field, str(file), "a regular file, or a link to one")
+        return files
 
     def _cached(self, file: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache

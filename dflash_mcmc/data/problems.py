@@ -24,13 +24,13 @@ def checked(problems: list[Problem]) -> list[Problem]:
     """The problems, after a check that each has its own id and parts of the right type. Raises UserError."""
     seen: set[str] = set()
     for problem in problems:
-        if problem.id in seen:
-            raise UserError(f"dataset.path: the id {problem.id!r} occurs twice; allowed: a different id for each problem")
-        seen.add(problem.id)
         for name in ("id", "question", "answer", "solution", "subject"):
             value = problem._asdict()[name]
             if not _is_text(value) and (value is not None or name not in ("solution", "subject")):
                 raise UserError(f"dataset.path: problem {problem.id!r} has {value!r:.80} for its {name}; allowed: a text")
+        if problem.id in seen:
+            raise UserError(f"dataset.path: the id {problem.id!r} occurs twice; allowed: a different id for each problem")
+        seen.add(problem.id)
         if problem.level is not None and type(problem.level) is not int:
             raise UserError(f"dataset.path: problem {problem.id!r} has {problem.level!r:.80} for its level; allowed: a whole "
                             "number")

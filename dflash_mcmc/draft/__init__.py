@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dflash_mcmc.components import Component
+from dflash_mcmc.data import precision
 from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.data.sizes import CheckpointSize, size_of
 from dflash_mcmc.errors import ConfigError, note
@@ -85,7 +86,7 @@ class CheckpointDraft(Draft):
         """
         if not self._checkpoint().folder.is_dir():
             return {"revision": None}
-        stored = str(self._shape(self._checkpoint().folder).dtype).removeprefix("torch.")
+        stored = precision.name_of(self._shape(self._checkpoint().folder).dtype)
         return {"revision": None, "dtype": stored if self.dtype == "auto" else self.dtype}
 
     def fingerprint(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.data.precision import PRECISIONS
 from dflash_mcmc.draft import CheckpointDraft, check_adapting
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
@@ -29,7 +30,7 @@ class DFlashDraft(CheckpointDraft):
     path: str = runtime("folder of a checkpoint, or a hub name; its content is part of the identity, but its location is not")
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
     dtype: str = identity("precision of the draft's weights and activations; auto = the checkpoint's own",
-                          choices=("auto", "float32", "bfloat16", "float16"))
+                          choices=("auto", *PRECISIONS))
     block_size: int | None = identity("positions of a block, including its anchor; null takes the number that the draft was "
                                       "trained for, which is also the largest", ge=2)
     adapt: str = identity("whether the draft learns while it is used, by low-rank changes that begin anew with each chain: "

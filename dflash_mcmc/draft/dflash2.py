@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.data.precision import PRECISIONS
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
@@ -27,7 +28,7 @@ class DFlash2Draft(CheckpointDraft):
     path: str = runtime("folder of a checkpoint, or a hub name; its content is part of the identity, but its location is not")
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
     dtype: str = identity("precision of the draft's weights and activations; auto = the checkpoint's own",
-                          choices=("auto", "float32", "bfloat16", "float16"))
+                          choices=("auto", *PRECISIONS))
 
     presets = ("tiny_dflash2",)
     is_slotwise = True

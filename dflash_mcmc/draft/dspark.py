@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.data.precision import PRECISIONS
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
@@ -29,7 +30,7 @@ class DSparkDraft(CheckpointDraft):
     path: str = runtime("folder of a checkpoint, or a hub name; its content is part of the identity, but its location is not")
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
     dtype: str = identity("precision of the draft's weights and activations; auto = the checkpoint's own",
-                          choices=("auto", "float32", "bfloat16", "float16"))
+                          choices=("auto", *PRECISIONS))
     confidence_threshold: float = identity("a block ends before the first slot whose confidence is below it; 0 proposes whole "
                                            "blocks. It changes no law", ge=0, le=1)
 

@@ -61,7 +61,7 @@ def _main(arguments: list[str]) -> None:
     from dflash_mcmc.drafts import report
     from dflash_mcmc.drafts.check import check
 
-    note(f"{config.dataset.num_chosen()} problems, answers of at most {config.dataset.max_new_tokens} tokens")
+    note(f"problems: {config.dataset.num_chosen()}; answers of at most {config.dataset.max_new_tokens} tokens")
     checked = check(config, given.expected, other)
     print(report.text(checked))
     report.write(checked, folder)

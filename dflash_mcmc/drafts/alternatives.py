@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from dflash_mcmc.data import precision
 from dflash_mcmc.drafts.forced import DraftSetting, with_shape
 from dflash_mcmc.inference.speculative.dflash.config import default_target_layers
 
 if TYPE_CHECKING:
-    import torch
 
     from dflash_mcmc.inference.language_model import LanguageModel
     from dflash_mcmc.inference.speculative.dflash.network import DFlash
@@ -149,7 +149,7 @@ def _blocks(subject: CheckedPair) -> Iterator[Alternative]:
 
 def _precision(subject: CheckedPair) -> Iterator[Alternative]:
     if subject.float32 is not None:
-        dtype = _name(subject.base.network.fc.weight.dtype)
+        dtype = precision.name_of(subject.base.network.fc.weight.dtype)
         yield Alternative("dtype", "the draft in float32", f"the draft runs in {dtype}, which is too coarse or overflows",
                           dataclasses.replace(subject.base, network=subject.float32))
 
@@ -167,7 +167,3 @@ def _weights(subject: CheckedPair) -> Iterator[Alternative]:
 
 def _with_shape(subject: CheckedPair, **changes: object) -> DraftSetting:
     return dataclasses.replace(subject.base, network=with_shape(subject.base.network, **changes))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

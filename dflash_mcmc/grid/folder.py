@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grid.launcher import Slurm
 from dflash_mcmc.process.machine import node
+from dflash_mcmc.store.bounds import Count
 from dflash_mcmc.store.files import append_line, open_to_extend, read_regular, write_atomically
 from dflash_mcmc.store.lines import Damaged, from_line, to_line, whole_lines
 from dflash_mcmc.store.locks import Locks
-from dflash_mcmc.store.schema import Count, Schema
+from dflash_mcmc.store.schema import Schema
 
 if TYPE_CHECKING:
     from dflash_mcmc.grid.planning import Planned

@@ -244,8 +244,12 @@ def _reason(code: int, log: Path) -> str:
 
 def _last_lines(log: Path, count: int) -> str:
     """The last lines of a worker's output, as one line and without progress bars."""
-    content = log.read_bytes()[-_LAST_BYTES:].decode(errors="replace") if log.is_file() else ""
-    lines = [" ".join(line.split()) for line in content.replace("\r", "\n").split("\n")]
+    content = b""
+    if log.is_file():
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            content = file.read()
+    lines = [" ".join(line.split()) for line in content.decode(errors="replace").replace("\r", "\n").split("\n")]
     shown = [line for line in lines if line and not _BAR.search(line)]
     return " | ".join(shown[-count:]).removeprefix("error: ") or "no output"
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_mcmc.data import hub
 from dflash_mcmc.data.checkpoint import Checkpoint
 from dflash_mcmc.data.conversations import Conversation
+from dflash_mcmc.data.precision import PRECISIONS
 from dflash_mcmc.data.sizes import CheckpointSize, size_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import identity, runtime
@@ -37,7 +38,7 @@ class HFModel(Model):
                         "identity, but its location is not")
     revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
     dtype: str = identity("precision of weights and activations; auto = the checkpoint's own",
-                          choices=("auto", "float32", "bfloat16", "float16"))
+                          choices=("auto", *PRECISIONS))
     head_copy: bool | None = runtime("keep a float32 copy of the head's weights; false multiplies the checkpoint's own, with "
                                      "float32 sums too; null = true on a CPU, where it is faster")
     chat: bool = identity("format the prompt with the tokenizer's chat template; false sends the bare text")

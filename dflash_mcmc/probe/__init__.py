@@ -82,8 +82,9 @@ class Probe(Component):
     unit: ClassVar[str]
     """The word for one unit in the progress bar and messages."""
     record_type: ClassVar[type | None] = None
-    """A TypedDict of the fields of a record, without problem and chain. Records are checked against it when they are written
-    and read (`store/schema.py`). A record with `skipped` may lack the fields. None checks only that numbers are finite."""
+    """A TypedDict of typing_extensions with the fields of a record, without problem and chain. Records are checked against it
+    when they are written and read (`store/schema.py`; `store/bounds.py` has bounds). A record with `skipped` may lack the
+    fields. None checks only that numbers are finite."""
 
     meanings: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
     """Meaning and unit of the columns of each table and CSV file, by table, and under `values` of the summary's values.

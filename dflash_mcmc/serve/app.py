@@ -116,7 +116,7 @@ class Service:
         finally:
             if left := self.workers.drop(numbers):
                 self.metrics.add("dropped_total", left)
-        texts = fields.allowed("logprobs", lambda: self._texts) if asked.logprobs else None
+        texts = self._texts if asked.logprobs else None
         replies = [Reply(answer, texts and texts.shown(answer.result.trajectory.tokens.tolist())) for answer in drawn]
         self._count(drawn, prompt_tokens)
         request.scope["dflash_mcmc"] = (f"n={len(drawn)} seed={seed} prompt={prompt_tokens} "
@@ -131,13 +131,16 @@ class Service:
     def _read(self, body: bytes, chat: bool) -> tuple[RequestFields, list[Order], int, int]:
         """The request, its orders, its seed and the tokens of its prompts. Raises Refused."""
         asked = fields.read(fields.parsed(body), chat, self.name)
-        count, most = len(asked.prompts) * asked.n, self.options.max_choices
+        count, most = len(asked.prompts) * asked.n, min(self.options.max_choices, self.options.max_waiting)
         if count > most:
-            fields.refuse("n", asked.n, f"at most {most} answers in a request (serve.max_choices), over all its prompts")
+            fields.refuse("n", asked.n, f"at most {most} answers in a request, over all its prompts (serve.max_choices, "
+                          "serve.max_waiting)")
         longest = self._config.dataset.max_new_tokens
         max_tokens = longest if asked.max_tokens is None else asked.max_tokens
         if max_tokens > longest:
             fields.refuse("max_tokens", max_tokens, f"at most {longest} (dataset.max_new_tokens of the server)")
+        if asked.logprobs:  # before anything is drawn, and not in the thread of the connections: a large vocabulary takes long
+            fields.allowed("logprobs", lambda: self._texts)
         config = fields.allowed("sampler", lambda: self._samplers.config_for(
             asked.sampler, asked.openai, max_tokens))
         seed = secrets.randbits(31) if asked.seed is None else asked.seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def compose(overrides: Sequence[str]) -> tuple[ServeOptions, Config]:
     others = [text for text in overrides if not text.startswith("serve.")]
     plan, _ = command.compose_once("serve", own, ServePlan)
     config, _ = command.compose_once("config", ["tracker=none", *others], Config)
-    checked(command.compose_once("config", ["tracker=none", *others], Config)[0])
+    checked(copy.deepcopy(config))
     if plan.serve.api_key is None:
         plan.serve.api_key = os.environ.get(API_KEY) or None
     if plan.serve.api_key is not None and not (plan.serve.api_key.isascii() and plan.serve.api_key.isprintable()):

@@ -20,6 +20,7 @@ _START, _END = f', "{CHECKSUM}": "'.encode(), b'"}'
 _LENGTH = len(_START) + 2 * _SIZE + len(_END)
 _MOST_CHANGED = 8
 """Number of changed bytes up to which the end of a line is taken for a damaged checksum."""
+_DIGEST_AT_THE_END = re.compile(rb'"[0-9a-f]{%d}"\}$' % (2 * _SIZE))
 _LIKE_A_CHECKSUM = re.compile(rb'"[^"]{6,10}": ?"[^"]{14,18}"\s*\}?\s*$')
 _ZEROS = b"\0\0"
 
@@ -96,6 +97,8 @@ def _is_like_a_checksum(end: bytes, line: bytes) -> bool:
         fixed = zip(end[:len(_START)] + end[-len(_END):], _START + _END, strict=True)
         if sum(found != byte for found, byte in fixed) <= _MOST_CHANGED:
             return True
+    if _DIGEST_AT_THE_END.search(line):  # under another key: a cut has joined the last field and the checksum
+        return True
     tail = _LIKE_A_CHECKSUM.search(line, max(0, len(line) - 2 * _LENGTH))
     return tail is not None and len(set(tail[0]) & set(b"0123456789abcdef")) >= _SIZE and CHECKSUM.encode()[:3] in tail[0]
 

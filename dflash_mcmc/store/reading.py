@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict, cast
 
 from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.registry import components
+from dflash_mcmc.store.bounds import Count
 from dflash_mcmc.store.files import read_regular
 from dflash_mcmc.store.lines import Damaged, from_line, has_zeros, whole_lines
 from dflash_mcmc.store.records import DAMAGED, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
-from dflash_mcmc.store.schema import Count, Schema
+from dflash_mcmc.store.schema import Schema
 
 
 def schema_of(folder: Path) -> Schema:
-    """The schema of a run's records by its `run.json`: of samples, or of the units of any probe.
+    """The schema of a run's records by its `run.json`: of samples, or of the units of its probe.
 
-    Without a readable `run.json` only the key of a record is checked.
+    Without a readable `run.json`, or where its probe is not installed, only the key of a record is checked.
     """
     try:
         identity = json.loads((read_regular(folder / "run.json") or b"").decode())["identity"]
-        return unit_schema() if "probe" in identity else sample_schema()
+        if "probe" not in identity:
+            return sample_schema()
+        return unit_schema(components("probe")[identity["probe"]].cls.record_type)
     except (UserError, ValueError, LookupError, TypeError, RecursionError):  # what needs the file reports what is wrong
         return unit_schema()
 

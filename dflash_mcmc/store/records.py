@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.schema import Count, OneOf, Range, Schema
+from dflash_mcmc.store.bounds import Count, Finite, OneOf, Range, Whole
+from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Record(TypedDict):
     """Id of the problem."""
     chain: Count
     """Number of the chain among those of the problem."""
-    level: int | str | None
+    level: Whole | str | None
     """Level of difficulty, if the dataset has one. Datasets of this package have numbers."""
     subject: str | None
     """Subject of the problem, if the dataset has one."""
@@ -115,17 +116,17 @@ class Record(TypedDict):
     """Seconds of the grader's work on this answer. It runs beside the engine. Older records lack it."""
     tokens: NotRequired[list[Count]]
     """Token ids of the answer. This field, `trace` and `walk` are in the files only; a run does not keep them in memory."""
-    trace: NotRequired[list[dict[str, float | int | str]]]
+    trace: NotRequired[list[dict[str, float | str | bool]]]
     """One entry per proposal, or per candidate."""
     measures: NotRequired[dict[str, float]]
     """Diagnostics of the whole chain, by name; only of samplers that have some."""
-    walk: NotRequired[list[dict[str, object]]]
+    walk: NotRequired[Annotated[list[dict[str, object]], Finite()]]
     """One entry per drafted block, if the decoder keeps a trace."""
     prompt_tokens: NotRequired[Count]
     """Tokens of a prompt that is too long; only with this verdict."""
     grader: NotRequired[str]
     """The grader and its version. Older records lack it."""
-    before: NotRequired[dict[str, Any]]
+    before: NotRequired[Annotated[dict[str, Any], Finite()]]
     """The grade before the run was graded again: the fields of `Grade`, and `grader`. Only records graded again have it."""
 
 
@@ -178,6 +179,9 @@ class UnitRecord(TypedDict):
     problem: str
     chain: Count
     failure: NotRequired[str]
+    """Why the unit was never measured; see `FAILURE`."""
+    skipped: NotRequired[str]
+    """Why the unit has nothing to measure."""
 
 
 @cache
@@ -190,7 +194,8 @@ def sample_schema() -> Schema:
 def unit_schema(declared: type | None = None) -> Schema:
     """The schema of a probe's record. `declared` is a TypedDict of the keys that the probe writes.
 
-    A record with `failure` has no other key but those of the unit, and one with `skipped` may lack declared keys.
+    A record with `failure` has no other key but those of the unit. One with `skipped` may lack the declared keys, or those
+    that its TypedDict names with `skipped: NotRequired[Annotated[str, Instead(...)]]`.
     """
     return Schema(UnitRecord, *filter(None, [declared]), alone=(FAILURE, "skipped"), key=("problem", "chain"))
 

@@ -63,7 +63,7 @@ def test_values(tmp_path, field, given, part, kept):
     ("q", None, "has None for its question"), ("q", "\ud800", "for its question; allowed: a text"),
     ("a", 0.5, "has 0.5 for its answer; allowed: a text"), ("a", True, "has True for its answer"),
     ("a", None, "has None for its answer"), ("a", ["1"], "has ['1'] for its answer"),
-    ("i", None, "has None for its id"), ("i", 1.5, "has 1.5 for its id"),
+    ("i", None, "has None for its id"), ("i", ["x"], "has ['x'] for its id"), ("i", 1.5, "has 1.5 for its id"),
     ("l", 1.5, "dataset.level_field: problem 'x-1' has 1.5 for its level"), ("l", True, "has True for its level"),
     ("l", "hard", "has 'hard' for its level"), ("s", 3, "has 3 for its subject"), ("w", {}, "has {} for its solution"),
 ])

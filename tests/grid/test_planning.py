@@ -85,7 +85,7 @@ def test_files_that_are_no_records_are_none(tmp_path):
 
 def test_a_corrupt_record_is_told(tmp_path):
     (tmp_path / "records.jsonl").write_text('{"chain": 0}\n')
-    with pytest.raises(UserError, match=r"records\.jsonl: line 1: problem: given nothing; allowed: a text"):
+    with pytest.raises(UserError, match=r"records\.jsonl: line 1: problem: given nothing; allowed: a value"):
         planning.recorded(tmp_path)
 
 

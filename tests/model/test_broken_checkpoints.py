@@ -166,6 +166,13 @@ def test_a_broken_tokenizer(checkpoint, refuses, file, values):
     refuses("model.path: ")
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "generation_config.json", WEIGHTS])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(checkpoint, refuses, file):
+    (checkpoint / file).unlink()
+    os.mkfifo(checkpoint / file)
+    refuses(f"{file}'; allowed: a regular file, or a link to one")
+
+
 def test_a_truncated_tokenizer(checkpoint, refuses):
     os.truncate(checkpoint / "tokenizer.json", 3000)
     refuses("cannot load")

@@ -133,8 +133,8 @@ class TestRead:
 
     @pytest.mark.parametrize(("line", "strict"), [
         ('{"problem": "p3", "chain"', r"records\.jsonl: line 4: JSON: Expecting ':' delimiter"),
-        ("[]", r"records\.jsonl: line 4: line: given \[\]; allowed: an object"),
-        ('{"problem": "p3", "chain": 0}', r"records\.jsonl: line 4: abandoned: given nothing; allowed: a whole number >= 0"),
+        ("[]", r"records\.jsonl: line 4: line: given \[\]; allowed: a valid dictionary"),
+        ('{"problem": "p3", "chain": 0}', r"records\.jsonl: line 4: level: given nothing; allowed: a value"),
     ])
     def test_a_corrupt_line_is_an_error_and_left_out_if_lenient(self, tmp_path, line, strict):
         run = write(tmp_path / "demo", "ps", records(5))

@@ -98,7 +98,7 @@ def test_questions_of_older_runs_come_from_their_dataset(tmp_path):
 def test_damaged_problems_are_an_error_and_left_out_if_lenient(tmp_path):
     run = write(tmp_path / "demo", "ps", [record("a")])
     (run / PROBLEMS).write_text('{"id": "a"}\n')
-    with refused("line 1: gold: given nothing; allowed: a text; delete the file, and the next start of the run writes it"):
+    with refused("line 1: question: given nothing; allowed: a value; delete the file, and the next start of the run"):
         runs_of(tmp_path)
     (lenient,), left_out = read(run_folders([tmp_path]), lenient=True)
     assert (dict(lenient.asked), len(left_out)) == ({}, 1)

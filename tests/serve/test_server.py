@@ -264,6 +264,17 @@ def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkey
     assert running.get("/health")[0] == 200
 
 
+def test_texts_of_tokens_that_cannot_be_told_are_found_before_anything_is_drawn(running, monkeypatch):
+    def failing(*_: object) -> None:
+        raise UserError("the tokenizer: no bytes of its tokens")
+
+    monkeypatch.setattr("dflash_mcmc.inference.token_texts.texts_of", failing)
+    running.service.__dict__.pop("_texts", None)
+    before = running.service.workers._number
+    status, reply = running.post({"prompt": "x", "logprobs": 0})
+    assert (status, reply["error"]["param"], running.service.workers._number) == (400, "logprobs", before)
+
+
 def test_a_chain_that_raises_fails_its_request_alone(running, monkeypatch, capfd):
     """The other request is in the batch before the failing one and ends after it."""
     def failing(self, prompt, horizon, key):

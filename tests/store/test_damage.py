@@ -24,7 +24,7 @@ from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.lines import CHECKSUM, Damaged, from_line, to_line
 from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import DAMAGED, sample_schema
+from dflash_mcmc.store.records import DAMAGED, NUM_FILES, sample_schema
 from dflash_mcmc.types import Grade
 from tests.report.folders import record, write
 from tests.store.damage import all_ways, records_path
@@ -155,9 +155,10 @@ def test_a_flipped_bit_anywhere_in_a_line_is_noticed():
     lambda line: line[:-3] + line[-2:], lambda line: line[:-10] + b"0" + line[-10:],
     lambda line: line.replace(b"checksum", b"checksm"),
     lambda line: json.dumps(json.loads(line), separators=(",", ":")).encode(), lambda line: b'{"checksum": 1, ' + line[1:],
-    lambda line: line[:-28], lambda line: line[:40] + line, lambda line: line + line, lambda line: b" " + line],
+    lambda line: line[:-28], lambda line: line[:40] + line, lambda line: line + line, lambda line: b" " + line,
+    lambda line: line.replace(b"checksum", b"um")],
     ids=["a digit less", "a digit more", "another key", "other spaces", "two", "without its end", "two starts", "two lines",
-         "a space"])
+         "a space", "two fields joined"])
 def test_a_line_with_other_changes_is_noticed(change):
     with pytest.raises(Damaged):
         from_line(change(to_line(RECORDS[0])[:-1]))
@@ -179,16 +180,21 @@ def test_older_lines_are_read_with_a_note_once(whole, capsys):
 
 
 @pytest.mark.parametrize(("field", "value", "message"), [
-    ("chain", True, "chain: given True; allowed: a whole number >= 0"),
-    ("chain", 0.0, "chain: given 0.0; allowed: a whole number >= 0"),
-    ("chain", "0", "chain: given '0'; allowed: a whole number >= 0"), ("chain", -1, "chain: given -1; allowed"),
-    ("num_tokens", 2**63, "num_tokens: given 9223372036854775808; allowed"),
-    ("verdict", "CORRECT", "verdict: given 'CORRECT'; allowed: one of 'correct', 'wrong'"),
-    ("problem", ["p0"], r"problem: given \['p0'\]; allowed: a text"),
-    ("seconds", None, "seconds: given None; allowed: a finite"),
-    ("tokens", [1, "2"], r"tokens: given \[1, '2'\]; allowed: a list, each a whole number >= 0"),
-    ("trace", [{"log_ratio": None}], "trace: given .*allowed: a list, each an object, each a finite number or"),
-    ("trace", [[1]], "trace: given"), ("measures", {"log_z": "x"}, "measures: given"), ("walls", "abc", "walls: given 'abc'"),
+    ("chain", True, "chain: given True; allowed: a valid integer"),
+    ("chain", 0.0, "chain: given 0.0; allowed: a valid integer"),
+    ("chain", "0", "chain: given '0'; allowed: a valid integer"),
+    ("chain", -1, "chain: given -1; allowed: greater than or equal to 0"),
+    ("num_tokens", 2**63, "num_tokens: given 9223372036854775808; allowed: less than or equal to 9223372036854775807"),
+    ("verdict", "CORRECT", "verdict: given 'CORRECT'; allowed: 'correct', 'wrong'"),
+    ("problem", ["p0"], r"problem: given \['p0'\]; allowed: a valid string"),
+    ("level", {"level": 1}, "level: given {'level': 1}; allowed: a valid integer or a valid string"),
+    ("seconds", None, "seconds: given None; allowed: a valid number"),
+    ("tokens", [1, "2"], r"tokens\[1\]: given '2'; allowed: a valid integer"),
+    ("trace", [{"log_ratio": None}], r"trace\[0\].log_ratio: given None; allowed: a valid number or a valid string or"),
+    ("trace", [[1]], r"trace\[0\]: given \[1\]; allowed: a valid dictionary"),
+    ("measures", {"log_z": "x"}, "measures.log_z: given 'x'"),
+    ("measures", {"log_z": 10**400}, "measures.log_z: given 1000"),
+    ("walls", "abc", "walls: given 'abc'"), ("before", {"answer": json.loads("[" * 40 + "]" * 40)}, "at most 32 levels"),
     ("added later", json.loads("[" * 40 + "]" * 40), "at most 32 levels"),
 ])
 def test_the_schema_of_a_record(whole, field, value, message):
@@ -199,6 +205,11 @@ def test_the_schema_of_a_record(whole, field, value, message):
     assert "repair=true in the command of the run moves damaged lines" in str(error.value)
     with RunStore.open(whole.with_name("new"), schema=sample_schema()) as store, pytest.raises(UserError, match=message):
         store.append({**RECORDS[1], field: value})  # nor is it written
+
+
+@pytest.mark.parametrize("more", [{"log_p": 1e999}, {"measures": {"log_z": 1e999}}, {"added later": [{"log_z": 1e999}]}])
+def test_numbers_are_finite(more):
+    assert " given " in str(sample_schema().fault({**RECORDS[0], **more}))
 
 
 def test_keys_of_a_newer_version_are_kept(whole):
@@ -269,3 +280,11 @@ def test_a_report_of_few_records_is_made(tmp_path, kept, monkeypatch):
     overall = build([tmp_path / "demo"]).sections[0].tables[0].rows
     assert next(row["num_samples"] for row in overall if row["run"].startswith("ps")) == kept
     assert all(row["num_samples"] for row in overall)
+
+
+def test_the_number_in_a_lock_is_at_most_that_of_the_last_file(whole):
+    (whole / "lock").write_bytes(b"%08d" % NUM_FILES)
+    assert len(opened(whole)) == len(RECORDS)
+    (whole / "lock").write_bytes(b"%08d" % (NUM_FILES + 1))
+    with pytest.raises(UserError, match=f"lock: given b'0000{NUM_FILES + 1}'; allowed: a number up to {NUM_FILES}"):
+        opened(whole)

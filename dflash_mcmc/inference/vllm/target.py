@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.data import precision
 from dflash_mcmc.data.stop_ids import stop_ids_of
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.inference.prompt_encoder import encode
@@ -72,7 +73,7 @@ def read(folder: Path, dtype: str, device: str, tokenizer: Any) -> VllmTarget:
     config = outer.get_text_config()
     known = set(tokenizer.get_vocab().values())
     if dtype == "auto":
-        dtype = str(getattr(config, "dtype", None) or getattr(outer, "dtype", None) or "float32").removeprefix("torch.")
+        dtype = precision.name_of(getattr(config, "dtype", None) or getattr(outer, "dtype", None) or "float32")
     return VllmTarget(folder, dtype, device, config, tokenizer, positions(config), config.vocab_size,
                       _stop_ids(folder, outer, config, tokenizer),
                       tuple(token for token in range(config.vocab_size) if token not in known))

@@ -17,6 +17,7 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.adaptation.meanings import MEANINGS
+from dflash_mcmc.probe.adaptation.records import AdaptationRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.run import cost
 from dflash_mcmc.types import UnitCost
@@ -56,6 +57,7 @@ class Adaptation(ProblemProbe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    record_type = AdaptationRecord
     meanings = MEANINGS
     needs_draft = True
 

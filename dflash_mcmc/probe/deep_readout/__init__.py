@@ -16,6 +16,7 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.deep_readout.meanings import MEANINGS
+from dflash_mcmc.probe.deep_readout.records import ReadoutRecord
 from dflash_mcmc.probe.deep_readout.tables import CONTEXTS
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
@@ -52,6 +53,7 @@ class DeepReadout(ProblemProbe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    record_type = ReadoutRecord
     meanings = MEANINGS
     needs_draft = True
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
+
+from typing_extensions import TypedDict
+
+from dflash_mcmc.store.bounds import Count
 
 if TYPE_CHECKING:
     import torch
@@ -15,20 +19,20 @@ if TYPE_CHECKING:
 class ParameterCounts(TypedDict):
     """Numbers of parameters of target and draft, and the sizes that the diagram needs, as JSON values."""
 
-    target_layers: int
-    embedding: int
-    head: int
+    target_layers: Count
+    embedding: Count
+    head: Count
     tied: bool
     """Whether the head has the weights of the embedding."""
-    target_other: int
-    draft_fc: int
-    draft_layers: int
-    draft_norms: int
-    num_target_layers: int
-    num_draft_layers: int
-    tapped_layers: list[int]
-    hidden_size: int
-    words: int
+    target_other: Count
+    draft_fc: Count
+    draft_layers: Count
+    draft_norms: Count
+    num_target_layers: Count
+    num_draft_layers: Count
+    tapped_layers: list[Count]
+    hidden_size: Count
+    words: Count
     """Number of tokens in the vocabulary."""
 
 

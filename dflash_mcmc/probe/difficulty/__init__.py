@@ -17,6 +17,7 @@ from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.difficulty.meanings import MEANINGS
+from dflash_mcmc.probe.difficulty.records import DifficultyRecord
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.run import build, cost
 from dflash_mcmc.types import UnitCost
@@ -51,6 +52,7 @@ class Difficulty(ProblemProbe):
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "answer"
+    record_type = DifficultyRecord
     meanings = MEANINGS
     measures_chains = True
     needs_draft = True

@@ -107,13 +107,13 @@ class _Fitted:
 
 
 def _signals(cases: Sequence[dict], records: Sequence[dict]) -> list[Signal]:
-    """The signals of answers or steps, and the level of the problem if all problems have one."""
+    """The signals of answers or steps, and the level of the problem if it is a number for all problems."""
     found = [Signal(name, kind, statistic, np.array([case[statistic][name] for case in cases], np.float64))
              for kind, names in ((DRAFT, signals.DRAFT), (TARGET, signals.TARGET)) for name in names
              for statistic in ("mean", "max")]
     found.append(Signal("num_tokens", OTHER, None, np.array([case["num_tokens"] for case in cases], np.float64)))
     levels = [record["level"] for record in records]
-    if None not in levels:
+    if all(isinstance(level, int) for level in levels):
         found.append(Signal("level", OTHER, None, np.array(levels, np.float64)))
     return found
 

@@ -22,6 +22,7 @@ from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.layer_rank import ranks
 from dflash_mcmc.probe.layer_rank.meanings import MEANINGS
+from dflash_mcmc.probe.layer_rank.records import LayerRankRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.run import cost
 from dflash_mcmc.types import UnitCost
@@ -51,6 +52,7 @@ class LayerRank(ProblemProbe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    record_type = LayerRankRecord
     meanings = MEANINGS
     takes_draft = True
 

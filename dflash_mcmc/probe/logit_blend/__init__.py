@@ -27,6 +27,7 @@ from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.logit_blend import gains
 from dflash_mcmc.probe.logit_blend.meanings import MEANINGS
+from dflash_mcmc.probe.logit_blend.records import LogitBlendRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.run import cost
 from dflash_mcmc.types import UnitCost
@@ -57,6 +58,7 @@ class LogitBlend(ProblemProbe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    record_type = LogitBlendRecord
     meanings = MEANINGS
     takes_draft = True
 

@@ -19,6 +19,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, spec_of
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.mixing.meanings import MEANINGS
+from dflash_mcmc.probe.mixing.records import MixingRecord
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.run import build, cost
 from dflash_mcmc.sampler import Sampler
@@ -83,6 +84,7 @@ class Mixing(ProblemProbe):
     runs_chains_alone = True
     draws_with_stops = True
     unit = "chain"
+    record_type = MixingRecord
     meanings = MEANINGS
     measures_chains = True
 

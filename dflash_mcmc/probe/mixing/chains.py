@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
+from dflash_mcmc.probe.mixing.records import DECISIONS
 from dflash_mcmc.types import ChainResult, Cost
 
-DECISIONS = {"accept": "a", "identical": "i", "reject": "r", "abandon": "x"}
-"""Letters for the decision of a step in a record."""
 _WHOLE = ("block", "step", "cut", "length", "proposal_length")
 _REAL = ("log_ratio", "log_p")
 COSTS = ("tokens_drawn", "tokens_skipped", "token_forwards", "target_forwards")

@@ -19,6 +19,7 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.probe.rejection_sampling.meanings import MEANINGS
+from dflash_mcmc.probe.rejection_sampling.records import DrawsRecord
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import UnitCost
@@ -67,6 +68,7 @@ class RejectionSampling(Probe):
 
     uses = ()
     unit = "chunk"
+    record_type = DrawsRecord
     meanings = MEANINGS
 
     def check(self, config: Config) -> None:

@@ -18,6 +18,7 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.probe.sampled_verify.meanings import MEANINGS
+from dflash_mcmc.probe.sampled_verify.records import GenerationsRecord
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.run import build
 from dflash_mcmc.sampler import Sampler
@@ -68,6 +69,7 @@ class SampledVerify(Probe):
 
     uses = ("model", "draft", "sampler", "dataset")
     unit = "generation"
+    record_type = GenerationsRecord
     meanings = MEANINGS
     needs_draft = True
 

@@ -20,6 +20,7 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.speculative_mcmc.meanings import MEANINGS
+from dflash_mcmc.probe.speculative_mcmc.records import SpeculativeRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.run import cost
@@ -67,6 +68,7 @@ class SpeculativeMCMC(ProblemProbe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    record_type = SpeculativeRecord
     meanings = MEANINGS
     needs_draft = True
 

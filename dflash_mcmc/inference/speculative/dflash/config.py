@@ -7,11 +7,13 @@ as a low number of accepted tokens.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
 
+from dflash_mcmc.data.precision import PRECISIONS
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.inference.speculative.dflash.layers import Rotation
 from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
@@ -20,6 +22,8 @@ FIELD = "draft.path"
 _DEFAULT_BLOCK_SIZE = 16
 _DEFAULT_FULL_LAYERS = 28
 """Qwen3's number of layers before the first one with a window. It is the default if a config does not say which layers."""
+_LARGEST, _MOST_LAYERS, _MOST_HEADS = 2**24, 4096, 2**16
+"""The largest sizes, so that no tensor has more numbers than PyTorch can count."""
 _ROPES = ("default", "linear", "yarn", "llama3")
 """Rotations whose frequencies do not depend on the length of the sequence."""
 
@@ -124,13 +128,14 @@ class DraftConfig:
 
     def fields(self) -> dict[str, Any]:
         """The fields of a `DFlashShape`. Raises UserError."""
-        num_layers, num_heads = self.integer("num_hidden_layers"), self.integer("num_attention_heads")
+        num_layers = self.integer("num_hidden_layers", most=_MOST_LAYERS)
+        num_heads = self.integer("num_attention_heads", most=_MOST_HEADS)
         hidden_size, num_target_layers = self.integer("hidden_size"), self.get("num_target_layers")
         softcap = self.number("final_logit_softcapping", 0.0)
         return dict(
             hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
-            num_key_heads=self.integer("num_key_value_heads", num_heads),
-            head_dim=self.integer("head_dim", hidden_size // num_heads),
+            num_key_heads=self.integer("num_key_value_heads", num_heads, most=_MOST_HEADS),
+            head_dim=self.integer("head_dim", hidden_size // num_heads, most=_MOST_HEADS),
             intermediate_size=self.integer("intermediate_size"),
             block_size=self.integer("block_size", _DEFAULT_BLOCK_SIZE, least=2),
             mask_token_id=self.integer("mask_token_id", least=0),
@@ -148,18 +153,18 @@ class DraftConfig:
         values = (part.get(name) for part in (self.own, self.top))
         return next((value for value in values if value is not None), default)
 
-    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
+    def integer(self, name: str, default: int | None = None, least: int = 1, most: int = _LARGEST) -> int:
         value = self.get(name, default)
         if value is None:
             self.refuse(f"has a config.json without {name}", "the published layout, which has it")
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self.refuse(f"has {name} {value!r}", f"an integer >= {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.refuse(f"has {name} {value!r:.60}", f"an integer >= {least} and <= {most}")
         return value
 
     def number(self, name: str, default: float) -> float:
         value = self.get(name, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            self.refuse(f"has {name} {value!r}", "a number")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+            self.refuse(f"has {name} {value!r:.60}", "a number")
         return float(value)
 
     def refuse(self, found: str, allowed: str) -> NoReturn:
@@ -193,7 +198,10 @@ class DraftConfig:
         return tuple(layers)
 
     def _rope(self) -> dict:
-        rope = dict(self.get("rope_parameters") or self.get("rope_scaling") or {})
+        given = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        if not isinstance(given, dict):
+            self.refuse(f"has parameters of the rotation {given!r:.60}", "a mapping such as {\"rope_type\": \"default\"}")
+        rope = dict(given)
         legacy = rope.pop("type", None)
         rope = {"rope_type": legacy or "default", "rope_theta": self.get("rope_theta"), **rope}
         if rope["rope_type"] not in _ROPES:
@@ -224,7 +232,7 @@ class DraftConfig:
 
     def _dtype(self) -> torch.dtype:
         name = self.get("dtype") or self.get("torch_dtype") or "float32"
-        if name not in ("float32", "float16", "bfloat16"):
+        if name not in PRECISIONS:
             self.refuse(f"has dtype {name!r}", "float32, float16 or bfloat16")
         return getattr(torch, name)
 

@@ -1,0 +1,168 @@
+"""Records of probes have a schema, too: what does not fit is one line with file, line, field, found and allowed."""
+
+from __future__ import annotations
+
+import json
+import random  # noqa: TID251  (the places of damage do not belong to an experiment)
+import re
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.probe.difficulty import signals
+from dflash_mcmc.probe.difficulty.records import SignalValues
+from dflash_mcmc.registry import components
+from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.lines import CHECKSUM, to_line
+from dflash_mcmc.store.reading import read_records, schema_of
+from dflash_mcmc.store.records import DAMAGED, unit_schema
+from tests.runs import execute
+from tests.store.probe_records import EXAMPLES, ways
+from tests.store.test_damage import outcome
+
+UNIT = {"problem": "p0", "chain": 0}
+PROBES = [name for name, found in components("probe").items() if not found.cls.is_null]
+
+
+def schema(probe: str):
+    return unit_schema(components("probe")[probe].cls.record_type)
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_damage_at_every_depth_is_named(probe):
+    of_probe, example = schema(probe), EXAMPLES[probe]
+    assert of_probe.fault({**UNIT, **example}) is None
+    assert of_probe.fault({**UNIT, "failure": "killed"}) is None
+    found = ways(example)
+    assert sum(bool(way.noticed) for way in found) > 20
+    for way in found:
+        fault = of_probe.fault({**UNIT, **way.record})
+        where = f"{way.path} {way.name}: {fault}"
+        if way.noticed:
+            field = re.split(r"[.\[]", way.path)[0]
+            assert fault is not None, where
+            assert re.match(rf"{field}\b.*: given .*; allowed: .", fault) or way.name == "= []", where
+            assert "\n" not in fault
+
+
+@pytest.mark.parametrize(("probe", "path"), [
+    ("mixing", "cells[0].trace.cut"), ("mixing", "cells[0].trace.decision"), ("deep_readout", "rank.a reader"),
+    ("sampled_verify", "seconds"), ("layer_rank", "hard"), ("layer_rank", "ranks.a row"),
+    ("logit_blend", "sums.hard.a source"), ("adaptation", "settings.a setting.log_q"),
+    ("speculative_mcmc", "proposals.a draft.joint.moved"), ("speculative_mcmc", "p.tvd")])
+def test_lists_of_other_lengths_are_named(probe, path):
+    record = json.loads(json.dumps(EXAMPLES[probe]))
+    *outer, last = re.findall(r"[^.\[\]]+", path)
+    inside = record
+    for step in outer:
+        inside = inside[int(step) if isinstance(inside, list) else step]
+    inside[last] = inside[last][:-1]
+    fault = schema(probe).fault({**UNIT, **record})
+    assert fault is not None
+    assert re.search(r": given \d values; allowed: \d \(\w+\)$", fault)
+
+
+def test_cells_have_lengths_of_their_own():
+    cell = EXAMPLES["mixing"]["cells"][0]
+    other = {**cell, "trace": {name: values[:2] for name, values in cell["trace"].items()}}
+    assert schema("mixing").fault({**UNIT, **EXAMPLES["mixing"], "cells": [cell, other, cell]}) is None
+
+
+def test_what_a_record_may_lack_beside_a_reason():
+    difficulty, mixing = schema("difficulty"), schema("mixing")
+    assert difficulty.fault({**UNIT, "skipped": "short", "level": None, "verdict": "wrong", "num_tokens": 3}) is None
+    assert "verdict: given nothing" in str(difficulty.fault({**UNIT, "skipped": "short", "level": None, "num_tokens": 3}))
+    record = json.loads(json.dumps(EXAMPLES["mixing"]))
+    cell = record["cells"][0]
+    for name in ("num_tokens", "log_p", "proposals", "accepted", "moved", "abandoned", "trace"):
+        del cell[name]
+    assert "cells[0].num_tokens: given nothing" in str(mixing.fault({**UNIT, **record}))
+    cell["failure"] = "killed"
+    assert mixing.fault({**UNIT, **record}) is None
+    del cell["token_forwards"]
+    assert "cells[0].token_forwards: given nothing" in str(mixing.fault({**UNIT, **record}))
+
+
+def test_the_record_of_signals_has_all_of_them():
+    assert set(SignalValues.__annotations__) == {*signals.DRAFT, *signals.TARGET}
+
+
+def written(folder: Path, probe: str, *records: dict) -> Path:
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"identity": {"version": 3, "probe": probe}, "sessions": []}))
+    (folder / "records.jsonl").write_bytes(b"".join(map(to_line, records)))
+    return folder
+
+
+def test_a_folder_is_read_by_the_schema_of_its_probe(tmp_path):
+    good, bad = {**UNIT, **EXAMPLES["mixing"]}, {**UNIT, **EXAMPLES["mixing"], "chain": 1, "moved": "many"}
+    folder = written(tmp_path / "run", "mixing", good, bad)
+    with pytest.raises(UserError, match=r"records\.jsonl: line 2: moved: given 'many'; allowed: a valid integer; repair=true"):
+        read_records(folder)
+    left_out: list[str] = []
+    assert read_records(folder, left_out=left_out) == [good]
+    assert len(left_out) == 1
+    with RunStore.open(folder, schema=schema_of(folder), repair=True) as store:
+        assert list(store.records) == [good]
+    assert "many" in (folder / DAMAGED).read_text()
+    assert read_records(written(tmp_path / "other", "of_a_plugin_that_is_gone", good, bad)) == [good, bad]
+
+
+def test_a_run_names_the_line_and_measures_it_again(make_config, capsys):
+    config = make_config("probe=rejection_sampling", "probe.num_draws=1000", "probe.chunk_size=500")
+    done = execute(config)
+    path = done.folder / "records.jsonl"
+    whole = path.read_bytes()
+    records = read_records(done.folder)
+    path.write_bytes(to_line(records[0]) + to_line({**records[1], "draws": "many"}))
+    with pytest.raises(UserError, match="line 2: draws: given 'many'; allowed: a valid integer"):
+        execute(config)
+    config.repair = True
+    assert execute(config).summary["tables"] == done.summary["tables"]
+    assert "1 damaged line moved" in capsys.readouterr().err
+    assert path.read_bytes() == whole
+
+
+SMALL = {
+    "adaptation": ("probe.steps=[1]", "dataset.limit=2"), "deep_readout": ("dataset.limit=2",),
+    "difficulty": ("dataset.limit=2", "num_chains=2"), "layer_rank": ("dataset.limit=2",),
+    "logit_blend": ("dataset.limit=2", "probe.betas=[0.1,0.5]"), "mixing": ("dataset.limit=2", "num_chains=2",
+                                                                           "sampler.num_steps=1"),
+    "rejection_sampling": ("probe.num_draws=1000",), "sampled_verify": (
+        "dataset.limit=1", "sampler=temperature", "probe.agent_runs=1", "probe.long_tokens=20", "probe.agent_tokens=200",
+        "probe.temperatures=[0.7]"),
+    "speculative_mcmc": ("dataset.limit=2", "probe.timed_rows=2", "probe.num_samples=4")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", PROBES)
+def test_damage_of_a_real_record_is_one_line(probe, make_config):
+    """The first record of a run: every bit of some places flipped, parts missing, and each field at each depth changed."""
+    model = () if probe == "rejection_sampling" else ("experiment=probes",)
+    config = make_config(*model, f"probe={probe}", "tracker=none", *SMALL[probe])
+    done = execute(config)
+    path, chosen = done.folder / "records.jsonl", random.Random(22)
+    whole = path.read_bytes()
+    line, _, others = whole.partition(b"\n")
+    for _ in range(200):
+        at, bit, length = chosen.randrange(len(line)), chosen.randrange(8), chosen.randrange(1, 30)
+        cut = min(at, len(line) - length - 40)  # without the whole checksum it is a line of an early version
+        for changed in (line[:at] + bytes([line[at] ^ 1 << bit]) + line[at + 1:], line[:cut] + line[cut + length:]):
+            path.write_bytes(changed + b"\n" + others)
+            _, error = outcome(lambda: read_records(done.folder))
+            assert "records.jsonl: line 1: " in error, (at, cut, length, changed[-80:])
+    first, found = json.loads(line), 0
+    for way in ways({name: value for name, value in first.items() if name != CHECKSUM}):
+        path.write_bytes(to_line(way.record) + others)
+        _, error = outcome(lambda: read_records(done.folder))
+        where = f"{way.path} {way.name}: {error}"
+        assert not error or re.search(r"records\.jsonl: line 1: .*given .*; allowed: ", error), where
+        if way.name != "absent" and way.path.split(".")[0] != "accepted":  # names of settings; whole numbers among floats
+            assert error or not way.noticed, where
+        found += bool(error)
+    assert found > 30
+    path.write_bytes(b"{}\n" + others)
+    config.repair = True
+    assert execute(config).summary.keys() == done.summary.keys()
+    assert len(read_records(done.folder)) == whole.count(b"\n")
