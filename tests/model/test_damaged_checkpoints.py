@@ -19,7 +19,7 @@ SHORT, LONG = 12, 700
 
 @pytest.mark.parametrize("damage", [pytest.param(damage, id=damage.name[:60].encode("unicode_escape").decode())
                                     for damage in all_ways(SEED, SHORT)])
-def test_a_damaged_checkpoint_is_one_line_or_runs(damage, tmp_path):
+def test_a_damaged_checkpoint_is_one_line_or_runs(damage, tmp_path, random_weights):
     found = tried(damage, tmp_path)
     assert found.outcome in ("ran", "refused"), found
 
