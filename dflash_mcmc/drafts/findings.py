@@ -157,12 +157,12 @@ def verdict(tau: IntervalEstimate, problems: int, trials: Sequence[Trial], slot_
                             "(dataset.limit)")
     if expected is not None and (tau.high if tau.high is not None else tau.known) < expected:
         left = because or "; what is left is the data: language, task, or a quantised target"
-        return DraftVerdict("below", f"tau is {with_interval(tau)}, less than the expected {expected:g}, and no mistake "
+        return DraftVerdict("below", f"tau is {with_interval(tau)}, less than the expected {expected:.4g}, and no mistake "
                             f"that is known explains it{left}")
     if expected is None and any(difference.of_target for difference in differences):
         return DraftVerdict("other_target", f"tau is {with_interval(tau)}{because}; give --expected, or --trained-for=MODEL "
                             "to try the embedding and the head of the model that it was trained for")
-    against = "no known mistake would raise it" if expected is None else f"expected {expected:g}"
+    against = "no known mistake would raise it" if expected is None else f"expected {expected:.4g}"
     return DraftVerdict("healthy", f"tau is {with_interval(tau)}, {against}")
 
 

@@ -22,7 +22,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve import answers, fields
 from dflash_mcmc.serve.answers import Envelope, Refused, Reply
 from dflash_mcmc.serve.fields import RequestFields
-from dflash_mcmc.serve.gate import Gate, body_of
+from dflash_mcmc.serve.gate import FAILED, Gate, body_of
 from dflash_mcmc.serve.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Service:
         app.add_api_route("/metrics", self.numbers, methods=["GET"])
         app.add_exception_handler(Refused, _refused)
         app.add_exception_handler(HTTPException, _unknown)
+        app.add_exception_handler(Exception, _failed)
         return Gate(app, self.options.api_key, self.metrics)
 
     def close(self, seconds: float | None = None) -> None:
@@ -233,6 +234,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     if error.status in (408, 413):  # the rest of the body is not read
         headers["Connection"] = "close"
     return JSONResponse(error.body(), error.status, headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """The answer to a mistake of ours. Starlette then raises the error again, and the gate prints it."""
+    return JSONResponse(FAILED.body(), FAILED.status)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

@@ -22,6 +22,10 @@ _MOST_DISCARDED = 64 * 2**20
 """Bytes of a body that is too long that are read and forgotten, so that its client reads the answer."""
 
 
+FAILED = Refused(500, "the server failed; its log says why")
+"""The answer to a mistake of ours."""
+
+
 class Gate:
     """An ASGI application in front of another one.
 
@@ -55,7 +59,7 @@ class Gate:
         except Exception:  # a mistake of ours must not end the server
             traceback.print_exc(file=sys.stderr)
             if not status:
-                await _reply(noting, Refused(500, "the server failed; its log says why"))
+                await _reply(noting, FAILED)
         finally:
             self._log(scope, status, time.perf_counter() - started)
 

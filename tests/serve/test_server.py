@@ -253,6 +253,11 @@ def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkey
         status, reply = running.post({"messages": [{"role": "user", "content": "x"}]}, "/v1/chat/completions")
         assert (status, reply["error"]["param"]) == (400, "messages")
     with monkeypatch.context() as patch:
+        patch.setattr(running.service, "_read", failing)
+        status, reply = running.post({"prompt": "x"})
+        assert (status, reply["error"]["type"], reply["error"]["message"]) == (
+            500, "server_error", "the server failed; its log says why")
+    with monkeypatch.context() as patch:
         patch.setattr("dflash_mcmc.inference.scheduler.Scheduler.make_room", failing)
         patch.setattr("dflash_mcmc.inference.batched.BatchedEngine.close", failing)
         assert running.post({"prompt": "x"})[0] == 500
