@@ -32,9 +32,10 @@ ALLOWED_VARIABLES = {
 """Environment variables that are not compared, each with the reason."""
 LIBRARY_THREADS = {
     "tqdm_monitor": "tqdm starts one thread for all its progress bars and keeps it",
+    "TMonitor": "the same thread in versions of tqdm that do not name it",
     "wandb-": "threads of W&B's service, which ends with the process",
 }
-"""Beginnings of the names of threads that a library starts once and keeps, each with the reason."""
+"""Beginnings of the names, or classes, of threads that a library starts once and keeps, each with the reason."""
 THREAD_SECONDS = 2.0
 """Time for a thread that a test has stopped to end."""
 
@@ -90,7 +91,8 @@ _reported: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 def _threads() -> dict[threading.Thread, str]:
     return {thread: f"{thread.name}{' (daemon)' if thread.daemon else ''}" for thread in threading.enumerate()
-            if thread not in _reported and not thread.name.startswith(tuple(LIBRARY_THREADS))}
+            if thread not in _reported and not thread.name.startswith(tuple(LIBRARY_THREADS))
+            and type(thread).__name__ not in LIBRARY_THREADS}
 
 
 def _umask() -> int:

@@ -398,9 +398,10 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
 
 
 def test_a_table_has_the_units_of_a_probe(tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps({"identity": {"probe": "difficulty"}, "sessions": [{}]}))
-    (tmp_path / "records.jsonl").write_text('{"problem": "a", "chain": 0, "gain": 0.5}\n')
-    assert dflash_mcmc.read(tmp_path).to_dict("records") == [{"run": tmp_path.name, "problem": "a", "chain": 0, "gain": 0.5}]
+    record = {"problem": "draws", "chain": 0, "draws": 2, "accepted": {"match": 1.0}, "counts": {"match": [2, 0]}}
+    (tmp_path / "run.json").write_text(json.dumps({"identity": {"probe": "rejection_sampling"}, "sessions": [{}]}))
+    (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
+    assert dflash_mcmc.read(tmp_path).to_dict("records") == [{"run": tmp_path.name, **record}]
 
 
 @pytest.mark.parametrize("overrides", [["-m", "condition=greedy,ps"], ["sweep=alpha_beta"], ["dry_run=true"], ["--cfg", "job"],
