@@ -11,6 +11,7 @@ from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.inference import graphs
 from dflash_mcmc.inference.batched import BatchedEngine
+from dflash_mcmc.inference.endings import Endings
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.rows import Status
@@ -167,7 +168,9 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
     monkeypatch.setattr(graphs.torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(graphs.torch.cuda, "stream", lambda stream: nullcontext())
     plain = stepped(monkeypatch, lambda stepper: stepper, NoBlend(), (SamplingParams(),))
-    graphed = stepped(monkeypatch, lambda stepper: graphs.GraphedSteps(Recorded(stepper)), NoBlend(), (SamplingParams(),))
+    endings = Endings((3,), None, torch.device("cpu"))
+    graphed = stepped(monkeypatch, lambda stepper: graphs.GraphedSteps(Recorded(stepper), endings), NoBlend(),
+                      (SamplingParams(),))
     for tag, path in plain.items():
         assert path.tokens.tolist() == graphed[tag].tokens.tolist()
         assert path.log_p.tolist() == graphed[tag].log_p.tolist()
