@@ -73,12 +73,17 @@ def _measures(label: str, summary: dict) -> str:
     return f"{label}: {', '.join(means)} (means)" if means else ""
 
 
+def _seconds(value: float) -> str:
+    """Seconds with three digits, and no more places than a millisecond has."""
+    return f"{value:.3g}" if value >= 0.001 else "< 0.001"
+
+
 def _spent(label: str, summary: dict) -> str:
     """A line on where the seconds of a sample go. It is empty if none were measured."""
     found = {part: summary.get(f"mean_{part}_seconds") for part in TIMES}
     if not any(seconds is not None for seconds in found.values()):
         return ""
-    measured = [f"{part} {seconds:.3g}" for part, seconds in found.items() if seconds is not None]
+    measured = [f"{part} {_seconds(seconds)}" for part, seconds in found.items() if seconds is not None]
     unknown = [part for part, seconds in found.items() if seconds is None]
     note = f" ({' and '.join(unknown)} not measured)" if unknown else ""
     return f"{label}: seconds a sample: {', '.join(measured)}{note}."
