@@ -91,7 +91,7 @@ def walk(environment: str, python: Path, unpacked: Path, folder: Path, say: Call
 
 def subset(environment: str, python: Path, unpacked: Path) -> Result:
     """Runs the tests of `SUBSET` on the content of the source distribution."""
-    command = (str(python), "-c", _PYTEST, "-q", "-p", "no:cacheprovider", *SUBSET)
+    command = (str(python), "-c", _PYTEST, "-p", "no:cacheprovider", *SUBSET)
     return _did(environment, Step("tests", command, prints=r"\d+ passed"), unpacked)
 
 
