@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dflash_mcmc.data import hub, weight_files
 from dflash_mcmc.data.stop_ids import check_stop_ids
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.fetch import sources
 
 _SMALL_FILES = (".json", ".txt", ".jinja", ".model")
@@ -40,7 +40,7 @@ class Checkpoint(NamedTuple):
         if self.folder.is_dir():
             if not (self.folder / "config.json").is_file():
                 raise ConfigError(self.field, self.path, "a folder with config.json and weights")
-            self._files()
+            _files(self.folder, self.field)
             for name in _CONFIGURATIONS:
                 if (self.folder / name).is_file():
                     check_stop_ids(self.field, name, self._values(self.folder / name).get("eos_token_id"))
@@ -88,7 +88,7 @@ class Checkpoint(NamedTuple):
         if not self.folder.is_dir():
             return f"hub:{self.path}@{self.commit()}"
         digest = hashlib.sha256()
-        for file in self._files():
+        for file in _files(self.folder, self.field):
             if file.suffix in _SMALL_FILES:
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
             elif file.suffix == ".safetensors":
@@ -103,12 +103,12 @@ class Checkpoint(NamedTuple):
         It covers name, format, shape and three samples of every tensor. A hub name is downloaded. Raises UserError.
         """
         tensors, other = [], hashlib.sha256()
-        for file in sorted(self.local().iterdir()):
+        for file in _files(self.local(), self.field):
             if file.suffix == ".safetensors":
                 header, stored = self._header(file)
                 tensors += [(each.name, each.dtype, each.shape, sample)
                             for each, sample in zip(stored, self._samples(file, len(header), stored), strict=True)]
-            elif file.suffix in (".bin", ".pt"):
+            elif file.suffix not in _SMALL_FILES:
                 other.update(hashlib.sha256(file.read_bytes()).digest())
         for name, dtype, shape, sample in sorted(tensors):
             other.update(f"{name}\0{dtype}\0{shape}\0".encode() + sample)
@@ -132,7 +132,7 @@ class Checkpoint(NamedTuple):
         try:
             return HfApi().model_info(self.path, revision=self.revision, timeout=30).sha
         except HfHubHTTPError as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = reason_of(error, 200)
             allowed = f"a checkpoint that exists on the hub and that you may read ({reason})"
             raise ConfigError(self.field, self.path, allowed) from error
 
@@ -153,19 +153,8 @@ class Checkpoint(NamedTuple):
         except Exception as error:  # the hub raises a dozen types here; all mean that this checkpoint cannot be loaded
             if offline:
                 raise self.unreachable() from error
-            reason = " ".join(str(error).split())[:300]
+            reason = reason_of(error)
             raise UserError(f"{self.field}: cannot load {self.path!r}: {type(error).__name__}: {reason}") from error
-
-    def _files(self) -> list[Path]:
-        """The files of the folder that a model is made of. Raises ConfigError for one that is no regular file.
-
-        A pipe would be waited for.
-        """
-        files = sorted(file for file in self.folder.iterdir() if file.suffix in _FILES)
-        for file in files:
-            if not file.is_file():
-                raise ConfigError(self.field, str(file), "a regular file, or a link to one")
-        return files
 
     def _cached(self, file: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
@@ -224,3 +213,15 @@ class Checkpoint(NamedTuple):
             found = type(values).__name__
             raise ConfigError(self.field, self.path, f"a folder whose {file.name} is a mapping, and no {found}")
         return values
+
+
+def _files(folder: Path, field: str) -> list[Path]:
+    """The files of a folder that a model is made of. Raises ConfigError for one that is no regular file.
+
+    A pipe would be waited for.
+    """
+    files = sorted(file for file in folder.iterdir() if file.suffix in _FILES)
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(field, str(file), "a regular file, or a link to one")
+    return files

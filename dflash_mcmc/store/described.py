@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.store.files import read_regular
 
 RUN = "run.json"
@@ -39,7 +39,7 @@ def json_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        reason = reason_of(error, 120)
         raise UserError(f"{path}: cannot be parsed: {reason}") from error
     if not isinstance(found, dict):
         raise UserError(f"{path}: holds no JSON object; a run did not write this file")

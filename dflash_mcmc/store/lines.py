@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, NoReturn
 
+from dflash_mcmc.errors import reason_of
+
 CHECKSUM = "checksum"
 _SIZE = 8
 _START, _END = f', "{CHECKSUM}": "'.encode(), b'"}'
@@ -112,8 +114,7 @@ def _parsed(line: bytes) -> object:
     except Damaged:
         raise
     except ValueError as error:
-        reason = " ".join(str(error).split())[:80]
-        raise Damaged(f"JSON: {reason or type(error).__name__}; allowed: a line that a run has written") from error
+        raise Damaged(f"JSON: {reason_of(error, 80)}; allowed: a line that a run has written") from error
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
