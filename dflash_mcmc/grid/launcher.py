@@ -48,6 +48,12 @@ class Slurm:
         """Processes of a job."""
         return self.processes or max(1, self.gpus)
 
+    def asked(self) -> str:
+        """The fields that a cluster may refuse, as they are written on a command line. Fields that are null are left out."""
+        names = ("partition", "account", "qos", "gpus", "cpus", "memory_gb", "minutes")
+        values = {name: getattr(self, name) for name in names}
+        return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
     def with_groups(self, num_devices: int) -> Slurm:
         """The fields where each process uses so many GPUs together. Raises ConfigError if the job has too few of them."""
         if not self.gpus or num_devices == 1:

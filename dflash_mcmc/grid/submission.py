@@ -151,7 +151,7 @@ def _submit(grid: Grid, launcher: Slurm, jobs: list[SlurmJob]) -> None:
         if not isinstance(error, (FailedJobError, FailedSubmissionError)):
             raise
         reason = cluster.one_line(complaint.getvalue() or str(error))
-        raise UserError(f"hydra.launcher: SLURM refuses these jobs: {reason}") from error
+        raise UserError(f"hydra.launcher: given {launcher.asked()}; SLURM refuses these jobs: {reason}") from error
 
 
 def _parameters(grid: Grid, launcher: Slurm) -> dict[str, object]:
