@@ -70,5 +70,5 @@ def test_an_engine_has_a_limited_number_of_sets(engine, started, monkeypatch):
 
 def test_settings_that_do_not_fit_together_are_refused(engine):
     request = Request("a", np.arange(5, 9), components("sampler")["power_mh"].cls(num_blocks=16), 4, ())
-    with pytest.raises(UserError, match="sampler.num_blocks: given 16"):
+    with pytest.raises(UserError, match=r"sampler\.num_blocks: given 16"):
         drawn(engine, [request])
