@@ -171,8 +171,9 @@ def test_commands_of_slurm_without_a_cluster(slurm_commands, tmp_path, capsys):
                           "fetch_config: DNS SRV lookup failed\nsinfo: fatal: Could not establish a configuration source\n")
     assert ended("submit", *POINTS) == 2
     assert capsys.readouterr().err == (
-        "error: hydra/launcher: slurm needs a cluster, and sinfo finds no slurm.conf on this machine (SLURM_CONF, or the folder "
-        "of SLURM's configuration); allowed: a machine that submits to a cluster, or hydra/launcher=basic, which runs here\n")
+        "error: hydra/launcher: slurm needs a cluster, and sinfo finds no slurm.conf on this machine (SLURM_CONF, or the "
+        "folder of SLURM's configuration); allowed: a machine that submits to a cluster, or hydra/launcher=basic, which "
+        "runs here\n")
     assert list(tmp_path.iterdir()) == []
 
 
