@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler
 
 
-class Request(NamedTuple):
+class AnswerRequest(NamedTuple):
     """One answer to draw."""
 
     id: str
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
     """The chain of a request, by its number."""
 
 
-def batches(requests: Sequence[Request], config_of: Callable[[Sampler, int], Config], mixes: bool,
+def batches(requests: Sequence[AnswerRequest], config_of: Callable[[Sampler, int], Config], mixes: bool,
             target: Any) -> Iterator[Batch]:
     """The batches of requests. Raises UserError.
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from dflash_mcmc.api.mixed import Request
+    from dflash_mcmc.api.mixed import AnswerRequest
     from dflash_mcmc.api.prompts import Prompts
     from dflash_mcmc.api.scoring import Scored
     from dflash_mcmc.blend import Blend
@@ -102,7 +102,7 @@ class LoadedEngine:
         token_ids, too_long = read_prompts.all_token_ids(config, target, asked)
         return self._drawn(config, target, list(asked), token_ids, too_long, progress)
 
-    def stream_each(self, requests: Sequence[Request], *, blend: Blend | str | None = None,
+    def stream_each(self, requests: Sequence[AnswerRequest], *, blend: Blend | str | None = None,
                     decoder: Decoder | str | None = None, draft: Draft | str | None = None, seed: int = 0,
                     progress: bool = False) -> Generator[Sample, None, None]:
         """Yields the sample of each request when its chain ends. `prompt` of a sample is the place of its request.

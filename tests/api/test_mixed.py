@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.api import LoadedEngine, component, mixed
-from dflash_mcmc.api.mixed import Request
+from dflash_mcmc.api.mixed import AnswerRequest
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.slots import Slots
 from dflash_mcmc.errors import UserError
@@ -36,13 +36,13 @@ def started(monkeypatch) -> list[list[str]]:
     return found
 
 
-def asked() -> list[Request]:
+def asked() -> list[AnswerRequest]:
     prompts = [np.arange(5, 5 + length) for length in (9, 30)]
-    return [Request(f"{number}/{place}", prompt, component("sampler", sampler), longest, stop)
+    return [AnswerRequest(f"{number}/{place}", prompt, component("sampler", sampler), longest, stop)
             for place, prompt in enumerate(prompts) for number, (sampler, longest, stop) in enumerate(SETTINGS)]
 
 
-def drawn(engine: LoadedEngine, requests: list[Request]) -> dict[str, tuple]:
+def drawn(engine: LoadedEngine, requests: list[AnswerRequest]) -> dict[str, tuple]:
     return {each.id: (each.text, each.tokens, each.log_p, each.log_q, each.finish_reason, requests[each.prompt].id)
             for each in engine.stream_each(requests, seed=2)}
 
@@ -69,6 +69,6 @@ def test_an_engine_has_a_limited_number_of_sets(engine, started, monkeypatch):
 
 
 def test_settings_that_do_not_fit_together_are_refused(engine):
-    request = Request("a", np.arange(5, 9), components("sampler")["power_mh"].cls(num_blocks=16), 4, ())
+    request = AnswerRequest("a", np.arange(5, 9), components("sampler")["power_mh"].cls(num_blocks=16), 4, ())
     with pytest.raises(UserError, match=r"sampler\.num_blocks: given 16"):
         drawn(engine, [request])

@@ -16,7 +16,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dflash_mcmc.api import LoadedEngine
-from dflash_mcmc.api.mixed import Request
+from dflash_mcmc.api.mixed import AnswerRequest
 from dflash_mcmc.data import template_limits
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.harness.arguments import chosen
@@ -107,7 +107,7 @@ class DflashMcmcLM(TemplateLM):
                 settings[kwargs] = request(self._args, given.args[1])
             how = settings[kwargs]
             tokens = np.asarray(self._context(given.args[0], how), np.int64)
-            asked.append(Request(name, tokens, how.sampler, how.max_new_tokens, tuple(how.stop)))
+            asked.append(AnswerRequest(name, tokens, how.sampler, how.max_new_tokens, tuple(how.stop)))
         answers, config = [""] * len(requests), self._args.config
         with closing(self._engine.stream_each(asked, blend=config.blend, decoder=config.decoder, draft=config.draft,
                                               seed=config.seed, progress=not disable_tqdm)) as stream:
