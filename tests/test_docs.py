@@ -177,6 +177,17 @@ def test_python_runs(page, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_the_python_of_the_readme_prints_what_the_page_shows(tmp_path):
+    """All answers are right. Log p and counts can differ between processors, by rounding."""
+    shown = README.read_text().partition("It prints four answers:\n\n```\n")[2].partition("```")[0]
+    done = processes.run(["-c", scripts(README)], tmp_path)
+    texts, expected = ([line.partition("  log p")[0] for line in lines.splitlines()] for lines in (done.stdout, shown))
+    assert texts == expected
+    assert len(texts) == 4
+    numbers = re.search(r"has (\d+) shells. The number grows to (\d+) times", scripts(README))
+    assert all(rf"\boxed{{{int(numbers[1]) * int(numbers[2])}}}" in text for text in texts)
+
+
 @pytest.mark.parametrize("kind", ["sampler", *(
     pytest.param(name, marks=pytest.mark.slow) for name in ("dataset", "probe", "draft"))])
 def test_adding_a_component(kind, tmp_path):

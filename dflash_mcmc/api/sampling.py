@@ -7,18 +7,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from dflash_mcmc.api import mixed, scoring
 from dflash_mcmc.api import prompts as read_prompts
-from dflash_mcmc.api import scoring
 from dflash_mcmc.api.choices import configuration
+from dflash_mcmc.api.samples import Sample, of_chain, of_long
 from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.data import stops
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
-from dflash_mcmc.store import finishes
-from dflash_mcmc.types import ChainResult, Cost, Trajectory
+from dflash_mcmc.inference.stop_strings import cut
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from dflash_mcmc.api.mixed import AnswerRequest
     from dflash_mcmc.api.prompts import Prompts
     from dflash_mcmc.api.scoring import Scored
     from dflash_mcmc.blend import Blend
@@ -39,39 +39,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.ops import Chain
     from dflash_mcmc.run.fitting import TooLong
     from dflash_mcmc.sampler import Sampler
-
-
-class Sample(NamedTuple):
-    """The result of one chain."""
-
-    prompt: int
-    """Index of the prompt in the order given."""
-    id: str
-    """Name of the prompt, which the randomness depends on."""
-    chain: int
-    text: str
-    """Generated text without special tokens, up to a string of `stop`."""
-    tokens: list[int]
-    """Generated token ids, with all tokens of a stop string."""
-    log_p: float
-    """Log probability of the tokens under the (blended) target at temperature 1, in nats."""
-    log_q: float
-    """Log probability of the tokens under the sampling parameters that they were drawn with, in nats."""
-    proposals: int
-    """Metropolis-Hastings proposals."""
-    accepted: int
-    """Accepted proposals."""
-    moved: int
-    """Accepted proposals that differ from the sequence they replace."""
-    cost: Cost
-    """Tokens and forward passes that the chain used."""
-    finish_reason: str
-    """Why the sequence ended: `stop_id` = with a stop id of the model, `stop_string` = with a string of `stop`, `length` = at
-    `max_new_tokens`, `not_drawn` = see `failure`, `too_long` = the prompt leaves too few of the model's positions."""
-    trace: tuple[dict[str, Any], ...]
-    """One entry for each proposal: block, step, cut, lengths, log ratio, decision."""
-    failure: str = ""
-    """Why the chain could not be drawn; the other fields are then empty."""
 
 
 class LoadedEngine:
@@ -127,14 +94,40 @@ class LoadedEngine:
 
         Other calls with the same model wait until the stream has ended or is closed.
         """
-        known, asked = self._known(), read_prompts.by_id(prompts)
-        config = configuration({"sampler": sampler, "blend": blend, "decoder": decoder, "draft": draft},
-                               {"seed": seed, "num_chains": num_chains, "dataset.max_new_tokens": max_new_tokens,
-                                "dataset.stop": stops.given(stop, "stop")})
-        config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
-        config, target = checked(config), self._target
+        asked = read_prompts.by_id(prompts)
+        config = self._configured({"sampler": sampler, "blend": blend, "decoder": decoder, "draft": draft},
+                                  {"seed": seed, "num_chains": num_chains, "dataset.max_new_tokens": max_new_tokens,
+                                   "dataset.stop": stops.given(stop, "stop")})
+        target = self._target
         token_ids, too_long = read_prompts.all_token_ids(config, target, asked)
         return self._drawn(config, target, list(asked), token_ids, too_long, progress)
+
+    def stream_each(self, requests: Sequence[AnswerRequest], *, blend: Blend | str | None = None,
+                    decoder: Decoder | str | None = None, draft: Draft | str | None = None, seed: int = 0,
+                    progress: bool = False) -> Generator[Sample, None, None]:
+        """Yields the sample of each request when its chain ends. `prompt` of a sample is the place of its request.
+
+        All requests share a batch if chains of the engine can have stop strings of their own; otherwise those with the same
+        strings do. Raises UserError.
+        """
+        def config_of(sampler: Sampler, max_new_tokens: int) -> Config:
+            return self._configured({"sampler": sampler, "blend": blend, "decoder": decoder, "draft": draft},
+                                    {"seed": seed, "dataset.max_new_tokens": max_new_tokens})
+
+        names, token_ids = [each.id for each in requests], {each.id: each.prompt for each in requests}
+        target = self._target
+        for batch in mixed.batches(requests, config_of, self._known().engine.mixes_stops, target):
+            chains = (((number, 0), batch.chain(number)) for number in batch.numbers)
+            with closing(self._run(batch.config, target, chains, batch.longest, len(batch.numbers), progress)) as running:
+                for done, model in running:
+                    drawn = of_chain(done, names, token_ids, model)
+                    yield drawn._replace(text=cut(drawn.text, requests[drawn.prompt].stop))
+
+    def _configured(self, chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Config:
+        """The checked configuration with this engine's model and hardware. Raises UserError."""
+        known, config = self._known(), configuration(chosen, values)
+        config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
+        return checked(config)
 
     def score(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, blend: Blend | str | None = None,
               draft: Draft | str | None = None, progress: bool = True) -> list[Scored]:
@@ -171,14 +164,14 @@ class LoadedEngine:
         from dflash_mcmc.run import build
 
         tags = [(index, chain) for index in range(len(names)) for chain in range(config.num_chains)]
-        yield from (_of_long(index, names[index], chain, too_long[names[index]]) for index, chain in tags
+        yield from (of_long(index, names[index], chain, too_long[names[index]]) for index, chain in tags
                     if names[index] in too_long)
         chains = (((index, chain), build.chain(config, config.sampler, names[index], chain, token_ids[names[index]]))
                   for index, chain in tags if names[index] in token_ids)
         total, longest = len(token_ids) * config.num_chains, max(map(len, token_ids.values()))
         with closing(self._run(config, target, chains, longest, total, progress)) as running:
             for done, model in running:
-                yield _sample(done, names, token_ids, model)
+                yield of_chain(done, names, token_ids, model)
 
     def _run(self, config: Config, target: ChainTarget, chains: Iterable[tuple[Any, Chain]], longest: int, total: int,
              progress: bool) -> Generator[tuple[Finished[Any], ChainTarget], None, None]:
@@ -268,18 +261,3 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
     with LoadedEngine(model, tokenizer, engine=engine, hardware=hardware, chat=chat) as loaded:
         return loaded.sample(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
                              max_new_tokens=max_new_tokens, stop=stop, seed=seed, progress=progress)
-
-
-def _sample(done: Finished[tuple[int, int]], names: list[str], token_ids: Mapping[str, np.ndarray],
-            target: ChainTarget) -> Sample:
-    index, chain = done.tag
-    result = done.result or ChainResult(Trajectory.start(token_ids[names[index]]))
-    drawn = result.trajectory
-    reason = NOT_DRAWN if done.result is None else finishes.of_trajectory(drawn, target.stop_ids)
-    return Sample(index, names[index], chain, target.decode(drawn.tokens), drawn.tokens.tolist(), float(drawn.log_p.sum()),
-                  float(drawn.log_q.sum()), result.proposals, result.accepted, result.moved, done.cost, reason, result.trace,
-                  done.failure)
-
-
-def _of_long(index: int, name: str, chain: int, found: TooLong) -> Sample:
-    return Sample(index, name, chain, "", [], 0.0, 0.0, 0, 0, 0, Cost(), TOO_LONG, (), found.reason)

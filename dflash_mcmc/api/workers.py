@@ -221,11 +221,7 @@ class Workers:
 
     def _chain(self, order: Order, model: Any) -> Chain:
         """The chain of an order, which ends at its stop strings. Raises UserError where the tokenizer has no tables."""
-        if not self._mixes:
-            return order.chain()
-        if order.stop:
-            model.strings(order.stop)
-        return stopping(order.chain(), order.stop)
+        return own_stops(order.chain(), order.stop, model) if self._mixes else order.chain()
 
     def _guarded(self, number: int, order: Order, model: Any) -> Generator[Any, Any, Any]:
         """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
@@ -275,6 +271,13 @@ class Workers:
             del self._live[done.tag]
             self._dropped.discard(done.tag)
         _set(order.future, outcome)
+
+
+def own_stops(chain: Chain, stop: tuple[str, ...], model: Any) -> Chain:
+    """A chain with stop strings of its own. Raises UserError where the tokenizer of the engine's model has no tables."""
+    if stop:
+        model.strings(stop)
+    return stopping(chain, stop)
 
 
 def _drawn(result: ChainResult, cost: Cost, stop: tuple[str, ...], model: Any) -> DrawnAnswer:

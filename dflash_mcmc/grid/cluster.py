@@ -13,6 +13,9 @@ from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 _SECONDS = 60
 _OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")
 """States of ended jobs, which SLURM still lists for some minutes."""
+_ELSEWHERE = "allowed: a machine that submits to a cluster, or hydra/launcher=basic, which runs here"
+_NO_CLUSTER = "Could not establish a configuration source"
+"""What SLURM's commands say where they are installed and belong to no cluster."""
 _MOST_ARRAY = 1000
 """Size of an array if SLURM does not report its limit: one less than its default for MaxArraySize."""
 
@@ -37,9 +40,12 @@ def ask(*command: str, ignored: Sequence[signal.Signals] = ()) -> str:
                               preexec_fn=ignore if ignored else None)
     except FileNotFoundError as error:
         raise UserError(f"hydra/launcher: slurm needs the commands of SLURM, and {command[0]} is not on this machine; "
-                        "allowed: a machine that submits to a cluster, or hydra/launcher=basic, which runs here") from error
+                        f"{_ELSEWHERE}") from error
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{command[0]}: SLURM has not answered for {_SECONDS} seconds; try again") from error
+    if done.returncode and _NO_CLUSTER in done.stderr:
+        raise UserError(f"hydra/launcher: slurm needs a cluster, and {command[0]} finds no slurm.conf on this machine "
+                        f"(SLURM_CONF, or the folder of SLURM's configuration); {_ELSEWHERE}")
     if done.returncode:
         raise UserError(f"{command[0]}: {one_line(done.stderr) or f'exit code {done.returncode}'}")
     return done.stdout

@@ -2,7 +2,8 @@
 
 `of` tests on the machine that it runs on whether this holds: every linear layer and norm, then whole forwards at several
 lengths of the keys, and the functions of a draw. All comparisons are of bits, with fixed random inputs. A norm that differs
-keeps its own form. If anything else fails, there is no `FewRows`, and steps have eight rows.
+keeps its own form. If anything else fails, there is no `FewRows`, and steps have eight rows. Whether the memory holds the
+transposed weights is decided before, by `plan.plan`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 from torch.nn.functional import linear
 
-from dflash_mcmc.errors import note
 from dflash_mcmc.inference import fused_norms, piecewise_product
 from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.contiguous_cache import ContiguousCache
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 _WIDTH_STEP = 64
 """Widths of layers are multiples of it. A vectorised function computes the rest of its elements by other instructions."""
-_SHARE = 0.25
-"""Largest share of the free memory that the transposed weights may take."""
 _ATTENTION = "grouped"
 _LENGTHS = (64, 128, 512)
 """Lengths of the keys in the comparison of whole forwards."""
@@ -140,10 +137,6 @@ def num_bytes(model: LanguageModel) -> int:
 
 def _found(model: LanguageModel, most: int) -> FewRows | None:
     if not (fits(model) and _draws_agree(model.vocab_size, most)):
-        return None
-    if num_bytes(model) > _SHARE * psutil.virtual_memory().available:
-        note(f"hardware.few_rows: a second copy of the weights ({num_bytes(model) / 1e9:.1f} GB) takes more than a quarter "
-             "of the free memory, so that steps are padded to 8 rows; the numbers are the same")
         return None
     layers = products(model.decoder, most)
     head = piecewise_product.find(model.head.weight, None, most)

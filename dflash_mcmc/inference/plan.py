@@ -7,7 +7,8 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.ladder import cache_size
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.page_table import NUM_RESERVED, PAGE_SIZE
@@ -138,6 +139,15 @@ def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float
     planned = (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
     copied = work.copied_bytes(planned.num_slots)
     return planned._replace(copies=copied if planned.total + copied <= limit else 0)
+
+
+def options_within(work: Workload, planned: MemoryPlan) -> Options:
+    """The options of an engine that keeps to a plan: without `few_rows` where the plan has no second copy of the weights."""
+    if not work.copied_bytes(planned.num_slots) or planned.copies:
+        return work.options
+    note("hardware.few_rows: a second copy of the weights does not fit beside the keys and values, so that steps are padded "
+         "to 8 rows; the numbers are the same")
+    return work.options._replace(few_rows=False)
 
 
 def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:

@@ -9,8 +9,8 @@ import socket
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
-"""Environment variables with the numbers or names of the visible GPUs; the first one that is set counts."""
+_OF_THE_JOB = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""Environment variables with the machine's numbers of the GPUs that SLURM has given; the first one that is set counts."""
 
 
 def cpu_model(cpuinfo: Path = CPUINFO) -> str | None:
@@ -32,13 +32,18 @@ def node() -> str:
 def place_of(device: str) -> str:
     """A name of a device among all machines that share a run: `n1/cpu`, `n1/gpu 3`. Asks the environment, not the device.
 
-    A job of SLURM sees its GPUs as 0, 1, ... where the cluster hides the others. Its environment has their numbers.
+    A job of SLURM sees its GPUs as 0, 1, ... where the cluster hides the others, and `CUDA_VISIBLE_DEVICES` then counts
+    within the job. Elsewhere it has the machine's numbers, or names such as `GPU-5f3a`. Numbers that are all among those
+    of the job are taken as the machine's.
     """
     if not device.startswith("cuda"):
         return f"{node()}/{device}"
     index = int(device.partition(":")[2] or 0)
-    given = next(filter(None, map(os.environ.get, _GPUS)), "").split(",")
-    return f"{node()}/gpu {given[index] if index < len(given) and given[index] else index}"
+    given = next(filter(None, map(os.environ.get, _OF_THE_JOB)), "").split(",")
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    name = visible[index] if index < len(visible) else str(index)
+    counts_within_job = name.isdecimal() and int(name) < len(given) and not (visible and set(visible) <= set(given))
+    return f"{node()}/gpu {(counts_within_job and given[int(name)]) or name}"
 
 
 def is_intel(cpuinfo: Path = CPUINFO) -> bool:

@@ -112,7 +112,7 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
         num_draws: number of draws that all processes together can have in progress.
         still_to_load: bytes of weights that are not loaded yet.
     """
-    from dflash_mcmc.inference.plan import plan
+    from dflash_mcmc.inference.plan import options_within, plan
     from dflash_mcmc.inference.workload import Workload
 
     processes = ranks.place().total
@@ -123,11 +123,7 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
     length = prompt_length + config.dataset.max_new_tokens
     hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter)
     planned = plan(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache, still_to_load)
-    if work.copied_bytes(planned.num_slots) and not planned.copies:
-        note("hardware.few_rows: a second copy of the weights does not fit beside the keys and values, so that steps are "
-             "padded to 8 rows; the numbers are the same")
-        options = options._replace(few_rows=False)
-    return options, planned
+    return options_within(work, planned), planned
 
 
 def chain(config: Config, sampler: Sampler, problem: str, number: int, prompt: np.ndarray) -> Chain:

@@ -114,6 +114,7 @@ def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
 def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
     """The engine. Raises ConfigError if the responses do not fit the model's positions or the memory."""
     from dflash_mcmc.inference.batched import BatchedEngine
+    from dflash_mcmc.inference.plan import options_within
     from dflash_mcmc.inference.plan import plan as plan_memory
     from dflash_mcmc.inference.workload import Workload
 
@@ -121,12 +122,12 @@ def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) ->
     if model.max_positions is not None and prompt_length + horizon > model.max_positions:
         raise ConfigError("responses.max_new_tokens", horizon, f"at most {model.max_positions - prompt_length}: the longest "
                           f"prompt takes {prompt_length} of the model's {model.max_positions} positions")
-    options = hardware.options()
     share = min(_PIECE, -(-len(prompts) // ranks.world_size()))
     length = prompt_length + horizon
-    work = Workload(model, length, prompt_length, options)
+    work = Workload(model, length, prompt_length, hardware.options())
     planned = plan_memory(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache)
-    return BatchedEngine(model, None, planned.num_slots, length, options, prompt_length, num_pages=planned.num_pages)
+    return BatchedEngine(model, None, planned.num_slots, length, options_within(work, planned), prompt_length,
+                         num_pages=planned.num_pages)
 
 
 def _write(piece: Path, drawn: list[Response]) -> None:

@@ -166,6 +166,17 @@ def test_what_slurm_refuses_is_one_line_and_leaves_nothing(slurm_commands, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_commands_of_slurm_without_a_cluster(slurm_commands, tmp_path, capsys):
+    slurm_commands.refuse("sinfo", "sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsinfo: error: "
+                          "fetch_config: DNS SRV lookup failed\nsinfo: fatal: Could not establish a configuration source\n")
+    assert ended("submit", *POINTS) == 2
+    assert capsys.readouterr().err == (
+        "error: hydra/launcher: slurm needs a cluster, and sinfo finds no slurm.conf on this machine (SLURM_CONF, or the "
+        "folder of SLURM's configuration); allowed: a machine that submits to a cluster, or hydra/launcher=basic, which "
+        "runs here\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_slurm(no_slurm, tmp_path, capsys):
     assert ended("submit", *POINTS) == 2
     told = capsys.readouterr().err

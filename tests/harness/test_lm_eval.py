@@ -95,6 +95,24 @@ def test_greedy_texts_of_gsm8k_are_those_of_hf(folder):
     assert sum(map(bool, found)) >= len(found) // 2
 
 
+def test_requests_of_different_generation_kwargs_share_a_batch(monkeypatch):
+    """Their answers are those that each set of generation_kwargs has in a batch of its own."""
+    model = DflashMcmcLM(pretrained=TINY, seed=3)
+    kinds = [{"until": ["Then", " ="], "max_gen_toks": 40}, {"until": ["="], "max_gen_toks": 40},
+             {"until": [], "max_gen_toks": 12}, {"until": ["Then"], "max_gen_toks": 24, "do_sample": True, "temperature": 1.5}]
+    asked = requests("generate_until", [(chat(model, row), kind) for row in ROWS[:3] for kind in kinds])
+    alone = {}
+    for kind in kinds:
+        own = [each for each in asked if each.args[1] == kind]
+        alone.update(zip((each.doc_id for each in own), model.generate_until(own, disable_tqdm=True), strict=True))
+    engine, started = type(model._args.config.engine), []
+    start = engine.start
+    monkeypatch.setattr(engine, "start", lambda *given: started.append(given) or start(*given))
+    assert model.generate_until(asked, disable_tqdm=True) == [alone[each.doc_id] for each in asked]
+    assert len(started) == 1
+    assert len(set(alone.values())) > len(kinds)
+
+
 def test_log_likelihoods_are_those_of_hf(ours, theirs):
     answers = ours.generate_until(requests("generate_until", [(chat(ours, row), {"until": []}) for row in ROWS]),
                                   disable_tqdm=True)

@@ -136,17 +136,6 @@ def test_a_failed_comparison_leads_to_eights(wrong, monkeypatch, random_weights)
     assert BatchedEngine(model, None, 1, 40, Options())._memory.runner.few_rows is None
 
 
-def test_weights_that_do_not_fit_twice_lead_to_eights(monkeypatch, capsys, random_weights):
-    model = wide()
-    free = type("Memory", (), {"available": few_rows.num_bytes(model)})
-    monkeypatch.setattr(few_rows.psutil, "virtual_memory", lambda: free)
-    assert few_rows.of(model, 1) is None
-    assert few_rows.of(model, 1) is None
-    error = capsys.readouterr().err
-    assert error.startswith("hardware.few_rows: a second copy of the weights (0.0 GB)")
-    assert error.count("\n") == 1
-
-
 @pytest.mark.parametrize("changes", [{"intermediate_size": 48}, {"hidden_size": 96}])
 def test_widths_with_a_rest_have_eights(changes, random_weights):
     """A vectorised function computes the rest by other instructions."""

@@ -15,7 +15,8 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Work
-from dflash_mcmc.probe.rejection_sampling import samplers_by_name, verdict
+from dflash_mcmc.probe.rejection_sampling import drafted, samplers_by_name, verdict
+from dflash_mcmc.run import build
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.testing import EnumeratedKey, Enumerator
@@ -192,11 +193,31 @@ def test_the_laws_of_a_draft_need_a_checkpoint(draft):
     command_is_refused(values, "allowed: a draft", start="draft: ")
 
 
+def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, capsys):
+    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", "probe.anchor=3", "dataset.limit=1",
+                      "probe.num_draws=2000", "probe.chunk_size=1000")
+    (problem,) = config.dataset.problems()
+    prompt = build.prompts(config, config.model.load("cpu"), [problem])[problem.id]
+    config.assumed.prompt_length = len(prompt)
+    tokens, read = [], drafted.sequences.read
+    monkeypatch.setattr(drafted.sequences, "read", lambda model, given, *rest: (tokens.append(given.numel()),
+                                                                              read(model, given, *rest))[1])
+    config.probe.summarise(config, measured(config.probe, config))
+    cost = config.probe.expected_cost(config)
+    assert cost.token_forwards * config.probe.num_units(config) == pytest.approx(sum(tokens))
+    assert sum(tokens) > 2 * 512 * len(prompt)
+    with pytest.raises(SystemExit, match="0"):
+        main(["experiment=rejection_sampling", "draft=tiny_dspark", "dry_run=true"])
+    told = capsys.readouterr().out
+    assert "it evaluates no model" not in told
+    assert "assumed: prompts of " in told
+
+
 def test_the_laws_of_a_draft_need_a_small_vocabulary(tmp_path, monkeypatch):
-    drafted = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
-    monkeypatch.setattr("dflash_mcmc.probe.rejection_sampling.drafted._LARGEST_VOCABULARY", 511)
+    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
+    monkeypatch.setattr(drafted, "_LARGEST_VOCABULARY", 511)
     with pytest.raises(UserError, match=r"model: given 'hf'; allowed: a vocabulary of at most 511 tokens with probe"):
-        measured(drafted.probe, drafted)
+        measured(config.probe, config)
 
 
 def test_every_column_and_value_has_a_meaning(result):

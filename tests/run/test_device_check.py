@@ -120,3 +120,16 @@ def test_the_name_of_a_gpu_is_that_of_the_cluster(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("SLURM_JOB_GPUS", "4,6")
     assert machine.place_of("cuda:1") == "n1/gpu 6"
+
+
+@pytest.mark.parametrize(("given", "visible", "places"), [
+    ("2,3", None, ["2", "3"]), ("2,3", "0,1", ["2", "3"]), ("2,3", "2,3", ["2", "3"]), ("2,3", "3,2", ["3", "2"]),
+    ("2,3", "3", ["3"]), ("2,3", "1", ["3"]), ("2,3", "GPU-5f, GPU-6a", ["GPU-5f", "GPU-6a"]), ("0,1", "1", ["1"]),
+    ("5", "0", ["5"]), (None, "2,3", ["2", "3"]), ("2,3", "", ["2", "3"]), ("2", "7", ["7"])])
+def test_the_gpus_of_a_job_are_those_that_it_sees(monkeypatch, given, visible, places):
+    for name, value in (("SLURM_STEP_GPUS", None), ("SLURM_JOB_GPUS", given), ("CUDA_VISIBLE_DEVICES", visible)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    assert [machine.place_of(f"cuda:{number}") for number in range(len(places))] == [f"n1/gpu {place}" for place in places]

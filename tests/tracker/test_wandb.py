@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from statsmodels.stats.proportion import proportion_confint
+from tqdm import tqdm
 
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker import RunInfo
@@ -156,6 +157,17 @@ def test_tables_and_figures_of_a_probe(tmp_path, folders):
     artifact = entries(folder, "artifact")[-1]
     assert artifact["name"] == artifact_name("records", "über", "0a1b") == "records-_ber-0a1b"
     assert {entry["path"] for entry in artifact["manifest"]["contents"]} == {"run.json", "means.csv"}
+
+
+def test_the_line_about_an_offline_run_is_not_in_the_bar(tmp_path, folders, capsys):
+    with tqdm(total=3, desc="bar", ncols=40) as bar:
+        offline(tmp_path).start(RunInfo("0a1c", "e", "c", {}, tmp_path, "probe", ())).finish(0)
+        bar.refresh()
+    lines = capsys.readouterr().err.split("\n")
+    assert lines[0].startswith("\rbar:   0%")
+    shown = [line.rpartition("\r")[2] for line in lines]
+    assert shown[0].startswith("W&B is offline (")
+    assert shown[1].startswith("bar:   0%")
 
 
 def offline(folder: Path) -> WandbTracker:

@@ -9,12 +9,14 @@ from contextlib import closing
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dflash_mcmc.api import LoadedEngine
+from dflash_mcmc.api.mixed import AnswerRequest
 from dflash_mcmc.data import template_limits
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.harness.arguments import chosen
@@ -93,29 +95,28 @@ class DflashMcmcLM(TemplateLM):
             chat_history, tokenize=False, continue_final_message=not add_generation_prompt, **given)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answers, in the order of the requests. Requests with the same generation_kwargs share a batch."""
-        names = _names(requests)
-        groups: dict[str, list[int]] = {}
-        for number, asked in enumerate(requests):
-            groups.setdefault(json.dumps(asked.args[1], sort_keys=True), []).append(number)
-        answers = [""] * len(requests)
-        for members in groups.values():
-            how = request(self._args, requests[members[0]].args[1])
-            prompts = {names[number]: self._context(requests[number].args[0], how) for number in members}
-            with closing(self._stream(prompts, how, not disable_tqdm)) as stream:
-                for sample in stream:
-                    if sample.failure:
-                        raise UserError(f"request {sample.id}: cannot be drawn: {sample.failure}")
-                    number = members[sample.prompt]
-                    answers[number] = sample.text
-                    self.cache_hook.add_partial("generate_until", requests[number].args, sample.text)
-        return answers
+        """The answers, in the order of the requests, which share a batch whatever their generation_kwargs are.
 
-    def _stream(self, prompts: dict[str, list[int]], how: GenerationSettings, progress: bool) -> Any:
-        config = self._args.config
-        return self._engine.stream(prompts, sampler=how.sampler, blend=config.blend, decoder=config.decoder,
-                                   draft=config.draft, max_new_tokens=how.max_new_tokens, stop=how.stop, seed=config.seed,
-                                   progress=progress)
+        With an engine that has one set of stop strings, requests with the same `until` share a batch.
+        """
+        settings: dict[str, GenerationSettings] = {}
+        asked = []
+        for name, given in zip(_names(requests), requests, strict=True):
+            kwargs = json.dumps(given.args[1], sort_keys=True)
+            if kwargs not in settings:
+                settings[kwargs] = request(self._args, given.args[1])
+            how = settings[kwargs]
+            tokens = np.asarray(self._context(given.args[0], how), np.int64)
+            asked.append(AnswerRequest(name, tokens, how.sampler, how.max_new_tokens, tuple(how.stop)))
+        answers, config = [""] * len(requests), self._args.config
+        with closing(self._engine.stream_each(asked, blend=config.blend, decoder=config.decoder, draft=config.draft,
+                                              seed=config.seed, progress=not disable_tqdm)) as stream:
+            for sample in stream:
+                if sample.failure:
+                    raise UserError(f"request {sample.id}: cannot be drawn: {sample.failure}")
+                answers[sample.prompt] = sample.text
+                self.cache_hook.add_partial("generate_until", requests[sample.prompt].args, sample.text)
+        return answers
 
     def _context(self, text: str, how: GenerationSettings) -> list[int]:
         """The token ids of a prompt. Its beginning is left out where it and the answer do not fit the model's positions."""

@@ -97,9 +97,19 @@ class RejectionSampling(Probe):
         """Chunks of draws."""
         return [Unit("draws", number) for number in range(self.num_draws // self.chunk_size)]
 
-    def expected_cost(self, config: Config) -> UnitCost:
-        """No cost, because the laws are synthetic and no model is evaluated."""
-        return UnitCost(0.0)
+    def expected_cost(self, config: Config) -> UnitCost | None:
+        """Nothing with synthetic laws. With laws=draft both laws are read twice, for the records and for the summary.
+
+        That reads the prefix after each token of the anchor, and the prefix before each token of the vocabulary. None if the
+        model's configuration is not here.
+        """
+        if self.laws != "draft":
+            return UnitCost(0.0)
+        if (shape := config.model.shape("cpu")) is None:
+            return None
+        prefixes = [config.assumed.prompt_length + number for number in range(self.anchor + 1)]
+        each = 2.0 / self.num_units(config)
+        return UnitCost(each * (sum(prefixes) + shape.vocab_size * (prefixes[-1] + 1)), each)
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""

@@ -100,7 +100,10 @@ class WandbRun:
         self._recent: deque[tuple[float, dict]] = deque()
         self._begin()
         if mode == "offline":
-            print(f"W&B is offline ({why}); to upload this run: wandb sync {Path(self._run.dir).parent}", file=sys.stderr)
+            from tqdm import tqdm
+
+            # A run's bar is on the terminal's last line. This clears it, and shows it again below the line.
+            tqdm.write(f"W&B is offline ({why}); to upload this run: wandb sync {Path(self._run.dir).parent}", file=sys.stderr)
 
     def _begin(self) -> None:
         self._run, self._defined = self._open(), {"finished"}
