@@ -169,6 +169,8 @@ class Cost(NamedTuple):
     """Gradient steps of a draft that learns."""
     adapt_dropped: int = 0
     """Steps that were left out, because their gradient was not finite."""
+    blocks_verified: int = 0
+    """Blocks that a decoder verified. The other drafted blocks are those of a sampler or a blend."""
 
 
 class ExpectedCost(NamedTuple):

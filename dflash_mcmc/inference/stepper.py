@@ -65,8 +65,8 @@ class Stepper(Protocol):
     def reach(self) -> int:
         """Number of positions after the row's position that a step may touch."""
 
-    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
-        """The cost of a draw of `tokens` tokens, by the names of `Cost`."""
+    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """The cost of a draw of `tokens` tokens in a row of this group, by the names of `Cost`."""
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: Riders | None = None) -> None:

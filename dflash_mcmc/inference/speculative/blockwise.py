@@ -13,7 +13,7 @@ import torch
 from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.cache import SlotCache
 from dflash_mcmc.inference.model_runner import ModelRunner
-from dflash_mcmc.inference.plain_steps import PlainSteps
+from dflash_mcmc.inference.plain_steps import plain_cost
 from dflash_mcmc.inference.rows import RowCounts, Rows, Status
 from dflash_mcmc.inference.speculative.block_grid import BlockGrid, Said
 from dflash_mcmc.inference.speculative.commit import Offer, commit
@@ -22,40 +22,20 @@ from dflash_mcmc.inference.stepper import Group, Riders
 
 
 class BlockSteps:
-    """Draws a block per step for rows that draw from the draft, and one token per step for all other rows."""
+    """Draws a block per step for rows that draw from the draft."""
 
     def __init__(self, runner: ModelRunner, grid: BlockGrid):
-        self.runner, self.drafter, self._plain = runner, grid.drafter, PlainSteps(runner)
+        self.runner, self.drafter = runner, grid.drafter
         self.tokens_a_step = self.reach = grid.block_size
         self._offsets = torch.arange(self.reach, device=runner.model.device)
 
-    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
+    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """See `Stepper.cost`."""
-        return self._plain.cost(tokens, counts)
+        return plain_cost(tokens, counts)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: Riders | None = None) -> None:
-        """See `Stepper.step`. A live row that draws from the draft gains up to a block."""
-        # A penalty needs the history of every slot, and further columns need the logits of every slot. Rows with one of them
-        # are therefore drawn token by token.
-        whole = [group.source == "draft" and not (group.has_penalty or group.columns) for group in groups]
-        from_draft = tuple(group for group, mine in zip(groups, whole, strict=True) if mine)
-        others = tuple(group for group, mine in zip(groups, whole, strict=True) if not mine)
-        if not others:
-            self._block(cache, state, batch, key_length, groups, floors)
-        elif not from_draft:
-            self._plain.step(cache, state, batch, key_length, groups, floors)
-        else:  # each kind of rows has a separate step, because the numbers of a row must not depend on other rows
-            status, mine = state.status[:batch].clone(), torch.zeros(batch, dtype=torch.bool, device=state.device)
-            mine[torch.cat([group.members() for group in from_draft])] = True
-            for step, part, live in ((self._block, from_draft, mine), (self._plain.step, others, ~mine)):
-                state.status[:batch] = torch.where(live, status, Status.DONE)
-                step(cache, state, batch, key_length, part, floors)
-                status = torch.where(live, state.status[:batch], status)
-            state.status[:batch] = status
-
-    def _block(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-               floors: bool) -> None:
+        """See `Stepper.step`. A live row gains up to a block."""
         position, rows = state.position[:batch], state.ids[:batch, None]
         number = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
         started, offset = number >= 0, torch.remainder(number.clamp(min=0), self.reach)

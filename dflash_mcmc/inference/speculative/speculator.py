@@ -53,12 +53,13 @@ class Speculator:
         self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
         self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
 
-    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
+    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """See `Stepper.cost`."""
         extra = counts.blocks * self.drafter.target_forwards
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
                 "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
-                "tokens_drafted": counts.blocks * self.drafter.num_drafted, "tokens_kept": counts.kept}
+                "blocks_verified": counts.blocks, "tokens_drafted": counts.blocks * self.drafter.num_drafted,
+                "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: Riders | None = None) -> None:
