@@ -170,7 +170,7 @@ class Cost(NamedTuple):
     adapt_dropped: int = 0
     """Steps that were left out, because their gradient was not finite."""
     blocks_verified: int = 0
-    """Blocks that a decoder verified. The other drafted blocks are those of a sampler or a blend."""
+    """Blocks that a decoder verified, in an engine whose sampler uses the draft too; else 0."""
 
 
 class ExpectedCost(NamedTuple):

@@ -108,7 +108,8 @@ class BatchedEngine:
         self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, padding, longest, most)
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
-        stepper, tracer = _stepper(runner, speculation, options.whole_blocks and not model.recurrent_nets)
+        whole_blocks = options.whole_blocks and not model.recurrent_nets
+        stepper, tracer = _stepper(runner, speculation, whole_blocks, options.join_steps)
         if options.cuda_graphs and on_gpu:
             stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid, runner.adaptive), runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
@@ -191,11 +192,15 @@ def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, ladder: La
 
 
 def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
-             whole_blocks: bool) -> tuple[Stepper, Tracer | None]:
+             whole_blocks: bool, joins: bool) -> tuple[Stepper, Tracer | None]:
     """The stepper that makes the decode steps, and the tracer of the steps, if any."""
     plain = PlainSteps(runner)
     speculator = Speculator(runner, speculation) if speculation else None
     tracer = Tracer(speculator) if speculator and speculator.speculation.trace else None
     if runner.grid is None or not (speculator or whole_blocks):
         return speculator or plain, tracer
-    return MixedSteps(BlockSteps(runner, runner.grid) if whole_blocks else plain, plain, speculator or plain), tracer
+    if not whole_blocks:
+        return MixedSteps(runner, plain, plain, speculator or plain), tracer
+    blocks = BlockSteps(runner, runner.grid)
+    joined = (blocks, speculator) if joins and speculator and speculator.window is None else ()
+    return MixedSteps(runner, blocks, plain, speculator or plain, joined), tracer

@@ -8,6 +8,8 @@ that starts inside a block keeps the tokens in the first slots. The answers equa
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from dflash_mcmc.inference import logits_processor as laws
@@ -21,9 +23,34 @@ from dflash_mcmc.inference.speculative.drafter import Anchors
 from dflash_mcmc.inference.stepper import Group, Riders
 
 
+class DrawnBlocks(NamedTuple):
+    """Blocks that are drawn from the draft, and that the target has not read yet.
+
+    Attributes:
+        fed, at: int64 (rows, slots), the anchors and the drawn tokens, and their positions.
+        offset: int64 (rows,), the slots that the row has already.
+        started: bool (rows,), whether the anchor is a generated token.
+        drafting: bool (rows,), whether the row draws from the draft in this step.
+        uniforms: float64 (rows, slots).
+        hidden: the draft's hidden states, (rows, n, width).
+        draft, interval: weights of the draft's law, (rows * n), and the intervals of the drawn tokens.
+    """
+
+    fed: torch.Tensor
+    at: torch.Tensor
+    offset: torch.Tensor
+    started: torch.Tensor
+    drafting: torch.Tensor
+    uniforms: torch.Tensor
+    hidden: torch.Tensor
+    draft: laws.Weights
+    interval: torch.Tensor
+
+
 class BlockSteps:
     """Draws a block per step for rows that draw from the draft."""
 
+    window = None
     def __init__(self, runner: ModelRunner, grid: BlockGrid):
         self.runner, self.drafter = runner, grid.drafter
         self.tokens_a_step = self.reach = grid.block_size
@@ -36,6 +63,12 @@ class BlockSteps:
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: Riders | None = None) -> None:
         """See `Stepper.step`. A live row gains up to a block."""
+        drawn = self.propose(cache, state, batch, key_length, groups)
+        states = self.runner.forward(cache, slice(0, batch), drawn.fed, drawn.at, key_length)
+        self.settle(cache, state, drawn, states, groups, floors)
+
+    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> DrawnBlocks:
+        """See `TwoPartStepper.propose`."""
         position, rows = state.position[:batch], state.ids[:batch, None]
         number = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
         started, offset = number >= 0, torch.remainder(number.clamp(min=0), self.reach)
@@ -51,11 +84,18 @@ class BlockSteps:
         taken = self._offsets[1:] <= offset[:, None]
         tokens = torch.where(taken, state.tokens[rows, at[:, 1:]], drawn.view(batch, -1))
         fed = torch.cat([state.tokens[rows, at[:, :1]], tokens], dim=1)
-        target = self._target(cache, fed, at, key_length, hidden, started)
+        return DrawnBlocks(fed, at, offset, started, drafting, uniforms, hidden, draft, interval)
+
+    def settle(self, cache: SlotCache, state: Rows, drawn: DrawnBlocks, states: torch.Tensor, groups: tuple[Group, ...],
+               floors: bool) -> None:
+        """See `TwoPartStepper.settle`."""
+        fed, at, offset, started, drafting, uniforms, hidden, draft, interval = drawn
+        batch = len(fed)
+        target = self._target(states, hidden, started)
         slot = torch.where(started, self.drafter.num_drafted, 0)  # the slot whose token is drawn from the target
         own = laws.weigh(self._processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
         token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])
-        tokens = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, slot[:, None], token[:, None])
+        tokens = torch.nn.functional.pad(fed[:, 1:], (0, 1)).scatter(1, slot[:, None], token[:, None])
         log_q = draft.log_probability(tokens[:, :-1].reshape(-1)).view(batch, -1)
         scores = torch.cat([
             target.log_probability(tokens.reshape(-1)).view(batch, -1, 1),
@@ -68,11 +108,8 @@ class BlockSteps:
         commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.runner.endings, floors)
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 
-    def _target(self, cache: SlotCache, fed: torch.Tensor, at: torch.Tensor, key_length: int, hidden: torch.Tensor,
-                started: torch.Tensor) -> laws.Weights:
+    def _target(self, states: torch.Tensor, hidden: torch.Tensor, started: torch.Tensor) -> laws.Weights:
         """Weights of the blended target after each token, (rows * slots)."""
-        batch = len(fed)
-        states = self.runner.forward(cache, slice(0, batch), fed, at, key_length)
         said = Said(torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
                     (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
         tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
