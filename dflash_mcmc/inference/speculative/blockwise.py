@@ -23,7 +23,7 @@ from dflash_mcmc.inference.speculative.drafter import Anchors
 from dflash_mcmc.inference.stepper import Group, Riders
 
 
-class DrawnBlocks(NamedTuple):
+class GridBlocks(NamedTuple):
     """Blocks that are drawn from the draft, and that the target has not read yet.
 
     Attributes:
@@ -67,7 +67,7 @@ class BlockSteps:
         states = self.runner.forward(cache, slice(0, batch), drawn.fed, drawn.at, key_length)
         self.settle(cache, state, drawn, states, groups, floors)
 
-    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> DrawnBlocks:
+    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
         """See `TwoPartStepper.propose`."""
         position, rows = state.position[:batch], state.ids[:batch, None]
         number = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
@@ -84,9 +84,9 @@ class BlockSteps:
         taken = self._offsets[1:] <= offset[:, None]
         tokens = torch.where(taken, state.tokens[rows, at[:, 1:]], drawn.view(batch, -1))
         fed = torch.cat([state.tokens[rows, at[:, :1]], tokens], dim=1)
-        return DrawnBlocks(fed, at, offset, started, drafting, uniforms, hidden, draft, interval)
+        return GridBlocks(fed, at, offset, started, drafting, uniforms, hidden, draft, interval)
 
-    def settle(self, cache: SlotCache, state: Rows, drawn: DrawnBlocks, states: torch.Tensor, groups: tuple[Group, ...],
+    def settle(self, cache: SlotCache, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...],
                floors: bool) -> None:
         """See `TwoPartStepper.settle`."""
         fed, at, offset, started, drafting, uniforms, hidden, draft, interval = drawn
