@@ -169,6 +169,8 @@ class Cost(NamedTuple):
     """Gradient steps of a draft that learns."""
     adapt_dropped: int = 0
     """Steps that were left out, because their gradient was not finite."""
+    blocks_verified: int = 0
+    """Blocks that a decoder verified, in an engine whose sampler uses the draft too; else 0."""
 
 
 class ExpectedCost(NamedTuple):

@@ -66,7 +66,8 @@ def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
         for name in ("text", "tokens", "log_p", "log_q", "proposals", "accepted", "moved"):
             assert getattr(sample, name) == record[name]
         assert sample.finish_reason == record["finish_reason"] == ("stop_id" if record["ended"] else "length")
-        recorded = {"tokens_shared": 0, "adapt_steps": 0, "adapt_dropped": 0, **record}  # a record has these only if not 0
+        # A record has these only if they are not 0.
+        recorded = {"blocks_verified": 0, "tokens_shared": 0, "adapt_steps": 0, "adapt_dropped": 0, **record}
         assert sample.cost == Cost(**{name: recorded[name] for name in Cost._fields})
         assert list(sample.trace) == record["trace"]
 

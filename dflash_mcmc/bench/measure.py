@@ -87,7 +87,7 @@ class Measurement(NamedTuple):
     @property
     def accepted_length(self) -> float | None:
         """tau: one plus the mean number of drafted tokens that a block keeps; None if nothing was drafted."""
-        blocks = self.mean_cost("blocks_drafted")
+        blocks = self.mean_cost("blocks_verified") or self.mean_cost("blocks_drafted")
         return 1.0 + self.mean_cost("tokens_kept") / blocks if blocks else None
 
     @property

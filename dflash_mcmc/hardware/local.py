@@ -36,6 +36,8 @@ class Local(Hardware):
     batch_scores: bool = runtime("score given tokens of several chains in a forward, in a contiguous cache; false: row by row")
     share_forwards: bool = runtime("let draws that a chain asks for together share forwards until their tokens differ")
     whole_blocks: bool = runtime("draw the tokens of a draft's block together and read them in one forward of the target")
+    join_steps: bool = runtime("read blocks that a sampler draws from the draft, and those of a decoder for other chains, in "
+                               "one forward of the target")
     skip_identical: bool = runtime("take the tokens that a proposal shares with the state without a forward of the model")
     few_rows: bool = runtime("compute fewer than 8 chains without padding to 8 rows, with the same bits; takes a second copy "
                              "of the weights; in float32 on a CPU with num_slots below 8")

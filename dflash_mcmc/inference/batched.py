@@ -55,6 +55,7 @@ from dflash_mcmc.inference.speculative.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.inference.speculative.block_grid import BlockGrid
 from dflash_mcmc.inference.speculative.blockwise import BlockSteps
 from dflash_mcmc.inference.speculative.drafter import DFlashDrafter, Drafter
+from dflash_mcmc.inference.speculative.mixed_steps import MixedSteps
 from dflash_mcmc.inference.speculative.speculation import Speculation
 from dflash_mcmc.inference.speculative.speculator import Speculator
 from dflash_mcmc.inference.speculative.trace import Tracer
@@ -87,6 +88,8 @@ class BatchedEngine:
         on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
         implementation = attention.implementation(options.attention, model.device, model.dtype, model.attention_needs)
         proposer: Drafter | None = speculation.drafter if speculation else drafter
+        if speculation and drafter not in (None, proposer):
+            raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         padding = attention.padding(implementation, options.prefill_chunk, proposer.num_drafted if proposer else 0)
         num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder, model.device)
@@ -105,7 +108,8 @@ class BatchedEngine:
         self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, padding, longest, most)
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
-        stepper, tracer = _stepper(runner, speculation, options.whole_blocks and not model.recurrent_nets)
+        whole_blocks = options.whole_blocks and not model.recurrent_nets
+        stepper, tracer = _stepper(runner, speculation, whole_blocks, options.join_steps)
         if options.cuda_graphs and on_gpu:
             stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid, runner.adaptive), runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
@@ -188,11 +192,15 @@ def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, ladder: La
 
 
 def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
-             whole_blocks: bool) -> tuple[Stepper, Tracer | None]:
+             whole_blocks: bool, joins: bool) -> tuple[Stepper, Tracer | None]:
     """The stepper that makes the decode steps, and the tracer of the steps, if any."""
-    if speculation:
-        speculator = Speculator(runner, speculation)
-        return speculator, Tracer(speculator) if speculation.trace else None
-    if runner.grid and whole_blocks:
-        return BlockSteps(runner, runner.grid), None
-    return PlainSteps(runner), None
+    plain = PlainSteps(runner)
+    speculator = Speculator(runner, speculation) if speculation else None
+    tracer = Tracer(speculator) if speculator and speculator.speculation.trace else None
+    if runner.grid is None or not (speculator or whole_blocks):
+        return speculator or plain, tracer
+    if not whole_blocks:
+        return MixedSteps(runner, plain, plain, speculator or plain), tracer
+    blocks = BlockSteps(runner, runner.grid)
+    joined = (blocks, speculator) if joins and speculator and speculator.window is None else ()
+    return MixedSteps(runner, blocks, plain, speculator or plain, joined), tracer

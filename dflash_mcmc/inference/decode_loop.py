@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.inference.ladder import Ladder
-from dflash_mcmc.inference.rows import DrawnTokens, RowProgress, Rows, Start, Status
+from dflash_mcmc.inference.rows import DrawnTokens, RowCounts, RowProgress, Rows, Start, Status
 from dflash_mcmc.inference.slot_memory import SlotMemory
 from dflash_mcmc.inference.slots import Slot
 from dflash_mcmc.inference.speculative.trace import Tracer
@@ -82,6 +82,10 @@ class DecodeLoop:
         self._top[start.row], self._rounds[start.row], self._idle[start.row] = start.first - 1, 0, -1
         if len(self.groups) != 1 or self.groups[0] != _group(draw, None):
             self.groups = ()
+
+    def cost(self, draw: Operation, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """The cost of a draw that has gained `tokens` tokens, by the names of `Cost`."""
+        return self.stepper.cost(_group(draw, None), tokens, counts)
 
     def positions_held(self, row: int) -> int:
         """Positions of a row that may hold keys and values."""

@@ -61,6 +61,8 @@ class Options(NamedTuple):
     """Let draws that were asked for together share forwards until their tokens differ."""
     whole_blocks: bool = True
     """Draw all tokens of a draft's block at once, and read them in one forward of the target."""
+    join_steps: bool = True
+    """Read the blocks of draws from the draft, and those of other rows' decoder, in one forward of the target."""
     attention: str = "auto"
     """One of `attention.CHOICES`."""
     cuda_graphs: bool = True

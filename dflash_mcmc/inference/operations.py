@@ -113,7 +113,7 @@ class Operations:
             self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
         self._memory.close(slot)
         slot.contents.hold(answer.sequence[:-1])  # the last token has not been fed
-        slot.chain.charge(slot.number, **self._loop.stepper.cost(len(drawn.tokens), slot.counts))
+        slot.chain.charge(slot.number, **self._loop.cost(asked, len(drawn.tokens), slot.counts))
         self._end_adapting(slot)
         return answer
 

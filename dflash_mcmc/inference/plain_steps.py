@@ -22,6 +22,12 @@ Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(tokens, log q, intervals): int64 (rows,), float64 (rows,), float64 (rows, 2)."""
 
 
+def plain_cost(tokens: int, counts: RowCounts) -> dict[str, int]:
+    """The cost of a draw of `tokens` tokens by steps without a decoder, by the names of `Cost`."""
+    return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.fed,
+            "blocks_drafted": counts.blocks}
+
+
 class PlainSteps:
     """Draws one token for every live row in each step, with one forward of the target."""
 
@@ -31,10 +37,9 @@ class PlainSteps:
         self.runner = runner
         self.reach = runner.grid.block_size if runner.grid else 1
 
-    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
+    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """See `Stepper.cost`."""
-        return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.fed,
-                "blocks_drafted": counts.blocks}
+        return plain_cost(tokens, counts)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: Riders | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -65,8 +65,8 @@ class Stepper(Protocol):
     def reach(self) -> int:
         """Number of positions after the row's position that a step may touch."""
 
-    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
-        """The cost of a draw of `tokens` tokens, by the names of `Cost`."""
+    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """The cost of a draw of `tokens` tokens in a row of this group, by the names of `Cost`."""
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: Riders | None = None) -> None:
@@ -78,4 +78,28 @@ class Stepper(Protocol):
             groups: the sampling parameters of the rows.
             floors: whether any row has a floor. If not, floors are not checked.
             riders: rows after these that draw from the logits of other rows. Only plain steps can have them.
+        """
+
+
+class TwoPartStepper(Stepper, Protocol):
+    """A stepper whose steps consist of a proposal, one forward of the target over it, and a decision."""
+
+    @property
+    def window(self) -> int | None:
+        """Number of tokens that the target attends to; None for all."""
+
+    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int,
+                groups: tuple[Group, ...]) -> Any:
+        """What the target has to read for the first `batch` rows. Arguments are those of `step`.
+
+        The result has `fed` and `at`, int64 (rows, slots): tokens and their positions.
+        """
+
+    def settle(self, cache: SlotCache, state: Rows, proposed: Any, hidden: torch.Tensor, groups: tuple[Group, ...],
+               floors: bool) -> None:
+        """Gives live rows their tokens.
+
+        Args:
+            proposed: the result of `propose`.
+            hidden: the target's hidden states for it, (rows, slots, width).
         """

@@ -23,6 +23,8 @@ def metrics_of(record: Record) -> dict[str, float | None]:
         metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
         metrics["sample/abandoned_rate"] = record["abandoned"] / record["proposals"]
     metrics |= {f"sample/{name}": value for name, value in record.get("measures", {}).items()}
-    if record["tokens_drafted"]:
+    if verified := record.get("blocks_verified"):  # the other blocks are a sampler's
+        metrics["sample/accepted_length"] = 1.0 + record["tokens_kept"] / verified
+    elif record["tokens_drafted"]:
         metrics["sample/accepted_length"] = record["tokens_drawn"] / record["blocks_drafted"]
     return metrics

@@ -57,7 +57,8 @@ class DraftMH(Sampler):
         """Checks conditions that span fields. Raises ConfigError."""
         check_blocks(self.num_blocks, config.dataset.max_new_tokens)
         check_features(config, "sampler=draft_mh")
-        check_plain(config, "sampler=draft_mh, whose draws are the draft's")
+        if self.proposal == "draft":
+            check_plain(config, "sampler=draft_mh, whose draws are the draft's")
         if self.early_reject == "eps" and (self.proposal == "mixture" or self.alpha < 1.0):
             raise ConfigError("sampler.early_reject", self.early_reject, "off with sampler.proposal=mixture or sampler.alpha "
                               "below 1")

@@ -193,8 +193,8 @@ def _aggregate(row: dict, chains: list[Record], number: int) -> Combined:
     if "effective" in row and "dominated" in row:
         combined |= {"effective": row["effective"], "dominated": row["dominated"]}
     for name in _SUMMED:
-        if name in first:
-            total = sum(record[name] for record in chains)
+        if any(name in record for record in chains):  # some fields are there only where they are not 0
+            total = sum(record.get(name, 0.0) for record in chains)
             combined[name] = total * number / len(chains) if number < len(chains) else total
     if "seconds" in first:
         combined["seconds"] = _expected_longest([record["seconds"] for record in chains], number)

@@ -154,6 +154,8 @@ def _same_string(records: Sequence[Outcome]) -> int | None:
 
 def _accepted_length(records: Sequence[Outcome]) -> float | None:
     """Mean tokens per drafted block, including the token after the accepted ones; null if no block was drafted."""
+    if verified := sum(record.get("blocks_verified", 0.0) for record in records):  # the other blocks are a sampler's
+        return 1.0 + _total(records, "tokens_kept") / verified
     blocks = _total(records, "tokens_drafted") and _total(records, "blocks_drafted")
     return _total(records, "tokens_drawn") / blocks if blocks else None
 

@@ -98,6 +98,8 @@ class Record(TypedDict):
     """Tokens of these blocks."""
     tokens_kept: Count
     """Drafted tokens that were kept."""
+    blocks_verified: NotRequired[Count]
+    """Blocks that a decoder verified; only if a sampler drafts too, whose blocks are the others of `blocks_drafted`."""
     tokens_shared: NotRequired[Count]
     """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
     adapt_steps: NotRequired[Count]
@@ -156,6 +158,8 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         record["grade_seconds"] = round(grade.grade_seconds, 6)
     if result.measures:
         record["measures"] = dict(result.measures)
+    if cost.blocks_verified:
+        record["blocks_verified"] = cost.blocks_verified
     if cost.tokens_shared:
         record["tokens_shared"] = cost.tokens_shared
     if cost.adapt_steps or cost.adapt_dropped:

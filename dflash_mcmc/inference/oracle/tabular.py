@@ -126,7 +126,7 @@ class TabularEngine:
     Args:
         model: the target.
         blend: changes the last hidden state; None for no change.
-        speculation: draws block by block with a TabularDraft; None draws token by token.
+        speculation: draws block by block with a TabularDraft; None draws token by token. Draws from the draft do not use it.
         draft: a draft for the blend, or a draft from which tokens are drawn.
     """
 
@@ -172,7 +172,7 @@ class TabularEngine:
 
     def _next(self, operation: Draw, trajectory: Trajectory) -> list[tuple[int, np.ndarray | None]]:
         """The next token or the tokens of a block, each with its interval. None means that the law gives the interval."""
-        if self.speculation is None:
+        if self.speculation is None or operation.source == "draft":
             return [(self._choose(operation, trajectory), None)]
         chance = self._chance(operation.key, trajectory.length)
         block = self._block(operation, trajectory, chance)

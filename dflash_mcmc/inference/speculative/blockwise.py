@@ -8,12 +8,14 @@ that starts inside a block keeps the tokens in the first slots. The answers equa
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.cache import SlotCache
 from dflash_mcmc.inference.model_runner import ModelRunner
-from dflash_mcmc.inference.plain_steps import PlainSteps
+from dflash_mcmc.inference.plain_steps import plain_cost
 from dflash_mcmc.inference.rows import RowCounts, Rows, Status
 from dflash_mcmc.inference.speculative.block_grid import BlockGrid, Said
 from dflash_mcmc.inference.speculative.commit import Offer, commit
@@ -21,41 +23,52 @@ from dflash_mcmc.inference.speculative.drafter import Anchors
 from dflash_mcmc.inference.stepper import Group, Riders
 
 
-class BlockSteps:
-    """Draws a block per step for rows that draw from the draft, and one token per step for all other rows."""
+class GridBlocks(NamedTuple):
+    """Blocks that are drawn from the draft, and that the target has not read yet.
 
+    Attributes:
+        fed, at: int64 (rows, slots), the anchors and the drawn tokens, and their positions.
+        offset: int64 (rows,), the slots that the row has already.
+        started: bool (rows,), whether the anchor is a generated token.
+        drafting: bool (rows,), whether the row draws from the draft in this step.
+        uniforms: float64 (rows, slots).
+        hidden: the draft's hidden states, (rows, n, width).
+        draft, interval: weights of the draft's law, (rows * n), and the intervals of the drawn tokens.
+    """
+
+    fed: torch.Tensor
+    at: torch.Tensor
+    offset: torch.Tensor
+    started: torch.Tensor
+    drafting: torch.Tensor
+    uniforms: torch.Tensor
+    hidden: torch.Tensor
+    draft: laws.Weights
+    interval: torch.Tensor
+
+
+class BlockSteps:
+    """Draws a block per step for rows that draw from the draft."""
+
+    window = None
     def __init__(self, runner: ModelRunner, grid: BlockGrid):
-        self.runner, self.drafter, self._plain = runner, grid.drafter, PlainSteps(runner)
+        self.runner, self.drafter = runner, grid.drafter
         self.tokens_a_step = self.reach = grid.block_size
         self._offsets = torch.arange(self.reach, device=runner.model.device)
 
-    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
+    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """See `Stepper.cost`."""
-        return self._plain.cost(tokens, counts)
+        return plain_cost(tokens, counts)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: Riders | None = None) -> None:
-        """See `Stepper.step`. A live row that draws from the draft gains up to a block."""
-        # A penalty needs the history of every slot, and further columns need the logits of every slot. Rows with one of them
-        # are therefore drawn token by token.
-        whole = [group.source == "draft" and not (group.has_penalty or group.columns) for group in groups]
-        from_draft = tuple(group for group, mine in zip(groups, whole, strict=True) if mine)
-        others = tuple(group for group, mine in zip(groups, whole, strict=True) if not mine)
-        if not others:
-            self._block(cache, state, batch, key_length, groups, floors)
-        elif not from_draft:
-            self._plain.step(cache, state, batch, key_length, groups, floors)
-        else:  # each kind of rows has a separate step, because the numbers of a row must not depend on other rows
-            status, mine = state.status[:batch].clone(), torch.zeros(batch, dtype=torch.bool, device=state.device)
-            mine[torch.cat([group.members() for group in from_draft])] = True
-            for step, part, live in ((self._block, from_draft, mine), (self._plain.step, others, ~mine)):
-                state.status[:batch] = torch.where(live, status, Status.DONE)
-                step(cache, state, batch, key_length, part, floors)
-                status = torch.where(live, state.status[:batch], status)
-            state.status[:batch] = status
+        """See `Stepper.step`. A live row gains up to a block."""
+        drawn = self.propose(cache, state, batch, key_length, groups)
+        states = self.runner.forward(cache, slice(0, batch), drawn.fed, drawn.at, key_length)
+        self.settle(cache, state, drawn, states, groups, floors)
 
-    def _block(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-               floors: bool) -> None:
+    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
+        """See `TwoPartStepper.propose`."""
         position, rows = state.position[:batch], state.ids[:batch, None]
         number = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
         started, offset = number >= 0, torch.remainder(number.clamp(min=0), self.reach)
@@ -71,11 +84,18 @@ class BlockSteps:
         taken = self._offsets[1:] <= offset[:, None]
         tokens = torch.where(taken, state.tokens[rows, at[:, 1:]], drawn.view(batch, -1))
         fed = torch.cat([state.tokens[rows, at[:, :1]], tokens], dim=1)
-        target = self._target(cache, fed, at, key_length, hidden, started)
+        return GridBlocks(fed, at, offset, started, drafting, uniforms, hidden, draft, interval)
+
+    def settle(self, cache: SlotCache, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...],
+               floors: bool) -> None:
+        """See `TwoPartStepper.settle`."""
+        fed, at, offset, started, drafting, uniforms, hidden, draft, interval = drawn
+        batch = len(fed)
+        target = self._target(states, hidden, started)
         slot = torch.where(started, self.drafter.num_drafted, 0)  # the slot whose token is drawn from the target
         own = laws.weigh(self._processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
         token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])
-        tokens = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, slot[:, None], token[:, None])
+        tokens = torch.nn.functional.pad(fed[:, 1:], (0, 1)).scatter(1, slot[:, None], token[:, None])
         log_q = draft.log_probability(tokens[:, :-1].reshape(-1)).view(batch, -1)
         scores = torch.cat([
             target.log_probability(tokens.reshape(-1)).view(batch, -1, 1),
@@ -88,11 +108,8 @@ class BlockSteps:
         commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.runner.endings, floors)
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 
-    def _target(self, cache: SlotCache, fed: torch.Tensor, at: torch.Tensor, key_length: int, hidden: torch.Tensor,
-                started: torch.Tensor) -> laws.Weights:
+    def _target(self, states: torch.Tensor, hidden: torch.Tensor, started: torch.Tensor) -> laws.Weights:
         """Weights of the blended target after each token, (rows * slots)."""
-        batch = len(fed)
-        states = self.runner.forward(cache, slice(0, batch), fed, at, key_length)
         said = Said(torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
                     (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
         tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]

@@ -37,6 +37,21 @@ class Walk(NamedTuple):
     """int64 (rows,), the number of tokens that each row has gained."""
 
 
+class Drafted(NamedTuple):
+    """Blocks that the target has not read yet.
+
+    Attributes:
+        fed, at: int64 (rows, slots), the anchors and the drafted tokens, and their positions.
+        draft, offered: see `Block`.
+    """
+
+    fed: torch.Tensor
+    at: torch.Tensor
+    draft: laws.Weights | None
+    offered: torch.Tensor | None
+    uniforms: Uniforms
+
+
 class Speculator:
     """Makes decode steps in which every row verifies a drafted block.
 
@@ -53,28 +68,47 @@ class Speculator:
         self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
         self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
 
-    def cost(self, tokens: int, counts: RowCounts) -> dict[str, int]:
+    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """See `Stepper.cost`."""
         extra = counts.blocks * self.drafter.target_forwards
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
                 "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
-                "tokens_drafted": counts.blocks * self.drafter.num_drafted, "tokens_kept": counts.kept}
+                "blocks_verified": counts.blocks if self.runner.grid else 0,
+                "tokens_drafted": counts.blocks * self.drafter.num_drafted,
+                "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: Riders | None = None) -> None:
         """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
+        drafted = self.propose(cache, state, batch, key_length, groups)
+        hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window)
+        self.settle(cache, state, drafted, hidden, groups, floors)
+
+    @property
+    def window(self) -> int | None:
+        """Number of tokens that the target attends to; None for all."""
+        return self.speculation.fault.window
+
+    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Drafted:
+        """See `TwoPartStepper.propose`."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
         uniforms = self._uniforms(state, batch, positions)
         drafted, draft, offered = self._draft(cache, state, position, key_length, groups, uniforms)
-        fed = torch.cat([state.tokens[state.ids[:batch]].gather(1, position[:, None]), drafted], dim=1)
-        hidden = self.runner.forward(cache, slice(0, batch), fed, positions, key_length, self.speculation.fault.window)
+        anchors = state.tokens[state.ids[:batch]].gather(1, position[:, None])
+        return Drafted(torch.cat([anchors, drafted], dim=1), positions, draft, offered, uniforms)
+
+    def settle(self, cache: SlotCache, state: Rows, drafted: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...],
+               floors: bool) -> None:
+        """See `TwoPartStepper.settle`."""
+        fed, positions, draft, offered, uniforms = drafted
+        batch, position, proposed = len(fed), positions[:, 0], fed[:, 1:]
         sources = {group.source for group in groups}
         logits = self.runner.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.runner.tapped], sources)
         target = laws.weigh(logits["blended"])
-        history = self._history(state, batch, drafted) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
+        history = self._history(state, batch, proposed) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
         weights = self._target(logits, target, groups, history)
-        block = Block(drafted, weights, draft, position + 1 == state.origin[:batch], offered)
+        block = Block(proposed, weights, draft, position + 1 == state.origin[:batch], offered)
         verdict = self.speculation.rule(block, uniforms)
         tokens = verdict.tokens.reshape(-1)
         finite = torch.isfinite(target.maximum[:, 0])
@@ -98,7 +132,7 @@ class Speculator:
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:
-            self.walk = Walk(position - gained, block, uniforms, verdict, gained)
+            self.walk = Walk(position, block, uniforms, verdict, gained)
 
     def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The blended target's logits for the states of `Verified`."""

@@ -22,7 +22,7 @@ class Tracer:
 
     def keep(self, slots: Sequence[Slot]) -> None:
         """Adds one entry to every slot whose row has gained a token in the latest step. Waits for the device."""
-        walk = self._speculator.walk
+        walk, self._speculator.walk = self._speculator.walk, None  # the next step may verify no block
         if walk is None:
             return
         log_p = rules.target_log_p(walk.block)

@@ -1,0 +1,109 @@
+"""`sampler=draft_mh` with `proposal=mixture` under speculative decoders: its law on the tabular engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.inference.speculative import faults, rules
+from dflash_mcmc.inference.speculative.speculation import Speculation
+from dflash_mcmc.run import cost
+from dflash_mcmc.testing import (
+    PROMPT,
+    balance_error,
+    invariance_error,
+    law_of,
+    power_target,
+    total_variation,
+    transition_matrix,
+)
+from tests.sampler.test_draft_mh import EXACT, make
+
+HORIZON = 2
+DRAFT = TabularDraft(3, 2, seed=7, scale=0.7)
+LAYER = LayerBlend(beta=0.4, layer=0, layers=None, norm="final")
+RULES = {"match": (rules.match, {"shared_noise": True, "temperature": 0.0}),
+         "match_sampled": (rules.match, {"shared_noise": True, "temperature": 1.0}),
+         "rejection": (rules.reject, {"shared_noise": False, "temperature": None}),
+         "block": (rules.reject_block, {"shared_noise": False, "temperature": None})}
+MIXTURES = {"current": {}, "start": {"cut": "start"}, "warm": {"proposal_temperature": 0.8, "draft_temperature": 0.6}}
+
+
+def engine(rule=None, blend=None, **options) -> TabularEngine:
+    speculation = rule and Speculation(rule, DRAFT, noisy=True, **options)
+    return TabularEngine(TabularModel(3, (0,), seed=0, scale=0.5), blend, speculation, DRAFT)
+
+
+def matrix_and_target(tabular, sampler) -> tuple:
+    target = power_target(engine(blend=tabular.blend), HORIZON, sampler.alpha, sampler.law(), sampler.source())
+    return transition_matrix(tabular, sampler, HORIZON, target), target
+
+
+QUICK = (("match", "current", LAYER), ("match_sampled", "warm", None), ("rejection", "start", LAYER))
+
+
+@pytest.mark.parametrize(("name", "options", "blend"), [
+    pytest.param(name, options, blend, id=f"{name}-{options}-{shown}",
+                 marks=[pytest.mark.slow] * ((name, options, blend) not in QUICK))
+    for name in RULES for options in MIXTURES for blend, shown in ((None, "none"), (LAYER, "layer"))])
+def test_a_decoder_changes_no_transition(name, options, blend):
+    """The same transition matrix as with plain decoding, not only the same invariant law."""
+    rule, settings = RULES[name]
+    sampler = make(proposal="mixture", **MIXTURES[options])
+    matrix, target = matrix_and_target(engine(rule, blend, **settings), sampler)
+    plain, _ = matrix_and_target(engine(blend=blend), sampler)
+    assert np.abs(matrix.sum(axis=1) - 1.0).max() <= EXACT
+    assert np.abs(matrix - plain).max() <= EXACT
+    assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= EXACT
+
+
+@pytest.mark.parametrize("name", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
+def test_a_decoder_changes_no_law_of_a_chain(name):
+    """Through both stages: the extensions are draws from the draft, and steps are draws from either part."""
+    rule, settings = RULES[name]
+    sampler = make(proposal="mixture", alpha=2.0, proposal_temperature=0.6)
+    decoded, plain = engine(rule, LAYER, **settings), engine(blend=LAYER)
+    laws = [law_of(lambda key, each=each: each.run(sampler.chain(PROMPT, HORIZON, key)).trajectory)
+            for each in (decoded, plain)]
+    assert sum(laws[0].values()) == pytest.approx(1.0, abs=EXACT)
+    assert total_variation(*laws) <= EXACT
+
+
+@pytest.mark.parametrize(("rule", "settings"), [
+    pytest.param(faults.reject_then_p, RULES["rejection"][1], marks=pytest.mark.slow, id="rejection"),
+    pytest.param(faults.redraw_after_mismatch, RULES["match"][1], id="match")])
+def test_a_faulty_decoder_changes_the_law(rule, settings):
+    matrix, target = matrix_and_target(engine(rule, **settings), make(proposal="mixture"))
+    assert invariance_error(matrix, target) > 1e-4
+
+
+def test_draws_from_the_draft_do_not_use_the_decoder():
+    """A faulty decoder changes nothing where all draws are the draft's."""
+    faulty = engine(faults.reject_then_p, **RULES["rejection"][1])
+    matrices = [matrix_and_target(each, make())[0] for each in (faulty, engine())]
+    assert np.abs(matrices[0] - matrices[1]).max() <= EXACT
+
+
+@pytest.mark.parametrize("decoder", ["speculative_match", "speculative_rejection"])
+def test_decoders_are_allowed_with_the_mixture_alone(make_config, decoder):
+    config = make_config("sampler=draft_mh", "draft=tiny", "sampler.proposal=mixture", f"decoder={decoder}")
+    assert not config.decoder.is_null
+    for given in (["sampler.proposal=draft"], ["sampler.proposal=mixture", "blend=draft"]):
+        with pytest.raises(UserError) as error:
+            make_config("sampler=draft_mh", "draft=tiny", f"decoder={decoder}", *given)
+        user = "blend=draft, because" if "blend=draft" in given else "sampler=draft_mh, whose draws are the draft's"
+        assert str(error.value).startswith(f"decoder: given '{decoder}'; allowed: plain with {user}")
+
+
+def test_the_estimate_is_that_of_plain_decoding(make_config):
+    """As for every decoder: blocks and tokens of the decoder that are not kept are not part of it, and a line says so."""
+    given = "sampler=draft_mh", "draft=tiny", "sampler.proposal=mixture"
+    plain, decoded = make_config(*given), make_config(*given, "decoder=speculative_match")
+    assert cost.estimate(decoded) == cost.estimate(plain)
+    assert cost.draft_blocks(plain) > 0
+    line = "decoder=speculative_match: counted as decoder=plain; rejected drafted tokens add to this"
+    assert line in cost.assumptions(decoded)
+    assert line not in cost.assumptions(plain)
