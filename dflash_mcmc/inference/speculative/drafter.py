@@ -166,7 +166,7 @@ class DFlashDrafter:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (rows, n, vocabulary), through the target's head."""
-        logits = self.target.head_logits(hidden)
+        logits = self.target.head_logits(hidden.contiguous())  # else PyTorch multiplies the head with each row's slots apart
         shape = self.network.shape
         if shape.logit_scale != 1.0:
             logits = logits * shape.logit_scale
