@@ -41,8 +41,8 @@ class PlainSteps:
         """One token for every live row among the first `batch`, and for the riders; see `Stepper.step`."""
         rows, position = state.ids[:batch], state.position[:batch]
         fed = state.tokens[rows, position][:, None]
-        said = self._said(cache, state, batch, key_length, groups)
         with self.runner.step_of(batch):
+            said = self._said(cache, state, batch, key_length, groups)
             hidden = self.runner.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
             sources = {group.source for group in groups}
             logits = self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], sources, said)

@@ -65,13 +65,14 @@ class BlockSteps:
         anchor = position - offset
         at = anchor[:, None] + self._offsets
         uniforms = state.uniforms[rows, at + 1]
-        hidden = self.drafter.hidden(Anchors(slice(0, batch), cache, state.tokens, anchor, key_length))
-        draft = laws.weigh(self._processed(self.drafter.logits(hidden).flatten(0, 1), groups, self.drafter.num_drafted))
-        drawn, interval = laws.draw(draft, uniforms[:, :-1].reshape(-1))
-        taken = self._offsets[1:] <= offset[:, None]
-        tokens = torch.where(taken, state.tokens[rows, at[:, 1:]], drawn.view(batch, -1))
-        fed = torch.cat([state.tokens[rows, at[:, :1]], tokens], dim=1)
-        target = self._target(cache, fed, at, key_length, hidden, started)
+        with self.runner.step_of(batch):
+            hidden = self.drafter.hidden(Anchors(slice(0, batch), cache, state.tokens, anchor, key_length))
+            draft = laws.weigh(self._processed(self.drafter.logits(hidden).flatten(0, 1), groups, self.drafter.num_drafted))
+            drawn, interval = laws.draw(draft, uniforms[:, :-1].reshape(-1))
+            taken = self._offsets[1:] <= offset[:, None]
+            tokens = torch.where(taken, state.tokens[rows, at[:, 1:]], drawn.view(batch, -1))
+            fed = torch.cat([state.tokens[rows, at[:, :1]], tokens], dim=1)
+            target = self._target(cache, fed, at, key_length, hidden, started)
         slot = torch.where(started, self.drafter.num_drafted, 0)  # the slot whose token is drawn from the target
         own = laws.weigh(self._processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
         token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])

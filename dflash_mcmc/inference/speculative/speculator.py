@@ -66,11 +66,12 @@ class Speculator:
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
         uniforms = self._uniforms(state, batch, positions)
-        drafted, draft, offered = self._draft(cache, state, position, key_length, groups, uniforms)
-        fed = torch.cat([state.tokens[state.ids[:batch]].gather(1, position[:, None]), drafted], dim=1)
-        hidden = self.runner.forward(cache, slice(0, batch), fed, positions, key_length, self.speculation.fault.window)
         sources = {group.source for group in groups}
-        logits = self.runner.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.runner.tapped], sources)
+        with self.runner.step_of(batch):
+            drafted, draft, offered = self._draft(cache, state, position, key_length, groups, uniforms)
+            fed = torch.cat([state.tokens[state.ids[:batch]].gather(1, position[:, None]), drafted], dim=1)
+            hidden = self.runner.forward(cache, slice(0, batch), fed, positions, key_length, self.speculation.fault.window)
+            logits = self.runner.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.runner.tapped], sources)
         target = laws.weigh(logits["blended"])
         history = self._history(state, batch, drafted) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
         weights = self._target(logits, target, groups, history)
