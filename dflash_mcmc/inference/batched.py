@@ -90,7 +90,7 @@ class BatchedEngine:
         padding = attention.padding(implementation, options.prefill_chunk, proposer.num_drafted if proposer else 0)
         num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
         companion = proposer.companion if proposer else None
-        made = few_rows.Steps(num_slots, proposer, speculation.rule if speculation else None)
+        made = few_rows.EngineSteps(num_slots, proposer, speculation.rule if speculation else None)
         few = few_rows.of(model, made) if few_rows.asked_for(options, num_slots, implementation, proposer) else None
         ladder = ladder._replace(most_few=few.most if few else 0)
         grid = None if drafter is None else _grid(drafter, blend, num_rows, 1 if few else ladder.row_step, model.device)

@@ -41,7 +41,7 @@ ATTENTION = "grouped"
 _KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, dict[tuple, FewRows | None]] = weakref.WeakKeyDictionary()
 
 
-class Steps(NamedTuple):
+class EngineSteps(NamedTuple):
     """What the steps of an engine compute.
 
     Attributes:
@@ -147,7 +147,7 @@ def asked_for(options: Options, num_slots: int, implementation: str, draft: Draf
 
 
 @torch.inference_mode()
-def of(model: LanguageModel, steps: Steps) -> FewRows | None:
+def of(model: LanguageModel, steps: EngineSteps) -> FewRows | None:
     """The products for steps of at most `steps.most` slots; None where the bits are not those of eight slots.
 
     Products of a model are kept as long as the model, and made again when weights have changed. They are compared with the
@@ -167,7 +167,7 @@ def of(model: LanguageModel, steps: Steps) -> FewRows | None:
 
 def fits(model: LanguageModel, drafter: Drafter | None = None) -> bool:
     """Whether few rows are made for model and draft: float32 on a CPU, with linear layers of usual widths."""
-    network = Steps(1, drafter).network
+    network = EngineSteps(1, drafter).network
     weights = [layer.weight for module in (model.decoder, network) if module is not None for layer in linears(module)]
     return (model.device.type == "cpu" and model.dtype == torch.float32 and not model.has_experts
             and not model.recurrent_nets and bool(linears(model.decoder)) and type(model.head) is torch.nn.Linear
@@ -182,7 +182,7 @@ def num_bytes(model: LanguageModel, drafter: Drafter | None = None) -> int:
                 + sum(layer.weight.numel() for layer in linears(model.decoder)))
 
 
-def _found(model: LanguageModel, steps: Steps) -> FewRows | None:
+def _found(model: LanguageModel, steps: EngineSteps) -> FewRows | None:
     from dflash_mcmc.inference import few_rows_bits as bits
 
     if not (fits(model, steps.drafter) and bits.draws_agree(model.vocab_size, steps)):

@@ -13,7 +13,7 @@ import torch
 
 from dflash_mcmc.inference import logits_processor as laws
 from dflash_mcmc.inference.contiguous_cache import ContiguousCache
-from dflash_mcmc.inference.few_rows import ATTENTION, FewRows, Steps
+from dflash_mcmc.inference.few_rows import ATTENTION, EngineSteps, FewRows
 from dflash_mcmc.inference.model_runner import ModelRunner
 from dflash_mcmc.inference.piecewise_product import ROWS
 from dflash_mcmc.inference.speculative.drafter import Anchors, DFlashDrafter
@@ -28,7 +28,7 @@ _LENGTHS = (64, 128, 512)
 _KEY_STEP = 64
 
 
-def draws_agree(vocab_size: int, steps: Steps) -> bool:
+def draws_agree(vocab_size: int, steps: EngineSteps) -> bool:
     """Whether weights, log-probabilities and verdicts of few slots have the bits of eight."""
     generator = torch.Generator().manual_seed(0)
     for tokens in sorted({1, max(steps.reach - 1, 1), steps.reach}):
@@ -43,14 +43,14 @@ def draws_agree(vocab_size: int, steps: Steps) -> bool:
     return steps.rule is None or _verdicts_agree(steps.rule, steps, vocab_size)
 
 
-def steps_agree(few: FewRows, model: LanguageModel, steps: Steps) -> bool:
+def steps_agree(few: FewRows, model: LanguageModel, steps: EngineSteps) -> bool:
     """Whether all numbers of a step of few slots have the bits of eight, over random keys and values."""
     if model.max_positions is not None and model.max_positions < 4 * _longest_block(steps):
         return False
     return all(_steps_of_length_agree(few, model, steps, length) for length in _lengths(model, steps))
 
 
-def _verdicts_agree(rule: Rule, steps: Steps, vocab_size: int) -> bool:
+def _verdicts_agree(rule: Rule, steps: EngineSteps, vocab_size: int) -> bool:
     """Whether a rule decides about the blocks of few slots as about those of eight: of a law of the draft, and of none."""
     generator, drafted = torch.Generator().manual_seed(1), steps.reach - 1
     q = 4.0 * torch.randn(ROWS * drafted, vocab_size, generator=generator)  # sharp laws, so that rules keep tokens
@@ -74,18 +74,18 @@ def _verdicts_agree(rule: Rule, steps: Steps, vocab_size: int) -> bool:
     return True
 
 
-def _longest_block(steps: Steps) -> int:
+def _longest_block(steps: EngineSteps) -> int:
     drafter = steps.drafter
     return max(steps.reach, drafter.network.shape.block_size if isinstance(drafter, DFlashDrafter) else 1)
 
 
-def _lengths(model: LanguageModel, steps: Steps) -> list[int]:
+def _lengths(model: LanguageModel, steps: EngineSteps) -> list[int]:
     limit, least = model.max_positions, 4 * _longest_block(steps)
     return [length for length in _LENGTHS if length >= least and (limit is None or length <= limit)] or [
         -(-least // _KEY_STEP) * _KEY_STEP]
 
 
-def _steps_of_length_agree(few: FewRows, model: LanguageModel, steps: Steps, length: int) -> bool:
+def _steps_of_length_agree(few: FewRows, model: LanguageModel, steps: EngineSteps, length: int) -> bool:
     generator, longest = torch.Generator().manual_seed(length), _longest_block(steps)
     last = length if model.max_positions is None else min(length, model.max_positions)
     sequences = torch.randint(model.vocab_size, (ROWS, length), generator=generator)
@@ -93,8 +93,8 @@ def _steps_of_length_agree(few: FewRows, model: LanguageModel, steps: Steps, len
     drafter = steps.drafter
     companion = drafter.companion if drafter else None
     cache = ContiguousCache(model.cache_shape, ROWS, length, companion=companion)
-    for held in (cache, *([cache.drafts] if companion else [])):
-        for memory in (held.keys, held.values):
+    for held in (cache, cache.companion):
+        for memory in () if held is None else (held.keys, held.values):
             memory.copy_(torch.randn(memory.shape, generator=generator))
     runner = ModelRunner(model, None, ATTENTION, length, _KEY_STEP, _KEY_STEP, drafter if companion else None, None, few)
     step = _Step(runner, steps, cache, sequences, anchors)
@@ -115,7 +115,7 @@ class _Step:
         anchors: int64 (8,), positions of the tokens that are fed first.
     """
 
-    def __init__(self, runner: ModelRunner, steps: Steps, cache: ContiguousCache, sequences: torch.Tensor,
+    def __init__(self, runner: ModelRunner, steps: EngineSteps, cache: ContiguousCache, sequences: torch.Tensor,
                  anchors: torch.Tensor):
         self._runner, self._steps, self._cache = runner, steps, cache
         self._sequences, self._anchors = sequences, anchors
@@ -138,11 +138,11 @@ class _Step:
 
     def _drafted(self, count: int) -> Iterator[torch.Tensor]:
         """The logits of a proposal, and the states of a block for rows that are not the first ones of a cache."""
-        drafter, offered = self._steps.drafter, list[torch.Tensor]()
+        drafter, given = self._steps.drafter, list[torch.Tensor]()
         assert drafter is not None
 
-        def draw(logits: torch.Tensor, first: int, goes_on: torch.Tensor | None = None) -> torch.Tensor:
-            offered.extend([logits] if goes_on is None else [logits, goes_on])
+        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
+            given.extend([logits] if offered is None else [logits, offered])
             return laws.argmax(logits.flatten(0, 1)).view(count, -1)
 
         def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -150,7 +150,7 @@ class _Step:
 
         at = Anchors(slice(0, count), self._cache, self._sequences, self._anchors[:count], self._cache.length, forward)
         yield drafter.propose(at, draw)
-        yield from offered
+        yield from given
         if isinstance(drafter, DFlashDrafter):
             yield drafter.hidden_aside(at._replace(rows=torch.arange(count)))
 

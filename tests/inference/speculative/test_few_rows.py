@@ -68,7 +68,8 @@ def is_the_same(subject, sampler, slots: int, drafter, decoder=None, blend=None,
 
 @pytest.mark.parametrize(("decoder", "name", "slots", "block_size"), [
     ("match", "greedy", 1, 3), ("match", "penalised", 3, 8), ("match_drawn", "power_mh", 1, 5),
-    ("reject", "temperature", 1, 8), ("reject", "power_mh", 2, 3), ("reject_block", "penalised", 1, 2), ("reject_block", "temperature", 7, 5)])
+    ("reject", "temperature", 1, 8), ("reject", "power_mh", 2, 3), ("reject_block", "penalised", 1, 2),
+    ("reject_block", "temperature", 7, 5)])
 def test_speculative_records_are_the_same_to_the_last_bit(embedded, decoder, name, slots, block_size):
     drafter = draft(embedded.model, "dflash", block_size)
     is_the_same(embedded, SAMPLERS[name], slots, drafter, DECODERS[decoder])
@@ -98,8 +99,8 @@ def test_pages_have_the_same_records(embedded, decoder):
     is_the_same(embedded, sampler, 2, draft(embedded.model, "dflash", 4), decoder and DECODERS[decoder], num_pages=40)
 
 
-def steps_of(model, name: str = "dflash", block_size: int = 3, most: int = 1, rule=rules.match) -> few_rows.Steps:
-    return few_rows.Steps(most, draft(model, name, block_size), rule)
+def steps_of(model, name: str = "dflash", block_size: int = 3, most: int = 1, rule=rules.match) -> few_rows.EngineSteps:
+    return few_rows.EngineSteps(most, draft(model, name, block_size), rule)
 
 
 @pytest.mark.parametrize("name", ["dflash", "self", "ngram"])
@@ -111,7 +112,7 @@ def test_a_round_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, na
         return forward(self, cache, rows, tokens, *rest)
 
     drafter, decoder = draft(embedded.model, name, 3), match()
-    steps = few_rows.Steps(1, drafter, decoder.speculation(drafter).rule)
+    steps = few_rows.EngineSteps(1, drafter, decoder.speculation(drafter).rule)
     for on, padded in ((True, few_rows.of(embedded.model, steps) is None), (False, True)):
         engine = engine_of(embedded, 1, drafter, decoder, few_rows=on)
         monkeypatch.setattr(ModelRunner, "forward", counted)
@@ -131,7 +132,7 @@ def test_a_failed_comparison_leads_to_eights(embedded, wrong, monkeypatch):
     few_rows._KNOWN.clear()
 
 
-def found(subject, steps: few_rows.Steps) -> few_rows.FewRows:
+def found(subject, steps: few_rows.EngineSteps) -> few_rows.FewRows:
     few_rows._KNOWN.clear()
     few = few_rows.of(subject.model, steps)
     if few is None:
@@ -185,7 +186,7 @@ def test_a_rule_that_depends_on_the_number_of_blocks_is_found_out(embedded):
 def test_a_draft_in_another_precision_or_one_that_learns_has_eights(embedded):
     other = component("draft", "tiny", dtype="bfloat16", block_size=3).load(embedded.model)
     assert not few_rows.fits(embedded.model, other)
-    assert few_rows.of(embedded.model, few_rows.Steps(1, other, rules.match)) is None
+    assert few_rows.of(embedded.model, few_rows.EngineSteps(1, other, rules.match)) is None
     learning = component("draft", "tiny", adapt="online").load(embedded.model)
     assert few_rows.asked_for(Options(), 1, "grouped", draft(embedded.model, "dflash", 3))
     assert not few_rows.asked_for(Options(), 1, "grouped", learning)
