@@ -42,7 +42,7 @@ def against_generate(subject: Subject, sizes: Sizes) -> list[dict]:
                          "rate / generate": found["generate"][0] / seconds,
                          "rate / generate, CPU time": found["generate"][1] / processor})
         if chains == 1:
-            padded = few_rows.of(endless.model, 1) is None
+            padded = few_rows.of(endless.model, few_rows.EngineSteps(1)) is None
             rows[1]["rows of a step"], rows[2]["rows of a step"] = 8 if padded else 1, 8
     return rows
 

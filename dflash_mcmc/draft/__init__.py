@@ -121,7 +121,8 @@ class CheckpointDraft(Draft):
         shape = self._shape(folder)
         dtype = shape.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
         return DraftSize(self.num_drafted(shape),
-                         CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype))
+                         CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype),
+                         num_weights=self.checkpoint_size().parameters)
 
     def checkpoint_size(self) -> CheckpointSize:
         """Parameters without the target's embedding and head, hidden size, layers, and the target's layers that it reads.

@@ -87,8 +87,8 @@ class DFlashDraft(CheckpointDraft):
 
         shape, keys = self._shape(folder), found.companion
         assert keys is not None  # every DFlash checkpoint has a cache
-        return DraftSize(found.num_drafted, features_shape(shape.target_layers, shape.hidden_size, keys.dtype),
-                         keys.token_bytes())
+        return found._replace(companion=features_shape(shape.target_layers, shape.hidden_size, keys.dtype),
+                              token_bytes=keys.token_bytes(), num_weights=None)
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""

@@ -40,7 +40,7 @@ from dflash_mcmc.inference.caches import Caches
 from dflash_mcmc.inference.decode_loop import DecodeLoop, Stop
 from dflash_mcmc.inference.graphs import GraphedSteps, graphed
 from dflash_mcmc.inference.interface import DEFAULTS, Counters, Finished, Options, Tag
-from dflash_mcmc.inference.ladder import Ladder, cache_size, ladder_of
+from dflash_mcmc.inference.ladder import cache_size, ladder_of
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.meter import Meter
 from dflash_mcmc.inference.model_runner import ModelRunner
@@ -92,11 +92,11 @@ class BatchedEngine:
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         padding = attention.padding(implementation, options.prefill_chunk, proposer.num_drafted if proposer else 0)
         num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
-        grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder, model.device)
         companion = proposer.companion if proposer else None
-        fewer = few_rows.asked_for(options, num_slots, implementation, has_draft=proposer is not None)
-        few = few_rows.of(model, num_slots) if fewer else None
+        made = few_rows.EngineSteps(num_slots, proposer, speculation.rule if speculation else None)
+        few = few_rows.of(model, made) if few_rows.asked_for(options, num_slots, implementation, proposer) else None
         ladder = ladder._replace(most_few=few.most if few else 0)
+        grid = None if drafter is None else _grid(drafter, blend, num_rows, 1 if few else ladder.row_step, model.device)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
                              proposer if companion else None, grid, few)
         states = num_recent(options, proposer.num_drafted if proposer else 0)
@@ -181,14 +181,14 @@ def _uncaptured(tracer: Tracer | None, grid: BlockGrid | None, adaptive: Adaptiv
     return "steps use a draft of every token" if grid is not None else None
 
 
-def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, ladder: Ladder, device: torch.device) -> BlockGrid:
+def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, row_step: int, device: torch.device) -> BlockGrid:
     """The draft's blocks of all rows. Raises UserError for a draft that the blend cannot mix in."""
     if not isinstance(drafter, DFlashDrafter):
         raise TypeError(f"{type(drafter).__name__} has no hidden states: a blend or a draw from the draft needs them")
     if blend is not None and blend.needs_draft and not drafter.plain_head:
         raise UserError("blend: given draft; allowed: another, since this draft scales or caps its logits, and a mixture of "
                         "hidden states cannot do this")
-    return BlockGrid(drafter, num_rows, ladder.row_step, device)
+    return BlockGrid(drafter, num_rows, row_step, device)
 
 
 def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,

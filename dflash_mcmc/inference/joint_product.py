@@ -9,8 +9,11 @@ import torch
 from dflash_mcmc.inference import piecewise_product
 from dflash_mcmc.inference.piecewise_product import PiecewiseProduct
 
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+Names = tuple[tuple[str, ...], ...]
 """Names of layers of one module that read the same tensor, in the order of their calls."""
+TARGET: Names = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+DRAFT: Names = (("v_proj", "k_proj"), ("gate_proj", "up_proj"))
+"""Names in a draft. The queries of a block are not computed together with its keys, because the context has no queries."""
 
 
 class JointProduct:
@@ -18,12 +21,12 @@ class JointProduct:
 
     Args:
         layers: layers with the same number of inputs.
-        piece: see `PiecewiseProduct`.
+        piece, most: see `PiecewiseProduct`.
     """
 
-    def __init__(self, layers: Sequence[torch.nn.Linear], piece: int):
+    def __init__(self, layers: Sequence[torch.nn.Linear], piece: int, most: int = 1):
         self.layers, self._sizes = layers, [layer.out_features for layer in layers]
-        self._piece, self._versions = piece, [-1]
+        self._piece, self._most, self._versions = piece, most, [-1]
         self.refresh()
         self._rows: torch.Tensor | None = None
         self._found: Sequence[torch.Tensor] = ()
@@ -55,7 +58,7 @@ class JointProduct:
         given = [tensor for layer in self.layers for tensor in (layer.weight, layer.bias) if tensor is not None]
         versions = [0 if tensor.is_inference() else tensor._version for tensor in given]
         if versions != self._versions:
-            self._product = PiecewiseProduct(torch.cat([layer.weight for layer in self.layers]), self._piece)
+            self._product = PiecewiseProduct(torch.cat([layer.weight for layer in self.layers]), self._piece, self._most)
             self.bias, self._versions = self._biases(), versions
 
     def is_current(self) -> bool:
@@ -70,14 +73,15 @@ class JointProduct:
         return torch.cat(biases) if biases else None
 
 
-def products(decoder: torch.nn.Module, most: int) -> dict[torch.nn.Linear, tuple[JointProduct, int]] | None:
+def products(network: torch.nn.Module, most: int, together: Names) -> dict[torch.nn.Linear, tuple[JointProduct, int]] | None:
     """The product of each linear layer and the layer's number in it; None if one has not the bits of eight rows.
 
     Args:
         most: largest number of rows.
+        together: `TARGET` or `DRAFT`.
     """
     found: dict[torch.nn.Linear, tuple[JointProduct, int]] = {}
-    for layers in _groups(decoder):
+    for layers in _groups(network, together):
         single = [piecewise_product.find(layer.weight, layer.bias, most) for layer in layers]
         pieces = {None if product is None else product.piece for product in single}
         if None in pieces:
@@ -86,21 +90,21 @@ def products(decoder: torch.nn.Module, most: int) -> dict[torch.nn.Linear, tuple
         for members in [layers] if alike else [[layer] for layer in layers]:
             piece = next(product.piece for layer, product in zip(layers, single, strict=True)
                          if layer is members[0] and product is not None)
-            joint = JointProduct(members, piece)
+            joint = JointProduct(members, piece, most)
             found.update({layer: (joint, number) for number, layer in enumerate(members)})
     return found
 
 
-def linears(decoder: torch.nn.Module) -> list[torch.nn.Linear]:
-    """All linear layers of a decoder."""
-    return [module for module in decoder.modules() if type(module) is torch.nn.Linear]
+def linears(network: torch.nn.Module) -> list[torch.nn.Linear]:
+    """All linear layers of a decoder or a draft."""
+    return [module for module in network.modules() if type(module) is torch.nn.Linear]
 
 
-def _groups(decoder: torch.nn.Module) -> Iterator[list[torch.nn.Linear]]:
+def _groups(network: torch.nn.Module, together: Names) -> Iterator[list[torch.nn.Linear]]:
     """The linear layers, those that read the same tensor together."""
-    for module in decoder.modules():
+    for module in network.modules():
         layers = {name: child for name, child in module.named_children() if type(child) is torch.nn.Linear}
-        for names in _TOGETHER:
+        for names in together:
             if set(names) <= set(layers) and len({layers[name].in_features for name in names}) == 1:
                 yield [layers.pop(name) for name in names]
         yield from ([layer] for layer in layers.values())

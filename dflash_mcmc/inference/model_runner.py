@@ -80,7 +80,7 @@ class ModelRunner:
             yield
 
     def step_of(self, batch: int) -> AbstractContextManager[None]:
-        """A context for a step that feeds one token to each of `batch` rows, and for its logits."""
+        """A context for the forwards of a decode step of `batch` rows, the draft's included, and for their logits."""
         few = self.few_rows
         return nullcontext() if few is None or batch > few.most else few.step(self.model)
 

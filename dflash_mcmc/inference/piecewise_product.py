@@ -15,6 +15,8 @@ import torch
 _NARROWEST = 64
 """Smallest number of columns of a bag."""
 _BAGS_A_THREAD = 4
+_SHARED_BYTES = 2**19
+"""Largest part of a table that several rows read one after the other. It stays in the cache of a core."""
 _SMALL = 2**17
 """A matrix with fewer elements is not divided among threads."""
 _PIECES = (192, 384, 256, 320, 336, 128, 448, 512, 224, 288, 160, 96, 64)
@@ -30,12 +32,13 @@ class PiecewiseProduct:
     Args:
         weight: float32 (outputs, inputs). A transposed copy is kept.
         piece: number of terms that are added one after the other.
+        most: largest usual number of rows. It changes the time alone.
     """
 
-    def __init__(self, weight: torch.Tensor, piece: int):
+    def __init__(self, weight: torch.Tensor, piece: int, most: int = 1):
         self.outputs, inputs = weight.shape
         self.piece, self._pieces = piece, -(-inputs // piece)
-        self._parts = _num_parts(self._pieces, self.outputs, weight.numel())
+        self._parts = _num_parts(self._pieces, self.outputs, weight.numel(), 4 * piece * self.outputs if most > 1 else 0)
         self._table = weight.t().contiguous().view(inputs * self._parts, self.outputs // self._parts)
         self._inputs = inputs
         self._layouts: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
@@ -102,7 +105,7 @@ def find(weight: torch.Tensor, bias: torch.Tensor | None, most: int) -> Piecewis
         probe = PiecewiseProduct(weight[: 2 * _NARROWEST].contiguous(), piece)
         short = torch.nn.functional.linear(row, weight, None)[:1, : 2 * _NARROWEST]
         if torch.equal(probe(row[:1]), short):
-            product = PiecewiseProduct(weight, piece)
+            product = PiecewiseProduct(weight, piece, most)
             return product if agrees(product, weight, bias, most, range(_NUM_SEEDS)) else None
     return None
 
@@ -131,12 +134,17 @@ def _equal_pieces(inputs: int) -> Iterator[int]:
             yield -(-inputs // (number * step)) * step
 
 
-def _num_parts(pieces: int, outputs: int, size: int) -> int:
-    """Number of parts into which the outputs are divided, so that all threads have bags."""
+def _num_parts(pieces: int, outputs: int, size: int, shared: int) -> int:
+    """Number of parts into which the outputs are divided, so that rows find parts in the cache, and all threads have bags.
+
+    Args:
+        size: elements of the matrix.
+        shared: bytes of a piece that several rows read; 0 for one row.
+    """
     parts, threads = 1, torch.get_num_threads()
-    if size < _SMALL or threads == 1:
-        return parts
-    while pieces * parts < _BAGS_A_THREAD * threads and outputs % (4 * parts) == 0 and outputs // (2 * parts) >= _NARROWEST:
+    busy = _BAGS_A_THREAD * threads if size >= _SMALL and threads > 1 else 0
+    while ((pieces * parts < busy or shared > _SHARED_BYTES * parts) and outputs % (4 * parts) == 0
+           and outputs // (2 * parts) >= _NARROWEST):
         parts *= 2
     return parts
 

@@ -47,10 +47,9 @@ class PlainSteps:
         rows, position = state.ids[:batch], state.position[:batch]
         fed = state.tokens[rows, position][:, None]
         said = self._said(cache, state, batch, key_length, groups)
-        with self.runner.step_of(batch):
-            hidden = self.runner.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
-            sources = {group.source for group in groups}
-            logits = self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], sources, said)
+        hidden = self.runner.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
+        sources = {group.source for group in groups}
+        logits = self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], sources, said)
         if riders is not None:
             batch = riders.batch
             rows, position = state.ids[:batch], state.position[:batch]

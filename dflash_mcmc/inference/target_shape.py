@@ -68,3 +68,5 @@ class DraftSize(NamedTuple):
     companion: CacheShape | None = None
     token_bytes: int = 0
     """Further bytes of each position of a row: keys and values that a draft keeps outside the cache."""
+    num_weights: int | None = 0
+    """Weights in its files; None if they are not known, or if the draft learns while it is used."""

@@ -79,12 +79,22 @@ class Workload(NamedTuple):
 
     def copied_bytes(self, num_slots: int) -> int:
         """Bytes of the copy of the weights that an engine of few slots makes (`few_rows.py`); 0 where it makes none."""
-        if not few_rows.asked_for(self.options, num_slots, self.implementation, has_draft=self.drafter is not None):
+        model, drafter = self.model, self.drafter
+        if not few_rows.asked_for(self.options, num_slots, self.implementation, drafter):
             return 0
-        if isinstance(self.model, TargetShape):
-            plain = self.model.device.type == "cpu" and self.model.dtype == torch.float32
-            return self.model.weight_bytes() or 0 if plain and not self.model.cache_shape.recurrent else 0
-        return few_rows.num_bytes(self.model) if few_rows.fits(self.model) else 0
+        if isinstance(model, TargetShape) or isinstance(drafter, DraftSize):
+            return self._copied_bytes_by_files(model)
+        return few_rows.num_bytes(model, drafter) if few_rows.fits(model, drafter) else 0
+
+    def _copied_bytes_by_files(self, model: LanguageModel | TargetShape) -> int:
+        """`copied_bytes` before the weights are loaded."""
+        cache, drafter = model.cache_shape, self.drafter
+        drafted = drafter.companion if drafter else None
+        plain = model.device.type == "cpu" and all(shape.dtype == torch.float32 for shape in (cache, drafted) if shape)
+        weights = model.weight_bytes() if isinstance(model, TargetShape) else few_rows.num_bytes(model)
+        if not (plain and weights) or cache.recurrent:
+            return 0
+        return weights + 4 * (drafter.num_weights or 0 if drafter else 0)
 
     def prompts(self, num_slots: int) -> tuple[int, int]:
         """Rows and positions of the prompts that are read ahead."""

@@ -161,8 +161,8 @@ def test_more_jobs_are_submitted_when_that_is_confirmed(submitted):
 def test_what_slurm_refuses_is_one_line_and_leaves_nothing(slurm_commands, tmp_path, capsys):
     slurm_commands.refuse("sbatch", "sbatch: error: Batch job submission failed: Node configuration is not available\n")
     assert ended("submit", *POINTS, "gpus=64") == 2
-    assert capsys.readouterr().err == ("error: hydra.launcher: given gpus=64 cpus=4 minutes=60; SLURM refuses these jobs: Batch "
-                                       "job submission failed: Node configuration is not available\n")
+    assert capsys.readouterr().err == ("error: hydra.launcher: given gpus=64 cpus=4 minutes=60; SLURM refuses these jobs: "
+                                       "Batch job submission failed: Node configuration is not available\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import linear
 
 from dflash_mcmc.bench.subject import subject_of
-from dflash_mcmc.inference import few_rows, fused_norms, joint_product, piecewise_product
+from dflash_mcmc.inference import few_rows, few_rows_bits, fused_norms, joint_product, piecewise_product
 from dflash_mcmc.inference.batched import BatchedEngine
 from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.inference.language_model import LanguageModel
@@ -56,7 +56,7 @@ def test_families_have_the_same_bits_or_eights(family, random_weights):
     on, engine = records(model, prompts, temperature(), 2, 4, few=True)
     assert on == records(model, prompts, temperature(), 2, 4, few=False)[0]
     runner = engine._memory.runner
-    assert runner.few_rows is few_rows.of(model, 2)
+    assert runner.few_rows is few_rows.of(model, few_rows.EngineSteps(2))
 
 
 def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, monkeypatch):
@@ -68,7 +68,7 @@ def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, mon
         return forward(self, cache, rows, tokens, *rest)
 
     monkeypatch.setattr(BatchedEngine.__init__.__globals__["ModelRunner"], "forward", counted)
-    for few, padded in ((True, few_rows.of(embedded.model, 1) is None), (False, True)):
+    for few, padded in ((True, few_rows.of(embedded.model, few_rows.EngineSteps(1)) is None), (False, True)):
         engine = BatchedEngine(embedded.model, None, 1, 100, Options(few_rows=few), 76)
         fed.clear()
         list(engine.run([(0, temperature().chain(embedded.prompts[0], 4, Key(0)))]))
@@ -128,18 +128,18 @@ def test_layers_of_one_input_are_computed_together_only_for_the_same_tensor():
                 torch.testing.assert_close(joint.of_layer(number, rows), layer(rows), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("wrong", ["_draws_agree", "_forwards_agree", "products"])
+@pytest.mark.parametrize("wrong", ["draws_agree", "steps_agree", "products"])
 def test_a_failed_comparison_leads_to_eights(wrong, monkeypatch, random_weights):
     model = wide()
-    monkeypatch.setattr(few_rows, wrong, lambda *given: None)
-    assert few_rows.of(model, 1) is None
+    monkeypatch.setattr(few_rows if wrong == "products" else few_rows_bits, wrong, lambda *given: None)
+    assert few_rows.of(model, few_rows.EngineSteps(1)) is None
     assert BatchedEngine(model, None, 1, 40, Options())._memory.runner.few_rows is None
 
 
 @pytest.mark.parametrize("changes", [{"intermediate_size": 48}, {"hidden_size": 96}])
 def test_widths_with_a_rest_have_eights(changes, random_weights):
     """A vectorised function computes the rest by other instructions."""
-    assert few_rows.of(wide(**changes), 1) is None
+    assert few_rows.of(wide(**changes), few_rows.EngineSteps(1)) is None
 
 
 def test_changed_weights_are_noticed(random_weights):

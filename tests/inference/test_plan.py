@@ -120,7 +120,7 @@ def test_the_second_copy_of_the_weights_is_planned_where_it_fits(random_weights)
     assert plan(work, 3, 1000, enough - 2e-9).copies == 0
     assert plan(work, 8, 1000, None).copies == 0
     assert plan(work._replace(options=Options(few_rows=False)), 3, 1000, None).copies == 0
-    if (made := few_rows.of(wide, 3)) is not None:  # where this machine gives few rows the bits of eight
+    if (made := few_rows.of(wide, few_rows.EngineSteps(3))) is not None:  # where this machine gives few rows the bits of eight
         assert made.num_bytes == copied
 
 

@@ -33,7 +33,7 @@ class BlockGrid:
     Args:
         drafter: gives the block size of the grid.
         num_rows: rows of the engine's cache.
-        row_step: the draft runs on a multiple of this number of rows. Its numbers then do not depend on the number of rows.
+        row_step: the draft runs on a multiple of this number of rows, on which its numbers then do not depend (`ladder.py`).
     """
 
     def __init__(self, drafter: DFlashDrafter, num_rows: int, row_step: int, device: torch.device):

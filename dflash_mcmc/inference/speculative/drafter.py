@@ -7,6 +7,7 @@ A drafter has
     tapped_layers: decoder layers of the target whose outputs it needs for every token.
     companion: CacheShape of its own cache, with an entry for every token; None without a cache.
     token_bytes: bytes that it keeps for each position of a row outside that cache.
+    num_weights: weights of its linear layers; None if it learns while it is used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from dflash_mcmc.inference import attention
 from dflash_mcmc.inference.cache import CacheShape, SlotCache
 from dflash_mcmc.inference.float32_head import soft_capped
+from dflash_mcmc.inference.joint_product import linears
 from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.inference.speculative.dflash.network import DFlash, block_mask
 
@@ -74,6 +76,10 @@ class Drafter(Protocol):
     companion: CacheShape | None
     token_bytes: int
 
+    @property
+    def num_weights(self) -> int | None:
+        """See the module's docstring."""
+
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
 
@@ -106,6 +112,11 @@ class DFlashDrafter:
         self.companion = CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, self.dtype)
         self._embedding = target.decoder.get_input_embeddings().weight
         self._windows = sorted(set(shape.sliding), key=lambda window: window or 0)
+
+    @property
+    def num_weights(self) -> int | None:
+        """See `Drafter`."""
+        return sum(layer.weight.numel() for layer in linears(self.network))
 
     @property
     def plain_head(self) -> bool:
@@ -166,7 +177,7 @@ class DFlashDrafter:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (rows, n, vocabulary), through the target's head."""
-        logits = self.target.head_logits(hidden)
+        logits = self.target.head_logits(hidden.contiguous())  # else PyTorch multiplies the head with each row's slots apart
         shape = self.network.shape
         if shape.logit_scale != 1.0:
             logits = logits * shape.logit_scale
@@ -176,7 +187,7 @@ class DFlashDrafter:
 class SelfDrafter:
     """The target as its own draft, token by token. It is no faster than plain decoding, but bounds the quality of a draft."""
 
-    reads_tokens, token_bytes = False, 0
+    reads_tokens, token_bytes, num_weights = False, 0, 0
     tapped_layers: tuple[int, ...] = ()
     companion: CacheShape | None = None
 
@@ -204,7 +215,7 @@ class NgramDrafter:
     shorter than a block is repeated. Without an occurrence the anchor is repeated.
     """
 
-    target_forwards, reads_tokens, token_bytes = 0, True, 0
+    target_forwards, reads_tokens, token_bytes, num_weights = 0, True, 0, 0
     tapped_layers: tuple[int, ...] = ()
     companion: CacheShape | None = None
 
