@@ -92,6 +92,8 @@ def test_command_runs(command, tmp_path, real_data):
         assert ("| last_number" if "records.jsonl" in command else "| grader=math") in done.stdout
     elif ".regrade" in command:
         assert (" of 4 samples" if "grader.extract" in command else "0 verdicts changed") in done.stdout
+    elif ".drafts check" in command:
+        assert "healthy: tau is" in done.stdout
     elif ".train" in command:
         assert "draft written to" in done.stdout
     elif "rejection_sampling" in command:

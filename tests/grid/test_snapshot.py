@@ -23,7 +23,7 @@ from tests.test_registry import PLUGIN, install
 
 TASK = '{"id": "a", "question": "How much is 1 + 1?", "answer": "2"}\n'
 _NEED_FILES = ("model=hf", "model=qwen3_4b", "draft=dflash", "dataset=aime24", "dataset=aime25", "dataset=math500",
-               "dataset=gsm8k", "dataset=clbench", "dataset=humaneval")
+               "dataset=gsm8k", "dataset=clbench", "dataset=humaneval", "dataset=livecodebench", "dataset=mbpp")
 
 
 def there_and_back(config, folder):

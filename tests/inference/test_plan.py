@@ -138,7 +138,7 @@ def test_an_engine_makes_the_second_copy_where_its_plan_has_it(given, monkeypatc
         options = options_within(work, planned)
         assert (planned.copies == copied, options.few_rows) == (fits, fits)
         engine = BatchedEngine(wide, NoBlend(), 3, 150, options, prompt_length=100)
-        assert engine._memory.runner.few_rows is (few_rows.of(wide, 3) if fits else None)
+        assert engine._memory.runner.few_rows is (few_rows.of(wide, few_rows.EngineSteps(3)) if fits else None)
     error = capsys.readouterr().err
     assert error.startswith("hardware.few_rows: a second copy of the weights does not fit")
     assert error.count("\n") == 1

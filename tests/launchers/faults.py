@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import random  # noqa: TID251  (the moments of faults do not belong to an experiment)
+import re
 import signal
 import subprocess
 import time
@@ -34,6 +35,8 @@ from dflash_mcmc.__main__ import main
 main(sys.argv[1:])
 """
 """A program that runs `python -m dflash_mcmc` with a clock that is wrong by `shift` seconds."""
+_MESSAGE = re.compile("^(error|failed): ", re.MULTILINE)
+"""The start of a line about a mistake, and about a point of a sweep that has failed."""
 _YEARS = 10 * 365 * 86400
 KILLED, ASKED, REFUSED = (-signal.SIGKILL,), (143, 0), (2, 0)
 """Exit codes that are allowed after a fault."""
@@ -137,7 +140,7 @@ class Workers:
         self.campaign.check(code in allowed, f"{fault}: exit code {code}: {errors[-1500:]}")
         self.campaign.check("Traceback" not in errors, f"{fault}: {errors[-1500:]}")
         if code == 2:
-            self.campaign.check("\nerror: " in f"\n{errors}", f"{fault}: no error message: {errors[-500:]}")
+            self.campaign.check(_MESSAGE.search(errors) is not None, f"{fault}: no error message: {errors[-500:]}")
         self.watch.look()
 
     def finish(self) -> None:
