@@ -135,11 +135,13 @@ def memory(subject: Subject, sizes: Sizes) -> list[dict]:
     """(f) Peak memory compared with the plan. Each measurement has a fresh process."""
     rows, longest = [], max(map(len, subject.prompts))
     for count in (8, sizes.slots):
-        planned = predict(Workload(subject.model, longest + subject.horizon, longest, Options()), count)
+        work = Workload(subject.model, longest + subject.horizon, longest, Options())
+        planned, copied = predict(work, count), work.copied_bytes(count)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             peak = pool.apply(_peak_bytes, (subject.name, subject.horizon, count))
         rows.append({"slots": count, "planned MB": planned.total / 1e6, "planned caches MB": planned.caches / 1e6,
-                     "peak MB": peak / 1e6, "peak / planned": peak / planned.total})
+                     "copied weights MB": copied / 1e6, "peak MB": peak / 1e6,
+                     "peak / planned": peak / (planned.total + copied)})
     return rows
 
 
