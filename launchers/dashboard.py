@@ -44,7 +44,7 @@ def _main(arguments: list[str]) -> None:
         from dflash_mcmc.report.build import build
 
         built = build(given.runs, outputs=given.outputs)
-        experiments = {run.experiment for run in built.study.runs}
+        experiments = {run.experiment for study in built.studies for run in study.runs}
         if given.experiment is None and len(experiments) == 1:
             place = place._replace(experiment=experiments.pop())
         with page.asking():

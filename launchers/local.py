@@ -42,8 +42,13 @@ def _main(arguments: list[str]) -> None:
         raise UserError(f"--processes: given {count}; allowed: at least 1")
     started = [_start(number, count, command) for number in range(count)]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and this one waits for the others
-    for number in SIGNALS:
-        signal.signal(number, lambda number, frame: [process.send_signal(number) for process in started])
+
+    def pass_on(sent: int, frame: object) -> None:
+        for process in started:
+            process.send_signal(sent)
+
+    for known in SIGNALS:
+        signal.signal(known, pass_on)
     running = dict(enumerate(started))
     while running:
         for number in [number for number, process in running.items() if process.poll() is not None]:

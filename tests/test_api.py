@@ -293,7 +293,7 @@ def test_ctrl_c_returns_what_is_finished(loaded, monkeypatch, capsys):
     """The signal arrives at the third finished chain."""
     asked = {"prompts": QUESTIONS, "sampler": "temperature", "max_new_tokens": 32, "progress": False}
     everything = dflash_mcmc.sample(*loaded, **asked)
-    finished, right = [], sampling._sample
+    finished, right = [], sampling.of_chain
 
     def interrupted(*given):
         if len(finished) == 2:
@@ -301,7 +301,7 @@ def test_ctrl_c_returns_what_is_finished(loaded, monkeypatch, capsys):
         finished.append(right(*given))
         return finished[-1]
 
-    monkeypatch.setattr(sampling, "_sample", interrupted)
+    monkeypatch.setattr(sampling, "of_chain", interrupted)
     engine = dflash_mcmc.Engine(*loaded)
     samples = engine.sample(**asked)
     assert samples == sorted(finished)

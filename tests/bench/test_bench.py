@@ -52,7 +52,7 @@ def test_every_part_writes_its_rows(command, tmp_path):
         assert row["utilisation"] > 0.9
     for row in results["f"]:
         assert 0.5 < row["peak / planned"] < 1.5
-    assert "tiny: (a) The engine against the loop" in done.stdout
+    assert "tiny: (a) The engine compared with " in done.stdout
 
 
 @pytest.mark.parametrize(("override", "message"), [("parts=[x]", "parts: given ['x']; allowed: some of a, b"),

@@ -80,14 +80,20 @@ def start_local(folder: Path, *arguments: str) -> subprocess.Popen:
 
 @pytest.mark.slow
 def test_local_prints_one_table_and_fails_if_a_point_fails(tmp_path):
-    with start_local(tmp_path, "-m", "experiment=demo", "condition=greedy", "dataset.limit=4",
-                     "dataset.max_new_tokens=16,100000") as program:
+    """A line of the second point's records is damaged."""
+    short = "experiment=demo", "condition=greedy", "dataset.max_new_tokens=16"
+    with start_local(tmp_path, *short, "dataset.limit=1", "seed=1") as program:
+        program.communicate(timeout=200)
+    (damaged,) = (tmp_path / "outputs/demo").glob("greedy-*")
+    with (damaged / "records.jsonl").open("a") as file:
+        file.write("[1]\n")
+    with start_local(tmp_path, "-m", *short, "dataset.limit=4", "seed=0,1") as program:
         output, errors = program.communicate(timeout=200)
     assert program.returncode == 2, errors
     assert output.count("| condition ") == 1
     assert "2 jobs: 1 done now, 0 already complete, 1 failed" in output
-    assert errors.count("failed: dataset.max_new_tokens=100000: ") == 1
-    (folder,) = (tmp_path / "outputs/demo").glob("greedy-*")
+    assert errors.count("failed: seed=1: ") == 1
+    (folder,) = set((tmp_path / "outputs/demo").glob("greedy-*")) - {damaged}
     assert len(samples(folder)) == len({record["problem"] for record in records(folder)}) == 4
 
 
