@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _WIDTH_STEP = 64
 """Widths of layers are multiples of it. A vectorised function computes the rest of its elements by other instructions."""
 ATTENTION = "grouped"
+_KEPT_BYTES = 64_000_000
+"""Products of several kinds of steps of a model are kept up to this size together. One kind is always kept."""
 _KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, dict[tuple, FewRows | None]] = weakref.WeakKeyDictionary()
 
 
@@ -156,7 +158,8 @@ def of(model: LanguageModel, steps: EngineSteps) -> FewRows | None:
         if found is None or found.is_current():
             return found
     with model.turn.taken(nests=True):
-        known.clear()
+        if (len(known) + 1) * num_bytes(model, steps.drafter) > _KEPT_BYTES:
+            known.clear()
         known[key] = _found(model, steps)
         return known[key]
 
