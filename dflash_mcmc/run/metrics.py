@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading.verdicts import CORRECT
+from dflash_mcmc.statistics.summaries import accepted_length
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ def metrics_of(record: Record) -> dict[str, float | None]:
         metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
         metrics["sample/abandoned_rate"] = record["abandoned"] / record["proposals"]
     metrics |= {f"sample/{name}": value for name, value in record.get("measures", {}).items()}
-    if verified := record.get("blocks_verified"):  # the other blocks are a sampler's
-        metrics["sample/accepted_length"] = 1.0 + record["tokens_kept"] / verified
-    elif record["tokens_drafted"]:
-        metrics["sample/accepted_length"] = record["tokens_drawn"] / record["blocks_drafted"]
+    if (length := accepted_length([record])) is not None:
+        metrics["sample/accepted_length"] = length
     return metrics

@@ -67,7 +67,7 @@ def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
         "mean_token_forwards": _total(records, "token_forwards") / len(records),
         "target_forwards": _total(records, "target_forwards"),
         "blocks_drafted": _total(records, "blocks_drafted"),
-        "accepted_length": _accepted_length(records),
+        "accepted_length": accepted_length(records),
     }
 
 
@@ -152,7 +152,7 @@ def _same_string(records: Sequence[Outcome]) -> int | None:
     return sum(known) if known else None
 
 
-def _accepted_length(records: Sequence[Outcome]) -> float | None:
+def accepted_length(records: Sequence[Outcome]) -> float | None:
     """Mean tokens per drafted block, including the token after the accepted ones; null if no block was drafted."""
     if verified := sum(record.get("blocks_verified", 0.0) for record in records):  # the other blocks are a sampler's
         return 1.0 + _total(records, "tokens_kept") / verified

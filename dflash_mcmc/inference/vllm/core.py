@@ -191,7 +191,7 @@ def _patience() -> float:
     return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
-REFUSALS = (ValueError, RuntimeError, NotImplementedError, AssertionError, ImportError, KeyError, TypeError)
+REFUSALS = (ValueError, RuntimeError, AssertionError, ImportError, KeyError, TypeError)
 """What vLLM's code raises at its start where it cannot run a model or a setting; a worker's failure is a plain Exception."""
 _PACKAGE = __name__.partition(".")[0]
 
