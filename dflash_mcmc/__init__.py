@@ -22,8 +22,6 @@ bits.keep()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run":  # the package dflash_mcmc/run, which can be called: its import would replace a function of this name
-        return importlib.import_module("dflash_mcmc.run")
     if name in __all__:
         module = importlib.import_module(f"dflash_mcmc.{_PLACES.get(name, 'api')}")
         return getattr(module, "LoadedEngine" if name == "Engine" else name)

@@ -35,10 +35,10 @@ from dflash_mcmc.engine.slots import Slots as Slots
 from dflash_mcmc.engine.vllm import Vllm as Vllm
 from dflash_mcmc.errors import ConfigError as ConfigError
 from dflash_mcmc.errors import UserError as UserError
-from dflash_mcmc.grader.choice import ChoiceGrader as ChoiceGrader
-from dflash_mcmc.grader.code import CodeGrader as CodeGrader
-from dflash_mcmc.grader.judge import JudgeGrader as JudgeGrader
-from dflash_mcmc.grader.math import MathGrader as MathGrader
+from dflash_mcmc.grading.choice import ChoiceGrader as ChoiceGrader
+from dflash_mcmc.grading.code import CodeGrader as CodeGrader
+from dflash_mcmc.grading.judge import JudgeGrader as JudgeGrader
+from dflash_mcmc.grading.math import MathGrader as MathGrader
 from dflash_mcmc.hardware.local import Local as Local
 from dflash_mcmc.model.hf import HFModel as HFModel
 from dflash_mcmc.probe.adaptation import Adaptation as Adaptation

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command
     from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.config.sweep import Sweep
-    from dflash_mcmc.run.result import RunResult
+    from dflash_mcmc.runner.result import RunResult
 
 _SECONDS_TO_REPORT = 60.0
 """Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""
@@ -58,7 +58,7 @@ def _main(arguments: list[str]) -> None:
 def checked(arguments: list[str]) -> Command:
     """The command of a command line, after every check that loads no model. Raises UserError."""
     from dflash_mcmc.config.command import check_command
-    from dflash_mcmc.run import budget, preflight
+    from dflash_mcmc.runner import budget, preflight
 
     try:
         command = check_command(arguments)
@@ -78,7 +78,7 @@ def checked(arguments: list[str]) -> Command:
 
 def within_budget(command: Command, measure: bool = True) -> Command:
     """The command with the settings that its budgets choose. Prints how they were chosen."""
-    from dflash_mcmc.run import budget, preflight
+    from dflash_mcmc.runner import budget, preflight
 
     found, plan = budget.with_settings(command, measure)
     if plan:
@@ -90,7 +90,7 @@ def within_budget(command: Command, measure: bool = True) -> Command:
 
 
 def _print_prompts(jobs: list[Job]) -> None:
-    from dflash_mcmc.run.build import first_prompt
+    from dflash_mcmc.runner.build import first_prompt
 
     if not ranks.rank():
         print("\n\n".join(dict.fromkeys(printable(first_prompt(job.config), keep="\n\t") for job in jobs)))
@@ -98,7 +98,7 @@ def _print_prompts(jobs: list[Job]) -> None:
 
 def _print_plan(command: Command, *notes: str) -> None:
     """Prints the runs of a command. Each run has the fields that it leaves out, its samples and its expected cost."""
-    from dflash_mcmc.run import estimate
+    from dflash_mcmc.runner import estimate
 
     if not ranks.rank():
         print(estimate.of(command), *filter(None, [command.memory]), *notes, sep="\n", flush=True)
@@ -147,7 +147,7 @@ def _composed(job: Job) -> Callable[[], Job]:
 
 def _run(job: Job, tables: Tables) -> RunResult:
     """Executes a job and prints its result in a line; a complete run is added to `tables`."""
-    from dflash_mcmc.run.loop import execute
+    from dflash_mcmc.runner.loop import execute
 
     result = execute(job)
     if ranks.rank():

@@ -29,6 +29,8 @@ PLUGINS = "dflash_mcmc.plugins"
 """The group of entry points of plugins."""
 GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "engine",
           "tracker")
+ROOMS = {"grader": "grading"}
+"""The packages of groups whose room has another name than the group."""
 _components: dict[tuple[str, str], Registration] = {}
 
 
@@ -68,7 +70,8 @@ def register(group: str, name: str) -> Callable[[T], T]:
         if not dataclasses.is_dataclass(cls) or "__slots__" not in vars(cls):
             raise TypeError(f"{cls.__qualname__}: use @dataclass(slots=True, kw_only=True)")
         if not issubclass(cls, Component) or cls.group != group:
-            raise TypeError(f"{group}={name}: {cls.__qualname__} must inherit dflash_mcmc.{group}.{group.capitalize()}")
+            raise TypeError(f"{group}={name}: {cls.__qualname__} must inherit dflash_mcmc.{ROOMS.get(group, group)}."
+                            f"{group.capitalize()}")
         known = _components.get((group, name))
         # A module that runs as `__main__` and is also imported defines the class twice.
         if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -152,9 +155,10 @@ def load_all() -> None:
     Leaves import heavy libraries inside the functions that use them.
     """
     for group in GROUPS:
-        package = importlib.import_module(f"dflash_mcmc.{group}")
+        package = importlib.import_module(f"dflash_mcmc.{ROOMS.get(group, group)}")
         for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"dflash_mcmc.{group}.{module.name}")
+            if module.name != "__main__":
+                importlib.import_module(f"{package.__name__}.{module.name}")
     for entry_point in importlib.metadata.entry_points(group=PLUGINS):
         try:
             entry_point.load()

@@ -11,15 +11,15 @@ import scipy.stats
 import torch
 
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.inference.batched import BatchedEngine
-from dflash_mcmc.inference.interface import Options
-from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
-from dflash_mcmc.inference.speculative.speculation import Speculation
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
-from tests.inference.speculative.test_speculator import network
+from tests.engine.speculative.test_speculator import network
 from tests.laws import conditional
 
 _SWAPS = 2000

@@ -28,9 +28,9 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dflash_mcmc"
-GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "engine",
+GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grading", "hardware", "engine",
           "tracker")
-NOT_THE_TRUNK = (*GROUPS, "inference", "grading")
+NOT_THE_TRUNK = GROUPS
 _TRACED = """
 import runpy, sys
 root, called, path = sys.argv[1], set(), set()
@@ -101,7 +101,7 @@ def lines(path: Path) -> int:
 
 def probe_branches(path: Path, tree: ast.Module) -> Iterator[str]:
     """Places that compare the name of a configuration's probe."""
-    if path == PACKAGE / "run" / "tasks.py" or room(path) == "probe":
+    if path == PACKAGE / "runner" / "tasks.py" or room(path) == "probe":
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and re.search(r"\bprobe\)? (==|!=|is|in|not)", ast.unparse(node)):

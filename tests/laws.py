@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from dflash_mcmc.inference.oracle.tabular import TabularModel
+from dflash_mcmc.engine.oracle.tabular import TabularModel
 
 PROMPT = (0,)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.run import loop
+from dflash_mcmc.runner import loop
 
 
 def execute(config: Config) -> loop.RunResult:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.inference.oracle import exact_law
-from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.inference.speculative.speculation import Speculation
+from dflash_mcmc.engine.oracle import exact_law
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT, law_of, product_target, total_variation

@@ -22,8 +22,8 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from dflash_mcmc.inference.attention import grouped_attention
-from dflash_mcmc.inference.oracle.reference import ReferenceEngine
+from dflash_mcmc.engine.batching.attention import grouped_attention
+from dflash_mcmc.engine.oracle.reference import ReferenceEngine
 from dflash_mcmc.types import Trajectory
 
 _IDS = dict(vocab_size=61, eos_token_id=3, bos_token_id=None, pad_token_id=None)

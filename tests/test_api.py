@@ -25,7 +25,7 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.api import sampling
 from dflash_mcmc.config import defaults
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
@@ -41,8 +41,8 @@ QUESTIONS = ["Lena has 12 red pens and 9 blue pens. How many pens does she have?
 def test_no_module_hides_a_function_of_the_package():
     """The import of a module sets the package's attribute of that name. The package `run` can be called for this reason."""
     assert {module.name for module in pkgutil.iter_modules(dflash_mcmc.__path__)} & set(dflash_mcmc.__all__) == {"run"}
-    assert callable(dflash_mcmc.run)
-    assert dflash_mcmc.run is sys.modules["dflash_mcmc.run"]
+    assert callable(dflash_mcmc.runner)
+    assert dflash_mcmc.runner is sys.modules["dflash_mcmc.runner"]
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_a_run_waits_for_a_stream_of_its_model_in_another_thread(tmp_path, monke
     with dflash_mcmc.Engine(dflash_mcmc.component("model", "tiny")) as engine, ThreadPoolExecutor(1) as pool:
         stream = engine.stream(QUESTIONS, sampler="temperature", max_new_tokens=32)
         drawn = [next(stream)]
-        done = pool.submit(dflash_mcmc.run, *overrides)
+        done = pool.submit(dflash_mcmc.runner, *overrides)
         processes.wait_until(lambda: list(tmp_path.glob("outputs/default/*")))
         drawn += stream
         assert done.result().num_new == 1

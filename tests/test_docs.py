@@ -22,7 +22,7 @@ from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.registry import GROUPS, components
-from dflash_mcmc.training import recipe
+from dflash_mcmc.train import recipe
 from tests import pages, processes
 from tests.conftest import ROOT
 from tests.pages import ADDED, AFTER_REAL, NEEDS_GPU, NEEDS_VLLM, PAGES, README
@@ -217,7 +217,7 @@ def test_adding_a_component(kind, tmp_path):
 
 def test_the_drafter_of_the_page_has_what_an_engine_asks_for():
     """Names alone; the slow test above draws with it."""
-    from dflash_mcmc.inference.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.drafter import Drafter
 
     code, found = pages.blocks(ROOT / "docs/howto/add-a-draft.md", "python")[0], dict[str, type]()
     exec(code[code.index("class RepeatDrafter:") :], found)

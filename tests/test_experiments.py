@@ -9,7 +9,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.groups import option_files
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.run.cost import token_forwards
+from dflash_mcmc.runner.cost import token_forwards
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 

@@ -50,7 +50,7 @@ def batches(requests: Sequence[AnswerRequest], config_of: Callable[[Sampler, int
         mixes: whether chains of an engine can have stop strings of their own.
         target: the loaded model.
     """
-    from dflash_mcmc.run import build
+    from dflash_mcmc.runner import build
 
     configs: dict[tuple[str, int], Config] = {}
     for request in requests:

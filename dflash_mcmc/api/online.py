@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.api.workers import Workers
 from dflash_mcmc.config.checks import checked
-from dflash_mcmc.data import template_limits
+from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import ConfigError
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.interface import ChainRunner, ChainTarget
+    from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget
 
 _PROMPT = 1024
 MOST_SLOTS = 256

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dflash_mcmc.data.conversations import Conversation, is_answerable, turns_of
+from dflash_mcmc.dataset.inputs.conversations import Conversation, is_answerable, turns_of
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.run.fitting import TooLong, parted
+from dflash_mcmc.runner.fitting import TooLong, parted
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.interface import ChainTarget
+    from dflash_mcmc.engine.batching.interface import ChainTarget
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | np.ndarray
 """A text; a conversation, as a list of messages with `role` and `content`; or token ids, which are used as they are, in a

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import locate, runs
-from dflash_mcmc.run.loop import execute
-from dflash_mcmc.run.result import RunResult
+from dflash_mcmc.runner.loop import execute
+from dflash_mcmc.runner.result import RunResult
 from dflash_mcmc.store import finishes
 from dflash_mcmc.store.described import RUN, described
 from dflash_mcmc.store.reading import read_records

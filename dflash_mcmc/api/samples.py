@@ -12,8 +12,8 @@ from dflash_mcmc.types import ChainResult, Cost, Trajectory
 if TYPE_CHECKING:
     import numpy as np
 
-    from dflash_mcmc.inference.interface import ChainTarget, Finished
-    from dflash_mcmc.run.fitting import TooLong
+    from dflash_mcmc.engine.batching.interface import ChainTarget, Finished
+    from dflash_mcmc.runner.fitting import TooLong
 
 
 class Sample(NamedTuple):

@@ -15,9 +15,9 @@ from dflash_mcmc.api.choices import configuration
 from dflash_mcmc.api.samples import Sample, of_chain, of_long
 from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
 from dflash_mcmc.config.checks import checked
-from dflash_mcmc.data import stops
+from dflash_mcmc.dataset.inputs import stops
+from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.stop_strings import cut
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from dflash_mcmc.decoder import Decoder
     from dflash_mcmc.draft import Draft
     from dflash_mcmc.engine import Engine
+    from dflash_mcmc.engine.batching.interface import ChainTarget, Finished
     from dflash_mcmc.hardware import Hardware
-    from dflash_mcmc.inference.interface import ChainTarget, Finished
     from dflash_mcmc.model import Model
     from dflash_mcmc.ops import Chain
-    from dflash_mcmc.run.fitting import TooLong
+    from dflash_mcmc.runner.fitting import TooLong
     from dflash_mcmc.sampler import Sampler
 
 
@@ -161,7 +161,7 @@ class LoadedEngine:
         Args:
             names: ids of all prompts in order.
         """
-        from dflash_mcmc.run import build
+        from dflash_mcmc.runner import build
 
         tags = [(index, chain) for index in range(len(names)) for chain in range(config.num_chains)]
         yield from (of_long(index, names[index], chain, too_long[names[index]]) for index, chain in tags

@@ -13,7 +13,7 @@ from dflash_mcmc.ops import Chain, SamplingParams, Score
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.inference.interface import Finished
+    from dflash_mcmc.engine.batching.interface import Finished
 
 
 class Scored(NamedTuple):

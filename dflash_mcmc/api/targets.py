@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from dflash_mcmc.api.choices import component, is_component
-from dflash_mcmc.data.conversations import Conversation
+from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.model import Model
 from dflash_mcmc.process.turns import Turn
 
 if TYPE_CHECKING:
-    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ def model_of(model: Any, tokenizer: Any, chat: bool) -> Model:
         raise ConfigError("model", model, "a causal language model of transformers, a folder, a hub name or a component")
     if tokenizer is None:
         raise ConfigError("tokenizer", None, "the tokenizer of a loaded model")
-    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
 
     with turn_of(model.base_model).taken(nests=False), evaluating(model):
         return LoadedModel(LanguageModel(model, tokenizer), chat)

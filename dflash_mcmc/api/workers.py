@@ -18,14 +18,14 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.api.targets import turn_of
+from dflash_mcmc.engine.batching.interface import DROPPED
+from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.interface import DROPPED
-from dflash_mcmc.inference.stop_strings import cut
 from dflash_mcmc.ops import stopping
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
-    from dflash_mcmc.inference.interface import ChainRunner, Finished
+    from dflash_mcmc.engine.batching.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
     from dflash_mcmc.types import ChainResult, Cost
 

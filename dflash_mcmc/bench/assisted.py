@@ -1,7 +1,7 @@
 """Compares the engine's speculation with `generate(assistant_model=...)` of `transformers`, for the same draft.
 
 The class for DFlash in `transformers` has the same weights, two of them under other names.
-`tests/inference/speculative/dflash/test_network.py` checks this.
+`tests/draft/network/dflash/test_network.py` checks this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Sizes, result_of, 
 from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
-from dflash_mcmc.inference.speculative.dflash.network import DFlash
+from dflash_mcmc.draft.network.dflash.network import DFlash
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.sampler.greedy import Greedy

@@ -11,13 +11,13 @@ from dflash_mcmc.bench import decoders, random_weights
 from dflash_mcmc.bench.measure import PLAIN, Decoding, Sizes, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject, random_prompts
 from dflash_mcmc.draft import Draft
-from dflash_mcmc.inference.interface import Options
-from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.plan import predict
-from dflash_mcmc.inference.speculative.dflash.config import default_target_layers
-from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
-from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
-from dflash_mcmc.inference.workload import Workload
+from dflash_mcmc.draft.network.dflash.config import default_target_layers
+from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.plan import predict
+from dflash_mcmc.engine.batching.workload import Workload
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.sampler import Sampler
 
 _TARGET: dict[str, Any] = dict(

@@ -13,9 +13,9 @@ from transformers import GenerationConfig
 
 from dflash_mcmc.bench.measure import Sizes, temperature
 from dflash_mcmc.bench.subject import Subject
-from dflash_mcmc.inference import few_rows
-from dflash_mcmc.inference.batched import BatchedEngine
-from dflash_mcmc.inference.interface import Options
+from dflash_mcmc.engine.batching import few_rows
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.rng import Key
 
 _TURNS = 3

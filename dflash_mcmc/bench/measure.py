@@ -13,8 +13,8 @@ from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.blend import Blend
 from dflash_mcmc.decoder import Decoder
 from dflash_mcmc.draft import Draft
-from dflash_mcmc.inference.batched import BatchedEngine
-from dflash_mcmc.inference.interface import Counters, Finished, Options
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Counters, Finished, Options
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler

@@ -18,11 +18,11 @@ from dflash_mcmc.bench import assisted, at_size, decoders, equal_chains, measure
 from dflash_mcmc.bench.measure import Measurement, Sizes, power_mh, run, temperature
 from dflash_mcmc.bench.subject import Subject, subject_of
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.inference.batched import BatchedEngine
-from dflash_mcmc.inference.cache_argument import cache_argument
-from dflash_mcmc.inference.interface import Options
-from dflash_mcmc.inference.plan import predict
-from dflash_mcmc.inference.workload import Workload
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.cache_argument import cache_argument
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.plan import predict
+from dflash_mcmc.engine.batching.workload import Workload
 from dflash_mcmc.rng import Key
 
 _OFF = Options(read_ahead=0, reuse_prefix=False, keep_current=False, skip_identical=False)

@@ -11,10 +11,10 @@ from transformers import GenerationConfig
 
 from dflash_mcmc.bench.measure import Sizes
 from dflash_mcmc.bench.subject import Subject
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import DEFAULTS
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.inference.batched import BatchedEngine
-from dflash_mcmc.inference.interface import DEFAULTS
-from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.probe.speculative_mcmc import SpeculativeMCMC
 from dflash_mcmc.probe.speculative_mcmc.timing import Timing

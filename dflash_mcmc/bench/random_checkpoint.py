@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from dflash_mcmc.bench import random_weights
+from dflash_mcmc.draft.network.dflash import checkpoint
+from dflash_mcmc.draft.network.dflash.config import read_shape
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.inference.speculative.dflash import checkpoint
-from dflash_mcmc.inference.speculative.dflash.config import read_shape
 from dflash_mcmc.process import program
 
 _DRAFT = "DFlashDraftModel"

@@ -13,9 +13,9 @@ import torch
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.data import prompts
+from dflash_mcmc.dataset.inputs import prompts
 from dflash_mcmc.draft.dflash import DFlashDraft
-from dflash_mcmc.inference.language_model import LanguageModel
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.model.hf import HFModel
 from dflash_mcmc.rng import Key, Stream
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from dflash_mcmc.bench.measure import Sizes, temperature
 from dflash_mcmc.bench.subject import Subject
-from dflash_mcmc.inference.batched import BatchedEngine
-from dflash_mcmc.inference.interface import Options
-from dflash_mcmc.inference.slot_memory import SlotMemory
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.slot_memory import SlotMemory
 from dflash_mcmc.ops import Chain, Draw, SamplingParams, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.decoder import Decoder
     from dflash_mcmc.draft import Draft
     from dflash_mcmc.engine import Engine
-    from dflash_mcmc.grader import Grader
+    from dflash_mcmc.grading import Grader
     from dflash_mcmc.hardware import Hardware
     from dflash_mcmc.model import Model
     from dflash_mcmc.probe import Probe

@@ -20,7 +20,7 @@ from dflash_mcmc.process import ranks
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.jobs import Job
-    from dflash_mcmc.run.result import RunResult
+    from dflash_mcmc.runner.result import RunResult
 
 
 _IN_A_LABEL = ("condition", "blend", "draft", "sampler", "decoder")

@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.data.conversations import last_question, messages_of
-from dflash_mcmc.data.sources import FromFile
+from dflash_mcmc.dataset.inputs.conversations import last_question, messages_of
+from dflash_mcmc.dataset.inputs.sources import FromFile
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import name_of, options_with, register

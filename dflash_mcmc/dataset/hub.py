@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.data import loading
-from dflash_mcmc.data.named import NamedFields
-from dflash_mcmc.data.problems import checked
+from dflash_mcmc.dataset.inputs import loading
+from dflash_mcmc.dataset.inputs.named import NamedFields
+from dflash_mcmc.dataset.inputs.problems import checked
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.data import pickled
-from dflash_mcmc.data.programs import check_is_run
-from dflash_mcmc.data.sources import FromFile
+from dflash_mcmc.dataset.inputs.programs import check_is_run
+from dflash_mcmc.dataset.inputs.sources import FromFile
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
+from dflash_mcmc.model.files import pickled
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
 

@@ -12,8 +12,8 @@ from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.speculative.drafter import Drafter
-    from dflash_mcmc.inference.speculative.speculation import Speculation
+    from dflash_mcmc.engine.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.speculation import Speculation
 
 _NEED_SAMPLED_DRAFTS = ("argmax_proposal", "residual_by_draft_noise", "unprocessed_draft")
 """Faults that change nothing where the draft's tokens are not sampled."""

@@ -9,7 +9,7 @@ from dflash_mcmc.decoder import Decoder
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.inference.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.drafter import Drafter
 
 
 @register("decoder", "plain")

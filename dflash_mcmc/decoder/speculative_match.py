@@ -13,8 +13,8 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.speculative.drafter import Drafter
-    from dflash_mcmc.inference.speculative.speculation import Speculation
+    from dflash_mcmc.engine.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.speculation import Speculation
 
 
 @register("decoder", "speculative_match")
@@ -51,8 +51,8 @@ class SpeculativeMatch(SpeculativeDecoder):
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
-        from dflash_mcmc.inference.speculative import faults
-        from dflash_mcmc.inference.speculative.speculation import Speculation
+        from dflash_mcmc.engine.speculative import faults
+        from dflash_mcmc.engine.speculative.speculation import Speculation
 
         rule, fault = faults.matching(self.fault, self.fault_window)
         return Speculation(rule, drafter, shared_noise=True, temperature=self.draft_temperature,

@@ -13,8 +13,8 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.speculative.drafter import Drafter
-    from dflash_mcmc.inference.speculative.speculation import Speculation
+    from dflash_mcmc.engine.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.speculation import Speculation
 
 
 @register("decoder", "speculative_rejection")
@@ -44,8 +44,8 @@ class SpeculativeRejection(SpeculativeDecoder):
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
-        from dflash_mcmc.inference.speculative import faults, rules
-        from dflash_mcmc.inference.speculative.speculation import Fault, Speculation
+        from dflash_mcmc.engine.speculative import faults, rules
+        from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 
         right = rules.reject_block if self.verification == "block" else rules.reject
         rule, fault = faults.REJECTION[self.fault] if self.fault else (right, Fault())

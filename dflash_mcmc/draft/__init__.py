@@ -1,4 +1,4 @@
-"""Drafts: components that propose tokens. Each loads a drafter of `inference/speculative/drafter.py`."""
+"""Drafts: components that propose tokens. Each loads a drafter of `engine/speculative/drafter.py`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.data import precision
-from dflash_mcmc.data.checkpoint import Checkpoint
-from dflash_mcmc.data.sizes import CheckpointSize, size_of
 from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.model.files import precision
+from dflash_mcmc.model.files.checkpoint import Checkpoint
+from dflash_mcmc.model.files.sizes import CheckpointSize, size_of
 from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.dflash.checkpoint import Family
-    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter, Drafter
-    from dflash_mcmc.inference.target_shape import DraftSize, TargetShape
+    from dflash_mcmc.draft.network.dflash.checkpoint import Family
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.target_shape import DraftSize, TargetShape
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
 
 
 class Draft(Component):
@@ -95,7 +95,7 @@ class CheckpointDraft(Draft):
 
     def check_target(self, target: TargetShape) -> None:
         """Checks both config.json against each other, and the tensors that a folder has. Raises UserError."""
-        from dflash_mcmc.inference.speculative.dflash.checkpoint import check_pair, check_tensors
+        from dflash_mcmc.draft.network.dflash.checkpoint import check_pair, check_tensors
 
         folder = self._checkpoint().config_folder()
         if folder is None:
@@ -112,8 +112,8 @@ class CheckpointDraft(Draft):
         """Block and cache of the draft; None for a hub name that is not in the cache yet. Raises UserError."""
         import torch
 
-        from dflash_mcmc.inference.cache import CacheShape
-        from dflash_mcmc.inference.target_shape import DraftSize
+        from dflash_mcmc.engine.batching.cache import CacheShape
+        from dflash_mcmc.engine.batching.target_shape import DraftSize
 
         folder = self._checkpoint().config_folder()
         if folder is None:
@@ -145,7 +145,7 @@ class CheckpointDraft(Draft):
 
     def network(self, target: LanguageModel) -> Any:
         """The network with its weights, on the target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.inference.speculative.dflash.checkpoint import check_copies, check_pair
+        from dflash_mcmc.draft.network.dflash.checkpoint import check_copies, check_pair
 
         folder, family = self._checkpoint().local(), self.family()
         shape = self._shape(folder)
@@ -168,7 +168,7 @@ class CheckpointDraft(Draft):
 def _network(folder: str, dtype: str, device: str, family: Family) -> Any:
     import torch
 
-    from dflash_mcmc.inference.speculative.dflash import checkpoint
+    from dflash_mcmc.draft.network.dflash import checkpoint
 
     return checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device, family)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.data.precision import PRECISIONS
 from dflash_mcmc.draft import CheckpointDraft, check_adapting
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.model.files.precision import PRECISIONS
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.dflash.checkpoint import Family
-    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.inference.target_shape import DraftSize
+    from dflash_mcmc.draft.network.dflash.checkpoint import Family
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.target_shape import DraftSize
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 
 @register("draft", "dflash")
@@ -52,7 +52,7 @@ class DFlashDraft(CheckpointDraft):
 
     def family(self) -> Family:
         """DFlash."""
-        from dflash_mcmc.inference.speculative.dflash.checkpoint import DFLASH
+        from dflash_mcmc.draft.network.dflash.checkpoint import DFLASH
 
         return DFLASH
 
@@ -83,7 +83,7 @@ class DFlashDraft(CheckpointDraft):
         found, folder = CheckpointDraft.size(self), self._checkpoint().config_folder()
         if found is None or folder is None or self.adapt == "none":
             return found
-        from dflash_mcmc.inference.speculative.adaptation.drafter import features_shape
+        from dflash_mcmc.draft.adaptation.drafter import features_shape
 
         shape, keys = self._shape(folder), found.companion
         assert keys is not None  # every DFlash checkpoint has a cache
@@ -92,14 +92,14 @@ class DFlashDraft(CheckpointDraft):
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
+        from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
         network = self.network(target)
         block_size = self.num_drafted(network.shape) + 1
         if self.adapt == "none":
             return DFlashDrafter(network, target, block_size)
-        from dflash_mcmc.inference.speculative.adaptation.drafter import AdaptiveDrafter
-        from dflash_mcmc.inference.speculative.adaptation.learning import AdaptSettings
+        from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
+        from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
         settings = AdaptSettings(self.adapt, self.adapt_modules, self.adapt_rank, self.adapt_rate, self.adapt_steps,
                                  self.adapt_blocks, self.adapt_every_blocks)

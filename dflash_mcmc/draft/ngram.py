@@ -10,9 +10,9 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.drafter import NgramDrafter
-    from dflash_mcmc.inference.target_shape import DraftSize
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.target_shape import DraftSize
+    from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
 
 @register("draft", "ngram")
@@ -27,12 +27,12 @@ class NgramDraft(Draft):
 
     def size(self) -> DraftSize:
         """The number of tokens of a block; the draft has no cache of its own."""
-        from dflash_mcmc.inference.target_shape import DraftSize
+        from dflash_mcmc.engine.batching.target_shape import DraftSize
 
         return DraftSize(self.num_drafted)
 
     def load(self, target: LanguageModel) -> NgramDrafter:
         """The drafter; it needs no weights."""
-        from dflash_mcmc.inference.speculative.drafter import NgramDrafter
+        from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
         return NgramDrafter(self.num_drafted, self.longest)

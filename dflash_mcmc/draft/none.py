@@ -9,7 +9,7 @@ from dflash_mcmc.draft import Draft
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 
 @register("draft", "none")

@@ -10,9 +10,9 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.drafter import SelfDrafter
-    from dflash_mcmc.inference.target_shape import DraftSize
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.target_shape import DraftSize
+    from dflash_mcmc.engine.speculative.drafter import SelfDrafter
 
 
 @register("draft", "self")
@@ -24,12 +24,12 @@ class SelfDraft(Draft):
 
     def size(self) -> DraftSize:
         """The number of tokens of a block; the draft uses the target's cache."""
-        from dflash_mcmc.inference.target_shape import DraftSize
+        from dflash_mcmc.engine.batching.target_shape import DraftSize
 
         return DraftSize(self.num_drafted)
 
     def load(self, target: LanguageModel) -> SelfDrafter:
         """The drafter; it runs the target."""
-        from dflash_mcmc.inference.speculative.drafter import SelfDrafter
+        from dflash_mcmc.engine.speculative.drafter import SelfDrafter
 
         return SelfDrafter(self.num_drafted)

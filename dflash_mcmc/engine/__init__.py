@@ -9,8 +9,8 @@ from dflash_mcmc.components import Component
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.interface import ChainRunner
-    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
+    from dflash_mcmc.engine.batching.interface import ChainRunner
+    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 
 
 class Engine(Component):

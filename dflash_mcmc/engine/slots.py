@@ -10,8 +10,8 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.interface import ChainRunner
-    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.interface import ChainRunner
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 
 @register("engine", "slots")
@@ -32,6 +32,6 @@ class Slots(Engine):
 
     def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
-        from dflash_mcmc.run import build
+        from dflash_mcmc.runner import build
 
         return build.slots_engine(config, target, prompt_length, num_chains)

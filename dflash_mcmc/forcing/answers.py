@@ -12,13 +12,13 @@ from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.probe import Unit, Work
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run import build
+from dflash_mcmc.runner import build
 from dflash_mcmc.types import ChainResult, Problem, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 
 SOURCES = ("gold", "greedy")
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from dflash_mcmc.engine.batching import attention
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference import attention
-from dflash_mcmc.inference.language_model import LanguageModel
 
 _ROWS_AT_ONCE = 512
 """Maximal number of tokens in one forward. It bounds the size of their attention scores."""

@@ -17,9 +17,9 @@ import torch
 from dflash_mcmc.forcing import sequences
 
 if TYPE_CHECKING:
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
     from dflash_mcmc.probe import Unit
 
 NORMS = ("none", "final")

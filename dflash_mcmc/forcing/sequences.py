@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 
-from dflash_mcmc.inference.interface import NOT_NUMBERS
-from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.speculative.dflash.network import DFlash, block_pass
-from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
+from dflash_mcmc.draft.network.dflash.network import DFlash, block_pass
+from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 _CHUNK = 4096
 """Maximal number of positions in one forward. It bounds the memory of a layer."""

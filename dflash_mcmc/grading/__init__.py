@@ -1,22 +1,103 @@
-"""Grading: the rules that decide whether an answer is correct, and the isolation of untrusted code that grading runs.
+"""Grading: graders turn a text and a gold answer into a verdict, by rules, programs or a model, isolated from the run.
 
-The components in `grader/` hold the settings. `math/comparing` has the rules for mathematical answers and `math/pool` the
+A component holds the settings (`grader=math`). `math/comparing` has the rules for mathematical answers and `math/pool` the
 processes that apply them; `code/programs` and `code/sandbox` run programs; `choice/letters` reads multiple-choice answers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from dflash_mcmc.components import Component
+from dflash_mcmc.fields import identity
+from dflash_mcmc.grading import extraction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.types import Grade, Problem
 
-    from dflash_mcmc.grader import Grader
-    from dflash_mcmc.types import Problem
 
 VERSION = 4
 """Version of the rules. Increase it with every change of a rule: a run with grades of another version is not continued, and
 each record states the version of its grade."""
+
+
+class GradingPool(Protocol):
+    """Grades texts while the run continues."""
+
+    def submit(self, tag: Any, text: str, gold: str) -> None:
+        """Hands over a text. Raises UserError for a gold answer that no text can be compared with."""
+
+    def finished(self, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
+        """Yields (tag, grade) of each graded text. With `wait` it waits until all submitted texts are graded."""
+
+    def close(self) -> None:
+        """Ends the pool's processes."""
+
+
+class Grader(Component):
+    """Base class of graders. A subclass defines `start`."""
+
+    __slots__ = ()
+
+    group = "grader"
+    version: ClassVar[int | None] = None
+    """Version of the grader's rules, as part of the identity: records of another version are not continued."""
+    runs_answers: ClassVar[bool] = False
+    """Whether an answer is a program that is run, instead of a value that is compared."""
+    judges: ClassVar[bool] = False
+    """Whether a language model judges the text by rubrics."""
+
+    @abstractmethod
+    def start(self) -> GradingPool:
+        """The running pool. Raises UserError if nothing can be graded as configured."""
+
+    def preflight(self) -> None:
+        """Checks the services that the grader calls, before weights are loaded. Raises UserError."""
+
+    def check_gold(self, gold: str) -> None:
+        """Raises UserError for a gold answer that no text can be compared with."""
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The version of the rules."""
+        return {} if self.version is None else {"version": self.version}
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerGrader(Grader):
+    """Base class of graders that find a final answer in the text.
+
+    A subclass declares the field `extract`, and sets `sources` and `auto`.
+    """
+
+    sources: ClassVar[tuple[str, ...]] = ()
+    """The extraction rules that the grader knows."""
+    auto: ClassVar[tuple[str, ...]] = ()
+    """The extraction rules that `auto` applies, in order."""
+
+    extract: Any = identity("how the answer is found in the text")  # noqa: RUF009
+    until: list[str] = identity(  # noqa: RUF009
+        r"texts that end the answer, such as '\nQuestion:' where a base model invents a next question (\n is a line feed)",
+        off=[])
+
+
+    def check(self, config: Config) -> None:
+        """Checks how the answer is found. Raises ConfigError."""
+        extraction.rules_of(self.extract, self.sources, self.auto)
+        extraction.check_until(self.until)
+
+    def resolved(self, config: Config) -> AnswerGrader:
+        """The grader with its extraction rules in their normal form."""
+        return dataclasses.replace(self, extract=extraction.normal(self.extract))
+
+    def extraction(self) -> extraction.Extraction:
+        """How the answer is found."""
+        rules = extraction.rules_of(self.extract, self.sources, self.auto)
+        return extraction.Extraction(rules, tuple(text.replace(r"\n", "\n") for text in self.until))
 
 
 def label(grader: Grader) -> str:

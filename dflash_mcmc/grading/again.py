@@ -20,7 +20,7 @@ from dflash_mcmc.types import Grade
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.grader import GradingPool
+    from dflash_mcmc.grading import GradingPool
     from dflash_mcmc.store.records import Record, SampleKey
 
 _PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")

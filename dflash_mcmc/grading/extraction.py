@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.grading.characters import trimmed
 from dflash_mcmc.grading.limits import MAX_LENGTH
-from dflash_mcmc.grading.math.characters import trimmed
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _BOX = re.compile(r"\\(?:f?boxed|fbox)\s*\{")

@@ -28,7 +28,7 @@ from dflash_mcmc.registry import GROUPS, components, name_of
 
 def copy_code(code: Path) -> None:
     """Copies the package, `conf/` and plugins, and notes their commit. Raises UserError if the disk is full."""
-    from dflash_mcmc.run.provenance import COMMIT_NOTE, commit
+    from dflash_mcmc.runner.provenance import COMMIT_NOTE, commit
 
     try:
         shutil.copytree(PACKAGE, code / PACKAGE.name, ignore=LEFT_OUT)

@@ -19,7 +19,7 @@ from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
 from dflash_mcmc.grid.launcher import MOST_JOBS, Slurm
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
 from dflash_mcmc.process import ranks
-from dflash_mcmc.run import estimate
+from dflash_mcmc.runner import estimate
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _work(folder: Path, number: int) -> None:
-    from dflash_mcmc.run.loop import execute
+    from dflash_mcmc.runner.loop import execute
 
     prepare()
     grid = Grid.read(folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.components import Component
 
 if TYPE_CHECKING:
-    from dflash_mcmc.inference.interface import Options
+    from dflash_mcmc.engine.batching.interface import Options
 
 
 class Hardware(Component):
@@ -43,6 +43,6 @@ class Hardware(Component):
 
     def options(self) -> Options:
         """The options of the engine."""
-        from dflash_mcmc.inference.interface import Options
+        from dflash_mcmc.engine.batching.interface import Options
 
         return Options(**{name: getattr(self, name) for name in Options._fields})

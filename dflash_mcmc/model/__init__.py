@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.data.conversations import Conversation
-from dflash_mcmc.data.sizes import CheckpointSize
+from dflash_mcmc.dataset.inputs.conversations import Conversation
+from dflash_mcmc.model.files.sizes import CheckpointSize
 
 if TYPE_CHECKING:
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
-    from dflash_mcmc.inference.target_shape import TargetShape
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.engine.batching.target_shape import TargetShape
 
 
 class Files(NamedTuple):

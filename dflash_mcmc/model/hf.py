@@ -9,21 +9,21 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.data import hub
-from dflash_mcmc.data.checkpoint import Checkpoint
-from dflash_mcmc.data.conversations import Conversation
-from dflash_mcmc.data.precision import PRECISIONS
-from dflash_mcmc.data.sizes import CheckpointSize, size_of
+from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.model import Files, Model
+from dflash_mcmc.model.files.checkpoint import Checkpoint
+from dflash_mcmc.model.files.precision import PRECISIONS
+from dflash_mcmc.model.files.sizes import CheckpointSize, size_of
+from dflash_mcmc.process import hub
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.prompt_encoder import PromptEncoder
-    from dflash_mcmc.inference.target_shape import TargetShape
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.engine.batching.target_shape import TargetShape
 
 _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 """Classes of tokenizers, by `model_type`, that `transformers.AutoTokenizer` takes where tokenizer_config.json names them."""
@@ -83,7 +83,7 @@ class HFModel(Model):
             return None
         import torch
 
-        from dflash_mcmc.inference.target_shape import TargetShape
+        from dflash_mcmc.engine.batching.target_shape import TargetShape
 
         config = self._config()
         if not isinstance(config.dtype, (torch.dtype, NoneType)):
@@ -97,7 +97,7 @@ class HFModel(Model):
 
         PyTorch is not imported for the usual checkpoints of Qwen3. Raises UserError.
         """
-        from dflash_mcmc.inference.prompt_encoder import PromptEncoder, max_positions, stated_positions
+        from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder, max_positions, stated_positions
 
         values = self._values()
         if values is None:
@@ -155,7 +155,7 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
     import torch
     import transformers
 
-    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
 
     transformers.utils.logging.disable_progress_bar()
     tokenizer = _tokenizer(path, revision)
@@ -172,7 +172,7 @@ def _configuration(path: str, revision: str | None, rope: str | None) -> Any:
 
     config = _pretrained(transformers.AutoConfig, path, revision)
     if rope is not None:
-        from dflash_mcmc.inference import rope as ropes
+        from dflash_mcmc.engine.batching import rope as ropes
 
         ropes.override(config.get_text_config(), json.loads(rope))
     return config

@@ -1,7 +1,7 @@
 """Probes measure why a method works. A run with a probe consists of the probe's units instead of samples.
 
 A probe lists its units, measures the pending ones, and derives numbers, tables and figures from the records. Run folder,
-resuming, the processes of a launch, progress and tracker are handled by `dflash_mcmc.run`.
+resuming, the processes of a launch, progress and tracker are handled by `dflash_mcmc.runner`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft import Draft
-    from dflash_mcmc.inference.target_shape import TargetShape
+    from dflash_mcmc.engine.batching.target_shape import TargetShape
     from dflash_mcmc.types import UnitCost
 
 

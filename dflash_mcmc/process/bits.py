@@ -1,4 +1,4 @@
-"""The same bits in every batch: the setting that float32 on a CPU needs in addition to fixed shapes (`inference/ladder.py`).
+"""The same bits in every batch: the setting that float32 on a CPU needs in addition to fixed shapes (`batching/ladder.py`).
 
 On Intel processors MKL sums a product in an order that depends on the number of rows, so the last bits of a sample would
 depend on the other samples in its batch. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)

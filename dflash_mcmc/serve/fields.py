@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from dflash_mcmc.data import stops
+from dflash_mcmc.dataset.inputs import stops
 from dflash_mcmc.errors import ConfigError, did_you_mean
 from dflash_mcmc.serve.answers import Refused
 

@@ -22,7 +22,7 @@ from dflash_mcmc.types import ChainResult, Trajectory
 if TYPE_CHECKING:
     import numpy as np
 
-    from dflash_mcmc.inference.interface import ChainTarget, Finished
+    from dflash_mcmc.engine.batching.interface import ChainTarget, Finished
     from dflash_mcmc.types import Grade, Problem
 
 SampleKey = tuple[str, int]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dflash_mcmc.inference import logits_processor as laws
-from dflash_mcmc.inference.speculative.speculation import Block
+from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.speculative.speculation import Block
 from dflash_mcmc.types import Trajectory
 
 _ROUNDING = 1e-14

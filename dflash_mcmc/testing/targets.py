@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from dflash_mcmc.inference.oracle import exact_law
-from dflash_mcmc.inference.oracle.tabular import TabularEngine
+from dflash_mcmc.engine.oracle import exact_law
+from dflash_mcmc.engine.oracle.tabular import TabularEngine
 from dflash_mcmc.kernel.metropolis import MetropolisStep
 from dflash_mcmc.ops import SamplingParams, Score, Steps
 from dflash_mcmc.testing.enumeration import EnumeratedKey, law_of

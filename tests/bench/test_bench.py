@@ -15,9 +15,9 @@ import transformers
 from dflash_mcmc.bench import assisted, at_size, decoders, equal_chains, measure, published, random_checkpoint, serving
 from dflash_mcmc.bench.__main__ import Bench, main, table
 from dflash_mcmc.bench.subject import subject_of
-from dflash_mcmc.inference.speculative.dflash import checkpoint
-from dflash_mcmc.inference.speculative.dflash.network import DFlash
-from dflash_mcmc.inference.speculative.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network.dflash import checkpoint
+from dflash_mcmc.draft.network.dflash.network import DFlash
+from dflash_mcmc.draft.network.dflash.shape import DFlashShape
 from dflash_mcmc.rng import Key
 
 pytestmark = pytest.mark.usefixtures("random_weights")

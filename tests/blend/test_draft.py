@@ -1,6 +1,6 @@
 """`blend=draft`: the mixture by hand and the allowed combinations.
 
-Its block grid is tested in tests/inference/speculative/test_block_grid.py, its laws in tests/sampler.
+Its block grid is tested in tests/engine/speculative/test_block_grid.py, its laws in tests/sampler.
 """
 
 from __future__ import annotations

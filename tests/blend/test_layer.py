@@ -7,8 +7,8 @@ import torch
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.inference.language_model import LanguageModel
 from tests.targets import FAMILIES, random_model
 
 

@@ -13,7 +13,7 @@ from dflash_mcmc.config.schema import Condition, Config, Paths
 from dflash_mcmc.fields import ROLES, has_spec, identity, identity_values, spec_of
 from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.sampler import Sampler
-from dflash_mcmc.training.target import TrainingPlan
+from dflash_mcmc.train.target import TrainingPlan
 from tests.refusals import command_is_refused
 
 MISTAKES = {

@@ -8,7 +8,8 @@ import json
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash
-from dflash_mcmc.data import hub, loading
+from dflash_mcmc.dataset.inputs import loading
+from dflash_mcmc.process import hub
 from dflash_mcmc.types import Problem
 from tests.refusals import refused
 

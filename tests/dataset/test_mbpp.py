@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dflash_mcmc.run.build import first_prompt
+from dflash_mcmc.runner.build import first_prompt
 from dflash_mcmc.types import Problem
 from tests.refusals import refused
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.oracle.tabular import LearningDraft, TabularDraft, TabularEngine
+from dflash_mcmc.engine.speculative import rules
+from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference import logits_processor as laws
-from dflash_mcmc.inference.oracle.tabular import LearningDraft, TabularDraft, TabularEngine
-from dflash_mcmc.inference.speculative import rules
-from dflash_mcmc.inference.speculative.speculation import Speculation
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.inference.speculative import faults, rules
-from dflash_mcmc.inference.speculative.speculation import Speculation
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.speculative import faults, rules
+from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import balance_error, invariance_error, power_target, transition_matrix
 

@@ -6,9 +6,9 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
+from dflash_mcmc.engine.oracle.tabular import TabularEngine
+from dflash_mcmc.engine.speculative import faults
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.inference.oracle.tabular import TabularEngine
-from dflash_mcmc.inference.speculative import faults
 from dflash_mcmc.registry import name_of
 from tests.speculation import (
     DRAFTS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
+from dflash_mcmc.engine.oracle.tabular import TabularEngine
+from dflash_mcmc.engine.speculative import faults
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.oracle.tabular import TabularEngine
-from dflash_mcmc.inference.speculative import faults
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
 from dflash_mcmc.types import Trajectory

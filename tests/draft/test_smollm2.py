@@ -7,8 +7,8 @@ import json
 import torch
 
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.inference.speculative.dflash import checkpoint
-from dflash_mcmc.training.recipe import compose
+from dflash_mcmc.draft.network.dflash import checkpoint
+from dflash_mcmc.train.recipe import compose
 from tests.composing import composed
 
 FOLDER = PACKAGE / "assets/smollm2_draft"

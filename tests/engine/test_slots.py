@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_mcmc.config.identity import identity_of, run_folder
-from dflash_mcmc.inference.batched import BatchedEngine
+from dflash_mcmc.engine.batching.batched import BatchedEngine
 
 
 def test_the_default_engine_is_no_part_of_identity_label_and_folder(make_config):

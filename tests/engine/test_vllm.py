@@ -14,10 +14,10 @@ import transformers
 
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import identity_of, run_folder
+from dflash_mcmc.engine.vllm import cache_plan, core, starting
+from dflash_mcmc.engine.vllm.settings import CONFIG, VllmSettings
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.vllm import cache_plan, core, starting
-from dflash_mcmc.inference.vllm.settings import CONFIG, VllmSettings
-from dflash_mcmc.run import estimate
+from dflash_mcmc.runner import estimate
 
 SMALL = ("engine=vllm", "sampler=greedy", "hardware.device=cpu")
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import branches, sequences
 from dflash_mcmc.forcing.branches import Tree, predictors
-from dflash_mcmc.inference.language_model import LanguageModel
 from tests.targets import FAMILIES, random_model
 
 PREFIX = torch.randint(0, 58, (20,), generator=torch.Generator().manual_seed(5))

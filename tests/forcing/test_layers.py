@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_mcmc.draft.network.dflash.network import block_pass
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import layers, sequences
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.speculative.dflash.network import block_pass
 from tests.targets import FAMILIES, random_model
 
 ANSWER = Answer(np.array([5, 9, 30, 2]), np.array([7, 7, 41, 3, 60, 12]))

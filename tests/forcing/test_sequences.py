@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.inference.language_model import LanguageModel
 from tests.targets import random_model
-from tests.training.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
+from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
 
 TOKENS = torch.randint(0, 58, (1, 33), generator=torch.Generator().manual_seed(3))
 

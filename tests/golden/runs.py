@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.process import bits
-from dflash_mcmc.run.loop import execute
+from dflash_mcmc.runner.loop import execute
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import key_of
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.run import build
+from dflash_mcmc.runner import build
 from dflash_mcmc.types import ChainResult
 
 ANSWERS = ("dataset=arith", "dataset.limit=24", "dataset.max_new_tokens=64", "num_chains=1")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dflash_mcmc.process import program
-from dflash_mcmc.run import build
+from dflash_mcmc.runner import build
 
 pytestmark = pytest.mark.gpu
 SAMPLERS = {

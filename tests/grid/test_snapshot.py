@@ -101,10 +101,10 @@ def test_the_copy_is_complete_and_comes_before_the_checkout(tmp_path):
 
 
 def test_a_run_of_the_copy_names_the_commit_that_was_submitted(tmp_path):
-    from dflash_mcmc.run.provenance import commit
+    from dflash_mcmc.runner.provenance import commit
 
     snapshot.copy_code(tmp_path / "code")
-    program = ("from dflash_mcmc.config import schema; from dflash_mcmc.run import provenance; "
+    program = ("from dflash_mcmc.config import schema; from dflash_mcmc.runner import provenance; "
                "print(schema.PACKAGE.parent, provenance.commit()['commit'])")
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(tmp_path / "code")},
                           cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -10,8 +10,8 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import planning, snapshot, work
 from dflash_mcmc.grid.folder import Grid, Point
 from dflash_mcmc.process.stopping import Stopped
-from dflash_mcmc.run.result import RunResult
-from dflash_mcmc.run.tracking import readable_name, tags
+from dflash_mcmc.runner.result import RunResult
+from dflash_mcmc.runner.tracking import readable_name, tags
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def executed(monkeypatch):
         return RunResult(run_folder(config, hash_of(identity_of(config))), {}, 3, 0)
 
     execute.error, execute.jobs = None, jobs
-    monkeypatch.setattr("dflash_mcmc.run.loop.execute", execute)
+    monkeypatch.setattr("dflash_mcmc.runner.loop.execute", execute)
     monkeypatch.setattr(work, "die_with_parent", lambda: None)  # it would be that of the tests
     return execute
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.inference.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.kernel import cuts
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.kernel.metropolis import stage_horizon
 from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key

@@ -16,7 +16,7 @@ from dflash_mcmc.grid import status
 from dflash_mcmc.grid.folder import Grid, find
 from dflash_mcmc.store.lines import from_line
 from tests.conftest import ROOT
-from tests.run.test_samples import TIMES
+from tests.runner.test_samples import TIMES
 
 SHORT = ("tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "dataset.max_new_tokens=24", "hardware.num_slots=4")
 LONG = ("condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "hardware.num_slots=4",

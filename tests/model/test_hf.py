@@ -19,8 +19,8 @@ from transformers import (
 
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.model.tiny import build_config
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute

@@ -11,9 +11,9 @@ import pytest
 
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.data import loading
+from dflash_mcmc.dataset.inputs import loading
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.run import preflight
+from dflash_mcmc.runner import preflight
 from tests.runs import execute
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dflash_mcmc.config import command
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.run import preflight
+from dflash_mcmc.runner import preflight
 from tests.composing import composed
 from tests.model.damage import CANARY, PROBLEMS, TARGET, Damage, all_ways, damaged
 from tests.runs import execute

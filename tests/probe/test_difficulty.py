@@ -15,7 +15,7 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe import Unit, Work, difficulty
 from dflash_mcmc.probe.difficulty import Difficulty, signals, steps, tables
-from dflash_mcmc.run import build
+from dflash_mcmc.runner import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade

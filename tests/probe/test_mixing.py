@@ -9,11 +9,11 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.inference.interface import Finished
+from dflash_mcmc.engine.batching.interface import Finished
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.mixing.chains import compact
 from dflash_mcmc.report import figure
-from dflash_mcmc.run import build
+from dflash_mcmc.runner import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost

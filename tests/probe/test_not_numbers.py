@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from dflash_mcmc.inference.interface import NOT_NUMBERS
-from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
+from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.report import figure
 from tests.probes import records
 from tests.runs import execute

@@ -9,7 +9,7 @@ import torch
 
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.run import preflight
+from dflash_mcmc.runner import preflight
 from tests.checkpoints import hybrid_pair
 from tests.composing import composed
 from tests.probes import measured

@@ -16,7 +16,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.rejection_sampling import drafted, samplers_by_name, verdict
-from dflash_mcmc.run import build
+from dflash_mcmc.runner import build
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.testing import EnumeratedKey, Enumerator

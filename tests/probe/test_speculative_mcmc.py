@@ -12,10 +12,10 @@ import torch
 from scipy.stats import binom
 
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.inference.contiguous_cache import ContiguousCache
-from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.model_runner import ModelRunner, Span
-from dflash_mcmc.inference.speculative.drafter import Anchors
+from dflash_mcmc.engine.batching.contiguous_cache import ContiguousCache
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
+from dflash_mcmc.engine.speculative.drafter import Anchors
 from dflash_mcmc.probe import Summary, Work
 from dflash_mcmc.probe.speculative_mcmc import independence, tables
 from dflash_mcmc.rng import Key
@@ -23,7 +23,7 @@ from dflash_mcmc.store.reading import read_records
 from tests.columns import assert_described
 from tests.refusals import refused
 from tests.runs import execute
-from tests.training.drafts import block_alone
+from tests.train.drafts import block_alone
 
 SHORT = ("probe=speculative_mcmc", "draft=tiny", "dataset.limit=4", "probe.num_samples=12", "probe.timed_rows=0")
 

@@ -14,7 +14,7 @@ import pytest
 
 from dflash_mcmc.process import stopping
 from tests import processes
-from tests.run.test_samples import QUICK, _finish, _start, _wait_for_records, folder_of, records_of, same
+from tests.runner.test_samples import QUICK, _finish, _start, _wait_for_records, folder_of, records_of, same
 from tests.tracker.test_wandb import entries
 
 WHOLE = ("dataset.limit=8", "num_chains=2", "tracker=jsonl")

@@ -11,9 +11,9 @@ import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.config.identity import identity_hash
-from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.inference.speculative import rules
-from dflash_mcmc.inference.speculative.speculation import Speculation
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.speculative import rules
+from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.best_of_n import BestOfN

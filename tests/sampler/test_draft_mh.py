@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.draft import DraftBlend
+from dflash_mcmc.engine.oracle.tabular import LearningDraft, TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.oracle.tabular import LearningDraft, TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import (

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.speculative import faults, rules
+from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.inference.speculative import faults, rules
-from dflash_mcmc.inference.speculative.speculation import Speculation
-from dflash_mcmc.run import cost
+from dflash_mcmc.runner import cost
 from dflash_mcmc.testing import (
     PROMPT,
     balance_error,

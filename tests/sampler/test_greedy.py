@@ -7,7 +7,7 @@ import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.inference.oracle.tabular import TabularEngine, TabularModel
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.sampler.greedy import Greedy
 from dflash_mcmc.testing import PROMPT, law_of

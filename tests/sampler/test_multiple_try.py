@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.inference.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.kernel.metropolis import MetropolisStep, decide
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.multiple_try import MultipleTry

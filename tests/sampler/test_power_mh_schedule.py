@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.inference.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.kernel.cost import doubling
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.kernel import particles
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key

@@ -8,7 +8,7 @@ import pytest
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
-from dflash_mcmc.inference.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.ops import Draw, SamplingParams, Steps, Together, stopping
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import (

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.inference.oracle import tabular
-from dflash_mcmc.inference.oracle.tabular import TabularEngine, TabularModel
+from dflash_mcmc.engine.oracle import tabular
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.testing import PROMPT, law_of, total_variation

@@ -258,12 +258,12 @@ def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkey
         assert (status, reply["error"]["type"], reply["error"]["message"]) == (
             500, "server_error", "the server failed; its log says why")
     with monkeypatch.context() as patch:
-        patch.setattr("dflash_mcmc.inference.scheduler.Scheduler.make_room", failing)
-        patch.setattr("dflash_mcmc.inference.batched.BatchedEngine.close", failing)
+        patch.setattr("dflash_mcmc.engine.batching.scheduler.Scheduler.make_room", failing)
+        patch.setattr("dflash_mcmc.engine.batching.batched.BatchedEngine.close", failing)
         assert running.post({"prompt": "x"})[0] == 500
         assert running.get("/health")[0] == 503
     with monkeypatch.context() as patch:
-        patch.setattr("dflash_mcmc.inference.language_model.LanguageModel.decode", failing)
+        patch.setattr("dflash_mcmc.engine.batching.language_model.LanguageModel.decode", failing)
         assert running.post({"prompt": "x"})[0] == 500
     assert running.post({"prompt": "x"})[0] == 200
     assert running.get("/health")[0] == 200
@@ -273,7 +273,7 @@ def test_texts_of_tokens_that_cannot_be_told_are_found_before_anything_is_drawn(
     def failing(*_: object) -> None:
         raise UserError("the tokenizer: no bytes of its tokens")
 
-    monkeypatch.setattr("dflash_mcmc.inference.token_texts.texts_of", failing)
+    monkeypatch.setattr("dflash_mcmc.engine.batching.token_texts.texts_of", failing)
     running.service.__dict__.pop("_texts", None)
     before = running.service.workers._number
     status, reply = running.post({"prompt": "x", "logprobs": 0})

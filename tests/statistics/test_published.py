@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dflash_mcmc.inference.interface import Finished
+from dflash_mcmc.engine.batching.interface import Finished
 from dflash_mcmc.statistics.interaction import two_by_two
 from dflash_mcmc.statistics.outcomes import outcomes, restricted
 from dflash_mcmc.statistics.paired import compare

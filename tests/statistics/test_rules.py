@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dflash_mcmc.inference.oracle.tabular import TabularEngine, TabularModel
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.statistics.rules import AnswerPower, PowerVote, SoftSat
 from dflash_mcmc.testing import power_target, score

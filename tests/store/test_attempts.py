@@ -11,12 +11,12 @@ from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
 from tests import processes
 from tests.conftest import ROOT
-from tests.run.test_samples import folder_of, records_of
+from tests.runner.test_samples import folder_of, records_of
 
 DEADLY = """
 import os, signal, sys
 from dflash_mcmc import __main__
-from dflash_mcmc.run import build
+from dflash_mcmc.runner import build
 
 chain = build.chain
 
@@ -131,7 +131,7 @@ def test_when_a_run_is_complete_the_files_go(tmp_path, die):
 @pytest.mark.slow
 def test_ctrl_c_is_no_death(tmp_path):
     """Stopped again and again, no sample becomes suspect."""
-    from tests.run.test_samples import _start, _wait_for_records
+    from tests.runner.test_samples import _start, _wait_for_records
 
     for new in (1, 2):
         with _start(tmp_path, "dataset.limit=12", "num_chains=2", "hardware.num_slots=4", "tracker=none") as run:

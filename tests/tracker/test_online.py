@@ -13,7 +13,7 @@ import pytest
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker.wandb import TABLE_COLUMNS
 from tests import processes
-from tests.run.test_tracking import KILLED
+from tests.runner.test_tracking import KILLED
 from tests.tracker.loopback import Loopback, Run
 
 SETTING = ("experiment=demo", "tracker=wandb", "condition=ps", "sampler.alpha=2", "sampler.num_blocks=2",

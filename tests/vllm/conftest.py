@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.inference.vllm import core, settings
+from dflash_mcmc.engine.vllm import core, settings
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dflash_mcmc.inference.oracle.reference import ReferenceEngine
+from dflash_mcmc.engine.oracle.reference import ReferenceEngine
 from dflash_mcmc.ops import Operation, Steps
 from dflash_mcmc.types import Trajectory
 

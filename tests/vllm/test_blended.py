@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from dflash_mcmc.inference.batched import BatchedEngine
-from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.vllm.settings import BLENDED
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.vllm.settings import BLENDED
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
-from tests.inference.test_batched import BLENDS, PROMPTS, STOPS
+from tests.engine.batching.test_batched import BLENDS, PROMPTS, STOPS
 from tests.targets import random_model
 from tests.vllm.running import TOLERANCE, Comparison, engine_of, target_of
 

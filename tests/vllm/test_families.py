@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from dflash_mcmc.rng import Key
-from tests.inference.test_batched import PROMPTS, SAMPLERS
+from tests.engine.batching.test_batched import PROMPTS, SAMPLERS
 from tests.vllm.running import TOLERANCE, engine_of, target_of
 
 _IDS = dict(vocab_size=64, eos_token_id=3, bos_token_id=None, pad_token_id=None, max_position_embeddings=192,

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
+from dflash_mcmc.engine.vllm import cache_plan, scratch
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.inference.interface import NOT_NUMBERS
-from dflash_mcmc.inference.vllm import cache_plan, scratch
 from dflash_mcmc.rng import Key
-from tests.inference.test_batched import PROMPTS, SAMPLERS, STOPS
+from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS
 from tests.processes import ROOT
 from tests.targets import random_model
 from tests.vllm.running import TOLERANCE, Comparison, engine_of, target_of

@@ -10,11 +10,11 @@ import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dflash_mcmc.inference.oracle import exact_law
+from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
-from tests.inference.test_batched import power_mh
+from tests.engine.batching.test_batched import power_mh
 from tests.vllm.running import engine_of, target_of
 
 VOCABULARY, PROMPT, STOP = 6, np.array([1, 4, 2]), 0

@@ -7,9 +7,9 @@ import contextlib
 import psutil
 import pytest
 
-from dflash_mcmc.inference.vllm import core, scratch
+from dflash_mcmc.engine.vllm import core, scratch
 from dflash_mcmc.rng import Key
-from tests.inference.test_batched import PROMPTS, SAMPLERS, STOPS
+from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS
 from tests.targets import random_model
 from tests.vllm.running import TOLERANCE, Comparison, engine_of, target_of
 from tests.vllm.test_blended import WIDE

@@ -1,1 +1,49 @@
-"""Grading of multiple-choice answers."""
+"""Multiple choice: compares the letter that the text chooses with the letter of the gold answer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.grading import VERSION, AnswerGrader
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.grading.choice.pool import LetterPool
+
+
+@register("grader", "choice")
+@dataclass(slots=True, kw_only=True)
+class ChoiceGrader(AnswerGrader):
+    """The letter of the last box, of the last `answer is ...` or of the last line; several letters are no answer."""
+
+    version = VERSION
+    sources = ("boxed", "hashes", "answer_is", "last_line", "last_letter")
+    auto = ("boxed", "answer_is", "last_line")
+
+    extract: Any = identity(  # noqa: RUF009
+        "where the letter is found: boxed, hashes (#### B), answer_is, last_line, last_letter (the last (B)), a list of them, "
+        "of which the first that exists decides, or auto for boxed, answer_is and last_line", off="auto")
+    letters: str = identity("letters of the choices, such as ABCDE")
+
+    def check(self, config: Config) -> None:
+        """Checks the letters and how the answer is found. Raises ConfigError."""
+        AnswerGrader.check(self, config)
+        if not re.fullmatch("[A-Z]{2,}", self.letters) or len(set(self.letters)) < len(self.letters):
+            raise ConfigError("grader.letters", self.letters, "two or more capital letters, each once")
+
+    def check_gold(self, gold: str) -> None:
+        """Raises UserError for a gold answer that names no letter, or several."""
+        from dflash_mcmc.grading.choice.letters import gold_letter
+
+        gold_letter(gold, self.letters)
+
+    def start(self) -> LetterPool:
+        """The pool, which needs no processes."""
+        from dflash_mcmc.grading.choice.pool import LetterPool
+
+        return LetterPool(self.letters, self.extraction())

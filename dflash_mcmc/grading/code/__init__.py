@@ -1,1 +1,59 @@
-"""Grading of programs: tests run in a sandbox."""
+"""Programs: the program in the text is run with the tests of the problem, in a sandbox.
+
+The gold answer is JSON with the tests of HumanEval, MBPP or LiveCodeBench (`dflash_mcmc.grading.code.programs`). A
+program passes if its tests run to their end: the harness then returns a random word that it was given.
+
+The sandbox has limits. The tests run in the process of the program, as in HumanEval's harness (Chen et al. 2021, arXiv
+2107.03374). A program can therefore cheat, for example with an object that equals everything, or by finding the word on the
+stack. A program can also leave the sandbox through a bug of the kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.grading import VERSION, Grader
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.grading.code.pool import ProgramPool
+
+
+@register("grader", "code")
+@dataclass(slots=True, kw_only=True)
+class CodeGrader(Grader):
+    """Runs the program in the text with the tests of the problem, in a sandbox; opt-in, Linux only."""
+
+    version = VERSION
+    runs_answers = True
+
+    allow_execution: bool = runtime("whether programs that a model has written may be run here")
+    timeout_seconds: float = identity("wall-clock limit of a program; a program that takes longer has the verdict timeout",
+                                      gt=0)
+    memory_gib: float = identity("address space of each process of a program, in GiB", ge=0.125, le=1024)
+    walls: str = runtime("required: refuses a machine that cannot isolate a program from the network, other processes and "
+                         "the user's rights; available: uses the walls of the sandbox that the machine supports",
+                         choices=("required", "available"))
+    num_workers: int = runtime("number of programs that run at once; more than the free cores cause time-outs", ge=1)
+
+    def check(self, config: Config) -> None:
+        """Checks that running the model's programs is allowed. Raises ConfigError."""
+        if not self.allow_execution:
+            raise ConfigError("grader.allow_execution", False, "true, which runs the programs that the model writes on this "
+                              "machine, in a sandbox; without it grader=code cannot grade")
+
+    def check_gold(self, gold: str) -> None:
+        """Raises UserError for a gold answer without tests."""
+        from dflash_mcmc.grading.code.tests_of import task_of
+
+        task_of(gold)
+
+    def start(self) -> ProgramPool:
+        """The running pool. Raises UserError if programs cannot be run as configured."""
+        from dflash_mcmc.grading.code.pool import ProgramPool
+
+        return ProgramPool(self.timeout_seconds, self.memory_gib, self.num_workers, self.walls == "required")

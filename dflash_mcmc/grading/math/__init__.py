@@ -1,1 +1,40 @@
-"""Grading of mathematical answers: parse both answers, then compare by typed rules."""
+"""Mathematical answers: processes compare the last box of the text, or the answer that `extract` finds, with the gold answer.
+
+The rules are in `dflash_mcmc.grading.math.comparing`. Words, choices, bases, numbers, units, lists, tuples, intervals,
+matrices and equations have one rule each; math-verify decides the rest. No answer is accepted because a rule failed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.grading import VERSION, AnswerGrader, extraction
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.grading.math.pool import MathPool
+
+
+@register("grader", "math")
+@dataclass(slots=True, kw_only=True)
+class MathGrader(AnswerGrader):
+    """Compares the last balanced box with the gold answer, by typed rules and then by math-verify."""
+
+    version = VERSION
+    sources = auto = tuple(extraction.RULES)
+
+    extract: Any = identity(  # noqa: RUF009
+        "how the answer is found: boxed, hashes (#### 12), answer_is, last_number, a list of them in order of preference, or "
+        "auto for all of them in this order", off="boxed")
+
+    timeout_seconds: float = identity("limit on processor time; an answer that takes longer has the verdict timeout", gt=0)
+    memory_gib: float = runtime("memory of a grading process, in GiB", ge=1, le=1024)
+    num_workers: int = runtime("number of grading processes", ge=1)
+
+    def start(self) -> MathPool:
+        """The running pool of processes."""
+        from dflash_mcmc.grading.math.pool import MathPool
+
+        return MathPool(self.timeout_seconds, self.memory_gib, self.num_workers, extraction=self.extraction())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from dflash_mcmc.grading.math.characters import matched, to_latex, trimmed
+from dflash_mcmc.grading.characters import matched, to_latex, trimmed
 from dflash_mcmc.grading.math.words import BARE, FUNCTIONS, LINKS, NAMED, NUMBERS, SEPARATORS, SHORT_WORDS, singular
 
 

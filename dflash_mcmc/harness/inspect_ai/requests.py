@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dflash_mcmc.data import stops
+from dflash_mcmc.dataset.inputs import stops
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.store import finishes
 

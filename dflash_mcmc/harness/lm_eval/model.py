@@ -17,7 +17,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dflash_mcmc.api import LoadedEngine
 from dflash_mcmc.api.mixed import AnswerRequest
-from dflash_mcmc.data import template_limits
+from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.harness.arguments import chosen
 from dflash_mcmc.harness.lm_eval.requests import GenerationSettings, request

@@ -19,14 +19,14 @@ from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.adaptation.meanings import MEANINGS
 from dflash_mcmc.probe.adaptation.records import AdaptationRecord
 from dflash_mcmc.registry import register
-from dflash_mcmc.run import cost
+from dflash_mcmc.runner import cost
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.speculative.adaptation.learning import AdaptSettings
+    from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
 _MODES, _MODULES = ("context", "online"), ("fc", "fc+attention")
 
@@ -83,7 +83,7 @@ class Adaptation(ProblemProbe):
 
     def settings(self) -> list[AdaptSettings]:
         """All combinations of the listed values."""
-        from dflash_mcmc.inference.speculative.adaptation.learning import AdaptSettings
+        from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
         return [AdaptSettings(mode, modules, rank, rate, pace if mode == "context" else 1, self.blocks,
                               pace if mode == "online" else 1)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from dflash_mcmc.draft.adaptation.learning import Adapter, AdaptSettings, Blocks, Student, padded
+from dflash_mcmc.draft.adaptation.low_rank import LowRankDraft
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.inference.speculative.adaptation.learning import Adapter, AdaptSettings, Blocks, Student, padded
-from dflash_mcmc.inference.speculative.adaptation.low_rank import LowRankDraft
-from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 
 FROZEN = "frozen"
 _BLOCKS_AT_ONCE = 32

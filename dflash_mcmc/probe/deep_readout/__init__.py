@@ -20,15 +20,15 @@ from dflash_mcmc.probe.deep_readout.records import ReadoutRecord
 from dflash_mcmc.probe.deep_readout.tables import CONTEXTS
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run import cost
+from dflash_mcmc.runner import cost
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
-    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
     from dflash_mcmc.probe.deep_readout.parameters import ParameterCounts
 
 

@@ -12,8 +12,8 @@ from dflash_mcmc.store.bounds import Count
 if TYPE_CHECKING:
     import torch
 
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.dflash.network import DFlash
+    from dflash_mcmc.draft.network.dflash.network import DFlash
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 
 class ParameterCounts(TypedDict):

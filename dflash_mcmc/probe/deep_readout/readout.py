@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from scipy.special import ndtri
 
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 from dflash_mcmc.probe.deep_readout.tables import MODES, REINJECT, TARGET
 from dflash_mcmc.rng import Key
 

@@ -19,16 +19,16 @@ from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.difficulty.meanings import MEANINGS
 from dflash_mcmc.probe.difficulty.records import DifficultyRecord
 from dflash_mcmc.registry import name_of, options_with, register
-from dflash_mcmc.run import build, cost
+from dflash_mcmc.runner import build, cost
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.batched import BatchedEngine
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.engine.batching.batched import BatchedEngine
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.ops import Chain
     from dflash_mcmc.types import Problem, Trajectory
 
@@ -129,7 +129,7 @@ def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem],
 
 def _along(model: LanguageModel, drafter: DFlashDrafter, answer: Trajectory) -> dict:
     """The record of an answer, without its grade."""
-    from dflash_mcmc.inference.interface import NOT_NUMBERS
+    from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
     from dflash_mcmc.probe.difficulty import signals, steps
 
     if answer.length < drafter.num_drafted + 1:

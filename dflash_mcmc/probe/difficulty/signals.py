@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 
 DRAFT = ("kl_target_draft", "kl_draft_target", "total_variation", "minus_log_acceptance", "draft_entropy", "draft_surprisal",
          "top1_disagreement")

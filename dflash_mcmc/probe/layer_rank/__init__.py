@@ -24,7 +24,7 @@ from dflash_mcmc.probe.layer_rank import ranks
 from dflash_mcmc.probe.layer_rank.meanings import MEANINGS
 from dflash_mcmc.probe.layer_rank.records import LayerRankRecord
 from dflash_mcmc.registry import register
-from dflash_mcmc.run import cost
+from dflash_mcmc.runner import cost
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

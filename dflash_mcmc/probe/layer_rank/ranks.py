@@ -17,10 +17,10 @@ from dflash_mcmc.statistics.intervals import Clusters
 if TYPE_CHECKING:
     import torch
 
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.forcing.layers import Standing
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 
 TARGET, DRAFT, TARGET_WHERE_DRAFTED = "target", "draft", "target where drafted"
 

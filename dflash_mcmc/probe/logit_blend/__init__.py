@@ -29,7 +29,7 @@ from dflash_mcmc.probe.logit_blend import gains
 from dflash_mcmc.probe.logit_blend.meanings import MEANINGS
 from dflash_mcmc.probe.logit_blend.records import LogitBlendRecord
 from dflash_mcmc.registry import register
-from dflash_mcmc.run import cost
+from dflash_mcmc.runner import cost
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from dflash_mcmc.statistics.intervals import Clusters
 if TYPE_CHECKING:
     import torch
 
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.forcing.layers import Source, Standing
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 
 DRAFT, FLATTENED = "draft", "flattened"
 """Sources that are not layers; a layer is named by its number."""

@@ -21,7 +21,7 @@ from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.mixing.meanings import MEANINGS
 from dflash_mcmc.probe.mixing.records import MixingRecord
 from dflash_mcmc.registry import components, name_of, register
-from dflash_mcmc.run import build, cost
+from dflash_mcmc.runner import build, cost
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import UnitCost
 

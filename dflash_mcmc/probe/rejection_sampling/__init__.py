@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.speculative.speculation import Chance, Speculation, Uniforms, Verdict
+    from dflash_mcmc.engine.speculative.speculation import Chance, Speculation, Uniforms, Verdict
 
 _LEAST_EXPECTED = 5.0
 """Smallest expected count of a chi-square cell; rarer tokens share one cell."""
@@ -168,7 +168,7 @@ class RejectionSampling(Probe):
 
     def both_laws(self) -> tuple[np.ndarray, np.ndarray]:
         """Probabilities p of the target and q of the draft, float64 (vocab_size,) each."""
-        from dflash_mcmc.inference.oracle import exact_law
+        from dflash_mcmc.engine.oracle import exact_law
 
         return tuple(np.exp(exact_law.log_softmax(logits / self.temperature)) for logits in self.logits())
 
@@ -215,8 +215,8 @@ def samplers_by_name(num_drafted: int = 1) -> dict[str, Speculation]:
     All draft at the target's temperature. Matching draws its drafts with the uniform of the position, and rejection sampling
     uses separate uniforms.
     """
-    from dflash_mcmc.inference.speculative import faults, rules
-    from dflash_mcmc.inference.speculative.speculation import Fault, Speculation
+    from dflash_mcmc.engine.speculative import faults, rules
+    from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 
     found = {}
     for decoder, rule, known in (("speculative_rejection", rules.reject, faults.REJECTION),
@@ -234,8 +234,8 @@ def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law
     """The verdict on one drafted token in each of `rows` rows. All rows have the same logits, each float32 (vocabulary,)."""
     import torch
 
-    from dflash_mcmc.inference import logits_processor as laws
-    from dflash_mcmc.inference.speculative.speculation import Block
+    from dflash_mcmc.engine.batching import logits_processor as laws
+    from dflash_mcmc.engine.speculative.speculation import Block
 
     def weigh(logits: torch.Tensor, law: SamplingParams, count: int) -> laws.Weights:
         return laws.weigh(laws.process(logits.expand(count, -1), law, laws.NO_HISTORY))
@@ -252,7 +252,7 @@ def _uniforms(key: Key, start: int, stop: int, device: str) -> Uniforms:
     """The uniforms of draws `start` to `stop` - 1. They depend on the number of the draw alone, not on its chunk."""
     import torch
 
-    from dflash_mcmc.inference.speculative.speculation import Noise, Uniforms
+    from dflash_mcmc.engine.speculative.speculation import Noise, Uniforms
 
     tokens = key.fold_in("token").uniforms(2 * start, 2 * stop).reshape(-1, 2)
     return Uniforms(*(torch.from_numpy(values).to(device) for values in (tokens, *Noise.of(key, start, stop, 1))))

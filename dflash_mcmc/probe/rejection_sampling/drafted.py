@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.batching import logits_processor as laws_of
+from dflash_mcmc.engine.speculative import rules
+from dflash_mcmc.engine.speculative.speculation import Block, Noise, Speculation, Uniforms
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.inference import logits_processor as laws_of
-from dflash_mcmc.inference.speculative import rules
-from dflash_mcmc.inference.speculative.speculation import Block, Noise, Speculation, Uniforms
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Unit, Work
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run import build
+from dflash_mcmc.runner import build
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.probe.rejection_sampling import RejectionSampling
 
 _DRAFTED = 2

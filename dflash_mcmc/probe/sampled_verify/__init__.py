@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, cast
 
-from dflash_mcmc.data import template_limits
+from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.probe.sampled_verify.meanings import MEANINGS
 from dflash_mcmc.probe.sampled_verify.records import GenerationsRecord
 from dflash_mcmc.registry import components, name_of, register
-from dflash_mcmc.run import build
+from dflash_mcmc.runner import build
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import UnitCost
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.probe.sampled_verify.agent import AgentPrompt
     from dflash_mcmc.probe.sampled_verify.arms import Arm, GenerationTask
 

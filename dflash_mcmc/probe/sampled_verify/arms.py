@@ -11,13 +11,13 @@ import numpy as np
 
 from dflash_mcmc.process import ranks
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run import build
+from dflash_mcmc.runner import build
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.drafter import Drafter
-    from dflash_mcmc.inference.speculative.speculation import Speculation
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.speculation import Speculation
     from dflash_mcmc.probe import Unit
     from dflash_mcmc.sampler import Sampler
 
@@ -55,8 +55,8 @@ class Arm(NamedTuple):
         """The rule, for an engine; None for `plain`."""
         if self.name == PLAIN:
             return None
-        from dflash_mcmc.inference.speculative import faults
-        from dflash_mcmc.inference.speculative.speculation import Speculation
+        from dflash_mcmc.engine.speculative import faults
+        from dflash_mcmc.engine.speculative.speculation import Speculation
 
         rule, fault = faults.matching(self.fault, window)
         return Speculation(rule, drafter, shared_noise=True, temperature=draft_temperature, noisy=self.fault is not None,

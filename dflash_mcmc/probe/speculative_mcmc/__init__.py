@@ -23,16 +23,16 @@ from dflash_mcmc.probe.speculative_mcmc.meanings import MEANINGS
 from dflash_mcmc.probe.speculative_mcmc.records import SpeculativeRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.run import cost
+from dflash_mcmc.runner import cost
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.inference.target_shape import TargetShape
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.target_shape import TargetShape
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 
 PROPOSALS = 4

@@ -10,7 +10,7 @@ from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.data.sizes import CheckpointSize
+    from dflash_mcmc.model.files.sizes import CheckpointSize
 
 
 def models(target: CheckpointSize, draft: CheckpointSize, block_size: int) -> list[dict]:

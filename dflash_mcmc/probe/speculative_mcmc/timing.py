@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.forcing.sequences import NotNumbers
-from dflash_mcmc.inference.batched import BatchedEngine
-from dflash_mcmc.inference.interface import Options
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.probe.speculative_mcmc import PROPOSALS
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
-    from dflash_mcmc.inference.language_model import LanguageModel
-    from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 
 _REPEATS = PROPOSALS - 1
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing.branches import PREFIX, Tree, predictors
 from dflash_mcmc.forcing.sequences import Reading, checked, positions_at_once
-from dflash_mcmc.inference import logits_processor as laws
-from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.probe.speculative_mcmc import independence
 
 

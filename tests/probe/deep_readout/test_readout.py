@@ -10,15 +10,15 @@ import torch
 from scipy.special import ndtri
 
 from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batching.contiguous_cache import ContiguousCache
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
+from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.inference.contiguous_cache import ContiguousCache
-from dflash_mcmc.inference.language_model import LanguageModel
-from dflash_mcmc.inference.model_runner import ModelRunner, Span
-from dflash_mcmc.inference.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, Hidden, hidden_states, noise, read_out
 from dflash_mcmc.probe.deep_readout.tables import CONTEXTS, MODES
 from dflash_mcmc.rng import Key
-from tests.inference.speculative.test_speculator import MASK, network
+from tests.engine.speculative.test_speculator import MASK, network
 from tests.targets import random_model
 
 TOLERANCE = 3e-5

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.inference.speculative.drafter import DFlashDrafter
 from dflash_mcmc.probe.difficulty import signals
-from tests.training.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
+from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
 
 TOKENS = np.random.default_rng(3).integers(0, 58, 33)
 PROMPT_LENGTH = 7

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import layers, sequences
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.probe.logit_blend import gains
 from dflash_mcmc.probe.logit_blend.gains import SUMS, Blended, Settings
 from tests.targets import FAMILIES, random_model

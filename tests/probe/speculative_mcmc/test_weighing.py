@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.inference.language_model import LanguageModel
 from dflash_mcmc.probe.speculative_mcmc.weighing import Proposed, chains, draw_from_target, ended, joint_log_p
 from tests.targets import random_model
 

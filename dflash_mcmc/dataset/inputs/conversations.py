@@ -1,0 +1,151 @@
+"""Conversations that a model continues, and their texts, with a chat template or without one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from dflash_mcmc.dataset.inputs import template_limits
+from dflash_mcmc.errors import UserError, reason_of
+from dflash_mcmc.types import Message
+
+_LAST = ("user", "tool")
+_GAP = "\n\n"
+
+
+class Conversation(NamedTuple):
+    """The input of a model: a system prompt and worked examples, if configured, and then the turns of a problem."""
+
+    turns: tuple[Message, ...]
+    """The turns of the problem. The last one is the turn that the model answers."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Tools that the model may call, as JSON schemas."""
+    examples: tuple[tuple[str, str], ...] = ()
+    """Few-shot examples: the prompt and the answer of each."""
+    system: str | None = None
+    """The system prompt; None if there is none, or if the turns begin with one."""
+
+    @classmethod
+    def of(cls, text: str) -> Conversation:
+        """A conversation of a single turn of the user."""
+        return cls(({"role": "user", "content": text},))
+
+    def messages(self) -> list[Message]:
+        """All turns in order: the system turn, a user turn and an assistant turn for each example, the problem's turns."""
+        own = 1 if self.turns[0]["role"] == "system" else 0
+        system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
+        shown: list[Message] = [turn for prompt, answer in self.examples
+                                for turn in (Message(role="user", content=prompt), Message(role="assistant", content=answer))]
+        return [*system, *self.turns[:own], *shown, *self.turns[own:]]
+
+    def as_text(self) -> str:
+        """The text for a model without a chat template. Raises UserError if the conversation has tools.
+
+        The blocks are separated by an empty line, and an example's answer follows its prompt after a space, as in
+        lm-evaluation-harness. The texts of a conversation of several turns begin with their roles.
+        """
+        if self.tools or any("content" not in turn or turn["role"] == "tool" for turn in self.turns):
+            raise UserError("model.chat: given False for a conversation with tools; allowed: true, with a tokenizer that has "
+                            "a chat template")
+        turns = list(self.turns)
+        before = [] if self.system is None else [self.system]
+        if turns[0]["role"] == "system":
+            before.append(turns.pop(0)["content"])
+        if len(turns) == 1:
+            return _GAP.join([*before, *(_joined(*example) for example in self.examples), turns[0]["content"]])
+        return _GAP.join(f"{turn['role']}: {turn['content']}" for turn in self.messages())
+
+    def with_template(self, tokenizer: Any, enable_thinking: bool) -> str:
+        """The text that the tokenizer's chat template makes. Raises UserError if the template refuses the conversation."""
+        messages, tools = self.messages(), list(self.tools) or None
+        text = _templated(tokenizer, messages, tools, enable_thinking)
+        if tools and text == _templated(tokenizer, messages, None, enable_thinking):
+            raise UserError(f"dataset: given {len(tools)} tools, which the chat template of the tokenizer leaves out; "
+                            "allowed: a model whose template shows tools, or problems without tools")
+        return text
+
+
+def messages_of(value: object, where: str) -> tuple[Message, ...]:
+    """The turns of a conversation up to the one that the model answers: answers at the end are left out.
+
+    Args:
+        value: a list of role and content; fields that are None count as missing.
+        where: the row, for errors.
+
+    Raises:
+        UserError: for anything that is not such a list, or has no turn of the user.
+    """
+    turns = turns_of(value)
+    if turns is None:
+        raise UserError(f"dataset.path: {where} has no conversation for its messages; allowed: a list of role and content, "
+                        "both texts, with a turn of the user")
+    while not is_answerable(turns):
+        turns = turns[:-1]
+    return turns
+
+
+def turns_of(value: object) -> tuple[Message, ...] | None:
+    """The turns of a list of role and content, without parts that are None; None if there is no turn of the user."""
+    turns = [{name: part for name, part in turn.items() if part is not None} if isinstance(turn, dict) else {}
+             for turn in (value if isinstance(value, list) else [])]
+    if not (all(map(_is_turn, turns)) and any(turn["role"] == "user" for turn in turns) and _is_json(turns)):
+        return None
+    return tuple(turns)  # type: ignore[arg-type]
+
+
+def is_answerable(turns: tuple[Message, ...]) -> bool:
+    """Whether a model answers the last turn."""
+    return turns[-1]["role"] in _LAST
+
+
+def tools_of(value: object, where: str) -> tuple[dict[str, Any], ...]:
+    """The tools of a problem, from a list of JSON schemas or from its JSON text. Raises UserError."""
+    given = value
+    if isinstance(value, str):
+        try:
+            given = json.loads(value) if value.strip() else []
+        except ValueError:
+            given = value
+    tools = [] if given is None else given
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools) or not _is_json(tools):
+        raise UserError(f"dataset.tools_field: {where} has {value!r:.80} for its tools; allowed: a list of JSON schemas, or "
+                        "its JSON text")
+    return tuple(tools)
+
+
+def last_question(messages: tuple[Message, ...]) -> str:
+    """The text of the last turn of the user."""
+    return next(turn.get("content", "") for turn in reversed(messages) if turn["role"] == "user")
+
+
+def _is_turn(turn: dict[str, Any]) -> bool:
+    text = turn.get("content", "" if turn.get("tool_calls") else None)
+    return isinstance(turn.get("role"), str) and isinstance(text, str)
+
+
+def _is_json(value: object) -> bool:
+    """Whether a value can be written as JSON in UTF-8. A tokenizer accepts no lone surrogates."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _joined(prompt: str, answer: str) -> str:
+    return prompt + ("" if prompt[-1:].isspace() else " ") + answer
+
+
+def _templated(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, enable_thinking: bool) -> str:
+    template_limits.check(tokenizer, messages, tools, add_generation_prompt=True, enable_thinking=enable_thinking)
+    try:
+        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True,
+                                             enable_thinking=enable_thinking)
+        text.encode()  # a tokenizer accepts no lone surrogates
+        return text
+    except Exception as error:  # a template is a program of the checkpoint's authors: it may raise anything
+        reason = reason_of(error, 200)
+        roles = ", ".join(dict.fromkeys(turn["role"] for turn in messages))
+        raise UserError(f"model.chat: the tokenizer's chat template refuses the conversation of {roles}: "
+                        f"{type(error).__name__}: {reason}; allowed: roles and fields that the template knows, or "
+                        "model.chat=false") from error

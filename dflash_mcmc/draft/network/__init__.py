@@ -1,0 +1,1 @@
+"""Networks of drafts: their shapes, layers and checkpoints, one format a folder."""

@@ -1,0 +1,251 @@
+"""Reads the config.json of a DFlash draft, in all published spellings, as a `DFlashShape`.
+
+Other networks are refused by name. A related network with the same backbone would run, but with wrong results that show only
+as a low number of accepted tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import torch
+
+from dflash_mcmc.draft.network.dflash.layers import Rotation
+from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.model.files.precision import PRECISIONS
+
+FIELD = "draft.path"
+_DEFAULT_BLOCK_SIZE = 16
+_DEFAULT_FULL_LAYERS = 28
+"""Qwen3's number of layers before the first one with a window. It is the default if a config does not say which layers."""
+_LARGEST, _MOST_LAYERS, _MOST_HEADS = 2**24, 4096, 2**16
+"""The largest sizes, so that no tensor has more numbers than PyTorch can count."""
+_ROPES = ("default", "linear", "yarn", "llama3")
+"""Rotations whose frequencies do not depend on the length of the sequence."""
+
+
+def read_shape(folder: Path, config: type[DraftConfig] | None = None) -> DFlashShape:
+    """The shape described by a folder's config.json.
+
+    Args:
+        config: how the network's config is read; None for DFlash.
+
+    Raises:
+        ConfigError: the folder or its config.json does not exist.
+        UserError: the config is not JSON, lacks a field, or describes another network.
+    """
+    config = config or DraftConfig
+    if not (folder / "config.json").is_file():
+        raise ConfigError(FIELD, str(folder), f"the folder of a {config.network} checkpoint, with config.json and safetensors")
+    return config(folder).shape()
+
+
+def to_config(shape: DFlashShape) -> dict[str, Any]:
+    """The published spelling of a shape, without the dtype."""
+    windows = {window for window in shape.sliding if window is not None}
+    if len(windows) > 1:
+        raise UserError(f"{FIELD}: given layers with windows {sorted(windows)}; allowed: one window for all that have any")
+    scaling = {name: value for name, value in shape.rope.items() if name != "rope_theta"}
+    scales = {"input_embedding_scale": (shape.embedding_scale, 1.0), "output_multiplier": (shape.logit_scale, 1.0),
+              "final_logit_softcapping": (shape.logit_softcap, None)}
+    return {
+        "architectures": list(DraftConfig.architectures), "model_type": "qwen3",
+        "block_size": shape.block_size,
+        "dflash_config": {"mask_token_id": shape.mask_token_id, "target_layer_ids": list(shape.target_layers),
+                          **{name: value for name, (value, default) in scales.items() if value != default}},
+        "num_target_layers": shape.num_target_layers,
+        "num_hidden_layers": shape.num_layers, "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size, "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_key_heads, "head_dim": shape.head_dim,
+        "hidden_act": shape.activation, "rms_norm_eps": shape.norm_eps,
+        "attention_bias": shape.bias, "attention_dropout": 0.0,
+        "rope_theta": shape.rope["rope_theta"], "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
+        "max_position_embeddings": shape.max_positions,
+        "layer_types": ["full_attention" if window is None else "sliding_attention" for window in shape.sliding],
+        "sliding_window": next(iter(windows), None), "use_sliding_window": bool(windows),
+        "max_window_layers": shape.num_layers, "tie_word_embeddings": True,
+    }
+
+
+def default_target_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
+    """The target's layers that a draft with `num_layers` layers reads by default, evenly spaced from the second one on."""
+    if num_layers == 1:
+        return (num_target_layers // 2,)
+    return tuple(round(1 + i * (num_target_layers - 4) / (num_layers - 1)) for i in range(num_layers))
+
+
+def refuse(folder: Path, found: str, allowed: str) -> NoReturn:
+    """Raises a UserError that says what the draft in a folder has and what is allowed."""
+    raise UserError(f"{FIELD}: {folder} {found}; allowed: {allowed}")
+
+
+class DraftConfig:
+    """A config.json. A field is looked up in its dflash_config first, as in the published code, then at the top level.
+
+    Attributes:
+        network: name of the network, for errors.
+        shape_type: class of the shape.
+        architectures: names of the classes in the published configs.
+        allowed: these classes in words, for errors.
+        least_layer: the first layer of the target that it may read; -1 is the embedding's output.
+        looks_ahead: whether a layer with a window may be not causal.
+        foreign: fields that change the computation, each with its values for this network.
+    """
+
+    network: ClassVar[str] = "DFlash"
+    shape_type: ClassVar[type[DFlashShape]] = DFlashShape
+    architectures: ClassVar[tuple[str, ...]] = ("DFlashDraftModel",)
+    least_layer: ClassVar[int] = 0
+    looks_ahead: ClassVar[bool] = False
+    allowed: ClassVar[str] = "DFlashDraftModel (DFlash, the first version)"
+    foreign: ClassVar[dict[str, tuple]] = {
+        "speculators_model_type": (None,), "quantization_config": (None,), "projector_type": (None, "dflash"),
+        "sample_from_anchor": (None, False), "shift_label": (None, False), "use_swa": (None, False),
+        "use_aux_hidden_state": (None, True), "causal": (None, False), "is_causal": (None, False),
+        "hidden_act": (None, "silu"),
+    }
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        try:
+            self.top = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(FIELD, str(folder), f"a folder whose config.json is JSON ({error})") from error
+        self.own: Any = self.top.get("dflash_config") or {} if isinstance(self.top, dict) else None
+        if not isinstance(self.own, dict):
+            self.refuse("has a config.json that is no mapping, or whose dflash_config is none", "the published layout")
+
+    def shape(self) -> DFlashShape:
+        """The shape that the config describes. Raises UserError."""
+        self._refuse_foreign()
+        shape = self.shape_type(**self.fields())
+        self.check(shape)
+        return shape
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a `DFlashShape`. Raises UserError."""
+        num_layers = self.integer("num_hidden_layers", most=_MOST_LAYERS)
+        num_heads = self.integer("num_attention_heads", most=_MOST_HEADS)
+        hidden_size, num_target_layers = self.integer("hidden_size"), self.get("num_target_layers")
+        softcap = self.number("final_logit_softcapping", 0.0)
+        return dict(
+            hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
+            num_key_heads=self.integer("num_key_value_heads", num_heads, most=_MOST_HEADS),
+            head_dim=self.integer("head_dim", hidden_size // num_heads, most=_MOST_HEADS),
+            intermediate_size=self.integer("intermediate_size"),
+            block_size=self.integer("block_size", _DEFAULT_BLOCK_SIZE, least=2),
+            mask_token_id=self.integer("mask_token_id", least=0),
+            target_layers=self._target_layers(num_layers),
+            num_target_layers=None if num_target_layers is None else self.integer("num_target_layers"),
+            norm_eps=self.number("rms_norm_eps", 1e-6), rope=self._rope(),
+            max_positions=self.integer("max_position_embeddings"), bias=bool(self.get("attention_bias", False)),
+            sliding=self._sliding(num_layers), embedding_scale=self.number("input_embedding_scale", 1.0),
+            logit_scale=self.number("output_multiplier", 1.0), logit_softcap=softcap if softcap > 0 else None,
+            dtype=self._dtype(),
+        )
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field's value; null counts as absent."""
+        values = (part.get(name) for part in (self.own, self.top))
+        return next((value for value in values if value is not None), default)
+
+    def integer(self, name: str, default: int | None = None, least: int = 1, most: int = _LARGEST) -> int:
+        value = self.get(name, default)
+        if value is None:
+            self.refuse(f"has a config.json without {name}", "the published layout, which has it")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.refuse(f"has {name} {value!r:.60}", f"an integer >= {least} and <= {most}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.get(name, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+            self.refuse(f"has {name} {value!r:.60}", "a number")
+        return float(value)
+
+    def refuse(self, found: str, allowed: str) -> NoReturn:
+        refuse(self.folder, found, allowed)
+
+    def _refuse_foreign(self) -> None:
+        self.check_architecture(self.get("architectures"))
+        for name, allowed in self.foreign.items():
+            for value in (self.own.get(name), self.top.get(name)):
+                if value not in allowed:
+                    words = " or ".join("absent" if word is None else json.dumps(word) for word in allowed)
+                    self.refuse(f"has {name} {json.dumps(value)[:60]}, which makes it another network than {self.network}",
+                                words)
+        for name, same in (("target_hidden_size", "hidden_size"), ("draft_vocab_size", "vocab_size")):
+            if self.get(name) not in (None, self.get(same)):
+                self.refuse(f"has {name} {self.get(name)}", f"{same}, which is {self.get(same)}")
+
+    def check_architecture(self, names: Any) -> None:
+        """Refuses another class than this network's. `names` is None if the config names none."""
+        if names and (not isinstance(names, list) or len(names) > 1 or names[0] not in self.architectures):
+            found = names if isinstance(names, list) else [names]
+            self.refuse(f"is a checkpoint of {', '.join(map(str, found))}", self.allowed)
+
+    def _target_layers(self, num_layers: int) -> tuple[int, ...]:
+        layers = self.get("target_layer_ids")
+        if layers is None:  # a config that names its layers may omit the target's number of layers
+            layers = list(default_target_layers(self.integer("num_target_layers"), num_layers))
+        known = isinstance(layers, list) and all(type(layer) is int and layer >= self.least_layer for layer in layers)
+        if not known or not layers:
+            self.refuse(f"has target_layer_ids {layers!r}", "a list of the target's layers, the first being 0")
+        return tuple(layers)
+
+    def _rope(self) -> dict:
+        given = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        if not isinstance(given, dict):
+            self.refuse(f"has parameters of the rotation {given!r:.60}", "a mapping such as {\"rope_type\": \"default\"}")
+        rope = dict(given)
+        legacy = rope.pop("type", None)
+        rope = {"rope_type": legacy or "default", "rope_theta": self.get("rope_theta"), **rope}
+        if rope["rope_type"] not in _ROPES:
+            self.refuse(f"has a rotation of rope_type {rope['rope_type']!r}", ", ".join(_ROPES))
+        if rope.get("partial_rotary_factor", self.get("partial_rotary_factor")) not in (None, 1):
+            self.refuse("has partial_rotary_factor, which rotates a part of each head", "1")
+        if not isinstance(rope["rope_theta"], (int, float)):  # refuses a rope_theta per kind of layer too
+            self.refuse("has a config.json without rope_theta", "the published layout, which has it for all layers at once")
+        return rope
+
+    def _sliding(self, num_layers: int) -> tuple[int | None, ...]:
+        kinds, use = self.get("layer_types"), self.get("use_sliding_window")
+        if kinds is None:
+            first = self.integer("max_window_layers", _DEFAULT_FULL_LAYERS, least=0)
+            slides = bool(use) and self.get("sliding_window") is not None
+            kinds = ["sliding_attention" if slides and i >= first else "full_attention" for i in range(num_layers)]
+        known = isinstance(kinds, list) and all(kind in ("full_attention", "sliding_attention") for kind in kinds)
+        if not known or len(kinds) != num_layers:
+            self.refuse(f"has layer_types {kinds!r:.100}", f"full_attention or sliding_attention for {num_layers} layers")
+        if "sliding_attention" not in kinds:
+            return (None,) * num_layers
+        if use is False:
+            self.refuse("has sliding_attention among its layer_types, and use_sliding_window false", "true or absent")
+        if not self.looks_ahead and False in (self.get("is_causal"), self.get("causal")):
+            self.refuse("has sliding layers in which a block's rows look ahead (is_causal or causal false)", "absent")
+        window = self.integer("sliding_window")
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+    def _dtype(self) -> torch.dtype:
+        name = self.get("dtype") or self.get("torch_dtype") or "float32"
+        if name not in PRECISIONS:
+            self.refuse(f"has dtype {name!r}", "float32, float16 or bfloat16")
+        return getattr(torch, name)
+
+    def check(self, shape: DFlashShape) -> None:
+        """Refuses numbers that do not fit one another. Raises UserError."""
+        if shape.num_heads % shape.num_key_heads or shape.head_dim % 2:
+            self.refuse(f"has {shape.num_heads} heads, {shape.num_key_heads} key heads and head_dim {shape.head_dim}",
+                        "heads that are a multiple of the key heads, and an even head_dim")
+        if shape.num_target_layers is not None and max(shape.target_layers) >= shape.num_target_layers:
+            self.refuse(f"has target_layer_ids up to {max(shape.target_layers)}",
+                        f"0 to {shape.num_target_layers - 1}, since num_target_layers is {shape.num_target_layers}")
+        try:
+            Rotation(shape)
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            self.refuse(f"has a rotation that cannot be computed: {json.dumps(shape.rope)} ({error!r:.80})",
+                        f"what rope_type {shape.rope['rope_type']} needs")

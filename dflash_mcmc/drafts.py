@@ -1,0 +1,95 @@
+"""`python -m dflash_mcmc.drafts check model=... draft=... dataset=...`: whether a draft accepts what it should, or why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.config.command import check_command
+from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.process import program
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.model.hf import HFModel
+
+_FIXED = ("sampler=greedy", "decoder=speculative_match", "decoder.trace=true", "tracker=none")
+_GIVEN = ("model", "draft", "dataset", "hardware", "seed", "paths")
+"""Groups and fields of a run that a check has too."""
+_LIMIT, _TOKENS = 32, 128
+_HELP = f"""\
+Measures the acceptance of a draft, tries the known mistakes one after another, and names the likely cause.
+
+    python -m dflash_mcmc.drafts check model=tiny draft=tiny dataset=arith
+
+Arguments of `python -m dflash_mcmc` choose model, draft, dataset and hardware. Without dataset.limit the first {_LIMIT}
+problems are taken, and without dataset.max_new_tokens at most {_TOKENS} tokens of an answer. The draft is a DFlash, DSpark or
+DFlash 2 checkpoint. Output: tables, and check.json, check.png and check.svg in the folder.
+
+  --expected TAU         tokens for each forward of the target at temperature 0 that the draft should have; default:
+                         training.held_out_tau in the draft's config.json, if it is there
+  --trained-for MODEL    another checkpoint, whose embedding and head are tried
+  --out FOLDER           default: OUTPUTS/drafts/MODEL-DRAFT
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits."""
+    program.run(_main, arguments)
+
+
+def _main(arguments: list[str]) -> None:
+    if not arguments or not {"-h", "--help"}.isdisjoint(arguments):
+        print(_HELP)
+        return
+    if arguments[0] != "check":
+        raise UserError(f"COMMAND: given {arguments[0]!r}; allowed: check")
+    parser = program.OneLineParser("python -m dflash_mcmc.drafts", add_help=False)
+    parser.add_argument("--expected", type=float)
+    parser.add_argument("--trained-for")
+    parser.add_argument("--out", type=Path)
+    given, overrides = parser.parse_known_args(arguments[1:])
+    if unknown := [text for text in overrides if text.startswith("-")]:
+        raise UserError(f"{unknown[0]}: not an option; see python -m dflash_mcmc.drafts --help")
+    if given.expected is not None and not given.expected >= 1.0:
+        raise UserError(f"--expected: given {given.expected:g}; allowed: a number >= 1, tokens for each forward")
+    config, names = configured(overrides)
+    folder = given.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}"
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out: given {str(folder)!r}, a file; allowed: a folder")
+    other = None if given.trained_for is None else _other(config, given.trained_for)
+    from dflash_mcmc.draft.check import report
+    from dflash_mcmc.draft.check.check import check
+
+    note(f"problems: {config.dataset.num_chosen()}; answers of at most {config.dataset.max_new_tokens} tokens")
+    checked = check(config, given.expected, other)
+    print(report.text(checked))
+    report.write(checked, folder)
+    print(f"\nwritten to {folder}")
+
+
+def configured(overrides: list[str]) -> tuple[Config, dict[str, str]]:
+    """The checked configuration of overrides, and the chosen option of each group. Raises UserError."""
+    names = {text.partition("=")[0].lstrip("+~") for text in overrides}
+    if others := [name for name in names if name.partition(".")[0] not in _GIVEN]:
+        raise UserError(f"{min(others)}: given with drafts check; allowed: {', '.join(_GIVEN)}, and their fields")
+    added = [f"{field}={value}" for field, value in (("dataset.limit", _LIMIT), ("dataset.max_new_tokens", _TOKENS))
+             if field not in names and not (field == "dataset.limit" and "dataset.ids" in names)]
+    command = check_command([*_FIXED, *added, *overrides])
+    if len(command.jobs) != 1 or command.sweep is not None:
+        raise UserError("drafts check: given several values or a flag of Hydra; allowed: one model, draft and dataset")
+    return command.jobs[0].config, dict(command.jobs[0].choices)
+
+
+def _other(config: Config, path: str) -> HFModel:
+    """Another model with the configuration's fields. Raises UserError."""
+    import dataclasses
+    from typing import cast
+
+    other = dataclasses.replace(cast("HFModel", config.model), path=path, revision=None)
+    other.check(config)
+    return other
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The batched engine: many chains of many problems in one ragged batch over a cache of slots.
+
+Each operation of a chain has a slot. A draw continues a sequence. The keys and values of the longest prefix that the slot
+still holds are kept, and the rest of the sequence is read in pieces. Its last token is always fed by a decode step. Every
+token of every chain is therefore drawn by the same code.
+
+    scheduler.py      admits waiting chains to slots and gives chains their answers
+    live_chain.py     the request of a chain, its answers and its cost
+    operations.py     carries out a draw or a score in a slot
+    slot_memory.py    keys and values of the slots
+    contents.py       tokens that these keys and values belong to
+    decode_loop.py    decode steps of all live rows
+    model_runner.py   forwards of the target
+
+The engine is fast for five reasons. `Options` has a switch for most of them.
+- Prompts are read ahead, many at once.
+- A draw along the current sequence starts at the first token that differs. The stored intervals give this token without a
+  forward of the model.
+- A draw ends when it crosses its floor.
+- Operations that are asked for together take a slot each. Rows with the same first tokens copy keys and values, and draws
+  share forwards until their tokens differ.
+- A spare row keeps the current sequence's keys and values while a draw overwrites them.
+
+A ladder gives all shapes (`ladder.py`). On a CPU in float32 the numbers of a row therefore do not depend on the rest of the
+batch. `tests/engine/batching/test_batched.py` compares the engine with the reference engine, and with itself under other batch
+sizes, orders and switches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator
+
+import torch
+
+from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
+from dflash_mcmc.engine.batching import attention, few_rows
+from dflash_mcmc.engine.batching.blending import TargetBlend
+from dflash_mcmc.engine.batching.caches import Caches
+from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Stop
+from dflash_mcmc.engine.batching.graphs import GraphedSteps, graphed
+from dflash_mcmc.engine.batching.interface import DEFAULTS, Counters, Finished, Options, Tag
+from dflash_mcmc.engine.batching.ladder import cache_size, ladder_of
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.meter import Meter
+from dflash_mcmc.engine.batching.model_runner import ModelRunner
+from dflash_mcmc.engine.batching.operations import Operations
+from dflash_mcmc.engine.batching.plain_steps import PlainSteps
+from dflash_mcmc.engine.batching.prompts import PromptReader
+from dflash_mcmc.engine.batching.recurrent_shape import num_recent
+from dflash_mcmc.engine.batching.rows import Rows
+from dflash_mcmc.engine.batching.scheduler import Scheduler
+from dflash_mcmc.engine.batching.slot_memory import SlotMemory
+from dflash_mcmc.engine.batching.stepper import Stepper
+from dflash_mcmc.engine.speculative.block_grid import BlockGrid
+from dflash_mcmc.engine.speculative.blockwise import BlockSteps
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
+from dflash_mcmc.engine.speculative.mixed_steps import MixedSteps
+from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.engine.speculative.speculator import Speculator
+from dflash_mcmc.engine.speculative.trace import Tracer
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.ops import Chain
+
+
+class BatchedEngine:
+    """Runs chains of operations on a language model.
+
+    Args:
+        model: the target.
+        blend: changes the target's last hidden state; None for no change.
+        num_slots: chains in the batch at once.
+        max_length: longest sequence, prompt included.
+        options: see `Options`.
+        prompt_length: longest prompt; None takes `max_length`.
+        speculation: the rule for drawing block by block; None to draw token by token.
+        drafter: the draft that the blend mixes in or that tokens are drawn from; None without such a draft.
+        num_pages: pages of the cache; 0 for a contiguous cache, which has a row of `max_length` for each slot.
+    """
+
+    def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
+                 options: Options = DEFAULTS, prompt_length: int | None = None,
+                 speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None, num_pages: int = 0):
+        if model.max_positions is not None and max_length > model.max_positions:
+            raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
+                            f"{model.max_positions} (the model's)")
+        self.model, self.num_slots, self.options = model, num_slots, options
+        on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
+        implementation = attention.implementation(options.attention, model.device, model.dtype, model.attention_needs)
+        proposer: Drafter | None = speculation.drafter if speculation else drafter
+        if speculation and drafter not in (None, proposer):
+            raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
+        padding = attention.padding(implementation, options.prefill_chunk, proposer.num_drafted if proposer else 0)
+        num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
+        companion = proposer.companion if proposer else None
+        made = few_rows.EngineSteps(num_slots, proposer, speculation.rule if speculation else None)
+        few = few_rows.of(model, made) if few_rows.asked_for(options, num_slots, implementation, proposer) else None
+        ladder = ladder._replace(most_few=few.most if few else 0)
+        grid = None if drafter is None else _grid(drafter, blend, num_rows, 1 if few else ladder.row_step, model.device)
+        runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
+                             proposer if companion else None, grid, few)
+        states = num_recent(options, proposer.num_drafted if proposer else 0)
+        caches = Caches(model, companion, num_rows, longest, padding, num_pages, options.snapshot_every, states)
+        keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
+        most = prompt_length or max_length
+        cache, spare = caches.rows(), caches.rows() if keeps else None
+        prompts = PromptReader(runner, caches.prompts(min(ahead, num_slots), most)) if ahead else None
+        self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, padding, longest, most)
+        rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
+        # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
+        whole_blocks = options.whole_blocks and not model.recurrent_nets
+        stepper, tracer = _stepper(runner, speculation, whole_blocks, options.join_steps)
+        if options.cuda_graphs and on_gpu:
+            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid, runner.adaptive), runner.endings)
+        steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
+        self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
+        sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
+        self._operations = Operations(self._memory, self._loop, speculation, options, sharing)
+        self._meter, self._dropped = Meter(), set[Hashable]()
+
+    @property
+    def counters(self) -> Counters:
+        """The engine's work so far."""
+        return self._meter.counters
+
+    def reset_counters(self) -> None:
+        """Sets the counters to zero."""
+        self._meter.counters = Counters()
+
+    def close(self) -> None:
+        """Does nothing: all that this engine holds is memory of this process."""
+
+    def drop(self, tags: Collection[Hashable]) -> None:
+        """Ends chains of `steps` before its next step; see `ChainRunner.drop`."""
+        self._dropped.update(tags)
+
+    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
+        """Yields chains as they end; see `ChainRunner.run`. A few chains are taken before a slot is free."""
+        return (done for done in self.steps(chains) if done is not None)
+
+    @torch.inference_mode()
+    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
+        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
+        self._memory.reset()
+        self._loop.reset()
+        self._meter.reset_clock()
+        self._dropped.clear()
+        scheduler = Scheduler(chains, self.num_slots, self._operations, self._memory, self._loop, self._meter)
+        with self._memory.runner.ready():
+            yield from scheduler.fill()
+            while scheduler.live:
+                started, live = time.perf_counter(), len(scheduler.live)
+                stop = self._step(scheduler)
+                self._meter.share(started, live)
+                yield from scheduler.end_steps(stop)
+                yield None
+                if self._dropped:
+                    yield from scheduler.drop(self._dropped)
+                    self._dropped.clear()
+
+    def _step(self, scheduler: Scheduler) -> Stop:
+        """Reads the missing tokens of the rows, then steps the rows. Returns what has ended."""
+        scheduler.make_room()
+        started = time.perf_counter()
+        read = self._memory.read()
+        if read[0]:
+            self._meter.count_reading(*read, started)
+        self._loop.prepare()
+        started = time.perf_counter()
+        stop = self._loop.run(scheduler.live)
+        self._meter.count_steps(self._loop.steps_a_look, stop.row_steps, scheduler.busy_slots, started)
+        return stop
+
+
+def _uncaptured(tracer: Tracer | None, grid: BlockGrid | None, adaptive: AdaptiveDrafter | None) -> str | None:
+    """Why an engine does not capture its steps; None if it does."""
+    if adaptive is not None:
+        return "the draft learns between steps"
+    if tracer is not None:
+        return "decoder.trace reads every step"
+    return "steps use a draft of every token" if grid is not None else None
+
+
+def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, row_step: int, device: torch.device) -> BlockGrid:
+    """The draft's blocks of all rows. Raises UserError for a draft that the blend cannot mix in."""
+    if not isinstance(drafter, DFlashDrafter):
+        raise TypeError(f"{type(drafter).__name__} has no hidden states: a blend or a draw from the draft needs them")
+    if blend is not None and blend.needs_draft and not drafter.plain_head:
+        raise UserError("blend: given draft; allowed: another, since this draft scales or caps its logits, and a mixture of "
+                        "hidden states cannot do this")
+    return BlockGrid(drafter, num_rows, row_step, device)
+
+
+def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
+             whole_blocks: bool, joins: bool) -> tuple[Stepper, Tracer | None]:
+    """The stepper that makes the decode steps, and the tracer of the steps, if any."""
+    plain = PlainSteps(runner)
+    speculator = Speculator(runner, speculation) if speculation else None
+    tracer = Tracer(speculator) if speculator and speculator.speculation.trace else None
+    if runner.grid is None or not (speculator or whole_blocks):
+        return speculator or plain, tracer
+    if not whole_blocks:
+        return MixedSteps(runner, plain, plain, speculator or plain), tracer
+    blocks = BlockSteps(runner, runner.grid)
+    joined = (blocks, speculator) if joins and speculator and speculator.window is None else ()
+    return MixedSteps(runner, blocks, plain, speculator or plain, joined), tracer

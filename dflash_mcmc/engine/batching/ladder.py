@@ -1,0 +1,50 @@
+"""The shapes of forwards.
+
+On a CPU in float32 the numbers of a row must not depend on the rest of the batch. Multiples of 8 rows and 64 keys ensure this
+(LOG.md, "Bits"). Fewer than 8 rows need no padding where `few_rows.py` says so. On a GPU each shape is a captured graph. There
+the shapes grow by factors of two, so that they are few.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from dflash_mcmc.engine.batching.slots import round_up
+
+
+class Ladder(NamedTuple):
+    """The allowed batch sizes and key lengths. `batch` and `keys` return the smallest allowed value that is large enough."""
+
+    row_step: int
+    key_step: int
+    doubling: bool
+    most_few: int = 0
+    """Batches of at most so many rows are allowed as they are (`few_rows.py`)."""
+
+    def batch(self, rows: int) -> int:
+        """Rows of a decode step."""
+        return rows if 0 < rows <= self.most_few else self._fit(rows, self.row_step)
+
+    def keys(self, length: int) -> int:
+        """Length of the keys of a decode step."""
+        return self._fit(length, self.key_step)
+
+    def _fit(self, value: int, step: int) -> int:
+        if not self.doubling:
+            return round_up(value, step)
+        while step < value:
+            step *= 2
+        return step
+
+
+def ladder_of(device: torch.device) -> Ladder:
+    """The ladder of a device."""
+    return Ladder(8, 64, False) if device.type == "cpu" else Ladder(8, 256, True)
+
+
+def cache_size(device: torch.device, num_rows: int, max_length: int, padding: int) -> tuple[int, int]:
+    """(rows, length) of a cache for sequences of `max_length`, with positions after them for padding."""
+    ladder = ladder_of(device)
+    return ladder.batch(num_rows), round_up(max_length + padding, ladder.key_step)

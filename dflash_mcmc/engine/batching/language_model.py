@@ -1,0 +1,268 @@
+"""A loaded target: the parts of a `transformers` causal language model that the engines use."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, DynamicCache
+
+from dflash_mcmc.engine.batching import attention, delta_net, experts, families, masks
+from dflash_mcmc.engine.batching.cache import CacheShape
+from dflash_mcmc.engine.batching.cache_argument import cache_argument
+from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
+from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
+from dflash_mcmc.engine.batching.recurrent_shape import RecurrentShape, recurrent_shape
+from dflash_mcmc.engine.batching.stop_strings import StopStrings
+from dflash_mcmc.engine.batching.token_texts import TokenTexts, texts_of
+from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.model.files.stop_ids import stop_ids_of
+from dflash_mcmc.process.turns import Turn
+
+_LAYER_NAMES = ("layers", "h")
+_NORM_NAMES = ("norm", "final_layernorm", "ln_f")
+_MOST_KNOWN = 128
+"""Sets of stop strings whose tables are kept."""
+
+
+class LanguageModel:
+    """A causal language model with its tokenizer.
+
+    Attributes:
+        decoder: maps token ids to the hidden state after the final norm.
+        head: linear, hidden state to logits.
+        layers: the decoder layers; `tapped` reads their outputs.
+        vocab_size: rows of the head.
+        stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
+        stop_strings: strings that end a generation; None for none.
+        cache_shape: shape of the keys and values of a token, and of the states of recurrent layers.
+        recurrent_nets: the recurrent parts of the layers that have one, in the order of the layers.
+        has_experts: whether it has a mixture of experts whose implementation can be chosen.
+        uncaptured: why a forward is not captured as a CUDA graph; None if it is. A growing rotary embedding cannot be
+            captured, because it reads the positions on the host, and neither can a mixture of experts. Recurrent layers have
+            not been captured yet.
+        turn: taken by the engine that runs the model.
+        max_positions: longest sequence, prompt included.
+        masks: which earlier tokens the layers attend to.
+        attention_needs: what the attention has beside a softmax over all earlier tokens.
+        softcap: the logits x of the head become softcap · tanh(x / softcap); None if they stay.
+
+    Args:
+        head_copy: whether a float32 copy of the head's weights is kept; see `Float32Head`.
+    """
+
+    def __init__(self, model: torch.nn.Module, tokenizer: Any = None, stop_ids: Iterable[int] = (),
+                 head_copy: bool | None = None):
+        families.refuse(model)
+        self.decoder, self.head, self.config = _parts(model)
+        self._cache_argument = cache_argument(self.decoder)
+        self.tokenizer = tokenizer
+        self.device, self.dtype = self.head.weight.device, self.head.weight.dtype
+        self.layers = _find(self.decoder, _LAYER_NAMES)
+        self.final_norm = _find(self.decoder, _NORM_NAMES)
+        self.vocab_size = self.head.weight.shape[0]
+        self.max_positions = max_positions(self.config)
+        self.masks = masks.masks_of(self.config, self.decoder)
+        self.attention_needs = attention.needs_of(self.config, self.masks.plain)
+        self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        self.has_experts = experts.has_experts(self.decoder)
+        recurrent = recurrent_shape(self.config, self.dtype)
+        self.recurrent_nets = [self.layers[number].linear_attn for number in recurrent.layers] if recurrent else []
+        delta_net.install(self.recurrent_nets)
+        self.uncaptured = self._reason_without_graphs()
+        self._float32_head = Float32Head(self.head, head_copy)
+        self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
+        self.stop_strings: StopStrings | None = None
+        self._known_strings: dict[tuple[str, ...], StopStrings] = {}  # shared by the copies of this model
+        if tokenizer is not None:
+            known = set(tokenizer.get_vocab().values())
+            self.forbid([token for token in range(self.vocab_size) if token not in known])
+        self._refuse_unsupported(model)
+        self.cache_shape = self._measured_cache(model, recurrent)
+        self.turn = Turn()
+
+    def without_stops(self) -> LanguageModel:
+        """The same model, whose generations end at their horizon alone."""
+        endless = copy.copy(self)
+        endless.stop_ids, endless.stop_strings = (), None
+        return endless
+
+    def stopping_at(self, strings: Sequence[str]) -> LanguageModel:
+        """The same model, whose generations end at these strings too. Raises UserError for an unknown kind of tokenizer."""
+        if not strings and self.stop_strings is None:
+            return self
+        stopped = copy.copy(self)
+        stopped.stop_strings = self.strings(tuple(strings)) if strings else None
+        return stopped
+
+    def strings(self, stop: tuple[str, ...]) -> StopStrings:
+        """The tables of stop strings, at least one. Raises UserError for an unknown kind of tokenizer."""
+        known = self._known_strings
+        if stop not in known:
+            if len(known) >= _MOST_KNOWN:
+                del known[next(iter(known))]
+            known[stop] = StopStrings(stop, self._token_texts)
+        return known[stop]
+
+    @cached_property
+    def _token_texts(self) -> TokenTexts:
+        return texts_of(self.tokenizer, self.vocab_size)
+
+    def hidden(self, tokens: torch.Tensor, cache: Cache | None = None, **options: Any) -> torch.Tensor:
+        """Hidden states (rows, n, hidden) of tokens, int64 (rows, n), after the final norm.
+
+        Args:
+            cache: takes the keys and values of the tokens, and gives those of earlier ones.
+            options: what else the decoder takes, `position_ids` and `attention_mask`.
+        """
+        options = {self._cache_argument: cache, "use_cache": cache is not None, **options}
+        return self.decoder(input_ids=tokens, **options).last_hidden_state
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits (..., vocab_size) of hidden states after the final norm; -inf for ids without a token."""
+        return soft_capped(self.head_logits(hidden), self.softcap, self.forbidden)
+
+    def logits_of(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Like `logits`, (..., n), of the ids, int64 (n,), alone, which must have a token."""
+        bias = getattr(self.head, "bias", None)
+        logits = torch.nn.functional.linear(hidden.float(), self.head.weight[ids].float(), None if bias is None else
+                                            bias[ids].float())
+        return soft_capped(logits, self.softcap, torch.zeros_like(ids, dtype=torch.bool))
+
+    def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Like `logits`, without the model's soft-cap. A draft that uses the head has a soft-cap of its own, or none."""
+        return self._float32_head.logits(hidden)
+
+    @property
+    def forbidden(self) -> torch.Tensor:
+        """Bool (vocab_size,), True for ids without a token (padding rows of the head), which can never be drawn."""
+        return self._float32_head.forbidden
+
+    def forbid(self, tokens: Sequence[int]) -> None:
+        """Sets the logits of tokens to -inf."""
+        self._float32_head.forbid(tokens)
+
+    @contextmanager
+    def multiplied_by(self, product: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]) -> Iterator[None]:
+        """A context in which `product(rows, bias)` computes the product of the head."""
+        self._float32_head.product = product
+        try:
+            yield
+        finally:
+            self._float32_head.product = None
+
+    @contextmanager
+    def tapped(self, layers: tuple[int, ...]) -> Iterator[list[torch.Tensor]]:
+        """Yields a list. Each forward inside the context fills it with the outputs of these decoder layers, in this order.
+
+        Layer -1 is the embedding.
+        """
+        outputs: list[torch.Tensor] = [torch.empty(0)] * len(layers)
+
+        def keep(slot: int):
+            def hook(module, arguments, output):
+                outputs[slot] = output[0] if isinstance(output, tuple) else output
+            return hook
+
+        modules = [self.decoder.get_input_embeddings() if layer == -1 else self.layers[layer] for layer in layers]
+        handles = [module.register_forward_hook(keep(slot)) for slot, module in enumerate(modules)]
+        try:
+            yield outputs
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def attending(self, implementation: str) -> Iterator[None]:
+        """A context in which this implementation of `transformers`' registry computes attention.
+
+        On a CPU, experts are computed so that their numbers do not depend on the batch.
+        """
+        before, experts_before = self.config._attn_implementation, self.config._experts_implementation
+        own_experts = self.has_experts and self.device.type == "cpu"
+        self.decoder.set_attn_implementation(implementation)
+        if own_experts:
+            self.decoder.set_experts_implementation(experts.NAME)
+        try:
+            yield
+        finally:
+            self.decoder.set_attn_implementation(before)
+            if own_experts:
+                self.decoder.set_experts_implementation(experts_before)
+
+    @property
+    def reading_attention(self) -> str:
+        """The implementation of attention for a forward over a whole sequence."""
+        return "grouped" if self.attention_needs.scores else "sdpa"
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
+        """Token ids of a prompt, int64. Set `add_special_tokens` for text without a chat template."""
+        return encode(self.tokenizer, text, add_special_tokens, self.max_positions, self.vocab_size)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Text of generated tokens, without special tokens, up to a stop string.
+
+        Think tags are kept, because graders search after them.
+        """
+        text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        return text if self.stop_strings is None else self.stop_strings.cut(text)
+
+    def _reason_without_graphs(self) -> str | None:
+        if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):
+            return "the model's rotary embedding grows with the text"
+        if self.has_experts:
+            return "the model is a mixture of experts"
+        return "the model has recurrent layers" if self.recurrent_nets else None
+
+    def _measured_cache(self, model: torch.nn.Module, recurrent: RecurrentShape | None) -> CacheShape:
+        """The shape of what a token leaves in the cache of `transformers`."""
+        cache = DynamicCache(config=self.config)
+        with torch.inference_mode():
+            self.hidden(torch.zeros(1, 1, dtype=torch.int64, device=self.device), cache)
+        others = set(recurrent.layers) if recurrent else set()
+        layers: list[Any] = [layer for number, layer in enumerate(cache.layers) if number not in others]
+        shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in layers}
+        if len(shapes) > 1:
+            raise families.refused(model, "has layers whose keys differ in shape",
+                                   "the same number of key heads and the same dimensions in every layer")
+        return CacheShape(len(layers), *shapes.pop(), recurrent)
+
+    def _refuse_unsupported(self, model: torch.nn.Module) -> None:
+        probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]
+        with torch.inference_mode():
+            raw = self.head(self.hidden(probe))
+            ours = soft_capped(raw, self.softcap, torch.zeros_like(self.forbidden))
+            theirs = model(input_ids=probe, use_cache=False).logits
+        if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
+            raise families.refused(model, "does more to its logits than a linear head and a soft-cap (a scale)",
+                                   "a linear head, with or without a soft-cap")
+        with self.attending("grouped"):
+            if not (self.masks.plain or masks.agrees(self.decoder, self.config, self.device)):
+                raise families.refused(model, f"has other windows than its layer_types say ({self.masks.reaches})",
+                                       "windows and chunks by layer_types")
+        if self.device.type == "cpu" and experts.depends_on_batch(self.decoder):
+            note(f"model.path: the experts of {type(model).__name__} are computed for all tokens of a batch together, so that "
+                 "the last bits of a record depend on the other samples in its batch")
+
+
+def _parts(model: Any) -> tuple[Any, Any, Any]:
+    """Decoder, head and config of a model of `transformers`."""
+    decoder = model.model if model.base_model is model else model.base_model
+    return decoder, model.get_output_embeddings(), model.config
+
+
+def _find(decoder: Any, names: tuple[str, ...]) -> Any:
+    for name in names:
+        if hasattr(decoder, name):
+            return getattr(decoder, name)
+    raise UserError(f"model.path: {type(decoder).__name__} has none of {', '.join(names)}; allowed: a decoder-only model "
+                    "laid out as Qwen, Llama or GPT-2")
+
+
+def _stop_ids(model: Any, tokenizer: object | None) -> set[int]:
+    return stop_ids_of((getattr(model, "generation_config", None), model.config, tokenizer))

@@ -1,0 +1,204 @@
+"""Runs the target over slot caches, to read prompts and prefixes and to compute hidden states and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
+from dflash_mcmc.engine.batching import attention
+from dflash_mcmc.engine.batching.blending import TargetBlend, Unblended
+from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.delta_net import replay
+from dflash_mcmc.engine.batching.endings import Endings
+from dflash_mcmc.engine.batching.few_rows import FewRows
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.masks import Reach
+from dflash_mcmc.engine.batching.recurrent_state import HybridCache
+from dflash_mcmc.engine.batching.slots import chunks, round_up
+from dflash_mcmc.engine.speculative.block_grid import BlockGrid, Said
+from dflash_mcmc.engine.speculative.drafter import Drafter
+
+
+class Span(NamedTuple):
+    """Tokens whose keys and values are missing in a row of a cache: positions `start` to `stop - 1` of `sequence`."""
+
+    row: int
+    sequence: np.ndarray
+    start: int
+    stop: int
+
+
+class ModelRunner:
+    """Runs the target on slot caches.
+
+    Args:
+        model: the target.
+        blend: changes the last hidden state; None for no change.
+        attention: name in `transformers`' registry.
+        length: length of the longest cache.
+        key_step: lengths of keys are multiples of it.
+        prefill_chunk: longest piece in which spans are read, a power of two >= 8.
+        drafter: receives the target's features of every token that the target reads; None for no drafter.
+        grid: the draft's hidden states for every token, if the blend or a draw uses them.
+        few_rows: computes steps of few rows; None if they are padded.
+    """
+
+    def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
+                 prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None,
+                 few_rows: FewRows | None = None):
+        self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
+        self.adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
+        self.blend: TargetBlend = Unblended() if blend is None else blend
+        self.key_step, self.prefill_chunk, self.few_rows = key_step, prefill_chunk, few_rows
+        self._blended_layers = self.blend.tapped_layers(len(model.layers))
+        self._tapped: list[torch.Tensor] = []
+        self._keys = torch.arange(length, device=model.device)
+        self.endings = Endings(model.stop_ids, model.stop_strings, model.device, model.strings)
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether the blend mixes in the draft."""
+        return self.blend.needs_draft
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """A context for one thread at a time, in which the model has tapped layers and the engine's attention."""
+        with ExitStack() as stack:
+            stack.enter_context(self.model.turn.taken(nests=True))
+            if self.model.device.type == "cuda":  # streams and graphs belong to the current device
+                stack.enter_context(torch.cuda.device(self.model.device))
+            stack.enter_context(self.model.attending(self.attention))
+            if self.few_rows is not None:
+                stack.enter_context(self.few_rows.installed())
+            features = self.drafter.tapped_layers if self.drafter else ()
+            self._tapped = stack.enter_context(self.model.tapped((*self._blended_layers, *features)))
+            yield
+
+    def step_of(self, batch: int) -> AbstractContextManager[None]:
+        """A context for the forwards of a decode step of `batch` rows, the draft's included, and for their logits."""
+        few = self.few_rows
+        return nullcontext() if few is None or batch > few.most else few.step(self.model)
+
+    @property
+    def tapped(self) -> list[torch.Tensor]:
+        """Outputs of the blend's layers in the latest forward: (rows, queries, width) each."""
+        return self._tapped[: len(self._blended_layers)]
+
+    def forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+                key_length: int, window: int | None = None) -> torch.Tensor:
+        """Hidden states after the final norm: (rows, queries, width).
+
+        Args:
+            rows: the first rows as a slice, or int64 (rows,).
+            tokens, positions: int64 (rows, queries).
+            key_length: larger than every position.
+            window: number of tokens that each query attends to, itself included; None for all.
+        """
+        cache.aim(rows, positions, key_length)
+        keys = self._keys[:key_length]
+        causal = Reach(window=window).limit(keys <= positions[..., None], positions, keys)
+        additive = self.model.dtype if self.attention in attention.ADDITIVE else None
+        mask = self.model.masks.of(causal, positions, keys, additive)
+        # A chunk may reach beyond the last position. Its queries there are padding, so clamping their rotation is harmless.
+        limit = self.model.max_positions
+        hidden = self.model.hidden(tokens, cache, attention_mask=mask,
+                                   position_ids=positions if limit is None else positions.clamp(max=limit - 1))
+        if self.drafter is not None:
+            self.drafter.absorb(cache.drafts, rows, positions, self._features(self.drafter, hidden))
+        return hidden
+
+    def _features(self, drafter: Drafter, last: torch.Tensor) -> list[torch.Tensor]:
+        """Outputs of the drafter's layers. The last layer's output is taken after the final norm, as in `hidden_states`."""
+        features, last_layer = self._tapped[len(self._blended_layers) :], len(self.model.layers) - 1
+        return [last if layer == last_layer else output
+                for layer, output in zip(drafter.tapped_layers, features, strict=True)]
+
+    def replay(self, cache: SlotCache, rows: Sequence[int], positions: Sequence[int]) -> None:
+        """Prepares rows to be fed from these positions on: states of recurrent layers are computed where they are missing."""
+        if isinstance(cache, HybridCache) and rows:
+            replay(self.model.recurrent_nets, cache, np.array(rows), np.array(positions))
+
+    def read(self, cache: SlotCache, spans: Sequence[Span]) -> int:
+        """Reads spans piece by piece; pieces of the same size share a forward. Returns the number of forwards."""
+        waiting = [(span, list(chunks(span.start, span.stop, self.prefill_chunk))) for span in spans]
+        forwards = 0
+        while waiting := [(span, todo) for span, todo in waiting if todo]:
+            size = waiting[0][1][0][1]
+            self.states(cache, [span._replace(start=todo.pop(0)[0]) for span, todo in waiting if todo[0][1] == size], size)
+            forwards += 1
+        return forwards
+
+    def states(self, cache: SlotCache, spans: Sequence[Span], size: int) -> torch.Tensor:
+        """Reads the first `size` tokens of spans of different rows in one forward.
+
+        Returns the hidden states after the final norm, (spans, size, width). A shorter span is padded.
+        """
+        first = np.array([span.start for span in spans])
+        tokens = np.stack([_piece(span, size) for span in spans])
+        positions, key_length = self._laid(cache, first, size)
+        rows = np.array([span.row for span in spans])
+        stops = np.minimum(first + size, [span.stop for span in spans])
+        with cache.reading(np.stack([rows, first, stops], axis=1)):
+            return self.forward(cache, *self._sent(rows, tokens, positions), key_length)
+
+    def _sent(self, rows: np.ndarray, tokens: np.ndarray,
+              positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Copies the arrays to the model's device."""
+        sent = [torch.from_numpy(array).to(self.model.device) for array in (rows, tokens, positions)]
+        return sent[0], sent[1], sent[2]
+
+    def _laid(self, cache: SlotCache, first: np.ndarray, size: int) -> tuple[np.ndarray, int]:
+        """Positions of pieces that begin at `first`, and the length of the keys that they attend to.
+
+        A piece may reach beyond the cache. The tokens there are padding. They share the cache's last position, which belongs
+        to no token.
+        """
+        key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
+        return np.minimum(first[:, None] + np.arange(size), cache.length - 1), key_length
+
+    def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], sources: Collection[str],
+               said: Said | None = None) -> dict[str, torch.Tensor]:
+        """Float32 logits (rows, vocabulary): `blended`, and the other sources that draws use.
+
+        Args:
+            hidden: (rows, width), after the final norm.
+            tapped: outputs of the blend's layers.
+            sources: values of `ops.Draw.source`.
+            said: the draft's hidden states, if they are used.
+        """
+        last = hidden.float()
+        if said is not None and self.on_grid:
+            tapped = [torch.where(said.inside[:, None], said.hidden.float(), last)]
+        mixed = self.blend.mix(last, [state.float() for state in tapped],
+                               lambda h: self.model.final_norm(h.to(self.model.dtype)).float())
+        logits = {"blended": self.model.logits(mixed)}
+        if "base" in sources:
+            logits["base"] = self.model.logits(hidden) if tapped else logits["blended"]
+        if "draft" in sources and self.grid is not None and said is not None:
+            drafted = self.grid.drafter.logits(said.hidden)
+            logits["draft"] = torch.where(said.inside[:, None], drafted, logits["blended"])
+        return logits
+
+    def logits_of(self, cache: SlotCache, span: Span, origin: int, hidden: torch.Tensor, tapped: Sequence[torch.Tensor],
+                  sources: Collection[str]) -> dict[str, torch.Tensor]:
+        """Logits after the first tokens of a span, (tokens, vocabulary).
+
+        Args:
+            origin: position at which the draft's first block starts.
+            hidden, tapped: (size, width), the row of `states` and of `tapped`, padding included.
+        """
+        count = min(len(hidden), span.stop - span.start)
+        drafted = self.on_grid or "draft" in sources  # else nothing reads the draft's blocks
+        said = self.grid.along(cache, span.row, span.sequence, origin, span.start, count) if self.grid and drafted else None
+        return self.logits(hidden[:count], [state[:count] for state in tapped], sources, said)
+
+
+def _piece(span: Span, size: int) -> np.ndarray:
+    """The first tokens of a span, padded."""
+    tokens = span.sequence[span.start : min(span.start + size, span.stop)]
+    return np.pad(tokens, (0, size - len(tokens)))

@@ -1,0 +1,212 @@
+"""Carries out operations of the batched engine. It answers some at once and leaves the others to decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dflash_mcmc.engine.batching import scoring
+from dflash_mcmc.engine.batching.cache import UNLIMITED
+from dflash_mcmc.engine.batching.columns import split, width
+from dflash_mcmc.engine.batching.decode_loop import DecodeLoop
+from dflash_mcmc.engine.batching.draws import is_abandoned, start_of, uniforms_of, until_abandoned
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.live_chain import LiveChain
+from dflash_mcmc.engine.batching.rows import DrawnTokens
+from dflash_mcmc.engine.batching.slot_memory import SlotMemory
+from dflash_mcmc.engine.batching.slots import Slot, chunks
+from dflash_mcmc.engine.speculative.drafter import Drafter
+from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
+from dflash_mcmc.ops import Draw, Operation, Score, grid_origin
+from dflash_mcmc.types import Trajectory
+
+
+class UnusableLogits(ArithmeticError):
+    """The logits of an operation are not numbers."""
+
+
+class Operations:
+    """Carries out draws and scores.
+
+    Args:
+        memory: keys and values of the slots.
+        loop: takes the draws that need decode steps.
+        speculation: the rule for drawing block by block; None to draw token by token.
+        options: the engine's options.
+        sharing: whether draws share forwards while their tokens are equal.
+    """
+
+    def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation[Drafter] | None, options: Options,
+                 sharing: bool):
+        self._memory, self._loop, self._speculation = memory, loop, speculation
+        self._options, self.sharing = options, sharing
+        self._most_rows = max(1, options.read_ahead)  # of a forward that scores; the plan of the memory has room for them
+        self._runner, self._grid, self._adaptive = memory.runner, memory.runner.grid, memory.runner.adaptive
+
+    def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:
+        """The trajectory from which an operation continues in a slot; None if the operation has its answer without a slot."""
+        operation = chain.operations[number]
+        if isinstance(operation, Score):
+            if not len(operation.tokens):
+                chain.note(number, operation.trajectory)
+                return None
+            return operation.trajectory
+        shared = self._shared(chain, number, operation)
+        if shared.complete(operation.horizon) or is_abandoned(operation, shared):
+            chain.note(number, shared)
+            return None
+        return shared
+
+    def shares(self, operation: Operation) -> bool:
+        """Whether an operation can share forwards with another: a draw token by token, by the target alone."""
+        return self.sharing and isinstance(operation, Draw)
+
+    @property
+    def scores_wait(self) -> bool:
+        """Whether scores wait for those of other chains, to be carried out together.
+
+        In a cache of pages each takes its pages when it begins. The states of recurrent layers, and a draft that learns from
+        each operation, are prepared for one row.
+        """
+        return (self._options.batch_scores and not self._adaptive and not self._memory.cache.recurrent
+                and self._memory.cache.num_free_pages >= UNLIMITED)
+
+    def place(self, slot: Slot, like: Slot | None) -> None:
+        """Prepares a slot's keys and values for its operation. The slot may have a row or none.
+
+        Args:
+            like: a slot that has been placed and whose operation extends the same tokens; None for the first such slot.
+        """
+        sequence, along = slot.in_progress.sequence, None
+        if isinstance(slot.operation, Draw):
+            along = slot.operation.along
+            self._memory.reserve(len(sequence) if along is None else along.sequence_length)
+        start = self._memory.place(slot, sequence, along, like)
+        if like is None or not self.sharing:
+            slot.chain.charge_reading(slot.number, start, len(sequence) - 1, self._options.prefill_chunk)
+
+    def begin(self, slot: Slot) -> None:
+        """Begins the operation of a slot that has a row and its keys and values. A score is carried out at once.
+
+        Raises UnusableLogits.
+        """
+        if self._adaptive:
+            # Where tokens depend on the draft, a draft learns from its own draw alone: other options of the engine, such as
+            # early rejection, change what earlier draws have verified.
+            known = slot.adapter if self._speculation and not self._speculation.noisy else None
+            self._adaptive.begin(slot.place, slot.in_progress.prompt, known)
+        if isinstance(slot.operation, Score):
+            if not self.score([slot])[0]:
+                raise UnusableLogits
+        elif isinstance(slot.operation, Draw):
+            self._draw(slot, slot.operation)
+
+    def collect(self, slot: Slot, drawn: DrawnTokens) -> Trajectory:
+        """The answer to a draw whose decode steps have ended. Notes it in the chain."""
+        base = slot.in_progress
+        asked = slot.chain.operations[slot.number]
+        ended = self._runner.endings.ended(asked, np.concatenate([base.tokens, drawn.tokens]))
+        answer = base.extended(drawn.tokens, drawn.log_p, drawn.log_q, drawn.interval, ended,
+                               *split(slot.operation, drawn.columns))
+        if slot.leader is not None:
+            self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
+        self._memory.close(slot)
+        slot.contents.hold(answer.sequence[:-1])  # the last token has not been fed
+        slot.chain.charge(slot.number, **self._loop.cost(asked, len(drawn.tokens), slot.counts))
+        self._end_adapting(slot)
+        return answer
+
+    def _end_adapting(self, slot: Slot) -> None:
+        """Keeps what the draft has learned, and charges the chain for it."""
+        if self._adaptive:
+            slot.adapter, work = self._adaptive.end(slot.place, not slot.chain.adapted)
+            slot.chain.adapted = True
+            slot.chain.charge(slot.number, adapt_steps=work.steps, adapt_dropped=work.dropped)
+            slot.chain.adapt_seconds += work.seconds
+
+    def _shared(self, chain: LiveChain, number: int, draw: Draw) -> Trajectory:
+        """The draw's trajectory, with the tokens that it shares with `draw.along`."""
+        start, along = draw.trajectory.length, draw.along
+        if along is None or not self._options.skip_identical or draw.trajectory.complete(draw.horizon):
+            return draw.trajectory
+        along = along.prefix(draw.horizon)
+        shared = along.drawn_again(start, uniforms_of(draw)[: along.length - start])
+        shared = min(shared, until_abandoned(draw, along))
+        chain.charge(number, tokens_skipped=shared)
+        return along.prefix(start + shared)
+
+    def _draw(self, slot: Slot, draw: Draw) -> None:
+        """Prepares the row. Missing tokens are read before the next step, which feeds the last token of the draw's base."""
+        base, row = slot.in_progress, slot.place
+        sequence = base.sequence
+        self._memory.reserve(len(sequence))
+        if slot.leader is None:
+            self._memory.fill(slot)
+            self._memory.open(slot, len(sequence) - 1)
+        uniforms = uniforms_of(draw)[base.length - draw.trajectory.length :]
+        start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
+        start = start._replace(matched=self._runner.endings.begin(draw, base.tokens))
+        if self._speculation is not None and self._loop.rows.noise.shape[2]:
+            noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.drafter.num_drafted)
+            start = start._replace(noise=np.concatenate(noise, axis=1))
+        self._loop.rows.reserve_columns(width(draw))
+        self._write_history(row, draw, sequence)
+        self._loop.begin(start, draw)
+
+    def _write_history(self, row: int, draw: Draw, sequence: np.ndarray) -> None:
+        """Writes the tokens that drafters and penalties read."""
+        if self._grid or (self._speculation and self._speculation.drafter.reads_tokens):
+            self._loop.rows.set_tokens(row, sequence)
+        if self._grid:
+            self._grid.forget(row)
+        every = (draw.params, *draw.laws)
+        if any(params.repetition_penalty != 1.0 for params in every):
+            self._loop.rows.mark_seen(row, sequence)
+        if any(params.counts_tokens for params in every):
+            self._loop.rows.set_counts(row, sequence[len(draw.trajectory.prompt) :])
+
+    def score(self, slots: Sequence[Slot]) -> list[bool]:
+        """Teacher-forces tokens after the trajectories of slots that have rows. Returns which scores are numbers."""
+        asked = [_asked(slot) for slot in slots]
+        for slot, (_, _, sequence) in zip(slots, asked, strict=True):
+            self._memory.reserve(len(sequence))
+            self._memory.fill(slot)
+        self._memory.read()
+        for slot, each in zip(slots, asked, strict=True):
+            span = each.span()
+            pieces = list(chunks(span.start, span.stop, self._options.prefill_chunk))
+            slot.chain.charge(slot.number, target_forwards=len(pieces))
+            self._memory.open_to_score(slot, span.start, len(each.sequence))
+        scored = scoring.scores(self._runner, self._memory.cache, asked, self._most_rows)
+        for slot, each, found in zip(slots, asked, scored, strict=True):
+            self._memory.close(slot)
+            self._end_adapting(slot)
+            if found is not None:
+                self._note_score(slot, each, found)
+        return [found is not None for found in scored]
+
+    def _note_score(self, slot: Slot, asked: scoring.ScoreRequest, found: scoring.Scored) -> None:
+        _, score, sequence = asked
+        start = len(sequence) - len(score.tokens)
+        slot.contents.hold(sequence[:-1])
+        slot.chain.charge(slot.number, token_forwards=len(score.tokens),
+                          blocks_drafted=self._blocks(score, start, len(sequence)))
+        log_p, log_q, interval, columns = found
+        ended = self._runner.endings.ended(score, sequence[len(score.trajectory.prompt):])
+        slot.chain.note(slot.number, score.trajectory.extended(
+            sequence[start:], log_p, log_q, interval, ended, *split(score, columns)))
+
+    def _blocks(self, score: Score, start: int, stop: int) -> int:
+        return self._grid.num_blocks(self._grid_origin(score), start, stop) if self._grid else 0
+
+    def _grid_origin(self, operation: Operation) -> int:
+        return grid_origin(self._runner.blend.restarts_grid(), operation.trajectory)
+
+
+def _asked(slot: Slot) -> scoring.ScoreRequest:
+    """The score of a slot that has a row. Raises TypeError for a draw."""
+    if not isinstance(slot.operation, Score):
+        raise TypeError(f"{slot.operation} is no score")
+    given = np.asarray(slot.operation.tokens, dtype=np.int64)
+    return scoring.ScoreRequest(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, given]))

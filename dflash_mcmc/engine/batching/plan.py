@@ -1,0 +1,235 @@
+"""Predicts the memory of an engine before the engine is built."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.ladder import cache_size
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.page_table import NUM_RESERVED, PAGE_SIZE
+from dflash_mcmc.engine.batching.recurrent_shape import PIECE
+from dflash_mcmc.engine.batching.target_shape import TargetShape
+from dflash_mcmc.engine.batching.workload import Workload
+from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.process import ranks
+
+_SHARE = 0.9
+"""Share of the free memory that a plan uses. The rest is left to other processes."""
+_MOST_SLOTS = 256
+"""Largest number of slots that a plan chooses by itself: more rows hardly increase the rate (LOG.md)."""
+_GB = 1e9
+_ENDS = 2
+"""Pages of a draw that are not full: the ends of its row and of its spare row."""
+_ROW_STATE_BYTES = 8 + 8 + 4 * 8
+"""Bytes per position of a row: a token, a uniform and four scores."""
+_LOGIT_COPIES = 5
+"""Number of float32 arrays, each as large as the logits, that a step holds at the same time."""
+_BLOCK_COPIES = 12
+"""Like `_LOGIT_COPIES`, for a step that drafts a block. The number includes the arrays of the draft and of the rule."""
+
+
+class MemoryPlan(NamedTuple):
+    """Bytes, by use."""
+
+    num_slots: int
+    max_length: int
+    caches: int
+    """Keys and values of all slots, their spare rows and the prompts read ahead."""
+    step: int
+    """Working memory of a decode step, most of it for logits."""
+    reading: int
+    """Working memory of reading prompts."""
+    growing: int
+    """Additional memory of a cache while it grows."""
+    num_pages: int = 0
+    """Pages of the cache; 0 for a contiguous cache."""
+    page_size: int = 0
+    """Positions of a page."""
+    limit: int | None = None
+    """Memory for all of this. None if it is not known."""
+    states: int = 0
+    """The part of `caches` for the states and inputs of recurrent layers."""
+    copies: int = 0
+    """The second copy of the weights that `hardware.few_rows` makes where it fits beside the total; not part of the total."""
+
+    @property
+    def total(self) -> int:
+        """Bytes without which the engine cannot run."""
+        return self.caches + max(self.step, self.reading, self.growing)
+
+    @property
+    def mean_length(self) -> int:
+        """Tokens for which each slot has room if all slots have the same: the current sequence, and a draw besides it."""
+        return self.num_pages * self.page_size // self.num_slots if self.num_pages else self.max_length
+
+    def describe(self, weight_bytes: int | None = None) -> str:
+        """The plan in a line.
+
+        Args:
+            weight_bytes: bytes of the target's weights, which are not part of the plan; None if they are not known.
+        """
+        lengths = f"{self.max_length:,} tokens"
+        if self.num_pages and self.mean_length < 2 * self.max_length:  # else all can have the full length at once
+            lengths = f"up to {self.max_length:,} tokens, {self.mean_length:,} on average for sequences and draws together"
+        uses = [] if weight_bytes is None else [f"weights {_size(weight_bytes)}"]
+        uses += [f"keys and values {_size(self.caches - self.states)} for {self.num_slots} slots of {lengths}"]
+        uses += [f"recurrent states {_size(self.states)}"] if self.states else []
+        uses += [f"work space {_size(self.total - self.caches)}"]
+        uses += [f"second copy of the weights {_size(self.copies)} (hardware.few_rows)"] if self.copies else []
+        uses += [] if self.limit is None else [f"free {_size(self.limit - self.total - self.copies)} of {_size(self.limit)}"]
+        return "memory: " + "; ".join(uses)
+
+
+def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
+    """The memory of an engine, without the weights of model and draft.
+
+    Args:
+        num_pages: pages of the cache; 0 for a contiguous cache.
+    """
+    model = work.model
+    rows, length = cache_size(model.device, num_slots, work.max_length, work.padding)
+    ahead, longest_prompt = work.prompts(num_slots)
+    kept = 2 if work.keeps_current else 1
+    positions = rows * length * kept + ahead * longest_prompt
+    if num_pages:
+        positions = (num_pages + NUM_RESERVED) * PAGE_SIZE
+        states = work.state_bytes_of_pages(num_pages, rows * kept + ahead)
+    else:
+        states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
+    row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8 + (work.drafter.token_bytes if work.drafter else 0)
+    caches = states + positions * work.token_bytes + rows * length * row_bytes
+    copies = _BLOCK_COPIES if work.drafter else _LOGIT_COPIES
+    step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
+    layer_bytes = model.cache_shape.layer_bytes()
+    if num_pages:  # the pages of all rows are gathered for each layer
+        step += rows * length * layer_bytes
+    # Without `keep_current` all rows may have to read their sequences again at once.
+    readers, keys = (ahead, work.prompt_length) if ahead and work.options.keep_current else (rows, length)
+    chunk = min(work.options.prefill_chunk, keys)
+    reading = max(readers, 1) * (_activation_bytes(model, chunk, keys) + keys * layer_bytes)
+    if shape := model.cache_shape.recurrent:
+        step += rows * shape.work_bytes(1 + work.num_drafted)
+        reading = max(reading + max(readers, 1) * shape.work_bytes(chunk), rows * shape.work_bytes(PIECE))
+    # On a CPU a cache grows, and for a moment its keys or its values exist twice.
+    growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" and not num_pages else 0
+    return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, PAGE_SIZE if num_pages else 0,
+                      states=states)
+
+
+def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float | None, kv_cache: str = "auto",
+         still_to_load: int = 0) -> MemoryPlan:
+    """The plan for `num_slots` slots, or for as many as fit if it is None. Raises ConfigError if they do not fit.
+
+    Args:
+        num_draws: number of draws that can be in progress.
+        kv_cache: auto, contiguous or paged. auto is contiguous if that fits, otherwise paged.
+        still_to_load: bytes of weights that are not loaded yet. The free memory must hold them too.
+    """
+    if memory_gb is None:
+        limit = int(_SHARE * max(0, free_bytes(work.model.device) - still_to_load))
+        source = f"{100 * _SHARE:.0f} % of what is free"
+    else:
+        limit, source = int(memory_gb * _GB), "hardware.memory_gb"
+    wanted = min(num_slots or _MOST_SLOTS, num_draws)
+    paged = kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit)
+    planned = (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
+    copied = work.copied_bytes(planned.num_slots)
+    return planned._replace(copies=copied if planned.total + copied <= limit else 0)
+
+
+def options_within(work: Workload, planned: MemoryPlan) -> Options:
+    """The options of an engine that keeps to a plan: without `few_rows` where the plan has no second copy of the weights."""
+    if not work.copied_bytes(planned.num_slots) or planned.copies:
+        return work.options
+    note("hardware.few_rows: a second copy of the weights does not fit beside the keys and values, so that steps are padded "
+         "to 8 rows; the numbers are the same")
+    return work.options._replace(few_rows=False)
+
+
+def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:
+    """The plan of a cache with a row for each slot."""
+    short = predict(work, wanted)
+    if short.total <= limit:
+        return short
+    most = max((slots for slots in range(1, wanted) if predict(work, slots).total <= limit), default=0)
+    if num_slots is None and most:
+        return predict(work, most)
+    suffix = " with hardware.kv_cache=contiguous"
+    raise _refusal(work, num_slots, most, short, predict(work, 1), f"{_size(limit)}, {source}", suffix)
+
+
+def _paged(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:
+    """The plan of a cache of pages, as many as fit and can be used.
+
+    If the number of slots is not given, each has at least half of the longest sequence.
+    """
+    fewest = wanted if num_slots is not None else 1
+    for slots in range(wanted, fewest - 1, -1):
+        pages = _pages_that_fit(work, slots, limit)
+        enough = slots * work.max_length // 2 if num_slots is None and slots > 1 else 0
+        if pages >= max(_fewest_pages(work, slots), enough // PAGE_SIZE):
+            return predict(work, slots, pages)
+    fitting = (slots for slots in range(1, fewest) if _pages_that_fit(work, slots, limit) >= _fewest_pages(work, slots))
+    most = max(fitting, default=0)
+    least, one = (predict(work, slots, _fewest_pages(work, slots)) for slots in (fewest, 1))
+    raise _refusal(work, num_slots, most, least, one, f"{_size(limit)}, {source}")
+
+
+def _refusal(work: Workload, num_slots: int | None, most: int, least: MemoryPlan, one: MemoryPlan, room: str,
+             suffix: str = "") -> ConfigError:
+    """The error of slots that do not fit.
+
+    Args:
+        most: the number of slots that fit.
+        least, one: the smallest plans of the slots that are asked for, and of one slot.
+        room: the memory that there is, and where the number is from.
+    """
+    if not most:
+        return ConfigError("hardware.memory_gb", f"nothing that holds a slot: {room}", f"at least {_size(one.total)}{suffix}, "
+                           f"for one slot of up to {work.max_length} tokens")
+    return ConfigError("hardware.num_slots", num_slots, f"at most {most}{suffix} ({least.num_slots} slots of up to "
+                       f"{work.max_length} tokens take at least {_size(least.total)}, of which {_size(least.caches)} are "
+                       f"keys and values; there are {room})")
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes in GB, or in MB if they are few."""
+    return f"{num_bytes / _GB:.2f} GB" if num_bytes >= 0.1 * _GB or not num_bytes else f"{num_bytes / 1e6:.3g} MB"
+
+
+def _pages_that_fit(work: Workload, slots: int, limit: int) -> int:
+    """Number of pages that fit, at most those that can be used."""
+    without = predict(work, slots, num_pages=1)
+    rows, length = cache_size(work.model.device, slots, work.max_length, work.padding)
+    ahead, longest_prompt = work.prompts(slots)
+    useful = (rows * length * (2 if work.keeps_current else 1) + ahead * longest_prompt) // PAGE_SIZE
+    return min(useful, 1 + (limit - without.total) // work.page_bytes)
+
+
+def _fewest_pages(work: Workload, slots: int) -> int:
+    """Pages of one draw and its current sequence at full length, of the prompts read ahead, and of the ends of all rows."""
+    length = cache_size(work.model.device, 1, work.max_length, work.padding)[1]
+    ahead, longest_prompt = work.prompts(slots)
+    return (2 * length + ahead * longest_prompt) // PAGE_SIZE + _ENDS * slots
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a device that is available to this process."""
+    if device.type == "cuda":
+        # Unused memory in PyTorch's own pool, left by an earlier job of a sweep, is free too.
+        pooled = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + pooled
+    return psutil.virtual_memory().available // ranks.local_world_size()
+
+
+def _activation_bytes(model: LanguageModel | TargetShape, queries: int, keys: int) -> int:
+    """Bytes of one row in a forward: the widest activations of a layer and its attention scores."""
+    config = model.config
+    width = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    scores = 2 * config.num_attention_heads * queries * keys * 4
+    return queries * (6 * width + 3 * inner) * model.dtype.itemsize + scores

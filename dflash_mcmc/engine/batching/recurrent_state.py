@@ -1,0 +1,247 @@
+"""The states of recurrent layers, by position, and the inputs that lead from one state to the next.
+
+Keys and values of a token stay valid when later tokens are dropped. A recurrent state does not: it has to be known at the
+position to which a row is rolled back. A row therefore keeps
+
+    inputs      the input of each recurrent layer at every position, where an attention layer keeps keys and values
+    snapshots   the states at positions 0, `every`, 2 `every`, ...
+    recent      the states at the latest positions, at `position % num_recent`: those that the next steps can start from
+
+The state at a position is the state before its token is fed. A state that is neither a snapshot nor recent is replayed: the
+recurrence runs from the last snapshot over the kept inputs (`delta_net.replay`). The recurrence goes token by token in every
+forward, so that its bits do not depend on how a text was split into forwards. A row that was rolled back therefore has the
+bits of a row that never went further. The nearest snapshot may be missing; an earlier one gives the same bits.
+
+    recurrent_rows.py    a contiguous cache with these states
+    recurrent_pages.py   a cache of pages with these states
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.engine.batching.cache import SlotCache, SlotLayer
+from dflash_mcmc.engine.batching.recurrent_shape import RecurrentShape
+
+_UNKNOWN = -1
+
+
+class StatePlace(NamedTuple):
+    """Where a state is among `RecurrentStates`."""
+
+    row: int
+    at: int
+
+
+class RecurrentStates:
+    """States of all recurrent layers: `count` of them for each row. They begin as zero, the state at position 0.
+
+    Attributes:
+        windows: (layers, num_rows, count, window, channels), the convolution's last inputs.
+        matrices: float32 (layers, num_rows, count, heads, key_dim, value_dim).
+    """
+
+    def __init__(self, shape: RecurrentShape, num_rows: int, count: int, device: torch.device | str):
+        sizes, layers = (num_rows, count), len(shape.layers)
+        self.windows = torch.zeros(layers, *sizes, shape.window, shape.channels, dtype=shape.dtype, device=device)
+        self.matrices = torch.zeros(layers, *sizes, shape.num_heads, shape.key_dim, shape.value_dim, device=device)
+
+    def get(self, layer: int, rows: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(windows, matrices) of rows in a layer, each row's at its own number."""
+        return self.windows[layer][rows, at], self.matrices[layer][rows, at]
+
+    def put(self, layer: int, rows: int | torch.Tensor, at: int | torch.Tensor, windows: torch.Tensor,
+            matrices: torch.Tensor) -> None:
+        """Writes states of a row, or of rows each at its own number, in a layer."""
+        self.windows[layer][rows, at], self.matrices[layer][rows, at] = windows, matrices
+
+    def copy(self, row: int, at: int | slice, source: RecurrentStates, source_row: int, source_at: int | slice) -> None:
+        """Copies states of a row of `source` into a row."""
+        self.windows[:, row, at] = source.windows[:, source_row, source_at]
+        self.matrices[:, row, at] = source.matrices[:, source_row, source_at]
+
+    def swap(self, a: int, b: int, count: int) -> None:
+        """Exchanges the first `count` states of two rows."""
+        for memory in (self.windows, self.matrices):
+            kept = memory[:, a, :count].clone()
+            memory[:, a, :count] = memory[:, b, :count]
+            memory[:, b, :count] = kept
+
+    def extend(self, count: int) -> None:
+        """Makes room for `count` states in each row."""
+        for name in ("windows", "matrices"):
+            memory = getattr(self, name)
+            more = torch.zeros(*memory.shape[:2], count - memory.shape[2], *memory.shape[3:], dtype=memory.dtype,
+                               device=memory.device)
+            setattr(self, name, torch.cat([memory, more], dim=2))
+
+    def clear(self, row: int | slice) -> None:
+        """Sets all states of a row to zero."""
+        self.windows[:, row] = 0
+        self.matrices[:, row] = 0
+
+
+class RecurrentLayer(SlotLayer):
+    """One recurrent layer of a `HybridCache`. `delta_net.mix` reads and writes its states in each forward."""
+
+    def __init__(self, cache: HybridCache, number: int, shape: RecurrentShape, device: torch.device):
+        super().__init__(shape.dtype, device, cache.length)
+        self._cache, self._number = cache, number
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
+        """Raises TypeError: the layer has no keys and values."""
+        raise TypeError("a recurrent layer has no keys and values")
+
+    def begin(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores inputs (rows, queries, width). Returns windows and matrices of the rows at their first positions."""
+        cache, number = self._cache, self._number
+        cache.write_inputs(number, inputs)
+        return cache.recent.get(number, cache.row_ids, cache.positions[:, 0] % cache.num_recent)
+
+    def keep(self, query: int, windows: torch.Tensor, matrices: torch.Tensor) -> None:
+        """Keeps the states after a query: windows (rows, window, channels), matrices (rows, heads, key_dim, value_dim)."""
+        cache, number = self._cache, self._number
+        if cache.spans is None:
+            cache.recent.put(number, cache.row_ids, (cache.positions[:, 0] + query + 1) % cache.num_recent, windows, matrices)
+            return
+        # After its last token a row reads padding, whose states are not kept.
+        (rows, stop), reached = cache.spans[:, [0, 2]].T, cache.spans[:, 1] + query + 1
+        for index in np.flatnonzero((reached <= stop) & (reached % cache.every == 0)).tolist():
+            place = cache.place_snapshot(int(rows[index]), int(reached[index]) // cache.every)
+            if place is not None:
+                cache.snapshots.put(number, *place, windows[index], matrices[index])
+        for index in np.flatnonzero(reached == stop).tolist():
+            row, at = int(rows[index]), int(stop[index]) % cache.num_recent
+            cache.recent.put(number, row, at, windows[index], matrices[index])
+
+
+class HybridCache(SlotCache):
+    """A cache for a model in which some layers are recurrent. A subclass has the memory of inputs and snapshots.
+
+    Attributes:
+        every: positions between two snapshots.
+        num_recent: number of recent states of a row.
+        snapshots: the states at multiples of `every`; `snapshot` has their places.
+        recent: the latest states of each row; None for a cache whose rows are only copied.
+        known: int64 (num_rows,) on the host, the position whose state is recent in each row beside those that the next steps
+            write; -1 without such a position.
+        spans: int64 (rows, 3): rows, and the positions that the next forward reads in them, without padding; None for a
+            decode step.
+    """
+
+    recurrent = True
+    snapshots: RecurrentStates
+
+    def _add_states(self, shape: RecurrentShape, every: int, num_recent: int, device: torch.device | str,
+                    keeps_recent: bool = True) -> None:
+        """Makes the recent states and the recurrent layers. The layers with keys and values are there."""
+        self.every, self.num_recent, self.keeps_recent = every, num_recent, keeps_recent
+        self.recent = RecurrentStates(shape, self.num_rows if keeps_recent else 0, num_recent, device)
+        self.known = np.full(self.num_rows, 0 if keeps_recent else _UNKNOWN)
+        self.spans: np.ndarray | None = None
+        self.row_ids = self.positions = torch.empty(0)
+        self._every_row = torch.arange(self.num_rows, device=device)
+        layers: list[SlotLayer] = list(self.slot_layers)
+        for number, layer in enumerate(shape.layers):  # in ascending order, so that each lands at its place
+            layers.insert(layer, RecurrentLayer(self, number, shape, torch.device(device)))
+        self.layers = [*layers]
+
+    @abstractmethod
+    def write_inputs(self, number: int, inputs: torch.Tensor) -> None:
+        """Writes inputs of a layer, (rows, queries, width), to the aimed rows and positions."""
+
+    @abstractmethod
+    def inputs_at(self, number: int, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        """The inputs of a layer at positions, int64 (rows, n), of rows, int64 (rows,): (rows, n, width)."""
+
+    @abstractmethod
+    def input_span(self, row: int, start: int, stop: int) -> torch.Tensor:
+        """The inputs of all layers at positions `start` to `stop - 1` of a row, (layers, positions, width)."""
+
+    @abstractmethod
+    def snapshot(self, row: int, number: int) -> StatePlace | None:
+        """The place of a row's state at position `number * every` among the snapshots; None if it was not kept."""
+
+    @abstractmethod
+    def place_snapshot(self, row: int, number: int) -> StatePlace | None:
+        """The place to which a row's state at position `number * every` is written; None if there is no room for it."""
+
+    def last_snapshots(self, rows: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The last snapshots at or before positions of rows: their positions, int64 (rows,), and places, int64 (2, rows)."""
+        numbers, places = positions // self.every, []
+        for index, row in enumerate(rows.tolist()):
+            while (place := self.snapshot(row, int(numbers[index]))) is None:
+                numbers[index] -= 1
+            places.append(place)
+        return numbers * self.every, np.array(places).T
+
+    def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
+        super().aim(rows, positions, key_length)  # type: ignore[safe-super]  # the cache of keys and values is the next class
+        self.row_ids, self.positions = self._every_row[rows], positions
+
+    def follow(self, leader: int, row: int, start: int, stop: int) -> None:
+        """See `SlotCache`. The state at `stop` is recent in the leader's row."""
+        super().follow(leader, row, start, stop)
+        at = stop % self.num_recent
+        self.recent.copy(row, at, self.recent, leader, at)
+        self.known[row] = stop
+
+    @contextmanager
+    def reading(self, spans: np.ndarray) -> Iterator[None]:
+        self.spans = spans
+        yield
+        self.spans = None
+        self.known[spans[:, 0]] = spans[:, 2]
+
+    def passed(self, before: np.ndarray, after: np.ndarray) -> None:
+        for row in np.flatnonzero(after // self.every > before // self.every).tolist():
+            for number in range(int(before[row]) // self.every + 1, int(after[row]) // self.every + 1):
+                place = self.place_snapshot(row, number)
+                if place is not None:
+                    self.snapshots.copy(*place, self.recent, row, number * self.every % self.num_recent)
+        self.known[: len(after)] = after
+
+    def _copy_snapshots(self, source: HybridCache, source_row: int, row: int, start: int, stop: int) -> None:
+        """Copies the states of another kind of cache at positions `start + 1` to `stop`, as far as it has them."""
+        for number in range(start // self.every + 1, stop // self.every + 1):
+            theirs = source.snapshot(source_row, number)
+            mine = None if theirs is None else self.place_snapshot(row, number)
+            if theirs is None or mine is None:
+                self._forget_snapshot(row, number)
+            else:
+                self.snapshots.copy(*mine, source.snapshots, *theirs)
+
+    @abstractmethod
+    def _forget_snapshot(self, row: int, number: int) -> None:
+        """Notes that a row's state at position `number * every` was not kept."""
+
+    def _copy_recent(self, source: HybridCache, source_row: int, row: int, stop: int) -> None:
+        """Copies the state at `stop`, if the source has it."""
+        self.known[row] = _UNKNOWN
+        if self.keeps_recent and source.known[source_row] == stop:
+            at = stop % self.num_recent
+            self.recent.copy(row, at, source.recent, source_row, at)
+            self.known[row] = stop
+
+    def _swap_recent(self, a: int, b: int, known: np.ndarray) -> None:
+        """Exchanges the recent states of two rows, which then have the states at positions `known`, int64 (2,)."""
+        self.recent.swap(a, b, self.num_recent)
+        self.known[[a, b]] = known
+
+    def _clear_recent(self, row: int | slice) -> None:
+        if self.keeps_recent:
+            self.recent.clear(row)
+            self.known[row] = 0
+
+
+def hybrid(cache: SlotCache) -> HybridCache:
+    """The same cache. Raises TypeError for a cache without recurrent states."""
+    if not isinstance(cache, HybridCache):
+        raise TypeError(f"{type(cache).__name__} has no recurrent states")
+    return cache

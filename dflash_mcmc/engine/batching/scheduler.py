@@ -1,0 +1,299 @@
+"""Continuous batching: a row of the batch that becomes free takes the next waiting operation or chain before the next step.
+
+Rows are in this order: rows that are fed, rows that share the forwards of one of them, other rows. The other rows are free, or
+belong to slots that rest. A slot that rests gives up its row when another operation needs it, and is stashed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Sequence
+
+from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, EndedDraw, Parted, Stop
+from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished
+from dflash_mcmc.engine.batching.live_chain import LiveChain
+from dflash_mcmc.engine.batching.meter import Meter
+from dflash_mcmc.engine.batching.operations import Operations, UnusableLogits
+from dflash_mcmc.engine.batching.room import Room
+from dflash_mcmc.engine.batching.rows import Status
+from dflash_mcmc.engine.batching.slot_memory import SlotMemory
+from dflash_mcmc.engine.batching.slots import Slot, rests
+from dflash_mcmc.engine.batching.waiting import Waiting, prompt_of
+from dflash_mcmc.ops import Chain, Score
+from dflash_mcmc.types import ChainResult, Cost
+
+
+class Scheduler:
+    """Admits chains, gives their operations rows and their generators the answers, and takes them out when they end.
+
+    Operations of live chains come before new chains. A request may have more operations than there are rows.
+
+    Args:
+        chains: (tag, generator) pairs, or None where no chain waits now.
+        num_rows: operations in the batch at once.
+        operations: carries out the operations of chains.
+        memory, loop: hold the state of the rows.
+        meter: counts the work and measures time.
+    """
+
+    def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], num_rows: int, operations: Operations,
+                 memory: SlotMemory, loop: DecodeLoop, meter: Meter):
+        self.live: list[Slot] = []
+        self._rows: list[Slot | None] = [None] * num_rows
+        self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
+        self._waiting = Waiting(chains, memory.prompts, self._count_prompts)
+        self._late: deque[Slot] = deque()
+        self._scores: list[Slot] = []  # they wait for those of other chains
+        self._room = Room(self._rows, self._late, memory, loop)
+        self._finished: list[Finished] = []
+
+    @property
+    def busy_slots(self) -> int:
+        """The number of rows while chains may wait; 0 afterwards."""
+        return len(self._rows) if self._waiting.more else 0
+
+    def fill(self) -> list[Finished]:
+        """Gives all rows work, as far as there is work. Returns the chains that have ended."""
+        while ((any(map(rests, self._rows)) and (self._begin_late() if self._late else self._admit()))
+               or self._carry_out_scores()):
+            pass
+        self._arrange()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _carry_out_scores(self) -> bool:
+        """Carries out the scores that wait, together. Returns whether there were any."""
+        slots, self._scores = [slot for slot in self._scores if slot.operation is not None], []  # else the chain has failed
+        for slot, scored in zip(slots, self._operations.score(slots) if slots else [], strict=True):
+            if scored:
+                slot.rest()
+            elif not slot.chain.ended:
+                self._fail(slot.chain, NOT_NUMBERS)
+        for chain in dict.fromkeys(slot.chain for slot in slots):
+            self._advance(chain)
+        return bool(slots)
+
+    def make_room(self) -> None:
+        """Stops the youngest draws until the next steps of the others have the pages that they take."""
+        if not self._room.suffices(self._loop.num_pages()):
+            self._room.make(self._pages_of_steps)
+
+    def _pages_of_steps(self) -> int:
+        self._arrange()
+        return self._loop.num_pages()
+
+    def end_steps(self, stop: Stop) -> list[Finished]:
+        """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
+        if not (stop.ended or stop.parted):
+            return self.fill() if any(map(rests, self._rows)) and self._waiting.arrived else []
+        self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
+        ending = [(self.live[draw.row], draw) for draw in reversed(stop.ended)]
+        self._room.ending = [slot for slot, _ in reversed(ending)]
+        for slot, draw in ending:
+            self._room.ending.pop()
+            if slot.operation is not None:  # else another operation of the chain has failed
+                self._end_draw(slot, draw)
+        return self.fill()
+
+    def drop(self, tags: Collection[Hashable]) -> list[Finished]:
+        """Ends live and waiting chains before their end, and fills the rows. Returns the chains that have ended."""
+        for chain in [chain for chain in self._room.chains if chain.tag in tags]:
+            self._give_up(chain, DROPPED)
+        self._finished += self._waiting.drop(tags)
+        return self.fill()
+
+    def _part(self, parted: Sequence[Parted]) -> None:
+        """Continues draws that have parted from their leaders. Draws that still agree share forwards again."""
+        groups: dict[tuple[Slot | None, int, int], list[Slot]] = {}
+        for row, position, token in parted:
+            groups.setdefault((self.live[row].leader, position, token), []).append(self.live[row])
+        for (leader, position, _), (first, *others) in groups.items():
+            if leader is not None:
+                self._memory.follow(leader, first, position)
+            first.leader = None
+            self._memory.open(first, position)
+            for other in others:
+                other.leader = first
+        self._loop.rows.go_on([entry.row for entry in parted])
+
+    def _end_draw(self, slot: Slot, ended: EndedDraw) -> None:
+        """Gives a chain the answer to its draw."""
+        chain = slot.chain
+        if ended.status == Status.FAILED:
+            self._fail(chain, f"{NOT_NUMBERS} (after {slot.in_progress.length + len(ended.drawn.tokens)} tokens)")
+            return
+        chain.note(slot.number, self._operations.collect(slot, ended.drawn), slot.walk)
+        self._meter.charge(slot)
+        slot.rest()
+        if chain.complete:
+            self._advance(chain)
+
+    def _admit(self) -> bool:
+        """Begins the next chain that waits, if there is one and it has room. Returns whether there was one."""
+        working = sum(not rests(slot) for slot in self._rows)
+        if working and not self._room.suffices(self._memory.pages_to_admit(self._waiting.reads_next) + working):
+            return False
+        entry = self._waiting.next()
+        if entry is None:
+            return False
+        if entry.request is None:
+            self._finished.append(Finished(entry.tag, entry.result, Cost(), 0.0, 0.0))
+            return True
+        chain, prompt = LiveChain(entry.tag, entry.chain), prompt_of(entry.request)
+        self._room.chains[chain] = None
+        chain.seconds = chain.prefill_seconds = self._waiting.seconds_each
+        chain.ask(entry.request)
+        if prompt is not None:
+            chain.slots.append(Slot(chain))
+            self._give_row(chain.slots[0])
+            self._memory.admit(chain.slots[0], prompt)
+        self._begin(chain)
+        if chain.complete and not chain.ended:
+            self._advance(chain)
+        return True
+
+    def _advance(self, chain: LiveChain) -> None:
+        """Gives a chain the answers to complete requests, until one needs decode steps or the chain ends."""
+        chain.advance(self._begin, self._end)
+
+    def _begin(self, chain: LiveChain) -> None:
+        """Begins the operations of a new request. Those that get no row wait for one."""
+        bases = {number: base for number in range(len(chain.operations))
+                 if (base := self._operations.prepare(chain, number)) is not None}
+        chain.share({number: base for number, base in bases.items() if self._operations.shares(chain.operations[number])})
+        riders = sum(slot.leader is not None for slot in self._room.ending)
+        self._room.make(lambda: self._memory.pages_to_place(len(bases)) + self._memory.pages_to_follow(riders))
+        same: dict[bytes, int] = {}  # the first operation that extends the same tokens; this can be the operation itself
+        first = {number: same.setdefault(base.sequence.tobytes(), number) for number, base in bases.items()}
+        slots = chain.slots_for(bases, first)
+        for number, slot in slots.items():
+            slot.work_for(number, bases[number])
+        working = [slot for slot in slots.values() if self._give_row(slot)]
+        for number, slot in slots.items():
+            self._operations.place(slot, None if first[number] == number else slots[first[number]])
+        self._late.extend(slot for slot in slots.values() if slot.row is None)
+        self._work(working)
+
+    def _begin_late(self) -> bool:
+        """Begins the operations that have waited longest, as far as there are rows and room. Returns whether any began."""
+        slots: list[Slot] = []
+        working = sum(not rests(slot) for slot in self._rows)
+        for _ in range(min(len(self._late), len(self._rows) - working)):
+            if (working or slots) and not self._room.suffices(self._memory.pages_to_begin([*slots, self._late[0]]) + working):
+                break
+            slots.append(self._late.popleft())
+        for slot in slots:
+            self._give_row(slot)
+        self._work(slots)
+        for chain in dict.fromkeys(slot.chain for slot in slots):
+            self._advance(chain)
+        return bool(slots)
+
+    def _work(self, slots: Sequence[Slot]) -> None:
+        """Begins the operations of slots that have rows. Draws of a chain that extend the same tokens share forwards."""
+        first: dict[tuple[LiveChain, bytes], Slot] = {}
+        for slot in slots:
+            if slot.operation is None or slot.row is None:  # another operation of the chain has failed, or took its pages
+                continue
+            if self._operations.shares(slot.operation):
+                name = slot.chain, slot.in_progress.sequence.tobytes()
+                leader = first.setdefault(name, slot)
+                if leader.row is None:
+                    leader = first[name] = slot
+                slot.leader = None if leader is slot else leader
+            self._meter.begin(slot)
+            if isinstance(slot.operation, Score):
+                if self._operations.scores_wait:
+                    self._scores.append(slot)
+                    continue
+                self._room.make(functools.partial(self._memory.pages_to_score, slot.in_progress.sequence_length
+                                                  + len(slot.operation.tokens)), slot)
+            try:
+                self._operations.begin(slot)
+            except UnusableLogits:
+                self._fail(slot.chain, NOT_NUMBERS)
+                continue
+            if slot.chain.has_answer(slot.number):
+                slot.rest()
+
+    def _give_row(self, slot: Slot) -> bool:
+        """Gives a slot a row, if necessary the row of a resting slot. Returns False if all rows are in use."""
+        if slot.row is not None:
+            return True
+        idle = [row for row, other in enumerate(self._rows) if rests(other)]
+        if not idle:
+            return False
+        row = min(idle, key=lambda row: self._rows[row] is not None)
+        other = self._rows[row]
+        if other is not None:
+            self._memory.stash(other)
+            other.row = None
+        self._rows[row], slot.row = slot, row
+        self._memory.unstash(slot)
+        return True
+
+    def _fail(self, chain: LiveChain, reason: str) -> None:
+        """Ends a chain whose logits are not numbers, and clears its keys and values."""
+        for slot in chain.slots:
+            self._memory.clear(slot)
+        self._waiting.read()  # prompts that are read ahead are cleared too
+        self._give_up(chain, reason)
+
+    def _give_up(self, chain: LiveChain, reason: str) -> None:
+        """Ends a chain in the middle of its request."""
+        chain.generator.close()
+        chain.settle()
+        for slot in [slot for slot in self._late if slot.chain is chain]:
+            self._late.remove(slot)
+        self._end(chain, None, reason)
+
+    def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
+        """Frees the rows of a chain that has ended."""
+        for slot in chain.slots:
+            slot.rest()
+            self._memory.free(slot)
+            if slot.row is not None:
+                self._loop.drop(slot.row, 0)
+                self._rows[slot.row] = None
+                slot.row = None
+        self._room.chains.pop(chain)
+        self._finished.append(chain.finished(result, failure))
+
+    def _arrange(self) -> None:
+        """Brings the rows into their order."""
+        working = [slot for slot in self._rows if slot is not None and slot.operation is not None]
+        fed = [slot for slot in working if slot.leader is None]
+        riders = [slot for slot in working if slot.leader is not None]
+        self._bring(fed, 0)
+        self._bring(riders, len(fed))
+        for row in range(len(working), len(self._rows)):
+            slot = self._rows[row]
+            self._loop.drop(row, 0 if slot is None else slot.contents.filled)
+        self.live = [*fed, *riders]
+        self.live.sort(key=lambda slot: slot.place)
+        self._loop.arrange(self.live, len(fed))
+
+    def _bring(self, wanted: Sequence[Slot], start: int) -> None:
+        """Brings slots to the rows from `start` on."""
+        stop = start + len(wanted)
+        outside = [slot.place for slot in wanted if not start <= slot.place < stop]
+        gaps = [row for row in range(start, stop) if self._rows[row] not in wanted]
+        for row, gap in zip(reversed(outside), gaps, strict=True):
+            slots = self._rows[row], self._rows[gap]
+            self._memory.swap(row, gap, slots, [self._held(slot) for slot in slots])
+            self._loop.swap(row, gap)
+            self._rows[gap], self._rows[row] = slots
+            for slot, place in zip(slots, (gap, row), strict=True):
+                if slot is not None:
+                    slot.row = place
+
+    def _held(self, slot: Slot | None) -> int:
+        """Positions of a slot's row that hold keys and values."""
+        if slot is None:
+            return 0
+        works = slot.operation is not None and slot.leader is None
+        return self._loop.positions_held(slot.place) if works else slot.contents.filled
+
+    def _count_prompts(self, tokens: int, forwards: int, started: float) -> None:
+        self._meter.count_reading(tokens, forwards, started, ahead=True)

@@ -1,0 +1,126 @@
+"""Draws tokens from the draft, with one forward of the target for a block.
+
+The draft's distributions in a block depend only on the anchor and earlier tokens, so all tokens of a block are drawn at once.
+One forward of the target over them gives their log-probabilities and the target's distribution for the next anchor. A draw
+that starts inside a block keeps the tokens in the first slots. The answers equal those of drawing token by token
+(`block_grid.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.model_runner import ModelRunner
+from dflash_mcmc.engine.batching.plain_steps import plain_cost
+from dflash_mcmc.engine.batching.rows import RowCounts, Rows, Status
+from dflash_mcmc.engine.batching.stepper import Group, Riders
+from dflash_mcmc.engine.speculative.block_grid import BlockGrid, Said
+from dflash_mcmc.engine.speculative.commit import Offer, commit
+from dflash_mcmc.engine.speculative.drafter import Anchors
+
+
+class GridBlocks(NamedTuple):
+    """Blocks that are drawn from the draft, and that the target has not read yet.
+
+    Attributes:
+        fed, at: int64 (rows, slots), the anchors and the drawn tokens, and their positions.
+        offset: int64 (rows,), the slots that the row has already.
+        started: bool (rows,), whether the anchor is a generated token.
+        drafting: bool (rows,), whether the row draws from the draft in this step.
+        uniforms: float64 (rows, slots).
+        hidden: the draft's hidden states, (rows, n, width).
+        draft, interval: weights of the draft's law, (rows * n), and the intervals of the drawn tokens.
+    """
+
+    fed: torch.Tensor
+    at: torch.Tensor
+    offset: torch.Tensor
+    started: torch.Tensor
+    drafting: torch.Tensor
+    uniforms: torch.Tensor
+    hidden: torch.Tensor
+    draft: laws.Weights
+    interval: torch.Tensor
+
+
+class BlockSteps:
+    """Draws a block per step for rows that draw from the draft."""
+
+    window = None
+    def __init__(self, runner: ModelRunner, grid: BlockGrid):
+        self.runner, self.drafter = runner, grid.drafter
+        self.tokens_a_step = self.reach = grid.block_size
+        self._offsets = torch.arange(self.reach, device=runner.model.device)
+
+    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """See `Stepper.cost`."""
+        return plain_cost(tokens, counts)
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool, riders: Riders | None = None) -> None:
+        """See `Stepper.step`. A live row gains up to a block."""
+        drawn = self.propose(cache, state, batch, key_length, groups)
+        states = self.runner.forward(cache, slice(0, batch), drawn.fed, drawn.at, key_length)
+        self.settle(cache, state, drawn, states, groups, floors)
+
+    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
+        """See `TwoPartStepper.propose`."""
+        position, rows = state.position[:batch], state.ids[:batch, None]
+        number = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
+        started, offset = number >= 0, torch.remainder(number.clamp(min=0), self.reach)
+        drafting = (state.status[:batch] == Status.LIVE) & started
+        # A row of another group keeps its keys and values: it is fed only its last token.
+        offset = torch.where(drafting, offset, 0)
+        anchor = position - offset
+        at = anchor[:, None] + self._offsets
+        uniforms = state.uniforms[rows, at + 1]
+        hidden = self.drafter.hidden(Anchors(slice(0, batch), cache, state.tokens, anchor, key_length))
+        draft = laws.weigh(self._processed(self.drafter.logits(hidden).flatten(0, 1), groups, self.drafter.num_drafted))
+        drawn, interval = laws.draw(draft, uniforms[:, :-1].reshape(-1))
+        taken = self._offsets[1:] <= offset[:, None]
+        tokens = torch.where(taken, state.tokens[rows, at[:, 1:]], drawn.view(batch, -1))
+        fed = torch.cat([state.tokens[rows, at[:, :1]], tokens], dim=1)
+        return GridBlocks(fed, at, offset, started, drafting, uniforms, hidden, draft, interval)
+
+    def settle(self, cache: SlotCache, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...],
+               floors: bool) -> None:
+        """See `TwoPartStepper.settle`."""
+        fed, at, offset, started, drafting, uniforms, hidden, draft, interval = drawn
+        batch = len(fed)
+        target = self._target(states, hidden, started)
+        slot = torch.where(started, self.drafter.num_drafted, 0)  # the slot whose token is drawn from the target
+        own = laws.weigh(self._processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
+        token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])
+        tokens = torch.nn.functional.pad(fed[:, 1:], (0, 1)).scatter(1, slot[:, None], token[:, None])
+        log_q = draft.log_probability(tokens[:, :-1].reshape(-1)).view(batch, -1)
+        scores = torch.cat([
+            target.log_probability(tokens.reshape(-1)).view(batch, -1, 1),
+            torch.nn.functional.pad(log_q, (0, 1)).scatter(1, slot[:, None], own.log_probability(token)[:, None])[..., None],
+            torch.nn.functional.pad(interval.view(batch, -1, 2), (0, 0, 0, 1)).scatter(
+                1, slot[:, None, None].expand(-1, 1, 2), own_interval[:, None])], dim=-1)
+        bad = ~torch.isfinite(target.maximum).view(batch, -1)
+        bad[:, :-1] |= ~torch.isfinite(draft.maximum).view(batch, -1) & started[:, None]
+        bad |= (self._offsets == slot[:, None]) & ~torch.isfinite(own.maximum)
+        commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.runner.endings, floors)
+        state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
+
+    def _target(self, states: torch.Tensor, hidden: torch.Tensor, started: torch.Tensor) -> laws.Weights:
+        """Weights of the blended target after each token, (rows * slots)."""
+        said = Said(torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
+                    (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
+        tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
+        return laws.weigh(self.runner.logits(states.flatten(0, 1), tapped, (), said)["blended"])
+
+    def _processed(self, logits: torch.Tensor, groups: tuple[Group, ...], slots: int) -> torch.Tensor:
+        """Logits processed by each row's group, (rows * slots, vocabulary)."""
+        if len(groups) == 1:
+            return laws.process(logits, groups[0].params, laws.NO_HISTORY)
+        processed = torch.zeros_like(logits)
+        for group in groups:
+            mine = group.slots(slots)
+            processed[mine] = laws.process(logits[mine], group.params, laws.NO_HISTORY)
+        return processed

@@ -1,0 +1,245 @@
+"""Drafters propose the tokens of a block for the rows of a slot cache.
+
+A drafter has
+    num_drafted: n, tokens of a block.
+    target_forwards: number of forwards of the target to draft a block, without the one that verifies it.
+    reads_tokens: whether it reads tokens before the anchor.
+    tapped_layers: decoder layers of the target whose outputs it needs for every token.
+    companion: CacheShape of its own cache, with an entry for every token; None without a cache.
+    token_bytes: bytes that it keeps for each position of a row outside that cache.
+    num_weights: weights of its linear layers; None if it learns while it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from dflash_mcmc.draft.network.dflash.network import DFlash, block_mask
+from dflash_mcmc.engine.batching import attention
+from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
+from dflash_mcmc.engine.batching.float32_head import soft_capped
+from dflash_mcmc.engine.batching.joint_product import linears
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+
+
+class DrawTokens(Protocol):
+    """Draws drafted tokens from the draft's law, which it keeps as the q of every rule."""
+
+    def __call__(self, logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
+        """Tokens int64 (rows, k) of slots `first` on, from logits (rows, k, vocabulary).
+
+        Args:
+            offered: bool (rows,), whether the block goes on with slot `first`; None for yes. The rules keep no token from the
+                first slot on that is not offered. A drafter passes it before the slot's token is drawn, so that it cannot
+                depend on this token. Rejection would otherwise change the law.
+        """
+
+Update: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""(layer, keys, values of the block) -> keys and values that the block sees, each (rows, key heads, key_length, head_dim)."""
+
+
+class Anchors(NamedTuple):
+    """The start of a block in each row.
+
+    Attributes:
+        rows: the first rows as a slice, or int64 (rows,).
+        cache: the cache of the rows, which holds all tokens before the anchors.
+        tokens: int64 (all rows, length), the rows' sequences up to the anchors. If the drafter does not read tokens, only
+            the anchors are valid.
+        position: int64 (rows,), positions of the anchors.
+        key_length: larger than every position of the blocks.
+        forward: forward(tokens (rows, 1), positions (rows, 1)) -> logits (rows, vocabulary): a decode step of the target.
+    """
+
+    rows: slice | torch.Tensor
+    cache: SlotCache
+    tokens: torch.Tensor
+    position: torch.Tensor
+    key_length: int
+    forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    def fed(self) -> torch.Tensor:
+        """The anchors' tokens, int64 (rows,)."""
+        return self.tokens[self.rows].gather(1, self.position[:, None])[:, 0]
+
+
+class Drafter(Protocol):
+    """Proposes blocks; see the module's docstring."""
+
+    num_drafted: int
+    target_forwards: int
+    reads_tokens: bool
+    tapped_layers: tuple[int, ...]
+    companion: CacheShape | None
+    token_bytes: int
+
+    @property
+    def num_weights(self) -> int | None:
+        """See the module's docstring."""
+
+    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
+
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+               features: Sequence[torch.Tensor]) -> None:
+        """Stores its entries for tokens that the target has read.
+
+        Args:
+            features: outputs of the tapped layers, each (rows, queries, width).
+        """
+
+
+class DFlashDrafter:
+    """Drafts all tokens of a block in one forward of the network, given the target's features of earlier tokens.
+
+    Args:
+        network: the network with its weights, on the target's device.
+        target: the target; the network uses its embedding and head.
+        block_size: number of tokens in a block, the anchor included; at most the network's block size.
+    """
+
+    target_forwards, reads_tokens, token_bytes = 0, False, 0
+    companion: CacheShape | None
+
+    def __init__(self, network: DFlash, target: LanguageModel, block_size: int):
+        shape = network.shape
+        self.network, self.target, self.num_drafted = network, target, block_size - 1
+        self.tapped_layers = shape.target_layers
+        self.dtype = network.fc.weight.dtype
+        self.companion = CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, self.dtype)
+        self._embedding = target.decoder.get_input_embeddings().weight
+        self._windows = sorted(set(shape.sliding), key=lambda window: window or 0)
+
+    @property
+    def num_weights(self) -> int | None:
+        """See `Drafter`."""
+        return sum(layer.weight.numel() for layer in linears(self.network))
+
+    @property
+    def plain_head(self) -> bool:
+        """Whether its logits are exactly the target's head applied to its hidden states."""
+        return self.network.shape.logit_scale == 1.0 and self.network.shape.logit_softcap is None
+
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+               features: Sequence[torch.Tensor]) -> None:
+        """Writes the keys and values of these tokens for all later blocks."""
+        context = self.network.context(torch.cat(list(features), dim=-1).to(self.dtype))
+        keys, values = self.network.keys_values(context, positions)
+        cache.write(rows, positions, keys, values)
+
+    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        return draw(self.logits(self.hidden(anchors)), 0)
+
+    def hidden_aside(self, anchors: Anchors) -> torch.Tensor:
+        """Like `hidden`, but does not change the cache. It is for anchors after which the target has already read tokens."""
+        cache = anchors.cache.drafts
+        positions = anchors.position[:, None] + torch.arange(self.num_drafted + 1, device=anchors.position.device)
+        before = cache.at(anchors.rows, positions)
+        hidden = self.hidden(anchors)
+        cache.write(anchors.rows, positions, *before)
+        return hidden
+
+    def hidden(self, anchors: Anchors) -> torch.Tensor:
+        """Hidden states (rows, n, width) from which the head predicts the drafted tokens."""
+        return self._rows(anchors, self.num_drafted + 1)[:, 1:]
+
+    def _rows(self, anchors: Anchors, block: int) -> torch.Tensor:
+        """Hidden states (rows, block, width) of the anchor's row and of the masks after it."""
+        num_rows = len(anchors.position)
+        tokens = torch.full((num_rows, block), self.network.shape.mask_token_id, device=anchors.position.device)
+        tokens[:, 0] = anchors.fed()
+        embeddings = torch.nn.functional.embedding(tokens, self._embedding) * self.network.shape.embedding_scale
+        positions = anchors.position[:, None] + torch.arange(block, device=tokens.device)
+        keys = torch.arange(anchors.key_length, device=tokens.device).expand(num_rows, -1)
+        causal = self.network.shape.causal
+        masks = {window: block_mask(keys, anchors.position, block, window, causal)[:, None] for window in self._windows}
+
+        update = self._update(anchors, positions)
+
+        def attend(layer: int, queries: torch.Tensor, block_keys: torch.Tensor, block_values: torch.Tensor) -> torch.Tensor:
+            seen_keys, seen_values = update(layer, block_keys, block_values)
+            mask = masks[self.network.shape.sliding[layer]]
+            return attention.grouped_attention(None, queries, seen_keys, seen_values, mask)[0].transpose(1, 2)
+
+        return self.network(embeddings.to(self.dtype), positions, attend)
+
+    def _update(self, anchors: Anchors, positions: torch.Tensor) -> Update:
+        """Gives each layer the keys and values that blocks at these positions, int64 (rows, block), see.
+
+        The block's own keys temporarily occupy positions. Keys from the target's features overwrite them later.
+        """
+        cache = anchors.cache.drafts
+        cache.aim(anchors.rows, positions, anchors.key_length)
+        return lambda layer, keys, values: cache.slot_layers[layer].update(keys, values)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits (rows, n, vocabulary), through the target's head."""
+        logits = self.target.head_logits(hidden.contiguous())  # else PyTorch multiplies the head with each row's slots apart
+        shape = self.network.shape
+        if shape.logit_scale != 1.0:
+            logits = logits * shape.logit_scale
+        return soft_capped(logits, shape.logit_softcap, self.target.forbidden)
+
+
+class SelfDrafter:
+    """The target as its own draft, token by token. It is no faster than plain decoding, but bounds the quality of a draft."""
+
+    reads_tokens, token_bytes, num_weights = False, 0, 0
+    tapped_layers: tuple[int, ...] = ()
+    companion: CacheShape | None = None
+
+    def __init__(self, num_drafted: int):
+        self.num_drafted = self.target_forwards = num_drafted
+
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+               features: Sequence[torch.Tensor]) -> None:
+        """Stores nothing."""
+
+    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        if anchors.forward is None:
+            raise ValueError("the target drafts for itself: it needs a forward")
+        drafted, fed = [], anchors.fed()
+        for slot in range(self.num_drafted):
+            fed = draw(anchors.forward(fed[:, None], (anchors.position + slot)[:, None])[:, None], slot)[:, 0]
+            drafted.append(fed)
+        return torch.stack(drafted, dim=1)
+
+
+class NgramDrafter:
+    """Drafts the tokens that followed an earlier occurrence of the latest tokens (prompt lookup decoding).
+
+    It uses the longest suffix of at most `longest` tokens that occurs earlier, at its last earlier occurrence. A continuation
+    shorter than a block is repeated. Without an occurrence the anchor is repeated.
+    """
+
+    target_forwards, reads_tokens, token_bytes, num_weights = 0, True, 0, 0
+    tapped_layers: tuple[int, ...] = ()
+    companion: CacheShape | None = None
+
+    def __init__(self, num_drafted: int, longest: int):
+        self.num_drafted, self.longest = num_drafted, longest
+
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+               features: Sequence[torch.Tensor]) -> None:
+        """Stores nothing."""
+
+    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        position = anchors.position[:, None]
+        tokens = anchors.tokens[anchors.rows, : anchors.key_length]
+        index = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        # The score of position i is the length of the common suffix of the tokens up to i and the tokens up to the anchor.
+        length, unbroken = torch.zeros_like(tokens), index < position
+        for back in range(self.longest):
+            there, here = index - back, position - back
+            same = tokens.gather(1, there.clamp(min=0).expand_as(tokens)) == tokens.gather(1, here.clamp(min=0))
+            unbroken = unbroken & same & (there >= 0)
+            length = length + unbroken
+        found = (length * tokens.shape[1] + index).where(length > 0, -1).amax(dim=1, keepdim=True)
+        last = torch.where(found >= 0, found % tokens.shape[1], position - 1)
+        period = position - last
+        ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % period
+        drafted = tokens.gather(1, last + 1 + ahead)
+        return torch.where(found >= 0, drafted, tokens.gather(1, position))

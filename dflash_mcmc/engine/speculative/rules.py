@@ -1,0 +1,107 @@
+"""Rules that decide which drafted tokens are kept. With each of them the drawn tokens have exactly the target's law.
+
+Rejection is from Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318). Block verification is from
+Sun et al. 2024 (arXiv 2403.10444). Sample and match draws from the target; the draft decides only how many of these draws can
+be used. `tests/decoder` enumerates all rules and the faults of `faults.py` on tabular targets.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.speculative.speculation import Block, Chance, Verdict, all_slots, at_slot
+
+
+def match(block: Block, chance: Chance) -> Verdict:
+    """Draw a token for each slot from the target. Keep all up to and including the first that differs from the draft."""
+    tokens, interval = chance.walk(block)
+    return Verdict(leading((tokens[:, :-1] == block.drafted) & block.is_offered()), tokens, interval)
+
+
+def reject(block: Block, chance: Chance) -> Verdict:
+    """Keep x with probability min(1, p(x) / q(x)). Replace the first rejected token by a token drawn from (p - q)+."""
+    ratio = ratios(block)
+    accepted = leading(chance.accepts(ratio, each=False))
+    return replaced(block, chance, accepted, residual(block, accepted, torch.ones_like(ratio[:, 0])))
+
+
+def reject_block(block: Block, chance: Chance) -> Verdict:
+    """Block verification: keep the longest prefix that passes. Whole prefixes are judged instead of single tokens.
+
+    Let w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)), and Z_i the mass of (w_i p - q_(i+1))+. Prefix i < n passes with
+    probability Z_i / (Z_i + 1 - w_i). The whole block passes with probability w_n. The token after the kept prefix i is
+    drawn from (w_i p - q_(i+1))+. A block that ends early is judged as a whole block of the offered tokens.
+    """
+    ratio = ratios(block)
+    weight, weights = torch.ones_like(ratio[:, 0]), []
+    for slot in range(ratio.shape[1]):
+        weight = (weight * ratio[:, slot]).clamp(max=1.0)
+        weights.append(weight)
+    kept = torch.stack(weights, dim=1)
+    rows, drafted = block.drafted.shape
+    p, q = all_slots(block.target, rows)[:, 1:drafted], _draft_slots(block)[:, 1:]
+    mass = (kept[:, :-1, None].to(p.dtype) * p - q).clamp(min=0).sum(dim=-1, dtype=torch.float64)
+    short = mass + 1.0 - kept[:, :-1]
+    passes = torch.where(short > 0, mass / short.clamp(min=torch.finfo(short.dtype).tiny), 1.0)
+    offered = block.is_offered()
+    passes = torch.where(offered[:, 1:], passes, kept[:, :-1])  # the last offered token ends the block
+    yes = chance.accepts(torch.cat([passes, kept[:, -1:]], dim=1) * offered, each=True)
+    accepted = (yes * torch.arange(1, drafted + 1, device=yes.device)).amax(dim=1)
+    weight = torch.cat([torch.ones_like(kept[:, :1]), kept], dim=1).gather(1, accepted[:, None])[:, 0]
+    return replaced(block, chance, accepted, residual(block, accepted, weight))
+
+
+def leading(yes: torch.Tensor) -> torch.Tensor:
+    """Number of leading True values in each row of (rows, n), int64 (rows,)."""
+    return yes.long().cumprod(dim=1).sum(dim=1)
+
+
+def replaced(block: Block, chance: Chance, accepted: torch.Tensor, values: torch.Tensor) -> Verdict:
+    """The verdict of a rule that draws the token after the kept ones from unnormalised probabilities (rows, vocabulary)."""
+    return with_token(block, accepted, chance.token(laws.of_values(values), accepted))
+
+
+def with_token(block: Block, accepted: torch.Tensor, token: torch.Tensor) -> Verdict:
+    """The verdict that keeps the first `accepted` drafted tokens, followed by `token`."""
+    tokens = torch.nn.functional.pad(block.drafted, (0, 1)).scatter(1, accepted[:, None], token[:, None])
+    return Verdict(accepted, tokens, torch.zeros(*tokens.shape, 2, dtype=torch.float64, device=tokens.device))
+
+
+def ratios(block: Block) -> torch.Tensor:
+    """p(x) / q(x) of the drafted tokens, float64 (rows, n); 0 where no token is offered."""
+    return torch.where(block.is_offered(), torch.exp(target_log_p(block) - draft_log_q(block)), 0.0)
+
+
+def residual(block: Block, slot: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(weight * p - q)+ at one slot of each row. After the last offered token, or if rounding leaves only zeros, it is p."""
+    p, last = at_slot(block.target, slot), block.drafted.shape[1] - 1
+    inside = slot.clamp(max=last)
+    if block.draft is None:
+        q = torch.zeros_like(p).scatter_(1, block.drafted.gather(1, inside[:, None]), 1.0)
+    else:
+        q = at_slot(block.draft, inside)
+    left = (weight[:, None].to(p.dtype) * p - q).clamp(min=0)
+    beyond = slot > last if block.offered is None else slot >= block.offered
+    return torch.where(beyond[:, None] | (left.amax(dim=1, keepdim=True) <= 0), p, left)
+
+
+def target_log_p(block: Block) -> torch.Tensor:
+    """Log-probabilities of the drafted tokens under the target, float64 (rows, n)."""
+    padded = torch.nn.functional.pad(block.drafted, (0, 1))
+    return block.target.log_probability(padded.reshape(-1)).view(padded.shape)[:, :-1]
+
+
+def draft_log_q(block: Block) -> torch.Tensor:
+    """Log-probabilities of the drafted tokens under the draft, float64 (rows, n); 0 for a point mass."""
+    if block.draft is None:
+        return torch.zeros_like(block.drafted, dtype=torch.float64)
+    return block.draft.log_probability(block.drafted.reshape(-1)).view(block.drafted.shape)
+
+
+def _draft_slots(block: Block) -> torch.Tensor:
+    """Probabilities of the draft, (rows, n, vocabulary)."""
+    if block.draft is not None:
+        return all_slots(block.draft, len(block.drafted))
+    vocabulary = block.target.logits.shape[-1]
+    return torch.nn.functional.one_hot(block.drafted, vocabulary).to(block.target.values.dtype)

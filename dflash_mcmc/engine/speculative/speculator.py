@@ -1,0 +1,223 @@
+"""Speculative decode steps. A draft proposes a block, the target reads it in one forward, and a rule accepts some tokens.
+
+The target's laws and log-probabilities, the weights of early rejection and the marks of a penalty equal those of plain steps.
+They are computed for every slot of the block from one forward, each slot with its own history. A sampler therefore gets the
+same values from both kinds of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from dflash_mcmc.draft.adaptation.drafter import Verified
+from dflash_mcmc.engine.batching import columns
+from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.model_runner import ModelRunner
+from dflash_mcmc.engine.batching.rows import RowCounts, Rows, Status
+from dflash_mcmc.engine.batching.stepper import Group, Riders
+from dflash_mcmc.engine.speculative.commit import Offer, commit
+from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
+from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict
+from dflash_mcmc.ops import SamplingParams
+
+
+class Walk(NamedTuple):
+    """A record of one step of the first rows, for a trace: blocks, laws, random numbers and verdicts."""
+
+    anchor: torch.Tensor
+    """int64 (rows,), positions of the anchors."""
+    block: Block
+    uniforms: Uniforms
+    verdict: Verdict
+    gained: torch.Tensor
+    """int64 (rows,), the number of tokens that each row has gained."""
+
+
+class Drafted(NamedTuple):
+    """Blocks that the target has not read yet.
+
+    Attributes:
+        fed, at: int64 (rows, slots), the anchors and the drafted tokens, and their positions.
+        draft, offered: see `Block`.
+    """
+
+    fed: torch.Tensor
+    at: torch.Tensor
+    draft: laws.Weights | None
+    offered: torch.Tensor | None
+    uniforms: Uniforms
+
+
+class Speculator:
+    """Makes decode steps in which every row verifies a drafted block.
+
+    Args:
+        runner: runs the target; its drafter proposes.
+        speculation: the rule. With a trace, `walk` describes the latest step.
+    """
+
+    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter]):
+        self.runner, self.speculation = runner, speculation
+        self.drafter = speculation.drafter
+        self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
+        self.walk: Walk | None = None
+        self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
+        self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
+
+    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """See `Stepper.cost`."""
+        extra = counts.blocks * self.drafter.target_forwards
+        return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
+                "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
+                "blocks_verified": counts.blocks if self.runner.grid else 0,
+                "tokens_drafted": counts.blocks * self.drafter.num_drafted,
+                "tokens_kept": counts.kept}
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool, riders: Riders | None = None) -> None:
+        """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
+        drafted = self.propose(cache, state, batch, key_length, groups)
+        hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window)
+        self.settle(cache, state, drafted, hidden, groups, floors)
+
+    @property
+    def window(self) -> int | None:
+        """Number of tokens that the target attends to; None for all."""
+        return self.speculation.fault.window
+
+    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Drafted:
+        """See `TwoPartStepper.propose`."""
+        position = state.position[:batch]
+        positions = position[:, None] + self._offsets
+        uniforms = self._uniforms(state, batch, positions)
+        drafted, draft, offered = self._draft(cache, state, position, key_length, groups, uniforms)
+        anchors = state.tokens[state.ids[:batch]].gather(1, position[:, None])
+        return Drafted(torch.cat([anchors, drafted], dim=1), positions, draft, offered, uniforms)
+
+    def settle(self, cache: SlotCache, state: Rows, drafted: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...],
+               floors: bool) -> None:
+        """See `TwoPartStepper.settle`."""
+        fed, positions, draft, offered, uniforms = drafted
+        batch, position, proposed = len(fed), positions[:, 0], fed[:, 1:]
+        sources = {group.source for group in groups}
+        logits = self.runner.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.runner.tapped], sources)
+        target = laws.weigh(logits["blended"])
+        history = self._history(state, batch, proposed) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
+        weights = self._target(logits, target, groups, history)
+        block = Block(proposed, weights, draft, position + 1 == state.origin[:batch], offered)
+        verdict = self.speculation.rule(block, uniforms)
+        tokens = verdict.tokens.reshape(-1)
+        finite = torch.isfinite(target.maximum[:, 0])
+        for values in list(logits.values())[1:]:
+            finite &= torch.isfinite(values.amax(dim=-1))
+        finite = (finite & torch.isfinite(weights.maximum[:, 0])).view(batch, -1)
+        if draft is not None:  # the rule needs finite draft logits too
+            finite &= torch.isfinite(draft.maximum).view(batch, -1).all(dim=1, keepdim=True)
+        scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
+        scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
+        live = state.status[:batch] == Status.LIVE
+        further = columns.of_groups(groups, tokens, logits, target, history, self.tokens_a_step, state.columns.shape[2])
+        if further is not None:
+            finite &= ~further.isnan().any(dim=1).view(batch, -1)
+        offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
+                      None if further is None else further.view(batch, self.tokens_a_step, -1))
+        gained = commit(state, offer, self.runner.endings, floors)
+        if self._learner:  # after the verdict: the draft of a block must not depend on the block
+            seen = Verified(positions[:, 0], gained.clamp(max=self.drafter.num_drafted), (hidden, *self.runner.tapped))
+            self._learner.observe(cache, state.tokens, seen, self._law)
+        state.blocks[:batch] += live
+        state.kept[:batch] += torch.minimum(verdict.accepted, gained)
+        if self.speculation.trace:
+            self.walk = Walk(position, block, uniforms, verdict, gained)
+
+    def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The blended target's logits for the states of `Verified`."""
+        return self.runner.logits(states[0], states[1:], ())["blended"]
+
+    def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
+        rows = state.ids[:batch, None]
+        noise, count = state.noise[rows, positions[:, :1]][:, 0], self.drafter.num_drafted
+        # Positions after the last one still hold uniforms of an earlier draw. Tokens drawn there are never kept, but a trace
+        # shows them. A constant makes the trace independent of the earlier draw.
+        tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
+        return Uniforms(tokens, noise[:, :count], noise[:, count:])
+
+    def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
+               uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None, torch.Tensor | None]:
+        """(drafted tokens, weights from which they were drawn, number of offered tokens).
+
+        The weights are None if the draft is a point mass, and the number is None if every block is whole.
+        """
+        batch, parts, goes_on = len(position), list[laws.Weights](), dict[int, torch.Tensor]()
+        certain = all(self.speculation.draft_params(group.params).temperature == 0.0 for group in groups)
+
+        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
+            if offered is not None:
+                goes_on[first] = offered
+            if certain:
+                return laws.argmax(logits.flatten(0, 1)).view(batch, -1)
+            raw = logits.flatten(0, 1)
+            drawn = laws.weigh(self._processed(
+                {"": raw}, groups, lambda group: (self.speculation.draft_params(group.params), ""), logits.shape[1],
+                laws.NO_HISTORY))
+            parts.append(laws.weigh(raw) if self.speculation.fault.raw_draft else drawn)
+            return self.speculation.draft(drawn, uniforms, first)
+
+        def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            hidden = self.runner.forward(cache, slice(0, batch), tokens, positions, key_length)[:, 0]
+            return self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], ())["blended"]
+
+        drafted = self.drafter.propose(Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward), draw)
+        return drafted, _joined(parts, batch) if parts else None, _offered(goes_on, drafted)
+
+    def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
+                history: laws.History) -> laws.Weights:
+        """Weights of the processed logits, (rows * slots)."""
+        processed = self._processed(logits, groups, lambda group: (group.params, group.source), self.tokens_a_step, history)
+        return target if processed is target.logits else laws.weigh(processed)
+
+    def _history(self, state: Rows, batch: int, drafted: torch.Tensor) -> laws.History:
+        """The tokens that penalties read in each slot, (rows * slots): the row's and the drafted ones before the slot."""
+        marks = torch.zeros(*drafted.shape, state.vocab_size, dtype=torch.uint8, device=drafted.device)
+        marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=torch.uint8)
+        marks = torch.nn.functional.pad(marks, (0, 0, 1, 0))
+        if self.speculation.fault.late_history:
+            marks = torch.nn.functional.pad(marks[:, :-1], (0, 0, 1, 0))
+        seen, counts = state.history(batch)
+        return laws.History(None if seen is None else (seen[:, None] | (marks > 0)).flatten(0, 1),
+                            None if counts is None else (counts[:, None] + marks).flatten(0, 1))
+
+    def _processed(self, logits: dict[str, torch.Tensor], groups: Sequence[Group],
+                   setting_of: Callable[[Group], tuple[SamplingParams, str]], slots: int,
+                   history: laws.History) -> torch.Tensor:
+        """Logits processed by each row's group, (rows * slots, vocabulary)."""
+        if len(groups) == 1:
+            params, source = setting_of(groups[0])
+            return laws.process(logits[source], params, history)
+        processed = torch.zeros_like(next(iter(logits.values())))
+        for group in groups:
+            params, source = setting_of(group)
+            mine = group.slots(slots)
+            processed[mine] = laws.process(logits[source][mine], params, history.of_rows(mine))
+        return processed
+
+
+def _offered(goes_on: dict[int, torch.Tensor], drafted: torch.Tensor) -> torch.Tensor | None:
+    """Number of drafted tokens before the first slot with which a block does not go on, int64 (rows,); None without slots."""
+    if not goes_on:
+        return None
+    yes = torch.ones_like(drafted, dtype=torch.bool)
+    for slot, goes in goes_on.items():
+        yes[:, slot] = goes
+    return yes.long().cumprod(dim=1).sum(dim=1)
+
+
+def _joined(parts: Sequence[laws.Weights], num_rows: int) -> laws.Weights:
+    """Weights of several slots, (rows * slots), from the weights of each slot."""
+    if len(parts) == 1:
+        return parts[0]
+    return laws.Weights(*(torch.stack(values, dim=1).flatten(0, 1) for values in zip(*parts, strict=True)))

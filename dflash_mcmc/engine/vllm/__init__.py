@@ -1,0 +1,113 @@
+"""vLLM: pages of keys and values, many families of models, quantised weights, several GPUs for one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dflash_mcmc.decoder import check_plain
+from dflash_mcmc.engine import Engine
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.registry import name_of, options_with, register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batching.interface import ChainRunner
+    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.engine.vllm.target import VllmTarget
+
+_INSTEAD = "or engine=slots"
+
+
+@register("engine", "vllm")
+@dataclass(slots=True, kw_only=True)
+class Vllm(Engine):
+    """vLLM, for models that one GPU or the slots engine cannot hold; draws the same tokens but for rounding."""
+
+    plans_memory: ClassVar[bool] = False
+    rounds_otherwise: ClassVar[bool] = True
+
+    tensor_parallel_size: int = runtime("GPUs that share each layer", ge=1)
+    pipeline_parallel_size: int = runtime("GPUs, or groups that share layers, that each hold a part of the layers", ge=1)
+    enable_expert_parallel: bool = runtime("give the GPUs of a group whole experts of a mixture of experts instead of parts")
+    max_model_len: int | None = runtime("longest sequence, prompt included; null takes the longest prompt and "
+                                        "dataset.max_new_tokens", ge=1)
+    gpu_memory_utilization: float = runtime("share of a GPU's memory for weights, activations, and keys and values, where "
+                                            "hardware.memory_gb is null", gt=0, le=1)
+    max_num_batched_tokens: int | None = runtime("tokens in a step; null takes vLLM's default", ge=1)
+    block_size: int | None = runtime("positions whose keys and values are kept, and used again, together; null takes 32 on a "
+                                     "CPU and vLLM's default on GPUs", ge=1)
+    enforce_eager: bool = runtime("run without CUDA graphs and without compiling")
+    quantization: str | None = identity("vLLM's name of a method that quantises weights on loading, such as fp8; null takes "
+                                        "the checkpoint's own")
+    kv_cache_dtype: str = identity("vLLM's name of the precision of keys and values; auto = the activations'")
+    float32_head: bool = identity("compute logits in float32, as engine=slots does; false takes the activations' precision")
+
+    def check(self, config: Config) -> None:
+        """Checks that vLLM can run probe, decoder and blend. Raises ConfigError."""
+        if not config.probe.runs_chains_alone:
+            able = options_with("probe", "runs_chains_alone")
+            raise ConfigError("probe", name_of(config.probe), f"{able} with engine=vllm, {_INSTEAD}, which reads layers and "
+                              "runs drafts")
+        check_plain(config, f"engine=vllm, {_INSTEAD}")
+        if config.model.rope_override() is not None:
+            raise ConfigError("model.rope_scaling", config.model.rope_override(), f"null with engine=vllm, {_INSTEAD}")
+        for group in ("sampler", "blend"):
+            if getattr(config, group).needs_draft:
+                raise ConfigError(group, name_of(getattr(config, group)), f"one without a draft with engine=vllm, {_INSTEAD}")
+
+    def num_devices(self) -> int:
+        """GPUs of the group that shares a copy of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def memory_note(self, config: Config) -> str:
+        """The keys and values of the requests in progress. Raises ConfigError if one sequence does not fit."""
+        shape = config.model.shape("cpu")
+        if shape is None:
+            return ""
+        from dflash_mcmc.engine.vllm import cache_plan
+
+        return cache_plan.of(self, config, shape).line()
+
+    def load(self, config: Config, device: str) -> VllmTarget:
+        """The target without its weights, which vLLM's workers load. Raises UserError."""
+        from dflash_mcmc.engine.vllm import target
+
+        files = config.model.files()
+        if files is None:
+            raise UserError("model: given a model that is loaded already; allowed: the folder or the hub name of a checkpoint "
+                            f"with engine=vllm, {_INSTEAD}")
+        return target.read(files.folder, files.dtype, device, config.model.tokenizer())
+
+    def resource(self, target: VllmTarget) -> object:
+        """This class: a process has one engine of vLLM."""
+        return Vllm
+
+    def prompt_encoder(self, config: Config) -> PromptEncoder | None:
+        """The tokenizer, and the positions of the model without regard to sliding windows, which vLLM computes."""
+        encoder = config.model.prompt_encoder()
+        shape = None if encoder is None else config.model.shape("cpu")
+        if encoder is None or shape is None:
+            return encoder
+        from dflash_mcmc.engine.vllm import target
+
+        return encoder._replace(max_positions=target.positions(shape.config))
+
+    def start(self, config: Config, target: VllmTarget, prompt_length: int, num_chains: int) -> ChainRunner:
+        """A session of the vLLM engine that stays loaded in this process. Raises UserError for what vLLM refuses."""
+        from dflash_mcmc.engine.vllm import starting
+        from dflash_mcmc.engine.vllm.core import shared
+        from dflash_mcmc.engine.vllm.session import VllmEngine
+
+        needed = prompt_length + config.dataset.max_new_tokens
+        if self.max_model_len is not None and self.max_model_len < needed:
+            raise ConfigError("engine.max_model_len", self.max_model_len, f"null, or at least {needed}: {prompt_length} "
+                              f"tokens of the longest prompt and {config.dataset.max_new_tokens} of dataset.max_new_tokens")
+        target = target.stopping_at(config.dataset.stop)
+        width, slots = config.sampler.width(), config.hardware.num_slots
+        chains = starting.chains(slots, num_chains, width)
+        core = shared(starting.settings(self, config, target, self.max_model_len or needed, chains * width))
+        if slots is None:
+            chains = starting.fitting(chains, core.capacity(), width)
+        return VllmEngine(target, core, chains, config.hardware.skip_identical)

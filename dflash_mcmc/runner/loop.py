@@ -1,0 +1,220 @@
+"""The loop of a run. It finds, claims and does the pending tasks, records and tracks each, and summarises the complete run."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+
+from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
+from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.labels import label_of
+from dflash_mcmc.errors import UserError, tell
+from dflash_mcmc.process import ranks, stopping
+from dflash_mcmc.process.machine import place_of
+from dflash_mcmc.runner.device_check import DeviceCheck
+from dflash_mcmc.runner.provenance import describe
+from dflash_mcmc.runner.rate import Rate
+from dflash_mcmc.runner.result import RunResult
+from dflash_mcmc.runner.tasks import Tasks, tasks_of
+from dflash_mcmc.runner.tracking import Tracking
+from dflash_mcmc.store.attempts import Attempts
+from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.problems import add_problems
+from dflash_mcmc.store.records import SampleKey, key_of
+
+_POLL_SECONDS = 0.5
+_MOST_TRIED = 64
+"""Largest number of other processes' tasks to try to lock in one turn. On a network file system each try costs a message."""
+
+
+def execute(job: Job) -> RunResult:
+    """Does the tasks that the run lacks and summarises the run. A complete run loads no model. Raises UserError and Stopped.
+
+    Any number of processes can share a run. Each does the tasks that no other has claimed. One process at a time logs to the
+    tracker.
+    """
+    config, tasks = job.config, tasks_of(job.config)
+    identity, keys = identity_of(config), tasks.keys()
+    digest = hash_of(identity)
+    with stopping.handling_signals(config.hardware.grace_seconds):
+        with (RunStore.open(run_folder(config, digest), tasks.left_out, tasks.schema(), config.repair) as store,
+              Tracking(store, job, digest, tasks.metrics) as tracking):
+            recorded = store.recorded()
+            pending = [key for key in keys if key not in recorded]
+            if pending:
+                _Loop(store, job, identity, tasks, pending, tracking).run()
+            store.look_again()  # after its last record: the last process to look sees the complete run
+            left = set(keys) - store.recorded()
+            summary = {} if left else _summarise(store, tasks, keys, tracking)
+            result = RunResult(store.folder, summary, len(set(pending) - left), 0 if left else len(store.records) - len(keys),
+                               len(left), tasks.unit, tasks.table)
+        stopping.check()
+    return result
+
+
+def _summarise(store: RunStore, tasks: Tasks, keys: Sequence[SampleKey], tracking: Tracking) -> dict:
+    """Writes the results of all records, and logs them to the tracker. Returns the content of `summary.json`."""
+    with store.summarising():
+        results, figures = tasks.summarise(store.in_order(keys)), []
+        if not ranks.rank():
+            store.write_summary(results.summary)
+            figures = results.write(store.folder)
+    tracking.complete(results.metrics, results.tables, figures)
+    return results.summary
+
+
+class _Loop:
+    """Does the pending tasks that no other process does. Tasks in progress are given up when the run is stopped."""
+
+    def __init__(self, store: RunStore, job: Job, identity: dict[str, object], tasks: Tasks,
+                 pending: Sequence[SampleKey], tracking: Tracking):
+        self._store, self._config, self._identity, self._tasks = store, job.config, identity, tasks
+        self._pending, self._tracking, self._title = pending, tracking, job.title or label_of(job.config)
+        self._attempts = Attempts(store, job.config.hardware.max_attempts, tasks.in_progress)
+        self._before, self._shown, self._described = len(store.records), 0, False
+        self._in_progress: set[SampleKey] = set()
+
+    def run(self) -> None:
+        """Returns when nothing is left that this process can do. Raises UserError and Stopped."""
+        from tqdm import tqdm
+
+        self._device = self._config.hardware.resolve()
+        self._attempts.device = place_of(self._device)
+        self._check = DeviceCheck(self._tasks, self._store, self._attempts, self._pending,
+                                  self._config.hardware.max_attempts)
+        self._worker = self._tasks.prepare(self._check.prepared, self._device)
+        # 0.5 s between updates, because each update is a line if the output is not a terminal.
+        self._bar = tqdm(total=len(self._pending), unit=self._tasks.unit, desc=self._title, smoothing=0.1,
+                         mininterval=0.5, dynamic_ncols=True, disable=bool(ranks.rank()))
+        self._rate = Rate()
+        try:
+            self._do()
+            if not self._is_complete():
+                stopping.check()
+        except (KeyboardInterrupt, stopping.Stopped, UserError):
+            self._give_up()
+            raise
+        finally:
+            self._bar.close()
+            self._worker.close()
+            self._attempts.close(complete=self._is_complete())
+        self._report()
+
+    def _do(self) -> None:
+        for keys, claimed, alone in self._rounds():
+            if alone:
+                self._check.run(keys[0], self._worker)
+            with closing(self._worker.do(keys, self._begun(claimed, alone))) as records:
+                for record in records:
+                    self._describe()
+                    if record is not None:
+                        self._keep(record)
+            self._describe()
+            self._store.sync()
+
+    def _rounds(self) -> Iterator[tuple[Sequence[SampleKey], Iterable[SampleKey], bool]]:
+        """Yields rounds: (tasks, an iterator that claims them when it is consumed, whether the round is one task to do alone).
+
+        The last rounds are for tasks that other processes have claimed and not finished.
+        """
+        suspects = dict.fromkeys(self._attempts.suspects(self._pending))
+        together = [key for key in ranks.own_part_first(self._pending) if key not in suspects]
+        if together:
+            yield together, self._store.take(together), False
+        for key in suspects:
+            if not stopping.requested() and self._store.claim(key):
+                yield [key], [key], True
+        turn = 0
+        while ranks.waits() and not self._is_complete() and not stopping.requested():
+            recorded = self._store.recorded()
+            left = [key for key in self._pending if key not in recorded]
+            turn = turn % max(1, len(left))
+            found = self._left_by_others([*left[turn:], *left[:turn]][:_MOST_TRIED])
+            if found is None:
+                turn += _MOST_TRIED
+                time.sleep(_POLL_SECONDS)
+                self._look()
+            else:
+                yield found
+
+    def _left_by_others(self, tried: list[SampleKey]) -> tuple[Sequence[SampleKey], Iterable[SampleKey], bool] | None:
+        """A round of tasks that an ended process had begun; None if other processes are doing all of `tried`.
+
+        A suspect is a round of its own.
+        """
+        fresh = self._store.take(key for key in tried if not self._attempts.is_suspect(key))
+        first = next(fresh, None)
+        if first is None:
+            first = next(self._store.take(tried), None)
+        if first is None:
+            return None
+        self._attempts.reread()  # that process may have died
+        if self._attempts.is_suspect(first):
+            return [first], [first], True
+        return tried, itertools.chain([first], fresh), False
+
+    def _begun(self, claimed: Iterable[SampleKey], alone: bool) -> Iterator[SampleKey]:
+        """Marks each task as begun when the worker has room for it. Ends when a stop is requested."""
+        for key in claimed:
+            if stopping.requested():
+                return
+            if failure := self._attempts.failure(key):
+                self._keep(self._worker.failed(key, failure))
+                continue
+            self._attempts.begin(key, alone)
+            self._in_progress.add(key)
+            yield key
+
+    def _describe(self) -> None:
+        """Describes the run in its folder and starts the tracker, once. The configuration cannot be refused after this."""
+        if self._described:
+            return
+        self._described = True
+        if not ranks.rank() or not self._store.is_described():
+            describe(self._store, self._config, self._identity, self._device, self._tasks.notes())
+        with self._store.mutex():
+            add_problems(self._store.folder, self._tasks.missing_problems)
+        self._tracking.start()
+
+    def _keep(self, record: Mapping[str, object]) -> None:
+        self._describe()
+        self._store.append(record)
+        self._rate.add(record)
+        self._in_progress.discard(key_of(record))
+        self._show()
+
+    def _give_up(self) -> None:
+        """Keeps records that are ready. The next start repeats the other tasks in progress."""
+        try:
+            for record in self._worker.ready():
+                self._keep(record)
+        finally:  # a stop is not a death of the process, even if a record cannot be kept
+            for key in self._in_progress:
+                self._attempts.give_up(key)
+
+    def _look(self) -> None:
+        """Reads what other processes have recorded."""
+        self._store.refresh()
+        self._show()
+
+    def _show(self) -> None:
+        self._tracking.catch_up()
+        records = self._store.records
+        self._bar.set_postfix_str(self._tasks.progress(records[self._shown :]), refresh=False)
+        self._shown = len(records)
+        self._bar.update(self._shown - self._before - self._bar.n)
+
+    def _is_complete(self) -> bool:
+        return set(self._pending) <= self._store.recorded()
+
+    def _report(self) -> None:
+        """Writes the worker's counters into `run.json` and prints the rate, and a line about failed tasks."""
+        if ranks.rank():
+            return
+        self._rate.tell(self._store.folder)
+        if counters := self._worker.counters():
+            self._store.add_to_session(counters)
+        if warning := self._tasks.warning(self._store.records):
+            tell(f"{self._store.folder}: {warning}")

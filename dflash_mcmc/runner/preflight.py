@@ -1,0 +1,178 @@
+"""Checks every job of a command line before the first weight is loaded and before anything is written.
+
+The start of a run repeats each check. Here a check uses only what is known without weights: the problems, the tokenizer, and
+the config.json and the headers of both checkpoints. A complete run draws nothing, so that only its problems are read. A dry
+run compares prompts with the positions that config.json states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
+from dflash_mcmc.config.schema import groups_of
+from dflash_mcmc.config.sweep import differing
+from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.grading import check_golds
+from dflash_mcmc.registry import name_of
+from dflash_mcmc.runner.tasks import tasks_of
+from dflash_mcmc.store.reading import recorded_keys
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.jobs import Job
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batching.plan import MemoryPlan
+    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.engine.batching.target_shape import TargetShape
+    from dflash_mcmc.types import Problem
+
+T = TypeVar("T")
+
+
+def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[float, ...]]:
+    """Checks all jobs. Raises UserError for the first job that cannot run; in a sweep the error names its point.
+
+    Args:
+        here: whether the jobs run on this machine. Otherwise its device and its free memory do not count.
+
+    Returns the memory of the largest engine as a line, None if no memory was planned; and for each job the share of its
+    problems that fit into the model's positions, 1 where no prompt is read.
+    """
+    checks, fits = _Checks(here), []
+    for job, point in zip(jobs, differing([job.overrides for job in jobs]), strict=True):
+        try:
+            fits.append(checks.check(job.config))
+        except UserError as error:
+            if len(jobs) == 1 or not point:
+                raise
+            raise UserError(f"{error} (the point {point})") from error
+    return checks.memory(), tuple(fits)
+
+
+class _Checks:
+    """The checks of the jobs of one command. Points that share a model or a dataset have it read only once."""
+
+    def __init__(self, here: bool):
+        self._here, self._read = here, dict[tuple[str, ...], object]()
+        self._plans: list[tuple[MemoryPlan, int | None]] = []
+
+    def memory(self) -> str | None:
+        """The largest plan of memory as a line; None without a plan."""
+        plan, weights = max(self._plans, key=lambda planned: planned[0].total + (planned[1] or 0), default=(None, None))
+        return None if plan is None else plan.describe(weights)
+
+    def check(self, config: Config) -> float:
+        """The share of the problems that fit, 1 where no prompt is read. Raises UserError."""
+        used = groups_of(config)
+        if config.show is not None or "dataset" not in used:
+            return 1.0
+        problems = self._problems(config)
+        if not config.dry_run and self._is_complete(config):
+            return 1.0
+        if "grader" in used:
+            self._once(("golds", repr(config.grader), repr(config.dataset)), lambda: check_golds(config.grader, problems))
+        if self._here and not config.dry_run and "model" in used:
+            config.hardware.found()
+        drafts = "draft" in used and not config.draft.is_null
+        if (drafts or not config.dry_run) and not self._fits(config, drafts):
+            return 1.0
+        encoder = self._once(("encoder", repr(config.model), name_of(config.engine)),
+                             lambda: config.engine.prompt_encoder(config)) if problems else None
+        if encoder is None:
+            return 1.0
+        longest, number = self._prompts(config, encoder, problems)
+        if "sampler" in used and config.engine.plans_memory:
+            self._memory(config, longest, number * config.num_chains * config.sampler.width())
+        return number / len(problems)
+
+    def _is_complete(self, config: Config) -> bool:
+        """Whether every task is recorded. A file of records that cannot be read is an error of the run that opens it."""
+        folder = run_folder(config, "*")
+        if not any(folder.parent.glob(folder.name)):
+            return False
+        try:
+            tasks = tasks_of(config)
+            return set(tasks.keys()) <= recorded_keys(_folder(config), tasks.schema())
+        except UserError:
+            return False
+
+    def _shape(self, config: Config) -> TargetShape | None:
+        return self._once(("shape", repr(config.model)), lambda: config.model.shape("cpu"))
+
+    def _fits(self, config: Config, drafts: bool) -> bool:
+        """Checks config.json, and that probe and draft fit the target. False if config.json is not here. Raises UserError."""
+        target = self._shape(config)
+        if target is not None:
+            config.probe.check_target(target)
+        if target is not None and drafts:
+            self._once(("draft", repr(config.draft), repr(config.model)), lambda: config.draft.check_target(target))
+        return target is not None
+
+    def _problems(self, config: Config) -> list[Problem]:
+        """The requested problems; an empty list in a dry run of a published dataset on the hub."""
+        dataset = config.dataset
+        if dataset.is_unread(config):
+            note(f"dataset={name_of(dataset)}: a dry run reads nothing from the hub: problems and prompts are not checked")
+            return []
+        return self._once(("problems", repr(dataset)), dataset.problems)
+
+    def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> tuple[int, int]:
+        """(tokens of the longest prompt that fits, number of problems that fit). Raises UserError if none fits."""
+        from dflash_mcmc.runner.fitting import fit
+
+        drawn = config.probe.draws_answers()
+
+        def prompts() -> tuple[int, int]:
+            found = fit(config, encoder, problems, gold=not drawn)
+            found.check()
+            if found.too_long:
+                name, first = next(iter(found.too_long.items()))
+                note(f"{len(found.too_long)} of {len(problems)} problems are recorded as too_long: {name}: {first.reason}")
+            return max(map(len, found.prompts.values())), len(problems) - len(found.too_long)
+
+        return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), prompts)
+
+    def _memory(self, config: Config, longest: int, num_draws: int) -> None:
+        """Checks that the engine fits into memory, for a run that has not begun. Raises ConfigError.
+
+        A run with a folder is not refused here, because its remaining samples may need fewer slots.
+        """
+        given = config.hardware.memory_gb is not None
+        device = config.hardware.found() if self._here and not config.dry_run else None
+        target = self._shape(config) if given or device is not None else None
+        if target is None:
+            return
+        target = _on(target, device or ("cpu" if config.hardware.device == "cpu" else "cuda"))
+        weights = target.weight_bytes()
+        if weights is None and not given:
+            return
+        try:
+            self._plans.append((_plan(config, target, longest, num_draws, weights or 0), weights))
+        except UserError:
+            if not _folder(config).exists():
+                raise
+
+    def _once(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
+        """The result of `read`, which is called once for each key."""
+        if key not in self._read:
+            self._read[key] = read()
+        return cast("T", self._read[key])
+
+
+def _folder(config: Config) -> Path:
+    return run_folder(config, hash_of(identity_of(config)))
+
+
+def _on(target: TargetShape, device: str) -> TargetShape:
+    import torch
+
+    return target._replace(device=torch.device(device))
+
+
+def _plan(config: Config, target: TargetShape, longest: int, num_draws: int, weights: int) -> MemoryPlan:
+    """Raises ConfigError."""
+    from dflash_mcmc.runner.build import memory_plan
+
+    return memory_plan(config, target, longest, num_draws, config.draft.size(), weights)[1]

@@ -1,0 +1,171 @@
+"""Samples as the tasks of a run: an engine draws them, grading processes grade them, and each becomes one record."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.grading import check_golds, label
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, UNDRAWN
+from dflash_mcmc.process import stopping
+from dflash_mcmc.runner import build, cost, fitting
+from dflash_mcmc.runner.metrics import metrics_of
+from dflash_mcmc.runner.tasks import Results, Tasks, Worker
+from dflash_mcmc.statistics import summaries
+from dflash_mcmc.store import finishes
+from dflash_mcmc.store.records import Record, SampleKey, record_of, sample_schema
+from dflash_mcmc.store.schema import Schema
+from dflash_mcmc.types import Cost, Grade, Problem
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batching.interface import ChainRunner, Finished
+    from dflash_mcmc.ops import Chain
+    from dflash_mcmc.store.problems import ProblemText
+
+
+class Samples(Tasks[Record]):
+    """`num_chains` samples of each problem of the dataset."""
+
+    unit = "sample"
+    in_progress = "this sample was being drawn"
+    left_out = ("tokens", "trace", "walk")
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._num_correct, self._num_seen = 0, 0
+
+    @cached_property
+    def _problems(self) -> list[Problem]:
+        return self._config.dataset.problems()
+
+    def schema(self) -> Schema:
+        return sample_schema()
+
+    def keys(self) -> list[SampleKey]:
+        """The chains of one problem are adjacent, so that its prompt is read once."""
+        return list(dict.fromkeys((problem.id, chain) for problem in self._problems
+                                  for chain in range(self._config.num_chains)))
+
+    def prepare(self, pending: Sequence[SampleKey], device: str) -> SampleWorker:
+        problem_of = {problem.id: problem for problem in self._problems}
+        problems = [problem_of[problem] for problem, _ in pending]
+        check_golds(self._config.grader, problems)
+        self._config.grader.preflight()
+        model = self._config.engine.load(self._config, device)
+        self._tokenizer = model.tokenizer
+        fit = fitting.fit(self._config, model, problems)
+        if len(fit.too_long) == len(problem_of):
+            fit.check()
+        longest = max(map(len, fit.prompts.values()), default=1)
+        engine = self._config.engine.start(self._config, model, longest, len(pending))
+        return SampleWorker(self._config, engine, fit.of(problems))
+
+    def metrics(self, record: Record) -> dict[str, float | None]:
+        return metrics_of(record)
+
+    def summarise(self, records: Sequence[Record]) -> Results:
+        config, records = self._config, list(records)
+        summary = {**summaries.summarise(config.label(), records), **summaries.rates(records),
+                   **finishes.counts(records), **summaries.measures(records), **summaries.adapting(records),
+                   **summaries.times(records)}
+        for name in config.aggregates():
+            summary |= summaries.aggregate(config.label(), records, config.vote.rules.get(name, name), config.num_chains)
+        return Results(summary, summary, {})
+
+    @staticmethod
+    def table(folders: Sequence[Path]) -> str:
+        from dflash_mcmc.report.table import overall
+
+        return overall(folders)
+
+    def is_done(self, record: Record) -> bool:
+        return record["verdict"] not in UNDRAWN
+
+    def estimate(self) -> cost.CostEstimate:
+        return cost.estimate(self._config)
+
+    def assumptions(self) -> list[str]:
+        return cost.assumptions(self._config)
+
+    def notes(self) -> dict[str, object]:
+        return {"num_problems": len(self._problems)}
+
+    def missing_problems(self, known: Collection[str]) -> list[ProblemText]:
+        config, prompting = self._config, self._config.dataset.prompting()
+        return [{"id": problem.id, "question": problem.question, "gold": problem.answer,
+                 "prompt": config.model.render(self._tokenizer, prompting.conversation(problem))}
+                for problem in self._problems if problem.id not in known]
+
+    def progress(self, fresh: Sequence[Record]) -> str:
+        """The share of correct samples."""
+        self._num_correct += sum(record["verdict"] == CORRECT for record in fresh)
+        self._num_seen += len(fresh)
+        return f"correct {100 * self._num_correct / self._num_seen:.1f} % of {self._num_seen}" if self._num_seen else ""
+
+    def warning(self, records: Sequence[Record]) -> str | None:
+        return fitting.failures(records)
+
+
+class SampleWorker(Worker[Record]):
+    """Draws samples with one engine and grades each while the next ones are drawn.
+
+    Args:
+        problems: the problems of all pending samples, by id.
+    """
+
+    def __init__(self, config: Config, engine: ChainRunner, problems: dict[str, fitting.Prompted]):
+        self._config, self._engine, self._problems = config, engine, problems
+        self._grading: dict[SampleKey, Finished[SampleKey]] = {}
+        self._too_long: list[SampleKey] = []
+        self._pool = config.grader.start()
+
+    def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[Record | None, None, None]:
+        yield None
+        for done in self._engine.steps(self._chains(claimed)):
+            if done is not None:
+                if done.result is None:
+                    yield self._record(Grade(NOT_DRAWN, None, reason=done.failure), done)
+                else:
+                    self._grading[done.tag] = done
+                    text = self._engine.model.decode(done.result.trajectory.tokens)
+                    self._pool.submit(done.tag, text, self._problems[done.tag[0]].problem.answer)
+            yield from self.ready()
+        yield from self.ready(wait=True)
+
+    def _chains(self, claimed: Iterable[SampleKey]) -> Iterator[tuple[SampleKey, Chain]]:
+        for key in claimed:
+            problem, number = key
+            if self._problems[problem].too_long is not None:
+                self._too_long.append(key)
+                continue
+            yield key, build.chain(self._config, self._config.sampler, problem, number, self._problems[problem].prompt)
+
+    def ready(self, wait: bool = False) -> Iterator[Record]:
+        """Yields graded samples, and those that are too long. With `wait` it waits until all drawn samples are graded."""
+        while self._too_long:
+            key = self._too_long.pop(0)
+            yield fitting.too_long(self.failed(key, ""), self._problems[key[0]])
+        for key, grade in self._pool.finished(wait):
+            # A signal to every process of a job also ends the grading processes. Their result is then not a grade.
+            if not (stopping.requested() and grade.verdict in (ERROR, TIMEOUT)):
+                yield self._record(grade, self._grading.pop(key))
+
+    def failed(self, key: SampleKey, reason: str) -> Record:
+        from dflash_mcmc.engine.batching.interface import Finished
+
+        return self._record(Grade(NOT_DRAWN, None, reason=reason), Finished(key, None, Cost(), 0.0, 0.0, reason))
+
+    def _record(self, grade: Grade, done: Finished[SampleKey]) -> Record:
+        problem, prompt, _ = self._problems[done.tag[0]]
+        return record_of(problem, done.tag[1], prompt, grade, done, self._engine.model, label(self._config.grader))
+
+    def counters(self) -> dict[str, object]:
+        counters = self._engine.counters
+        return {"engine": {**counters._asdict(), "utilisation": counters.utilisation}}
+
+    def close(self) -> None:
+        self._pool.close()
+        self._engine.close()

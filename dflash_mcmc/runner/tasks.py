@@ -1,0 +1,142 @@
+"""The tasks of a run: samples, or the units of a probe. The loop (`loop.py`) treats both through `Tasks` and `Worker`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from dflash_mcmc.store.records import SampleKey
+from dflash_mcmc.store.schema import Schema
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.runner.cost import CostEstimate
+    from dflash_mcmc.store.problems import ProblemText
+
+R = TypeVar("R", bound=Mapping)
+"""The type of the records: JSON values, with `problem` and `chain`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results that follow from all records of a run."""
+
+    summary: dict[str, object]
+    """The content of `summary.json`."""
+    metrics: dict[str, object]
+    """The summary values that the tracker logs."""
+    tables: dict[str, list[dict]]
+    """The tables that the tracker logs, by name."""
+
+    def write(self, folder: Path) -> list[Path]:
+        """Writes tables and figures into the run folder. Returns the paths of the figures."""
+        return []
+
+
+class Worker(ABC, Generic[R]):
+    """Does tasks, and holds everything that they need."""
+
+    @abstractmethod
+    def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[R | None, None, None]:
+        """Does the claimed tasks and yields the record of each when it is done, in any order.
+
+        A UserError that refuses the configuration is raised before the first yield. An implementation that has nothing more
+        to refuse may yield None at once.
+
+        Args:
+            keys: all keys that `claimed` can give.
+            claimed: an iterator. Each step claims a task and marks it as begun. The worker takes a step only when it has
+                room for another task.
+        """
+
+    @abstractmethod
+    def failed(self, key: SampleKey, reason: str) -> R:
+        """The record of a task that is not tried again because it has ended its process too often."""
+
+    def ready(self) -> Iterator[R]:
+        """Records that are done and that `do` has not yielded yet. The loop asks for them after an interruption."""
+        return iter(())
+
+    def counters(self) -> dict[str, object]:
+        """Counts of this worker's work, for `run.json`."""
+        return {}
+
+    def close(self) -> None:
+        """Releases what the worker holds."""
+
+
+class Tasks(ABC, Generic[R]):
+    """All tasks that a configuration requests."""
+
+    unit: str
+    """The word for one task."""
+    in_progress: str
+    """The clause of an error message for a task that was in progress, such as `this sample was being drawn`."""
+    left_out: tuple[str, ...] = ()
+    """Large fields of records that are not kept in memory."""
+
+    @abstractmethod
+    def schema(self) -> Schema:
+        """The schema of the records, which is checked when they are written and read."""
+
+    @abstractmethod
+    def keys(self) -> Sequence[SampleKey]:
+        """The keys of all requested tasks, in the order of the reports. Loads no model. Raises UserError."""
+
+    @abstractmethod
+    def prepare(self, pending: Sequence[SampleKey], device: str) -> Worker[R]:
+        """Loads what the pending tasks need. Raises UserError."""
+
+    @abstractmethod
+    def metrics(self, record: R) -> Mapping[str, float | None]:
+        """The numbers of a record that the tracker logs."""
+
+    @abstractmethod
+    def summarise(self, records: Sequence[R]) -> Results:
+        """The results of a complete run, from its records only."""
+
+    @abstractmethod
+    def table(self, folders: Sequence[Path]) -> str:
+        """The table that a command prints at its end, for all folders of complete runs of this kind."""
+
+    @abstractmethod
+    def is_done(self, record: R) -> bool:
+        """Whether the task of the record was done. A record of a task that failed says why it was not."""
+
+    @abstractmethod
+    def estimate(self) -> CostEstimate:
+        """The expected cost. Loads no model."""
+
+    @abstractmethod
+    def assumptions(self) -> list[str]:
+        """The lines that explain the numbers of `estimate`."""
+
+    @abstractmethod
+    def warning(self, records: Sequence[R]) -> str | None:
+        """A line about tasks that failed; None if there are none."""
+
+    def notes(self) -> dict[str, object]:
+        """Values that describe this start of the run in `run.json`."""
+        return {}
+
+    def missing_problems(self, known: Collection[str]) -> Sequence[ProblemText]:
+        """The problems of the tasks except those with known ids. The loop asks for them after `prepare`."""
+        return ()
+
+    def progress(self, fresh: Sequence[R]) -> str:
+        """Text after the progress bar. `fresh` holds the records that were added since the last call."""
+        return ""
+
+
+def tasks_of(config: Config) -> Tasks:
+    """The tasks of a configuration: the units of its probe, or samples if it has none."""
+    if not config.probe.is_null:
+        from dflash_mcmc.runner.units import Units
+
+        return Units(config)
+    from dflash_mcmc.runner.samples import Samples
+
+    return Samples(config)

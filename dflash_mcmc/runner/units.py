@@ -1,0 +1,152 @@
+"""The units of a probe as the tasks of a run: measured, recorded, and summarised in tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.grading.verdicts import TOO_LONG
+from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.registry import name_of
+from dflash_mcmc.runner import cost, fitting
+from dflash_mcmc.runner.cost import CostEstimate
+from dflash_mcmc.runner.tasks import Results, Tasks, Worker
+from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.store.records import FAILURE, SampleKey, unit_schema
+from dflash_mcmc.store.schema import Schema
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+
+
+class Units(Tasks[dict]):
+    """The units of the configured probe."""
+
+    def __init__(self, config: Config):
+        self._config, self._probe = config, config.probe
+        self.unit = self._probe.unit
+        self.in_progress = f"this {self.unit} was being measured"
+
+    def schema(self) -> Schema:
+        return unit_schema(self._probe.record_type)
+
+    def keys(self) -> list[Unit]:
+        return self._probe.units(self._config)
+
+    def prepare(self, pending: Sequence[SampleKey], device: str) -> UnitWorker:
+        """Loads nothing: the probe loads what it needs when it measures."""
+        return UnitWorker(self._config, device)
+
+    def metrics(self, record: dict) -> dict[str, float]:
+        return _numbers({name: value for name, value in record.items() if name not in Unit._fields})
+
+    def summarise(self, records: Sequence[dict]) -> Results:
+        """The probe summarises the units that were measured. Units without a measurement are only counted."""
+        measured = [record for record in records if FAILURE not in record]
+        found = self._probe.summarise(self._config, measured) if measured else Summary({}, {}, {})
+        failed = len(records) - len(measured)
+        summary: dict[str, object] = {
+            "condition": self._config.label(), "probe": name_of(self._probe), "num_units": len(records),
+            **({"num_units_failed": failed} if failed else {}), **found.values, "tables": found.tables}
+        return UnitResults(summary, {**found.values}, found.tables, self._config, measured, found)
+
+    @staticmethod
+    def table(folders: Sequence[Path]) -> str:
+        from dflash_mcmc.report import probed
+
+        return probed.overall(folders)
+
+    def is_done(self, record: dict) -> bool:
+        return FAILURE not in record
+
+    def estimate(self) -> CostEstimate:
+        return cost.of_tasks(self._config, self._probe.num_units(self._config), self._probe.expected_cost(self._config))
+
+    def assumptions(self) -> list[str]:
+        name, expected = f"probe={name_of(self._probe)}: counted in {self.unit}s", self._probe.expected_cost(self._config)
+        if expected is None:
+            return [f"{name}; no estimate: the probe, or its sampler, does not give one"]
+        if not expected.token_forwards:
+            return [f"{name}; it evaluates no model"]
+        if {"sampler", "decoder"} <= set(self._probe.sources()):
+            return [name, *cost.assumptions(self._config)]
+        return [name, cost.lengths(self._config), cost.rate(self._config)]
+
+    def warning(self, records: Sequence[dict]) -> str | None:
+        failed = [record for record in records if FAILURE in record]
+        if not failed:
+            return None
+        return (f"{len(failed)} of {len(records)} {self.unit}s could not be measured and are left out: "
+                f"{failed[0]['problem']}: {failed[0][FAILURE]}")
+
+
+class UnitWorker(Worker[dict]):
+    """Lets the probe measure units."""
+
+    def __init__(self, config: Config, device: str):
+        self._config, self._device = config, device
+
+    def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[dict, None, None]:
+        """Yields the record of each unit. Raises RuntimeError if the probe does not yield one for each unit that it took."""
+        probe: Probe = self._config.probe
+        taken, recorded, unfit = 0, 0, list[dict]()
+        too_long = fitting.too_long_units(self._config, [problem for problem, _ in keys])
+
+        def counted() -> Iterator[Unit]:
+            nonlocal taken
+            for key in claimed:
+                if key[0] in too_long:
+                    unfit.append(self.failed(key, f"{TOO_LONG}: {too_long[key[0]].reason}"))
+                    continue
+                taken += 1
+                yield Unit(*key)
+
+        fits = [Unit(*key) for key in keys if key[0] not in too_long]
+        measured = (probe.measure(self._config, Work(fits, self._device, counted())) if fits
+                    else ((unit, {}) for unit in counted()))  # claims the units, and yields none of them
+        for unit, record in measured:
+            recorded += 1
+            yield {**unit._asdict(), **record}
+        yield from unfit
+        if recorded != taken:
+            raise RuntimeError(f"probe={name_of(probe)} has taken {taken} units and recorded {recorded}")
+
+    def failed(self, key: SampleKey, reason: str) -> dict:
+        return {**Unit(*key)._asdict(), FAILURE: reason}
+
+
+@dataclass(frozen=True, slots=True)
+class UnitResults(Results):
+    """The results of a probe, and the data of its figures."""
+
+    config: Config
+    records: list[dict]
+    found: Summary
+
+    def write(self, folder: Path) -> list[Path]:
+        """Writes a CSV file for each table, and each figure as PNG and SVG."""
+        from dflash_mcmc.report import figure
+        from dflash_mcmc.report.probed import csv_of
+
+        for name, rows in {**self.found.tables, **self.found.data}.items():
+            write_atomically(folder / f"{name}.csv", csv_of(rows))
+        if not self.records:
+            return []
+        with figure.style():
+            figures = self.config.probe.figures(self.config, self.records, self.found)
+            for name, drawn in figures.items():
+                figure.save(drawn, folder, name)
+        return [folder / f"{name}.png" for name in figures]
+
+
+def _numbers(values: dict, prefix: str = "unit") -> dict[str, float]:
+    """The numbers among the values and in nested dictionaries, named by their path."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found.update(_numbers(value, f"{prefix}/{name}"))
+        elif isinstance(value, (int, float)):
+            found[f"{prefix}/{name}"] = float(value)
+    return found

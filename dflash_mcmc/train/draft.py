@@ -1,0 +1,289 @@
+"""Trains a DFlash draft for a target: `python -m dflash_mcmc.train draft=tiny`. Starting a stopped run again resumes it.
+
+The target first answers the prompts. Each step takes a batch of these responses. One forward computes the target's features,
+and another one drafts blocks from random anchors. The drafted tokens are fitted to the target's tokens. Only the draft's own
+weights are trained; the embedding and the head are the target's. All processes of a launch have the same weights, and each
+process computes its share of every batch.
+
+Source: DFlash (arXiv 2602.06036).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from omegaconf import OmegaConf
+
+from dflash_mcmc.draft.network.dflash import checkpoint
+from dflash_mcmc.draft.network.dflash.config import default_target_layers
+from dflash_mcmc.draft.network.dflash.network import DFlash
+from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network.dflash2.network import DFlash2
+from dflash_mcmc.draft.network.dspark.network import DSpark
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.rng import Key
+from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.tracker import Guarded, RunInfo
+from dflash_mcmc.train import accepted, loop, networks, schedule, slotwise_loss
+from dflash_mcmc.train.blocks import Epochs, TrainingBlocks
+from dflash_mcmc.train.candidates import CandidateIds, Candidates
+from dflash_mcmc.train.features import KeptReader, Known, TargetReader
+from dflash_mcmc.train.loss import Objective, loss_sum, slot_weights
+from dflash_mcmc.train.networks import FAMILIES
+from dflash_mcmc.train.prompts import questions
+from dflash_mcmc.train.recipe import DraftPlan, identity_of, responses_folder, run_folder
+from dflash_mcmc.train.responses import Request, Response, responses
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+
+_BETAS = (0.9, 0.95)
+_TRACK_EVERY = 10
+_PART = 64
+"""Tokens of a part of the answers, for which the accepted length is reported separately."""
+_FREE_OF_INIT = ("block_size", "dtype", "num_target_layers", "max_positions")
+"""Fields of a shape that no weight depends on. They may differ between `init` and the plan."""
+
+
+def train(plan: DraftPlan) -> Path:
+    """Trains to the end of the plan, from the last checkpoint if there is one. Returns the folder of the draft.
+
+    Without a step, the draft that the training would start from is evaluated and exported.
+    """
+    from accelerate import Accelerator
+
+    prompts = questions(plan)
+    device = plan.hardware.resolve()
+    accelerator = Accelerator(cpu=device == "cpu")
+    model = plan.model.load(device)
+    shape = shape_of(plan, model)
+    folder = run_folder(plan)
+    folder.mkdir(parents=True, exist_ok=True)
+    requests = [Request("training", prompts.training if plan.steps else [], plan.responses.temperatures),
+                *(Request(f"held-out-{t:g}", prompts.held_out, (t,)) for t in plan.responses.held_out)]
+    training, *held_out = (responses(plan, model, responses_folder(plan), request) for request in requests)
+    draft = first_draft(plan, shape, model).to(device)
+    if accelerator.is_main_process:
+        write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(plan))))
+    session = _Session(plan, accelerator, model, draft, training, dict(zip(plan.responses.held_out, held_out, strict=True)))
+    if not plan.steps:
+        figures = session.evaluate()
+        if accelerator.is_main_process:
+            loop.append_figures(folder, {"step": 0, **figures})
+            print(_describe(figures))
+    else:
+        figures = session.run(folder)
+    target = Path(plan.export) if plan.export else folder / "draft"
+    if accelerator.is_main_process:
+        export(draft, plan, model, target, figures)
+    accelerator.end_training()
+    return target
+
+
+def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
+    """The draft's shape. Values that the plan leaves out are the target's. Raises UserError if it does not fit the target."""
+    given, config, num_layers = plan.shape, model.config, len(model.layers)
+    layers = given.target_layers or default_target_layers(num_layers, given.num_features)
+    heads = given.num_heads or config.num_attention_heads
+    key_heads = given.num_key_heads or getattr(config, "num_key_value_heads", None) or heads
+    head_dim = given.head_dim or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if heads % key_heads:
+        raise ConfigError("shape.num_heads", heads, f"a multiple of the {key_heads} key heads")
+    if max(layers) > num_layers - 2:
+        raise ConfigError("shape.target_layers", list(layers), f"layers from 0 to {num_layers - 2}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    shape = DFlashShape(
+        hidden_size=config.hidden_size, num_layers=given.num_layers, num_heads=heads, num_key_heads=key_heads,
+        head_dim=head_dim,
+        intermediate_size=given.intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        block_size=given.block_size, mask_token_id=_mask_token(plan, model), target_layers=tuple(layers),
+        num_target_layers=num_layers, norm_eps=getattr(config, "rms_norm_eps", 1e-6),
+        # The draft uses default frequencies. Extensions of RoPE to long contexts assume earlier training on short contexts.
+        rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
+        max_positions=config.max_position_embeddings, sliding=(None,) * given.num_layers,
+    )
+    shape = networks.with_heads(shape, plan.heads, model.vocab_size)
+    checkpoint.check_pair(shape, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
+                                 field="shape")
+    return shape
+
+
+def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
+    """The id of the mask token. If possible it is an id that is never sampled, so masks differ from all tokens."""
+    if plan.shape.mask_token_id is not None:
+        return plan.shape.mask_token_id
+    unused = model.forbidden.nonzero().flatten().tolist()
+    spare = unused[0] if unused else getattr(model.tokenizer, "pad_token_id", None)
+    if spare is None:
+        raise ConfigError("shape.mask_token_id", None, "an id; the target has neither an unused id nor a padding token")
+    return spare
+
+
+def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DFlash:
+    """The draft before the first step, in float32: that of `init`, or a new one. Raises UserError if `init` does not fit."""
+    family = FAMILIES[plan.heads.network]
+    if plan.init is None:
+        draft = new_draft(shape, model, plan.seed, family.network)
+        networks.start_from(draft, plan.heads)
+        return draft
+    found = checkpoint.load(plan.start().local(), torch.float32, "cpu", family)
+    for field in dataclasses.fields(shape):
+        given, wanted = getattr(found.shape, field.name), getattr(shape, field.name)
+        if field.name not in _FREE_OF_INIT and given != wanted:
+            raise ConfigError("init", plan.init, f"a draft with {field.name} {wanted}, as the plan's; this one has {given}")
+    with torch.random.fork_rng(devices=()):
+        draft = family.network(shape)
+    draft.load_state_dict(found.state_dict())
+    return draft
+
+
+def new_draft(shape: DFlashShape, model: LanguageModel, seed: int, network: type[DFlash] = DFlash) -> DFlash:
+    """A freshly initialised draft in float32.
+
+    The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the same scale as the inputs. At a width
+    of 2,560 this is 0.02, the value of Qwen3. With 0.02 at every width, the layers of a small draft would hardly change an
+    embedding. The draft would first predict the mask token itself and unlearn this only in hundreds of steps. The final norm
+    is a copy of the target's.
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(Key(seed).fold_in("draft", "weights").integer(2**31))
+        draft = network(shape)
+        for parameter in draft.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
+        networks.initialise(draft)
+    return draft
+
+
+class _Session:
+    """The state of a training run: models, batches and held-out responses."""
+
+    def __init__(self, plan: DraftPlan, accelerator: Accelerator, model: LanguageModel, draft: DFlash,
+                 training: list[Response], held_out: dict[float, list[Response]]):
+        self.plan, self.accelerator, self.model, self.draft, self.held_out = plan, accelerator, model, draft, held_out
+        self.batches = Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
+        if plan.steps and not self.batches.num_batches:
+            raise ConfigError("batch_size", plan.batch_size, "fewer: most responses have a single token, from which a draft "
+                              "learns nothing")
+        self.candidates = None if plan.loss_ids is None or not plan.steps else CandidateIds(
+            training, plan.loss_ids, model.forbidden.cpu().numpy(), plan.seed)
+        self.objective = Objective(plan.target, plan.alpha, plan.gamma)
+        self.kept = None
+        if plan.keep_features:
+            reader = TargetReader(model, draft.shape.target_layers, self.objective.power, self.candidates is not None)
+            self.kept = KeptReader(reader)
+
+    def run(self, folder: Path) -> dict[str, object]:
+        """Trains to the end. Returns the figures of the trained draft."""
+        plan, first = self.plan, self.accelerator.is_main_process
+        optimizer = torch.optim.AdamW(self.draft.parameters(), betas=_BETAS, weight_decay=plan.weight_decay, fused=True)
+        info = RunInfo(folder.name.rpartition("-")[2], "train", "draft", dataclasses.asdict(plan), folder)
+        tracker, exit_code = Guarded(plan.tracker, info) if first else None, 1
+
+        def track(metrics: dict[str, float], step: int) -> None:
+            if tracker and (step % _TRACK_EVERY == 0 or "train/loss" not in metrics):
+                tracker.log(metrics, step)
+
+        try:
+            figures = loop.run(loop.TrainingLoop(
+                name="train draft", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every,
+                max_norm=plan.max_norm,
+                rate=lambda step: schedule.cosine(step, plan.steps, plan.learning_rate, plan.warmup_fraction),
+                gradients=self.gradients, evaluate=self.evaluate, describe=_describe, track=track, first=first,
+            ), self.draft, optimizer)
+            exit_code = 0
+        finally:
+            if tracker:
+                tracker.finish(exit_code)
+        return figures
+
+    def gradients(self, step: int) -> float:
+        """Stores the gradients of the whole batch's loss and returns the loss in nats. They are the same in all processes."""
+        batch = self.batches(step)
+        # Every process computes the total weight of the batch. The parts then only need to be added.
+        total = slot_weights(batch, self.draft.shape.num_drafted, self.plan.gamma).sum().item()
+        candidates = None if self.candidates is None else self.candidates(step, batch.tokens).to(self.model.device)
+        loss = torch.zeros(1, device=self.model.device)
+        numbers = self.batches.indices(step)
+        for rows in self._share(batch):
+            part = batch.rows(rows).to(self.model.device)
+            known = None if self.kept is None else self.kept([numbers[row] for row in rows], part)
+            value = self._loss_sum(part, candidates, known) / total
+            value.backward()
+            loss += value.detach()
+        return self._add_up(loss)
+
+    def _loss_sum(self, blocks: TrainingBlocks, candidates: Candidates | None, known: Known | None) -> torch.Tensor:
+        autocast = self.plan.precision == "bfloat16"
+        if isinstance(self.draft, (DSpark, DFlash2)):
+            return slotwise_loss.loss_sum(self.draft, self.model, blocks, self.plan.gamma, autocast)
+        return loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, known)
+
+    def _share(self, batch: TrainingBlocks) -> list[list[int]]:
+        """The rows of this process's sequences in a batch, in parts of `rows_at_once` that are computed one after another."""
+        rows = range(self.accelerator.process_index, len(batch.lengths), self.accelerator.num_processes)
+        at_once = self.plan.rows_at_once or max(1, len(rows))
+        return [list(rows[start : start + at_once]) for start in range(0, len(rows), at_once)]
+
+    def _add_up(self, loss: torch.Tensor) -> float:
+        """Sums the loss and the gradients over all processes, in one communication. Returns the loss."""
+        if self.accelerator.num_processes > 1:
+            parameters = list(self.draft.parameters())
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            flat = self.accelerator.reduce(torch.cat([loss, *(gradient.flatten() for gradient in gradients)]), "sum")
+            loss, *parts = flat.split([1, *(p.numel() for p in parameters)])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.grad = part.view_as(parameter)
+        return loss.item()
+
+    def evaluate(self) -> dict[str, object]:
+        """The accepted length on the held-out responses: `tau_T` for each of their temperatures T.
+
+        `tau_T_by_position` has it for parts of the answers of `_PART` tokens, with None for a part without a token.
+        """
+        figures: dict[str, object] = {}
+        at_once, num_parts = self.plan.rows_at_once or self.plan.batch_size, -(-self.plan.responses.max_new_tokens // _PART)
+        for temperature, held_out in self.held_out.items():
+            mine = held_out[self.accelerator.process_index :: self.accelerator.num_processes]
+            counted = torch.from_numpy(accepted.by_position(self.draft, self.model, mine, at_once, self.plan.anchors, _PART,
+                                                            num_parts))
+            parts = self.accelerator.reduce(counted.to(self.model.device), "sum").tolist()
+            tokens, forwards = map(sum, zip(*parts, strict=True))
+            figures[f"tau_{temperature:g}"] = tokens / forwards
+            figures[f"tau_{temperature:g}_by_position"] = [part[0] / part[1] if part[1] else None for part in parts]
+        return figures
+
+
+def _describe(figures: dict[str, object]) -> str:
+    texts = []
+    for name, value in figures.items():
+        if isinstance(value, float) and name.startswith("tau_"):
+            parts = [f"{part:.2f}" for part in cast("list[float | None]", figures[f"{name}_by_position"]) if part is not None]
+            by_position = f" ({', '.join(parts)} in parts of {_PART} tokens)" if len(parts) > 1 else ""
+            texts.append(f"{value:.2f} at temperature {name.removeprefix('tau_')}{by_position}")
+    return "tokens for each forward of the target: " + ", ".join(texts)
+
+
+def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path,
+           figures: dict[str, object]) -> None:
+    """Writes a checkpoint in the published layout: weights rounded to bfloat16, and the training's record.
+
+    The record has the training's identity, a hash of the target's weights, and `held_out_tau`, the accepted length on the
+    held-out prompts at temperature 0, if the plan measures it. `python -m dflash_mcmc.drafts check` reads them.
+
+    Args:
+        figures: those of the draft, as `_Session.evaluate` returns them.
+    """
+    stored = copy.deepcopy(draft).to(torch.bfloat16)
+    record = {**identity_of(plan), "model.weights": plan.model.weights_fingerprint()}
+    if "tau_0" in figures:
+        record["held_out_tau"] = figures["tau_0"]
+    extra = {"vocab_size": model.vocab_size, "training": record}
+    checkpoint.save(stored, folder, extra, FAMILIES[plan.heads.network])

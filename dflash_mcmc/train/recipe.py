@@ -1,0 +1,238 @@
+"""The typed configuration of a draft's training, its checks and its identity. No model is loaded here.
+
+`python -m dflash_mcmc.train draft=tiny` uses `conf/train_draft_tiny.yaml`. `draft=dflash` uses `conf/train_draft.yaml`, the
+published recipe, which works for any target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from dflash_mcmc.config import command
+from dflash_mcmc.config.identity import hash_of
+from dflash_mcmc.config.schema import Paths
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.fields import identity, identity_values, runtime
+from dflash_mcmc.model.files.checkpoint import Checkpoint
+
+RECIPES = {"tiny": "train_draft_tiny", "tiny_dspark": "train_draft_tiny_dspark", "tiny_dflash2": "train_draft_tiny_dflash2",
+           "smollm2": "train_draft_smollm2", "dflash": "train_draft"}
+"""The values of `draft=` and their root configurations."""
+_DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
+"""Published values of gamma by block size."""
+_IDENTITY_VERSION = 1
+"""Increase it if the meaning of a field or the random numbers change."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Shape:
+    """Shape of the draft network."""
+
+    num_layers: int = identity("number of layers", ge=1)
+    block_size: int = identity("positions in a block: the anchor and the drafted tokens", ge=2)
+    num_features: int = identity("number of target layers whose outputs the draft reads, evenly spaced from the second one",
+                                 ge=1)
+    target_layers: list[int] | None = identity(  # noqa: RUF009
+        "indices of the target layers to read, counted from 0; null chooses num_features layers")
+    intermediate_size: int | None = identity("width of the feed-forward layers; null uses the target's", ge=1)
+    num_heads: int | None = identity("number of attention heads; null uses the target's", ge=1)
+    num_key_heads: int | None = identity("number of key and value heads; null uses the target's", ge=1)
+    head_dim: int | None = identity("dimension of a head, an even number; null uses the target's", ge=2)
+    mask_token_id: int | None = identity("id of the mask at positions to draft; null uses the first id without a token", ge=0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Heads:
+    """The kind of network, and the sizes of what it has besides DFlash's tensors."""
+
+    network: str = identity("kind of network", choices=("dflash", "dspark", "dflash2"), off="dflash")
+    rank: int | None = identity("rank of DSpark's Markov head, or of DFlash 2's selector; null without one", ge=1, off=None)
+    markov_head: str = identity("kind of DSpark's Markov head", choices=("vanilla", "gated", "rnn"), off="vanilla")
+    confidence: bool = identity("whether DSpark has a confidence head", off=False)
+    top_k: int | None = identity("candidates of DFlash 2's selector", ge=1, off=None)
+    kernel_size: int | None = identity("taps of DFlash 2's convolutions", ge=1, off=None)
+    group_size: int | None = identity("channels of DFlash 2's convolutions with the same dynamic coefficient", ge=1, off=None)
+    backbone: str | None = identity("folder of a DFlash draft whose tensors the training starts from; null starts from random "
+                                    "ones", off=None)
+
+    def start(self) -> Checkpoint:
+        """The checkpoint of the backbone."""
+        return Checkpoint("heads.backbone", str(self.backbone), None, "z-lab/Qwen3-4B-DFlash-b16")
+
+    def check(self, plan: DraftPlan) -> None:
+        """Checks that the sizes suit the kind of network, and that the plan suits its loss. Raises UserError."""
+        needed = {"dflash": (), "dspark": (), "dflash2": ("rank", "top_k", "kernel_size", "group_size")}[self.network]
+        missing = [name for name in needed if getattr(self, name) is None]
+        if missing:
+            raise ConfigError(f"heads.{missing[0]}", None, f"a whole number >= 1 with heads.network={self.network}")
+        for field, off in (("target", "tokens"), ("loss_ids", None), ("keep_features", False)):
+            value = getattr(plan, field)
+            if self.network != "dflash" and value != off:
+                allowed = "null" if off is None else str(off).lower()
+                raise ConfigError(field, value, f"{allowed} with heads.network={self.network}, whose loss is its own")
+        if self.backbone is not None:
+            if plan.init is not None:
+                raise ConfigError("init", plan.init, "null with heads.backbone: a training starts from one draft")
+            self.start().check()
+
+
+@dataclass(slots=True, kw_only=True)
+class Prompts:
+    """The prompts for the target."""
+
+    num: int | None = identity("number of training prompts; null uses all lines of the file that are not held out", ge=1)
+    held_out: int = identity("number of prompts for evaluation only; in a file they are the last ones", ge=1)
+    path: str | None = identity("JSON Lines file of questions; null uses training questions of dataset=arith")
+    field: str = identity("field of the file's lines that contains the question")
+    template: str = identity("template of the prompt; {question} is replaced by the question")
+
+
+@dataclass(slots=True, kw_only=True)
+class Responses:
+    """Sampling of the target's responses."""
+
+    temperatures: list[float] = identity("temperatures of the training responses, used in turn; 0 is greedy")  # noqa: RUF009
+    held_out: list[float] = identity("temperatures of the held-out responses; the accepted length is reported for each")  # noqa: RUF009
+    max_new_tokens: int = identity("maximal length of a response in tokens", ge=2)
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftPlan:
+    """A training run of a draft: `conf/train_draft.yaml`."""
+
+    shape: Shape = dataclasses.field(default_factory=Shape)
+    heads: Heads = dataclasses.field(default_factory=Heads)
+    prompts: Prompts = dataclasses.field(default_factory=Prompts)
+    responses: Responses = dataclasses.field(default_factory=Responses)
+    target: str = identity("what the draft learns: tokens = the responses' tokens (cross-entropy); p = the target's "
+                           "distribution of each token (KL divergence); p_alpha = p to the power alpha, normalised (KL "
+                           "divergence)",
+                           choices=("tokens", "p", "p_alpha"))
+    alpha: float = identity("exponent for target=p_alpha", gt=0)
+    loss_ids: int | None = identity("number of ids over which the loss normalises besides those of the step: half are the "
+                                    "most frequent ones, half are random and stand for the rest; null = all ids", ge=2,
+                                    off=None)
+    init: str | None = identity("folder of a draft with the same shape, whose weights the training starts from; null starts "
+                                "from random weights", off=None)
+    anchors: int = identity("blocks per sequence in a step, chosen at random in every epoch", ge=1)
+    prompt_end: bool = identity("whether the prompt's last token, where engines start drafting, may be an anchor too")
+    loss_gamma: float | None = identity("gamma in the weight exp(-(k - 1) / gamma) of slot k; null uses 7 for blocks of 16, "
+                                        "5 for 10 and 4 for 8", gt=0)
+    steps: int = identity("number of optimiser steps; 0 evaluates the draft of init on the held-out prompts and trains "
+                          "nothing", ge=0)
+    batch_size: int = identity("sequences per step, over all processes", ge=1)
+    learning_rate: float = identity("peak learning rate, which then decays to zero along a cosine", gt=0)
+    warmup_fraction: float = identity("fraction of the steps in which the learning rate rises", ge=0, lt=1)
+    weight_decay: float = identity("weight decay of AdamW", ge=0)
+    max_norm: float = identity("maximal norm of the gradient; larger gradients are scaled down", gt=0)
+    precision: str = identity("number format of the forward pass; the weights are kept in float32",
+                              choices=("float32", "bfloat16"))
+    seed: int = identity("seed of the initial weights, prompts, responses, order and anchors")
+    keep_features: bool = runtime("keep the target's features of all training responses in memory after the first epoch; "
+                                  "false reads the target again in every step")
+    rows_at_once: int | None = runtime("sequences in one forward, to limit memory; null uses all", ge=1)
+    evaluate_every: int = runtime("steps between evaluations and checkpoints", ge=1)
+    num_threads: int | None = runtime("number of CPU threads; null uses the hardware setting", ge=1)
+    export: str | None = runtime("folder for the checkpoint of the finished draft; null uses the run folder")
+    model: Any = MISSING
+    hardware: Any = MISSING
+    tracker: Any = MISSING
+    paths: Paths = dataclasses.field(default_factory=Paths)
+
+    @property
+    def gamma(self) -> float:
+        """Number of slots after which the weight of a slot falls by a factor e."""
+        return self.loss_gamma if self.loss_gamma is not None else _DEFAULT_GAMMA[self.shape.block_size]
+
+    def start(self) -> Checkpoint:
+        """The checkpoint that the training starts from."""
+        return Checkpoint("init", str(self.init), None, "z-lab/Qwen3-4B-DFlash-b16")
+
+    def check(self) -> None:
+        """Checks the plan without loading a model. Raises ConfigError or UserError."""
+        self.model.check(self)
+        self.hardware.check(self)
+        _check_shape(self.shape, self.model.num_layers())
+        self.heads.check(self)
+        if not self.steps and self.init is None:
+            raise ConfigError("steps", 0, "a number >= 1, or 0 with init=FOLDER, to evaluate a draft")
+        if self.init is not None:
+            self.start().check()
+        if self.loss_gamma is None and self.shape.block_size not in _DEFAULT_GAMMA:
+            raise ConfigError("loss_gamma", None, "a number > 0; published values exist only for blocks of 16, 10 and 8")
+        for field in ("temperatures", "held_out"):
+            values = getattr(self.responses, field)
+            if not values or not all(math.isfinite(value) and value >= 0 for value in values):
+                raise ConfigError(f"responses.{field}", values, "a list of numbers >= 0")
+        if "{question}" not in self.prompts.template:
+            raise ConfigError("prompts.template", self.prompts.template, "a text with {question} in it")
+        if self.prompts.path is not None and not Path(self.prompts.path).expanduser().is_file():
+            raise ConfigError("prompts.path", self.prompts.path, "a JSON Lines file that exists, or null")
+        if self.prompts.path is None and self.prompts.num is None:
+            raise ConfigError("prompts.num", None, "a whole number >= 1 if prompts.path is null")
+
+
+def _check_shape(shape: Shape, num_target_layers: int | None) -> None:
+    """Checks the shape. `num_target_layers` is None if there is no checkpoint yet; layers are then checked after loading."""
+    if shape.head_dim is not None and shape.head_dim % 2:
+        raise ConfigError("shape.head_dim", shape.head_dim, "an even number")
+    if num_target_layers is None:
+        return
+    # The last layer is excluded. Published drafts read its output after the final norm, but engines read it before the norm.
+    last = num_target_layers - 2
+    if shape.num_features > last + 1:
+        raise ConfigError("shape.num_features", shape.num_features, f"at most {last + 1}, for a target of {last + 2} layers")
+    layers = shape.target_layers
+    if layers is not None and (not layers or len(set(layers)) < len(layers) or not all(0 <= n <= last for n in layers)):
+        raise ConfigError("shape.target_layers", layers, f"different layers from 0 to {last}; the last one is not read")
+
+
+def compose(name: str, overrides: list[str]) -> DraftPlan:
+    """The checked plan for `draft=name` and further overrides. Raises UserError with a message of one line."""
+    if name not in RECIPES:
+        raise UserError(f"draft: given {name!r}{did_you_mean(name, RECIPES)}; allowed: {', '.join(map(repr, RECIPES))}")
+    command.prepare()
+    ConfigStore.instance().store(group="schema", name="train_draft", node=DraftPlan, provider="dflash_mcmc")
+    plan, _ = command.compose_once(RECIPES[name], overrides, DraftPlan)
+    plan.check()
+    return plan
+
+
+def identity_of(plan: DraftPlan) -> dict[str, object]:
+    """Everything that determines the weights: the identity fields, and the contents of the target and the prompt file."""
+    values: dict[str, object] = {"version": _IDENTITY_VERSION}
+    values.update(identity_values(plan))
+    values.update({f"model.{name}": value for name, value in plan.model.canonical(plan).items()})
+    values.update({"loss_gamma": plan.gamma, "alpha": plan.alpha if plan.target == "p_alpha" else None})
+    values["model.content"] = plan.model.fingerprint()
+    if plan.heads.backbone is not None:
+        values["heads.backbone"] = plan.heads.start().fingerprint()
+    if plan.prompts.path is not None:
+        content = Path(plan.prompts.path).expanduser().read_bytes()
+        values["prompts.path"] = hashlib.sha256(content).hexdigest()
+    if plan.init is not None:
+        values["init"] = plan.start().fingerprint()
+    return values
+
+
+_OF_RESPONSES = re.compile(r"version|seed|model\..+|prompts\..+|responses\..+")
+
+
+def responses_folder(plan: DraftPlan) -> Path:
+    """`outputs/train/responses-<identity>`. Plans that differ only in how they train share their responses."""
+    values = {name: value for name, value in identity_of(plan).items() if _OF_RESPONSES.fullmatch(name)}
+    return Path(plan.paths.outputs) / "train" / f"responses-{hash_of(values)}"
+
+
+def run_folder(plan: DraftPlan) -> Path:
+    """`outputs/train/draft-<identity>`."""
+    return Path(plan.paths.outputs) / "train" / f"draft-{hash_of(identity_of(plan))}"

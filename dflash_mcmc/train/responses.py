@@ -1,0 +1,148 @@
+"""The target's responses to the prompts. The batched engine samples them once, for all trainings with the same responses.
+
+They are stored in a folder of their own, in files ("pieces") of 256 prompts, which are written atomically. Each process of a
+launch claims the next missing piece when it is free. A resumed run samples only the pieces that were not finished.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.ops import Chain, Draw, SamplingParams
+from dflash_mcmc.process import ranks
+from dflash_mcmc.rng import Key
+from dflash_mcmc.store.locks import Locks
+from dflash_mcmc.train.recipe import DraftPlan
+from dflash_mcmc.types import ChainResult, Trajectory
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from dflash_mcmc.engine.batching.batched import BatchedEngine
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+
+_PIECE = 256
+_POLL_SECONDS = 0.1
+
+
+class Response(NamedTuple):
+    """A prompt with the target's answer."""
+
+    tokens: np.ndarray
+    """int32 (length,): the prompt, then the answer, including its stop id if it has one."""
+    prompt_length: int
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+class Request(NamedTuple):
+    """A set of responses to sample."""
+
+    name: str
+    """Name of the folder, and part of the random key."""
+    questions: Sequence[str]
+    temperatures: Sequence[float]
+    """Sampling temperatures. Consecutive questions cycle through them."""
+
+
+def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Request) -> list[Response]:
+    """The responses of a request; missing ones are sampled. Raises UserError if a prompt is too long or sampling fails."""
+    here = folder / request.name
+    here.mkdir(parents=True, exist_ok=True)
+    pieces = [here / f"{number:05d}.npz" for number in range(-(-len(request.questions) // _PIECE))]
+    if not all(piece.is_file() for piece in pieces):
+        _draw(plan, model, request, pieces)
+    return [response for piece in pieces for response in _read(piece)]
+
+
+def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[Path]) -> None:
+    from tqdm import tqdm
+
+    prompts = [_encode(plan, model, question) for question in request.questions]
+    engine = _engine(plan, model, prompts)
+    key = Key(plan.seed).fold_in("response", request.name)
+
+    def chain(index: int) -> Chain:
+        sampling = SamplingParams(temperature=request.temperatures[index % len(request.temperatures)])
+        trajectory = yield Draw(Trajectory.start(prompts[index]), plan.responses.max_new_tokens, sampling, key.fold_in(index))
+        return ChainResult(trajectory)
+
+    with tqdm(total=len(prompts), unit="response", desc=request.name, mininterval=0.5, dynamic_ncols=True,
+              disable=bool(ranks.rank())) as bar:
+        for number in _claimed(pieces, bar):
+            indices = range(number * _PIECE, min((number + 1) * _PIECE, len(prompts)))
+            drawn: dict[int, Response] = {}
+            for done in engine.run((index, chain(index)) for index in indices):
+                if done.result is None:
+                    raise UserError(f"{request.name}, prompt {done.tag}: {done.failure}")
+                index = cast("int", done.tag)
+                tokens = np.concatenate((prompts[index], done.result.trajectory.tokens))
+                drawn[index] = Response(tokens.astype(np.int32), len(prompts[index]))
+                bar.update()
+            _write(pieces[number], [drawn[index] for index in indices])
+
+
+def _claimed(pieces: list[Path], bar: tqdm) -> Iterator[int]:
+    """Yields the numbers of missing pieces that no other process samples. Ends when all pieces exist."""
+    locks = Locks(pieces[0].parent / "lock")
+    try:
+        while missing := [number for number, piece in enumerate(pieces) if not piece.is_file()]:
+            for number in missing:
+                if locks.take(number) and not pieces[number].is_file():
+                    yield number
+                locks.free(number)
+            bar.update(min(sum(piece.is_file() for piece in pieces) * _PIECE, bar.total) - bar.n)
+            time.sleep(_POLL_SECONDS)
+    finally:
+        locks.close()
+
+
+def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
+    text = plan.model.prompt(model.tokenizer, plan.prompts.template.replace("{question}", question))
+    return model.encode(text, not plan.model.chat)
+
+
+def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
+    """The engine. Raises ConfigError if the responses do not fit the model's positions or the memory."""
+    from dflash_mcmc.engine.batching.batched import BatchedEngine
+    from dflash_mcmc.engine.batching.plan import options_within
+    from dflash_mcmc.engine.batching.plan import plan as plan_memory
+    from dflash_mcmc.engine.batching.workload import Workload
+
+    prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
+    if model.max_positions is not None and prompt_length + horizon > model.max_positions:
+        raise ConfigError("responses.max_new_tokens", horizon, f"at most {model.max_positions - prompt_length}: the longest "
+                          f"prompt takes {prompt_length} of the model's {model.max_positions} positions")
+    share = min(_PIECE, -(-len(prompts) // ranks.world_size()))
+    length = prompt_length + horizon
+    work = Workload(model, length, prompt_length, hardware.options())
+    planned = plan_memory(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache)
+    return BatchedEngine(model, None, planned.num_slots, length, options_within(work, planned), prompt_length,
+                         num_pages=planned.num_pages)
+
+
+def _write(piece: Path, drawn: list[Response]) -> None:
+    temporary = piece.with_name(f".{piece.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        np.savez(file, tokens=np.concatenate([response.tokens for response in drawn]),
+                 lengths=np.array([response.length for response in drawn]),
+                 prompt_lengths=np.array([response.prompt_length for response in drawn]))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, piece)
+
+
+def _read(piece: Path) -> list[Response]:
+    with np.load(piece) as stored:
+        tokens, lengths, prompt_lengths = stored["tokens"], stored["lengths"], stored["prompt_lengths"]
+    parts = np.split(tokens, np.cumsum(lengths)[:-1])
+    return [Response(part, int(length)) for part, length in zip(parts, prompt_lengths, strict=True)]

@@ -1,0 +1,213 @@
+"""Trains the embedded target: `python -m dflash_mcmc.train model=tiny`. Starting a stopped run again resumes it.
+
+The result is deterministic: the texts of step n are a function of the seed and n.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from omegaconf import MISSING
+
+from dflash_mcmc.config.schema import Paths
+from dflash_mcmc.dataset.arith import LEVELS, make_problem, make_solution
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import has_spec, identity, runtime, spec_of
+from dflash_mcmc.rng import Key
+from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.train import loop, schedule
+from dflash_mcmc.train.batches import POOL_BATCHES, cut_by_length
+
+if TYPE_CHECKING:
+    import torch
+
+_IGNORE = -100
+_MAX_NORM = 1.0
+_TOKENIZER_PAIRS = 10_000
+_VALIDATION_SEED = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingPlan:
+    """A training run: `conf/train.yaml`."""
+
+    steps: int = identity("number of optimiser steps", ge=1)
+    batch_size: int = identity("solutions per batch", ge=1)
+    learning_rate: float = identity("learning rate of the constant part", gt=0)
+    warmup_steps: int = identity("number of steps of linear warm-up", ge=1)
+    decay_fraction: float = identity("fraction of the steps at the end in which the learning rate falls to zero", gt=0, lt=1)
+    weight_decay: float = identity("weight decay of AdamW", ge=0)
+    seed: int = identity("seed of the initial weights and texts")
+    evaluate_every: int = runtime("steps between evaluations and checkpoints", ge=1)
+    problems_per_level: int = runtime("validation problems per level", ge=1)
+    num_threads: int | None = runtime("number of CPU threads; null uses PyTorch's default", ge=1)
+    export: str | None = runtime("folder for the checkpoint of the finished model; null uses the run folder")
+    model: Any = MISSING
+    paths: Paths = dataclasses.field(default_factory=Paths)
+
+    def check(self, chosen_model: str) -> None:
+        """Raises ConfigError for any model but the embedded one, because no other model can be trained."""
+        if chosen_model != "tiny":
+            raise ConfigError("model", chosen_model, "'tiny'; other models are loaded, not trained (drafts are: draft=...)")
+
+
+def learning_rate(plan: TrainingPlan, step: int) -> float:
+    """Learning rate of a step: warm-up, constant, then linear decay to zero."""
+    return schedule.stable_then_linear(step, plan.steps, plan.learning_rate, plan.warmup_steps, plan.decay_fraction)
+
+
+def training_pairs(seed: int, start: int, stop: int) -> list[tuple[str, str]]:
+    """The (question, solution) pairs `start` to `stop - 1` of the training split. The pairs cycle through the levels."""
+    pairs = []
+    for index in range(start, stop):
+        key = Key(seed).fold_in("train", index)
+        problem = make_problem(key, LEVELS[index % len(LEVELS)], "train")
+        pairs.append((problem.question, make_solution(key, problem)))
+    return pairs
+
+
+def render_prompt(tokenizer, question: str) -> str:
+    """The prompt for a question: the chat template without thinking, as runs use it."""
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+
+
+class Batches:
+    """Batches by step: (tokens, labels), each int64 (batch_size, length). Only the solution and its stop id have labels."""
+
+    def __init__(self, tokenizer, plan: TrainingPlan):
+        self.tokenizer, self.plan = tokenizer, plan
+        self._pool_index = -1
+        self._pool: list[list[tuple[list[int], int]]] = []
+
+    def __call__(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        pool_index, offset = divmod(step, POOL_BATCHES)
+        if pool_index != self._pool_index:
+            self._pool_index, self._pool = pool_index, self._make_pool(pool_index)
+        rows = self._pool[offset]
+        length = max(len(tokens) for tokens, _ in rows)
+        tokens = torch.full((len(rows), length), self.tokenizer.pad_token_id)
+        labels = torch.full((len(rows), length), _IGNORE)
+        for row, (ids, prompt_length) in enumerate(rows):
+            tokens[row, : len(ids)] = torch.tensor(ids)
+            labels[row, prompt_length : len(ids)] = tokens[row, prompt_length : len(ids)]
+        return tokens, labels
+
+    def _make_pool(self, pool_index: int) -> list[list[tuple[list[int], int]]]:
+        size = self.plan.batch_size * POOL_BATCHES
+        pairs = training_pairs(self.plan.seed, pool_index * size, (pool_index + 1) * size)
+        prompts = self.tokenizer([render_prompt(self.tokenizer, question) for question, _ in pairs])["input_ids"]
+        answers = self.tokenizer([solution + self.tokenizer.eos_token for _, solution in pairs])["input_ids"]
+        rows = [(p + a, len(p)) for p, a in zip(prompts, answers, strict=True)]
+        key = Key(self.plan.seed).fold_in("order", pool_index)
+        return cut_by_length(rows, [len(tokens) for tokens, _ in rows], self.plan.batch_size, key)
+
+
+def loss_of(model, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy per solution token, in nats."""
+    import torch
+
+    hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1]
+    targets = labels[:, 1:]
+    kept = targets != _IGNORE
+    logits = model.lm_head(hidden[kept])
+    return torch.nn.functional.cross_entropy(logits.float(), targets[kept])
+
+
+def greedy_accuracy(model, tokenizer, stop_ids: list[int], seed: int, per_level: int) -> dict[int, float]:
+    """Fraction of held-out problems with a correct greedy answer, by level. These problems are not in `dataset=arith`."""
+    import torch
+
+    problems = [
+        make_problem(Key(seed).fold_in("validation", index), level, "test")
+        for level in LEVELS for index in range(per_level)
+    ]
+    tokenizer.padding_side = "left"
+    inputs = tokenizer([render_prompt(tokenizer, p.question) for p in problems], return_tensors="pt", padding=True)
+    with torch.inference_mode():
+        output = model.generate(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=128,
+            do_sample=False, eos_token_id=stop_ids, pad_token_id=tokenizer.pad_token_id,
+        )
+    texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    right = {level: 0 for level in LEVELS}
+    for problem, text in zip(problems, texts, strict=True):
+        right[problem.level] += f"\\boxed{{{problem.answer}}}" in text
+    return {level: count / per_level for level, count in right.items()}
+
+
+def train(plan: TrainingPlan) -> Path:
+    """Trains to the end of the plan, from the last checkpoint if there is one. Returns the folder of the model."""
+    import torch
+
+    from dflash_mcmc.model import tiny
+
+    if plan.num_threads:
+        torch.set_num_threads(plan.num_threads)
+    pairs = training_pairs(plan.seed, 0, _TOKENIZER_PAIRS)
+    tokenizer = tiny.build_tokenizer(text for pair in pairs for text in pair)
+    folder = run_folder(plan, tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    model = tiny.build_model(plan.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=True)
+    batches, stop_ids = Batches(tokenizer, plan), tiny.stop_ids(tokenizer)
+
+    def evaluate() -> dict[str, object]:
+        return {"greedy_accuracy": greedy_accuracy(model, tokenizer, stop_ids, _VALIDATION_SEED, plan.problems_per_level)}
+
+    loop.run(loop.TrainingLoop(
+        name="train tiny", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every, max_norm=_MAX_NORM,
+        rate=lambda step: learning_rate(plan, step), gradients=lambda step: _gradients(model, *batches(step)),
+        evaluate=evaluate, describe=_describe,
+    ), model, optimizer)
+    target = Path(plan.export) if plan.export else folder / "model"
+    export(model, tokenizer, stop_ids, target)
+    return target
+
+
+def run_folder(plan: TrainingPlan, tokenizer) -> Path:
+    """`outputs/train/tiny-<hash>`. The hash covers all inputs to the weights: plan, architecture, tokenizer and texts."""
+    from dflash_mcmc.model import tiny
+
+    values = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)
+              if has_spec(f) and spec_of(f).role == "identity"}
+    recipe = (values, tiny.build_config().to_dict(), tokenizer.backend_tokenizer.to_str(), training_pairs(plan.seed, 0, 1000))
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return Path(plan.paths.outputs) / "train" / f"tiny-{digest}"
+
+
+def export(model, tokenizer, stop_ids: list[int], folder: Path) -> None:
+    """Writes a checkpoint for `model.path=`. The weights are rounded to bfloat16 to halve the file, but loaded as float32."""
+    import copy
+
+    import torch
+
+    stored = copy.deepcopy(model).to(torch.bfloat16)
+    stored.generation_config.eos_token_id = stop_ids
+    stored.generation_config.pad_token_id = tokenizer.pad_token_id
+    stored.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    write_atomically(folder / "config.json", json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
+
+
+def _gradients(model, tokens: torch.Tensor, labels: torch.Tensor) -> float:
+    import torch
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loss_of(model, tokens, labels)
+    loss.backward()
+    return loss.item()
+
+
+def _describe(figures: dict[str, object]) -> str:
+    shares = cast("dict[int, float]", figures["greedy_accuracy"])
+    return "greedy accuracy by level " + " ".join(f"{100 * share:.0f} %" for share in shares.values())

@@ -1,0 +1,147 @@
+"""Rows of files and of the hub: values are unchanged, commits are pinned, and bad files are errors of one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+
+import pytest
+
+from dflash_mcmc.dataset.inputs import rows
+from tests.refusals import refused
+
+PINNED = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_values_are_read_unchanged(tmp_path):
+    """The datasets library would give each column one type: it would read dates as time stamps, and 2 as 2.0 next to null."""
+    file = tmp_path / "rows.jsonl"
+    written = [{"a": "2024-01-02", "b": 2, "c": ["x", 1]}, {"a": "2024-01-03", "b": None, "c": {"d": 0.5}}]
+    file.write_text("\ufeff" + json.dumps(written[0]) + "\r\n\n  \n" + json.dumps(written[1]), encoding="utf-8")
+    assert rows.of_file(str(file), ("a", "b")) == written
+
+
+def test_a_line_separator_inside_a_text_ends_no_line(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"a": "x\u2028y\x85z"}, ensure_ascii=False), encoding="utf-8")
+    assert rows.of_file(str(file), ("a",)) == [{"a": "x\u2028y\x85z"}]
+
+
+def test_gzipped_files_are_read(tmp_path):
+    file = tmp_path / "rows.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"a": "x"}\n'))
+    assert rows.of_file(str(file), ("a",)) == [{"a": "x"}]
+    (tmp_path / "no.jsonl.gz").write_bytes(b'{"a": "x"}\n')
+    with refused("dataset.path: cannot read", "no.jsonl.gz"):
+        rows.of_file(str(tmp_path / "no.jsonl.gz"), ("a",))
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"a": "x"}\n' * 99)[:-9])
+    with refused("dataset.path: cannot read", "cut.jsonl.gz"):
+        rows.of_file(str(tmp_path / "cut.jsonl.gz"), ("a",))
+
+
+def test_the_home_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}')
+    assert rows.of_file("~/rows.jsonl", ("a",)) == [{"a": 1}]
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "a JSON Lines file that exists"),
+    (b"", "has no rows"),
+    (b"\n\n", "has no rows"),
+    (b'{"a": 1}\nnot json\n', "line 2 is not JSON: Expecting value"),
+    (b'{"a": 1}\n{"a": \n', "line 2 is not JSON"),
+    (b"[1, 2]\n", "line 1 is no JSON object: [1, 2]"),
+    (b'{"a": 1}\n\n{"b": 1, "c": 2}\n', "line 3 lacks the field 'a'; it has: b, c"),
+    (b'{"a": "\xff"}\n', "UnicodeDecodeError"),
+    (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 1 is not JSON"),
+    (b'{"a": ' + b"9" * 10_000 + b"}", "line 1 is not JSON"),
+], ids=["missing", "empty", "blank", "text", "cut off", "list", "field", "encoding", "nested", "digits"])
+def test_bad_files_are_errors_of_one_line(tmp_path, content, message):
+    file = tmp_path / "bad.jsonl"
+    if content is not None:
+        file.write_bytes(content)
+    with refused("dataset.path: ", str(file), message):
+        rows.of_file(str(file), ("a",))
+
+
+def test_a_folder_instead_of_a_file_is_an_error(tmp_path):
+    with refused("a JSON Lines file that exists"):
+        rows.of_file(str(tmp_path), ())
+    with refused("dataset.path: given None"):
+        rows.of_file(None, ())
+
+
+@pytest.fixture
+def hub_of(monkeypatch):
+    """A function that replaces the hub by rows or by an error. It returns the list of calls."""
+    rows._downloaded.cache_clear()
+    calls = []
+
+    def put(answer):
+        def load(*arguments, **named):
+            calls.append((arguments, named))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr("datasets.load_dataset", load)
+        return calls
+
+    yield put
+    rows._downloaded.cache_clear()
+
+
+def test_rows_of_a_commit_are_loaded_once(hub_of):
+    calls = hub_of([{"a": "x"}, {"a": "y"}])
+    first = rows.of_hub(rows.Hub("some/rows", "main", "train"), PINNED, ("a",))
+    first[0]["a"] = "changed"
+    assert rows.of_hub(rows.Hub("some/rows", "main", "train"), PINNED, ("a",)) == [{"a": "x"}, {"a": "y"}]
+    assert calls == [(("some/rows", "main"), {"revision": PINNED, "split": "train"})]
+
+
+def test_errors_of_the_hub_have_one_line(hub_of, monkeypatch):
+    hub_of(ValueError("no such\n  commit"))
+    monkeypatch.setattr("dflash_mcmc.process.hub.reachable", lambda: True)
+    with refused(f"dataset.revision: cannot load some/rows@{PINNED}: ValueError: no such commit"):
+        rows.of_hub(rows.Hub("some/rows"), PINNED, ("a",))
+    monkeypatch.setattr("dflash_mcmc.process.hub.reachable", lambda: False)
+    with refused("some/rows is not in the cache", "cannot be reached"):
+        rows.of_hub(rows.Hub("some/rows"), PINNED, ("a",))
+
+
+def test_a_missing_field_in_rows_of_the_hub_is_an_error_of_one_line(hub_of):
+    hub_of([{"b": "x"}])
+    with refused("row 0 lacks the field 'a'; it has: b"):
+        rows.of_hub(rows.Hub("some/rows"), PINNED, ("a",))
+
+
+BENCHMARKS = {"math500": ("HuggingFaceH4/MATH-500", None, "test"), "gsm8k": ("openai/gsm8k", "main", "test"),
+              "aime24": ("HuggingFaceH4/aime_2024", None, "train"), "aime25": ("math-ai/aime25", None, "test"),
+              "humaneval": ("openai/openai_humaneval", None, "test")}
+UNGRADED = ("probe=deep_readout", "probe.answers=greedy", "draft=tiny")
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_is_read_from_a_pinned_commit(make_config, hub_of, name):
+    calls = hub_of([])
+    config = make_config(*UNGRADED, f"dataset={name}")
+    assert re.fullmatch("[0-9a-f]{40}", config.dataset.revision)
+    with refused("has 0 rows; allowed: the benchmark's ", "dataset.check_rows=false"):
+        config.dataset.problems()
+    place, subset, split = BENCHMARKS[name]
+    assert calls == [((place, subset), {"revision": config.dataset.revision, "split": split})]
+
+
+@pytest.mark.parametrize("revision", ["main", "null", PINNED[:12], PINNED.upper()])
+def test_a_revision_that_is_not_a_commit_is_refused(make_config, revision):
+    with refused("dataset.revision: given", "a commit of openai/gsm8k on the hub, all 40 hexadecimal digits", "dataset.path="):
+        make_config("dataset=gsm8k", f"dataset.revision={revision}")
+
+
+def test_with_a_file_no_revision_is_recorded(make_config, tmp_path):
+    for revision in ("main", PINNED, "null"):
+        config = make_config("dataset=gsm8k", f"dataset.revision={revision}", f"dataset.path={tmp_path}/rows.jsonl")
+        assert config.dataset.revision is None
+    assert make_config("dataset=gsm8k", f"dataset.revision='{PINNED}'").dataset.revision == PINNED

@@ -1,0 +1,498 @@
+"""Compares the batched engine with the reference engine, and with itself for other batches, orders and slot counts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.oracle.reference import ReferenceEngine
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.ops import Draw, SamplingParams, Score
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.best_of_n import BestOfN
+from dflash_mcmc.sampler.greedy import Greedy
+from dflash_mcmc.sampler.lookahead import Lookahead
+from dflash_mcmc.sampler.multiple_try import MultipleTry
+from dflash_mcmc.sampler.power_mh import PowerMH
+from dflash_mcmc.sampler.power_smc import PowerSMC
+from dflash_mcmc.sampler.replica_exchange import ReplicaExchange
+from dflash_mcmc.sampler.temperature import Temperature
+from dflash_mcmc.types import ChainResult, Trajectory
+from tests.targets import FAMILIES, RememberingReference, random_model, rows_do_not_depend_on_the_batch
+
+STOPS = (3, 7, 20, 33, 44, 50)
+HORIZON = 12
+TOLERANCE = 1e-4
+
+
+def power_mh(**changes) -> PowerMH:
+    values = dict(alpha=2.0, proposal_temperature=None, num_blocks=3, num_steps=2, cut="current", proposal="base",
+                  rule="exact", schedule="published", after_eos="continue", early_reject="auto", epsilon=1e-5, rescore=False,
+                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0,
+                  cut_grid=1)
+    return PowerMH(**{**values, **changes})
+
+
+def temperature(**changes) -> Temperature:
+    values = dict(alpha=1.0, temperature=None, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
+                  frequency_penalty=0.0, presence_penalty=0.0)
+    return Temperature(**{**values, **changes})
+
+
+def power_smc(**changes) -> PowerSMC:
+    values = dict(alpha=2.0, num_particles=3, block_size=3, ess_threshold=1.0, resampling="multinomial", temperature=None,
+                  top_k=0, top_p=1.0, ramp=0, proposal="target", wrapper="none", num_steps=0, cut="start", fault="none")
+    return PowerSMC(**{**values, **changes})
+
+
+def multiple_try(form: str) -> MultipleTry:
+    return MultipleTry(alpha=2.0, form=form, num_tries=3, proposal_temperature=None, num_blocks=3, num_steps=2, cut="current",
+                       early_reject="auto", top_k=0, top_p=1.0)
+
+
+SAMPLERS = {
+    "greedy": Greedy(alpha=1.0),
+    "temperature": temperature(),
+    "truncated": temperature(top_k=9, top_p=0.9, min_p=0.02, repetition_penalty=1.3, frequency_penalty=0.4,
+                             presence_penalty=0.3),
+    "best_of_n": BestOfN(num_candidates=3, select="power", alpha=2.0, temperature=None, top_k=9, top_p=0.9),
+    "power_smc": power_smc(),
+    "pimh": power_smc(wrapper="pimh", num_steps=2),
+    "csmc": power_smc(wrapper="csmc", num_steps=2, cut="current"),
+    "replica_exchange": ReplicaExchange(alphas=[1.0, 3.0], temperatures=[1.0, 0.5], output=-1, num_blocks=3, num_steps=2,
+                                        local_steps=1, cut="current", early_reject="auto", fault="none"),
+    "multiple_try": multiple_try(form="multiple_try"),
+    "isir": multiple_try(form="isir"),
+    "lookahead": Lookahead(alpha=2.0, num_candidates=3, num_rollouts=2, rollout_length=3, block_size=4, temperature=None,
+                           top_k=0, top_p=1.0),
+    "power_mh": power_mh(),
+    "power_mh_horizon": power_mh(cut="horizon", proposal_temperature=0.8),
+    "power_mh_entropy": power_mh(cut="entropy", entropy_power=2.0),
+    "power_mh_matched": power_mh(proposal="matched", frequency_penalty=0.6, presence_penalty=-0.4),
+    "power_mh_published": power_mh(rule="published"),
+    "power_mh_adaptive": power_mh(schedule="adaptive", num_blocks=6),
+    "power_mh_early": power_mh(proposal="matched", early_reject="exact", num_steps=3),
+}
+BLENDS = {"none": NoBlend(), "layer": LayerBlend(beta=0.2, layer=-2, layers=None, norm="none"),
+          "layer_final": LayerBlend(beta=0.4, layer=0, layers=None, norm="final"),
+          "last_layer": LayerBlend(beta=0.3, layer=-1, layers=None, norm="none"),
+          "two_layers_away": LayerBlend(beta=-0.4, layer=0, layers=[-2, 0], norm="final")}
+PROMPTS = [np.array([11, 5, 23, 9]), np.array([40]), np.arange(150) * 7 % 61, np.array([3, 7, 3]), np.arange(8, 8 + 50)]
+NUM_CHAINS = 2 * len(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+@pytest.fixture(scope="module")
+def plain(qwen3):
+    """Results of a sampler under a blend with default options, drawn once: plain("power_mh", "layer")."""
+    return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
+
+
+@pytest.fixture(scope="module")
+def reference(qwen3):
+    """The reference engine with a blend: reference("layer")."""
+    parts = LanguageModel(qwen3, stop_ids=STOPS)
+    return functools.cache(lambda blend: RememberingReference(qwen3, parts, BLENDS[blend]))
+
+
+def chains(sampler):
+    for index in range(NUM_CHAINS):
+        prompt = PROMPTS[index % len(PROMPTS)]
+        yield index, sampler.chain(prompt, HORIZON, Key(7).fold_in(index))
+
+
+def run_batched(model, sampler, blend, slots=8, order=None, **options):
+    parts = LanguageModel(model, stop_ids=STOPS)
+    engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options))
+    todo = list(chains(sampler))
+    return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
+
+
+def same(a: ChainResult, b: ChainResult, tolerance: float = TOLERANCE) -> None:
+    assert a.trajectory.tokens.tolist() == b.trajectory.tokens.tolist()
+    np.testing.assert_allclose(a.trajectory.log_p, b.trajectory.log_p, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(a.trajectory.log_q, b.trajectory.log_q, atol=tolerance, rtol=0)
+    assert (a.proposals, a.accepted, a.moved, a.trajectory.ended) == (b.proposals, b.accepted, b.moved, b.trajectory.ended)
+
+
+def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
+    """Compares one chain per prompt. The other chains only share the batch."""
+    assert len(batched) == NUM_CHAINS
+    for tag, chain in itertools.islice(chains(sampler), len(PROMPTS)):
+        same(batched[tag].result, reference.run(chain))
+
+
+def with_one_of_them(name: str, blend: str) -> list:
+    """Marks a pair as slow, unless the blend is `layer` or the sampler is one of two."""
+    return [] if blend == "layer" or name in ("power_mh", "power_mh_early") else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize(("name", "blend"), [pytest.param(name, blend, marks=with_one_of_them(name, blend))
+                                             for blend in BLENDS for name in SAMPLERS])
+def test_batched_is_reference(plain, reference, name, blend):
+    same_as_reference(plain(name, blend), SAMPLERS[name], reference(blend))
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("qwen2", "llama")))
+                                    for name in FAMILIES])
+def test_every_family(family):
+    model, sampler, blend = random_model(family), SAMPLERS["power_mh"], BLENDS["layer"]
+    reference = ReferenceEngine(model, LanguageModel(model, stop_ids=STOPS), blend)
+    same_as_reference(run_batched(model, sampler, blend), sampler, reference)
+
+
+def test_results_are_varied_enough_to_tell_errors_apart(plain):
+    results = plain("power_mh", "none")
+    tokens = {tuple(done.result.trajectory.tokens.tolist()) for done in results.values()}
+    assert len(tokens) >= 6
+    assert any(done.result.trajectory.ended for done in results.values())
+    assert 0 < sum(done.result.moved for done in results.values()) < sum(done.result.proposals for done in results.values())
+
+
+@pytest.mark.parametrize("slots", [1, 3, *(pytest.param(slots, marks=pytest.mark.slow) for slots in (2, 16))])
+@pytest.mark.parametrize("name", ["power_mh", "truncated"])
+def test_number_of_slots_and_order_change_nothing(qwen3, plain, slots, name):
+    expected = plain(name, "layer")
+    order = [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]
+    # The ladder of shapes makes results equal to the last bit, if the machine's arithmetic allows it.
+    tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
+    other = run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], slots=slots, order=order)
+    for tag, done in expected.items():
+        same(other[tag].result, done.result, tolerance)
+        assert other[tag].cost == done.cost
+
+
+def test_prefix_reuse_and_chunks_change_nothing_but_the_cost(qwen3):
+    fresh = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), reuse_prefix=False)
+    for chunk in (8, 16, 64):
+        kept = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), prefill_chunk=chunk)
+        assert kept.keys() == fresh.keys()
+        for tag, done in kept.items():
+            same(fresh[tag].result, done.result)
+            assert done.cost.token_forwards < fresh[tag].cost.token_forwards
+            assert done.cost.tokens_drawn == fresh[tag].cost.tokens_drawn
+
+
+SWITCHED = {
+    "skip_identical": dict(skip_identical=False),
+    "read_ahead": dict(read_ahead=0),
+    "read_ahead_3": dict(read_ahead=3),
+    "checks": dict(steps_between_checks=5),
+    "all": dict(skip_identical=False, read_ahead=0, steps_between_checks=3),
+}
+ROUNDED = {  # these read tokens in chunks that are otherwise decoded one by one: equal up to rounding
+    "keep_current": dict(keep_current=False),
+    "reuse_prefix": dict(reuse_prefix=False),
+    "attention": dict(attention="sdpa"),
+}
+
+
+@pytest.mark.parametrize("options", [*SWITCHED.values(), *ROUNDED.values()], ids=[*SWITCHED, *ROUNDED])
+@pytest.mark.parametrize("name", ["power_mh", pytest.param("power_mh_published", marks=pytest.mark.slow), "power_mh_early"])
+def test_switches_change_nothing(qwen3, plain, name, options):
+    """Tokens and log-probabilities are equal to the last bit if a switch changes no arithmetic."""
+    exact = options in SWITCHED.values() and rows_do_not_depend_on_the_batch()
+    on, off = plain(name, "layer"), run_batched(qwen3, SAMPLERS[name], BLENDS["layer"], **options)
+    assert on.keys() == off.keys()
+    for tag, done in on.items():
+        same(off[tag].result, done.result, 0.0 if exact else TOLERANCE)
+        assert [step["decision"] for step in off[tag].result.trace] == [step["decision"] for step in done.result.trace]
+
+
+@pytest.mark.parametrize("cut", ["current", "horizon"])
+@pytest.mark.parametrize("temperature", [None, 0.8])
+@pytest.mark.parametrize("truncation", [pytest.param({}, marks=pytest.mark.slow), {"top_k": 20}])
+def test_early_rejection_changes_no_decision(qwen3, cut, temperature, truncation):
+    """Every state is the same to the last bit, and every abandoned proposal is also rejected without early rejection."""
+    options = dict(proposal="matched", proposal_temperature=temperature, cut=cut, num_steps=4, alpha=3.0, **truncation)
+    exact = rows_do_not_depend_on_the_batch()
+    on = run_batched(qwen3, power_mh(early_reject="exact", **options), BLENDS["layer"])
+    off = run_batched(qwen3, power_mh(early_reject="off", **options), BLENDS["layer"])
+    assert sum(done.result.abandoned for done in on.values()) >= 5
+    assert sum(d.cost.tokens_drawn for d in on.values()) < sum(d.cost.tokens_drawn for d in off.values())
+    for tag, done in on.items():
+        same(off[tag].result, done.result, 0.0 if exact else TOLERANCE)
+        for early, full in zip(done.result.trace, off[tag].result.trace, strict=True):
+            assert early["decision"] == full["decision"] or (early["decision"], full["decision"]) == ("abandon", "reject")
+            assert early["proposal_length"] <= full["proposal_length"]
+            assert early["log_ratio"] >= full["log_ratio"] - 1e-3  # an upper bound
+
+
+def test_eps_decides_the_same_with_and_without_skipping(qwen3):
+    """A draw can cross its floor on tokens that it shares with the state. It ends there even if they need no forward."""
+    sampler = power_mh(early_reject="eps", epsilon=0.9, proposal_temperature=3.0, alpha=1.5, num_steps=6)
+    on, off = (run_batched(qwen3, sampler, BLENDS["layer"], skip_identical=skip) for skip in (True, False))
+    assert sum(done.result.abandoned for done in on.values()) >= 20
+    for tag, done in on.items():
+        same(off[tag].result, done.result, 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE)
+        assert [s["decision"] for s in done.result.trace] == [s["decision"] for s in off[tag].result.trace]
+        assert [s["proposal_length"] for s in done.result.trace] == [s["proposal_length"] for s in off[tag].result.trace]
+
+
+def test_a_draw_along_a_longer_path_ends_at_its_horizon(qwen3):
+    def shorter(prompt):
+        path = yield Draw(Trajectory.start(prompt), 10, SamplingParams(), Key(1))
+        again = yield Draw(Trajectory.start(prompt), 6, SamplingParams(), Key(1), along=path)
+        assert again.tokens.tolist() == path.tokens[:6].tolist()
+        assert not again.ended
+        other = yield Draw(Trajectory.start(prompt), 6, SamplingParams(), Key(2), along=path)
+        return ChainResult(other)
+
+    def plain(prompt):
+        path = yield Draw(Trajectory.start(prompt), 6, SamplingParams(), Key(2))
+        return ChainResult(path)
+
+    engine = BatchedEngine(LanguageModel(qwen3), NoBlend(), 2, 170)
+    for prompt in PROMPTS:
+        one, other = (next(iter(engine.run([(0, f(prompt))]))).result for f in (shorter, plain))
+        same(one, other)
+
+
+def test_an_engine_can_be_used_again_after_a_run_was_given_up(qwen3, plain):
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 8, 170)
+    running = engine.steps(chains(SAMPLERS["power_mh"]))
+    for _ in range(7):
+        next(running)
+    running.close()
+    again = {done.tag: done for done in engine.run(chains(SAMPLERS["power_mh"]))}
+    for tag, done in plain("power_mh", "none").items():
+        same(again[tag].result, done.result)
+
+
+def test_identical_proposals_cost_nothing(qwen3):
+    """An almost deterministic law repeats its first sequence. The model draws only the tokens of that sequence."""
+    sampler = power_mh(alpha=400.0, num_blocks=1, num_steps=5)
+    on, off = (run_batched(qwen3, sampler, NoBlend(), skip_identical=skip) for skip in (True, False))
+    for tag, done in on.items():
+        assert done.cost.tokens_drawn == done.result.trajectory.length
+        assert done.result.moved == 0
+        assert done.cost.tokens_drawn + done.cost.tokens_skipped == off[tag].cost.tokens_drawn
+
+
+def test_a_rejected_proposal_costs_no_reading(qwen3, plain):
+    kept = plain("power_mh_early", "none")
+    for tag, done in kept.items():
+        prompt = len(PROMPTS[tag % len(PROMPTS)]) - 1
+        assert done.cost.token_forwards == done.cost.tokens_drawn + prompt
+    again = run_batched(qwen3, SAMPLERS["power_mh_early"], NoBlend(), keep_current=False)
+    total, more = (sum(done.cost.token_forwards for done in d.values()) for d in (kept, again))
+    assert more > total
+
+
+def test_a_shared_prompt_is_read_once(qwen3):
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 170)
+    prompt = PROMPTS[2]
+    many = [(n, SAMPLERS["temperature"].chain(prompt, HORIZON, Key(n))) for n in range(12)]
+    done = {d.tag: d for d in engine.run(many)}
+    assert engine.counters.read_tokens == len(prompt) - 1
+    alone = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 170)
+    one = next(iter(alone.run([(7, SAMPLERS["temperature"].chain(prompt, HORIZON, Key(7)))])))
+    same(done[7].result, one.result)
+    assert done[7].cost == one.cost
+
+
+def test_slots_are_refilled_at_once(qwen3):
+    for options in (Options(), Options(read_ahead=0), Options(steps_between_checks=4)):
+        engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 3, 170, options)
+        assert len(list(engine.run(chains(SAMPLERS["power_mh"])))) == NUM_CHAINS
+        assert 0 < engine.counters.busy_slot_steps <= 3 * engine.counters.steps
+        assert (engine.counters.utilisation == 1.0) == (options.steps_between_checks is None)
+
+
+def test_more_slots_than_positions(qwen3):
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 100, 20)
+    many = [(n, SAMPLERS["temperature"].chain(PROMPTS[0], 8, Key(n))) for n in range(120)]
+    assert sorted(done.tag for done in engine.run(many)) == list(range(120))
+
+
+def test_chains_that_ask_for_nothing_end(qwen3):
+    def empty():
+        return ChainResult(Trajectory.start(PROMPTS[0]))
+        yield
+
+    def mixed():
+        for number in range(9):
+            yield number, empty() if number % 2 else SAMPLERS["greedy"].chain(PROMPTS[0], HORIZON, Key(0))
+
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 2, 170)
+    assert sorted(done.tag for done in engine.run(mixed())) == list(range(9))
+
+
+def test_draw_in_pieces_and_after_a_rollback_is_draw_in_one(qwen3):
+    def whole(prompt, key):
+        path = yield Draw(Trajectory.start(prompt), HORIZON, SamplingParams(), key)
+        return ChainResult(path)
+
+    def pieces(prompt, key):
+        path = yield Draw(Trajectory.start(prompt), 5, SamplingParams(), key)
+        astray = yield Draw(path.prefix(2), HORIZON, SamplingParams(), key.fold_in("other"))
+        assert astray.tokens[:2].tolist() == path.tokens[:2].tolist()
+        path = yield Draw(path, HORIZON, SamplingParams(), key)
+        return ChainResult(path)
+
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 170)
+    for prompt in PROMPTS:
+        one, many = (next(iter(engine.run([(0, f(prompt, Key(5)))]))).result for f in (whole, pieces))
+        same(one, many)
+
+
+def scored(prompt, key):
+    path = yield Score(Trajectory.start(prompt), np.arange(10, 30), SamplingParams(0.8, top_k=30))
+    path = yield Draw(path.prefix(7), HORIZON, SamplingParams(0.8), key)
+    return ChainResult(path)
+
+
+@pytest.mark.slow
+def test_chains_of_different_samplers_share_a_batch(qwen3, reference):
+    """One step has different laws, sources and histories. Scores run while other chains are in progress."""
+    parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
+
+    def mixed():
+        for number, prompt in enumerate(PROMPTS[1:4]):
+            for name, sampler in SAMPLERS.items():
+                yield (number, name), sampler.chain(prompt, HORIZON, Key(3).fold_in(number, name))
+            yield (number, "score"), scored(prompt, Key(3).fold_in(number, "score"))
+
+    engine = BatchedEngine(parts, blend, 3, 180)
+    together = {done.tag: done.result for done in engine.run(mixed())}
+    for tag, chain in mixed():
+        with np.errstate(invalid="ignore"):
+            same(together[tag], reference("layer").run(chain))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_position_of_the_model_can_be_used(family):
+    """The padding of a chunk may reach beyond the last position."""
+    model = random_model(family)
+    parts, prompt = LanguageModel(model, stop_ids=STOPS), np.arange(192 - HORIZON) % 61
+    engine = BatchedEngine(parts, NoBlend(), 2, 192)
+    chain = SAMPLERS["power_mh"].chain
+    (done,) = engine.run([(0, chain(prompt, HORIZON, Key(1)))])
+    same(done.result, ReferenceEngine(model, parts, NoBlend()).run(chain(prompt, HORIZON, Key(1))))
+
+
+LAWS = [SamplingParams(), SamplingParams(0.7, top_k=5), SamplingParams(0.9, repetition_penalty=1.4), SamplingParams(0.0),
+        SamplingParams(0.0, repetition_penalty=3.0), SamplingParams(0.9, frequency_penalty=0.7, presence_penalty=-0.5)]
+
+
+@pytest.mark.parametrize(("source", "law"), [
+    *(("blended", law) for law in LAWS), ("base", LAWS[0]),
+    *(pytest.param("base", law, marks=pytest.mark.slow) for law in LAWS[1:])])
+def test_score_is_reference_and_is_what_draw_says(qwen3, reference, law, source):
+    parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
+    given = np.arange(10, 40)
+
+    def given_scored(prompt):
+        path = yield Score(Trajectory.start(prompt), given, law, source)
+        return ChainResult(path)
+
+    def drawn(prompt):
+        path = yield Draw(Trajectory.start(prompt), HORIZON, law, Key(1), source)
+        again = yield Score(Trajectory.start(prompt), path.tokens, law, source)
+        assert np.allclose(path.log_p, again.log_p, atol=TOLERANCE)
+        assert np.allclose(path.log_q, again.log_q, atol=TOLERANCE)
+        return ChainResult(again)
+
+    for prompt in PROMPTS:
+        engine = BatchedEngine(parts, blend, 2, 190)
+        with np.errstate(invalid="ignore"):
+            fast = next(iter(engine.run([(0, given_scored(prompt))]))).result
+            slow = reference("layer").run(given_scored(prompt))
+            same(fast, slow)
+        next(iter(engine.run([(0, drawn(prompt))])))
+
+
+def test_stop_ids_in_the_prompt_do_not_end_a_chain(qwen3):
+    done = run_batched(qwen3, SAMPLERS["greedy"], NoBlend())[3]
+    assert done.result.trajectory.length > 0
+    assert not set(done.result.trajectory.tokens[:-1].tolist()) & set(STOPS)
+
+
+def test_forbidden_ids_are_never_drawn():
+    model = random_model("qwen3")
+    parts = LanguageModel(model, stop_ids=STOPS)
+    parts.forbid(range(20, 61))
+    engine = BatchedEngine(parts, NoBlend(), 8, 170)
+    for done in engine.run(chains(temperature(temperature=3.0))):
+        assert done.result.trajectory.tokens.max() < 20
+
+
+def test_chains_without_numbers_end_and_spoil_no_other():
+    """The embedding of token 40 is NaN. A chain that reads it fails, and every other chain ends as with a sound model."""
+    spoilt, sound = random_model("qwen3"), random_model("qwen3")
+    with torch.no_grad():
+        spoilt.model.embed_tokens.weight[40] = torch.nan
+    todo = [0, 1, 2, 3, 4, 1, 1, 0, 2, 4]
+
+    def results(model, blend, **options):
+        engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), blend, 3, 170, Options(**options))
+        sampler = SAMPLERS["power_mh"]
+        return {d.tag: d for d in engine.run((n, sampler.chain(PROMPTS[p], HORIZON, Key(n))) for n, p in enumerate(todo))}
+
+    for options in ({}, {"read_ahead": 1}, {"read_ahead": 2}, {"read_ahead": 0, "steps_between_checks": 4}):
+        bad, good = results(spoilt, BLENDS["layer"], **options), results(sound, BLENDS["layer"], **options)
+        assert len(bad) == len(todo)
+        failed = {tag for tag, done in bad.items() if done.result is None}
+        assert failed >= {n for n, p in enumerate(todo) if 40 in PROMPTS[p]}
+        assert failed < set(range(len(todo)))
+        for tag, done in bad.items():
+            if tag in failed:
+                assert "not numbers" in done.failure
+            elif 40 not in good[tag].result.trajectory.tokens:
+                same(done.result, good[tag].result)
+
+
+def test_a_score_without_numbers_ends_its_chain():
+    model = random_model("qwen3")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[40] = torch.nan
+
+    def scored_with(token):
+        path = yield Score(Trajectory.start(PROMPTS[0]), np.array([5, token, 6]), SamplingParams())
+        return ChainResult(path)
+
+    engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 1, 170)
+    done = [d for d in engine.run([(0, scored_with(40)), (1, scored_with(41))])]
+    assert done[0].result is None
+    assert "not numbers" in done[0].failure
+    assert done[1].result.trajectory.tokens.tolist() == [5, 41, 6]
+
+
+def test_more_positions_than_the_model_has_are_refused(qwen3):
+    with pytest.raises(UserError, match="192"):
+        BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 193)
+
+
+def test_a_blend_that_gives_no_numbers_fails_every_chain(qwen3):
+    """Proposals are drawn from the model without the blend. Only the target's log-probabilities are affected."""
+    blend = LayerBlend(beta=0.5, layer=0, layers=None, norm="none")
+    blend.beta = torch.nan
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), blend, 4, 170)
+    done = list(engine.run(chains(SAMPLERS["power_mh"])))
+    assert len(done) == NUM_CHAINS
+    assert all(d.result is None and "not numbers" in d.failure for d in done)
+
+
+def test_bfloat16_logits_are_not_rounded():
+    """The head works in float32, so log p has more digits than bfloat16 can hold."""
+    model = random_model("qwen3").to(torch.bfloat16)
+    engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 8, 170)
+    for done in engine.run(chains(SAMPLERS["greedy"])):
+        logits = torch.tensor(done.result.trajectory.log_p)
+        assert not torch.equal(logits.bfloat16().double(), logits)
+        sequence = np.concatenate([PROMPTS[done.tag % 5], done.result.trajectory.tokens])
+        rescored = model(input_ids=torch.from_numpy(sequence)[None])
+        assert rescored.logits.dtype == torch.bfloat16

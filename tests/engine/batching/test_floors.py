@@ -1,0 +1,93 @@
+"""Early rejection on the device: its floors are those that `ops.Floor` defines, and `eps` decides as `off` does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.draws import start_of
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.rows import Rows
+from dflash_mcmc.engine.speculative.commit import below_floor
+from dflash_mcmc.ops import Draw, Floor, SamplingParams
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Trajectory
+from tests.engine.batching.test_batched import BLENDS, TOLERANCE, power_mh, run_batched, same
+from tests.engine.speculative.test_speculator import drafter, match
+from tests.targets import random_model, rows_do_not_depend_on_the_batch
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+@pytest.mark.parametrize("length", [None, 3, 9])
+@pytest.mark.parametrize("margin", [0.0, 2.5])
+def test_a_row_is_below_its_floor_exactly_where_the_floor_is_crossed(length, margin):
+    """b_t + margin <= log u, with b_t = W_t - reference + log(length / t), for weights on both sides of it."""
+    prompt, horizon = np.arange(4), 12
+    floor = Floor(log_uniform=-0.7, alpha=2.0, reference=1.3, length=length, margin=margin)
+    draw = Draw(Trajectory.start(prompt), horizon, SamplingParams(), Key(0), floor=floor)
+    state = Rows(1, 20, 5, torch.device("cpu"))
+    state.begin([start_of(draw, draw.trajectory, 0, np.full(horizon, 0.5), len(prompt))])
+    found = set()
+    for generated in range(1, horizon + 1):
+        edge = -0.7 + 1.3 - margin - (math.log(length / generated) if length else 0.0)
+        for weight in (edge - 0.1, edge + 0.1):
+            at = torch.tensor([[len(prompt) + generated - 1]])
+            below = bool(below_floor(state, at, torch.tensor([[weight]], dtype=torch.float64)))
+            assert below == floor.crossed(weight, generated) == (weight < edge)
+            found.add(below)
+    assert found == {True, False}
+
+
+LAW = SamplingParams(0.4, top_k=30)
+
+
+def drawn_early(number: int, shared: bool):
+    """A draw with a floor, and the same draw without one. The floor is crossed somewhere in most of these draws."""
+    start, key = Trajectory.start(np.array([11, 5, number])), Key(number)
+    along = (yield Draw(start, 12, LAW, key.fold_in("along"))) if shared else None
+    whole = yield Draw(start, 12, LAW, key.fold_in("draw"))
+    floor = Floor(0.0, 1.5, 0.0, 9 if number % 2 else None, 0.25)
+    bounds = [floor.bound(float(weight), generated) for generated, weight in enumerate(floor.weights(whole, 0), 1)]
+    place = number % len(bounds)
+    floor = floor._replace(log_uniform=bounds[place] + floor.margin + 1e-6)
+    early = yield Draw(start, 12, LAW, key.fold_in("draw"), along=along, floor=floor)
+    crossed = [floor.crossed(float(weight), generated) for generated, weight in enumerate(floor.weights(whole, 0), 1)]
+    expected = whole.prefix(crossed.index(True) + 1)
+    return ChainResult(early, measures={"expected": expected.length, "whole": whole.length,
+                                        "same": float(np.array_equal(early.tokens, expected.tokens))})
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "along"])
+@pytest.mark.parametrize("decoder", [None, match()], ids=["plain", "match"])
+def test_a_draw_ends_with_the_first_token_at_which_its_floor_is_crossed(qwen3, decoder, shared):
+    """Also if some of its tokens are those of another trajectory, and need no forward."""
+    parts = LanguageModel(qwen3, stop_ids=(3,))
+    speculation = None if decoder is None else decoder.speculation(drafter("self", parts, qwen3))
+    engine = BatchedEngine(parts, BLENDS["none"], 8, 24, Options(), None, speculation)
+    found = [done for done in engine.run((number, drawn_early(number, shared)) for number in range(24))]
+    for done in found:
+        assert done.result.measures["same"], done.tag
+    assert sum(done.result.measures["expected"] < done.result.measures["whole"] for done in found) >= 8
+    assert not shared or sum(done.cost.tokens_skipped for done in found) >= 10
+
+
+@pytest.mark.parametrize("cut", ["current", "horizon"])
+def test_a_small_epsilon_decides_as_without_early_rejection(qwen3, cut):
+    """At epsilon 1e-5 none of these decisions is wrong. Proposals are hotter than p, where `exact` would not hold."""
+    options = dict(proposal="matched", proposal_temperature=2.0, alpha=3.0, num_steps=6, cut=cut, epsilon=1e-5)
+    eps, off = (run_batched(qwen3, power_mh(early_reject=name, **options), BLENDS["layer"]) for name in ("eps", "off"))
+    assert sum(done.result.abandoned for done in eps.values()) >= 20
+    assert sum(done.result.moved for done in off.values()) >= 10
+    for tag, done in eps.items():
+        same(off[tag].result, done.result, 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE)
+        for early, full in zip(done.result.trace, off[tag].result.trace, strict=True):
+            assert early["decision"] == full["decision"] or (early["decision"], full["decision"]) == ("abandon", "reject")

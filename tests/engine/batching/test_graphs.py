@@ -1,0 +1,74 @@
+"""Steps without CUDA graphs say so once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.engine.batching import graphs
+from dflash_mcmc.engine.batching.endings import Endings
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.plain_steps import PlainSteps
+from dflash_mcmc.engine.batching.rows import Rows
+from dflash_mcmc.engine.batching.stop_strings import StopStrings
+from dflash_mcmc.engine.batching.token_texts import TokenTexts
+from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.rng import Key
+from dflash_mcmc.types import Trajectory
+from tests.targets import random_model
+
+
+class Runner:
+    grid = None
+
+
+ENDINGS = Endings([1], None, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def first_note():
+    graphs._note.cache_clear()
+    yield
+    graphs._note.cache_clear()
+
+
+def test_a_reason_against_graphs_is_noted_once(capsys):
+    steps = PlainSteps(Runner())
+    for _ in range(2):
+        assert graphs.graphed(steps, "the model has recurrent layers", ENDINGS) is steps
+    noted = capsys.readouterr().err.splitlines()
+    assert noted == ["hardware.cuda_graphs: decode steps run without CUDA graphs, because the model has recurrent layers"]
+
+
+def test_steps_are_captured_without_a_reason_against_it(capsys):
+    assert isinstance(graphs.graphed(PlainSteps(Runner()), None, ENDINGS), graphs.GraphedSteps)
+    assert not capsys.readouterr().err
+
+
+def test_steps_are_captured_again_after_new_stop_strings(monkeypatch):
+    """A graph holds the tensors of its capture, and new strings are in other tensors."""
+    captured = []
+
+    class Graph:
+        def replay(self):
+            captured[-1] += 1
+
+    texts = TokenTexts((b"a", b"b"), None, {})
+    endings = Endings([1], None, torch.device("cpu"), lambda stop: StopStrings(stop, texts))
+    steps = graphs.GraphedSteps(PlainSteps(Runner()), endings)
+    monkeypatch.setattr(graphs.GraphedSteps, "_capture", lambda *arguments: captured.append(0) or Graph())
+    draw, state = Draw(Trajectory.start(np.array([1])), 9, SamplingParams(), Key(0)), Rows(1, 4, 2, torch.device("cpu"))
+    for stop in ((), ("ab",), ("ab",), ("b",)):
+        endings.begin(draw._replace(stop=stop), np.array([], np.int64))
+        steps.step(None, state, 1, 4, ("group",), False)
+    assert captured == [1, 2, 1]
+
+
+@pytest.mark.parametrize(("family", "changes", "reason"), [
+    ("qwen3", {}, None), ("qwen3_5", {}, "the model has recurrent layers"),
+    ("qwen3_next", {}, "the model is a mixture of experts"),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+     "the model's rotary embedding grows with the text")])
+def test_models_say_why_they_are_not_captured(family, changes, reason):
+    assert LanguageModel(random_model(family, **changes)).uncaptured == reason

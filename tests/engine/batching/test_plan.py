@@ -1,0 +1,144 @@
+"""The memory plan equals the allocated memory. An engine that does not fit is refused with an error that gives the sizes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batching import few_rows
+from dflash_mcmc.engine.batching import plan as memory_plan
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.plan import options_within, plan, predict
+from dflash_mcmc.engine.batching.workload import Workload
+from dflash_mcmc.errors import ConfigError, note
+from tests.targets import random_model
+
+
+def wide_model() -> LanguageModel:
+    """One of the widths that few rows are made for."""
+    return LanguageModel(random_model("qwen3", hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                                      num_attention_heads=4, num_key_value_heads=4, head_dim=16), stop_ids=(3, 7))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return LanguageModel(random_model(), stop_ids=(3,))
+
+
+@pytest.mark.parametrize("changes", [{}, {"read_ahead": 0}, {"keep_current": False}, {"reuse_prefix": False}])
+def test_caches_are_as_large_as_predicted(model, changes):
+    options = Options(**changes)
+    engine = BatchedEngine(model, NoBlend(), 12, 150, options, prompt_length=100)
+    memory, rows = engine._memory, engine._loop.rows
+    memory.reserve(150)
+    if memory.spare:
+        memory.spare.reserve(memory.cache.length)
+    caches = [memory.cache, memory.spare, memory.prompts and memory.prompts._cache]
+    held = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches if cache)
+    held += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
+    assert predict(Workload(model, 150, 100, options), 12).caches == held
+
+
+def test_slots_that_do_not_fit_are_refused_with_the_numbers(model):
+    work = Workload(model, 150, 100, Options())
+    one = predict(work, 8).total
+    with pytest.raises(ConfigError) as refused:
+        plan(work, 64, 1000, 1.2 * one / 1e9, "contiguous")
+    text = str(refused.value)
+    assert text.startswith("hardware.num_slots: given 64; allowed: at most 8 with hardware.kv_cache=contiguous (64 slots of "
+                           "up to 150 tokens take at least 21.3 MB, of which 11.6 MB are keys and values; there are ")
+    assert "hardware.memory_gb" in text
+    with pytest.raises(ConfigError, match=r"hardware\.memory_gb: given nothing that holds a slot: .*; allowed: at least "):
+        plan(work, None, 1000, 1e-5, "contiguous")
+    for num_slots in (64, None):
+        with pytest.raises(ConfigError, match=r"hardware\.memory_gb: given nothing that holds a slot: .*; allowed: at least "):
+            plan(work, num_slots, 1000, 1e-5)
+
+
+def test_the_number_of_slots_that_a_refusal_names_fits(model):
+    work = Workload(model, 150, 100, Options())
+    memory_gb = predict(work, 20).total / 1e9
+    with pytest.raises(ConfigError, match=r"allowed: at most \d+ \(64 slots of up to 150 tokens take") as refused:
+        plan(work, 64, 1000, memory_gb, "paged")
+    most = int(str(refused.value).split("at most ")[1].split()[0])
+    assert plan(work, most, 1000, memory_gb, "paged").num_slots == most
+    with pytest.raises(ConfigError):
+        plan(work, most + 1, 1000, memory_gb, "paged")
+
+
+def test_null_takes_what_fits_and_no_more_than_there_are_chains(model):
+    work = Workload(model, 150, 100, Options())
+    one = predict(work, 8).total
+    assert plan(work, None, 1000, 1.2 * one / 1e9, "contiguous").num_slots == 8
+    assert plan(work, None, 1000, None).num_slots == 256
+    assert plan(work, None, 5, None).num_slots == 5
+    assert plan(work, 3, 1000, None).num_slots == 3
+
+
+def test_auto_takes_pages_where_rows_do_not_fit(model):
+    work = Workload(model, 1500, 100, Options())
+    fits = predict(work, 16).total / 1e9
+    assert plan(work, 16, 1000, fits + 1e-6).num_pages == 0
+    less = plan(work, 16, 1000, 0.7 * fits)
+    assert less.num_slots == 16
+    assert less.num_pages > 0
+    assert 0.66 * fits < less.total / 1e9 <= 0.7 * fits
+    assert plan(work, 16, 1000, 2 * fits, "paged").num_pages <= 2 * 16 * 25 + 16 * 3  # no more than can be used
+    assert f"for 16 slots of up to 1,500 tokens, {less.mean_length:,} on average" in less.describe()
+    assert "; work space 4.86 MB; free 0.0" in less.describe()
+    assert plan(work, 16, 1000, 1).describe(2_000_000_000).startswith("memory: weights 2.00 GB; keys and values 20.8 MB for ")
+    assert "for 16 slots of 1,500 tokens; work space" in plan(work, 16, 1000, 1).describe()
+
+
+def test_null_leaves_each_slot_half_of_the_longest_sequence(model):
+    work = Workload(model, 1500, 100, Options())
+    found = plan(work, None, 1000, predict(work, 16).total / 1e9, "paged")
+    assert found.num_slots > 16
+    assert found.num_pages * 64 // found.num_slots >= 700
+
+
+def test_pages_take_what_is_planned(model):
+    work = Workload(model, 150, 100, Options())
+    engine = BatchedEngine(model, NoBlend(), 12, 150, Options(), prompt_length=100, num_pages=77)
+    pages, rows = engine._memory.cache.memory.pages[0], engine._loop.rows
+    held = pages.keys.nbytes + pages.values.nbytes + rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
+    assert predict(work, 12, 77).caches == held
+
+
+def test_the_second_copy_of_the_weights_is_planned_where_it_fits(random_weights):
+    """`few_rows` of an engine of fewer than 8 slots. The plan counts what the engine's products take, or none."""
+    wide = wide_model()
+    work, copied = Workload(wide, 150, 100, Options()), few_rows.num_bytes(wide)
+    enough = (predict(work, 3).total + copied) / 1e9
+    found = plan(work, 3, 1000, enough)
+    assert found.copies == copied
+    assert f"second copy of the weights {copied / 1e6:.3g} MB (hardware.few_rows)" in found.describe()
+    assert plan(work, 3, 1000, enough - 2e-9).copies == 0
+    assert plan(work, 8, 1000, None).copies == 0
+    assert plan(work._replace(options=Options(few_rows=False)), 3, 1000, None).copies == 0
+    if (made := few_rows.of(wide, few_rows.EngineSteps(3))) is not None:  # where this machine gives few rows the bits of eight
+        assert made.num_bytes == copied
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["memory_gb", "free memory"])
+def test_an_engine_makes_the_second_copy_where_its_plan_has_it(given, monkeypatch, capsys, random_weights):
+    """`hardware.memory_gb` counts, whatever is free, and the free memory where it is null."""
+    note.cache_clear()
+    wide = wide_model()
+    work, copied = Workload(wide, 150, 100, Options()), few_rows.num_bytes(wide)
+    enough = predict(work, 3).total + copied
+    for room, fits in ((enough, True), (enough - 2, False)):
+        free = 1 if given else math.ceil(room / 0.9)
+        monkeypatch.setattr(memory_plan.psutil, "virtual_memory", lambda free=free: type("Memory", (), {"available": free}))
+        planned = plan(work, 3, 1000, room / 1e9 if given else None)
+        options = options_within(work, planned)
+        assert (planned.copies == copied, options.few_rows) == (fits, fits)
+        engine = BatchedEngine(wide, NoBlend(), 3, 150, options, prompt_length=100)
+        assert engine._memory.runner.few_rows is (few_rows.of(wide, few_rows.EngineSteps(3)) if fits else None)
+    error = capsys.readouterr().err
+    assert error.startswith("hardware.few_rows: a second copy of the weights does not fit")
+    assert error.count("\n") == 1

@@ -1,0 +1,179 @@
+"""The draft's law of every token. The batched engine is compared with the reference engine and with itself."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.draft import DraftBlend
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.ops import Draw, SamplingParams, Score
+from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.draft_mh import DraftMH
+from dflash_mcmc.sampler.draft_refine import DraftRefine
+from dflash_mcmc.types import ChainResult, Trajectory
+from tests.engine.batching.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, same, same_as_reference
+from tests.engine.speculative.test_speculator import drafter
+from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
+
+BLEND = DraftBlend(beta=0.4, grid="absolute")
+FROM_THE_CUT = DraftBlend(beta=0.4, grid="cut")
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+@pytest.fixture(scope="module")
+def reference(qwen3):
+    """The reference engine with a blend and a draft, made once for each pair."""
+    known = {}
+
+    def engine(blend=BLEND, draft="dflash"):
+        if (repr(blend), draft) not in known:
+            parts = LanguageModel(qwen3, stop_ids=STOPS)
+            known[repr(blend), draft] = RememberingReference(qwen3, parts, blend, drafter(draft, parts, qwen3))
+        return known[repr(blend), draft]
+
+    return engine
+
+
+def run(model, todo, blend=BLEND, draft="dflash", slots=8, **options):
+    parts = LanguageModel(model, stop_ids=STOPS)
+    engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None, None,
+                           drafter(draft, parts, model))
+    return {done.tag: done for done in engine.run(todo)}
+
+
+def tokens_of(done):
+    return done.result.trajectory.tokens.tolist()
+
+
+@pytest.mark.parametrize(("name", "draft"), [
+    *((name, "dflash") for name in ("greedy", "truncated", "power_mh", "power_mh_matched", "power_mh_early")),
+    *(("truncated", draft) for draft in ("dflash_short", "dflash_sliding")),
+    *(pytest.param(name, draft, marks=pytest.mark.slow) for draft in ("dflash_short", "dflash_sliding")
+      for name in ("greedy", "power_mh", "power_mh_matched", "power_mh_early"))])
+def test_draft_blend_is_reference(qwen3, reference, name, draft):
+    same_as_reference(run(qwen3, chains(SAMPLERS[name]), draft=draft), SAMPLERS[name], reference(draft=draft))
+
+
+def test_blocks_from_the_cut_are_reference(qwen3, reference):
+    """On the published grid, each draw and each score starts its own blocks."""
+    from tests.engine.batching.test_batched import power_mh
+
+    sampler = power_mh(rescore=True, proposal="matched", num_steps=3)
+    batched = run(qwen3, chains(sampler), FROM_THE_CUT)
+    absolute = run(qwen3, chains(sampler), BLEND)
+    same_as_reference(batched, sampler, reference(FROM_THE_CUT))
+    assert any(tokens_of(batched[tag]) != tokens_of(absolute[tag]) for tag in batched)
+
+
+def test_the_draft_changes_the_target(qwen3):
+    with_draft, without = (run(qwen3, chains(SAMPLERS["greedy"]), blend) for blend in (BLEND, NoBlend()))
+    assert any(tokens_of(with_draft[tag]) != tokens_of(without[tag]) for tag in without)
+
+
+def redrawn(prompt, number):
+    """A chain that draws from the draft, also from inside blocks, and scores tokens that were drawn from the target."""
+    key, law = Key(5).fold_in(number), SamplingParams(0.8, top_k=20)
+    path = yield Draw(Trajectory.start(prompt), HORIZON, law, key.fold_in("a"), "draft")
+    path = yield Draw(path.prefix(min(path.length, 7)), HORIZON, law, key.fold_in("b"), "draft", path)
+    start = path.prefix(min(path.length, 3))
+    other = yield Draw(start, HORIZON, SamplingParams(), key.fold_in("c"))
+    scored = yield Score(start, other.tokens[start.length :], SamplingParams(0.8), "draft")
+    assert scored.tokens.tolist() == other.tokens.tolist()
+    np.testing.assert_allclose(scored.log_p, other.log_p, atol=TOLERANCE)
+    last = yield Draw(scored.prefix(min(scored.length, 8)), HORIZON, law, key.fold_in("d"), "draft")
+    return ChainResult(Trajectory(prompt, *(np.concatenate([getattr(p, name) for p in (path, scored, last)])
+                                      for name in ("tokens", "log_p", "log_q", "interval"))))
+
+
+def redraws():
+    return [(number, redrawn(PROMPTS[number % len(PROMPTS)], number)) for number in range(10)]
+
+
+@pytest.mark.parametrize("blend", [NoBlend(), BLEND], ids=["none", "draft"])
+def test_drawing_from_the_draft_is_reference(qwen3, reference, blend):
+    batched = run(qwen3, redraws(), blend)
+    for tag, chain in redraws():
+        same(batched[tag].result, reference(blend).run(chain))
+
+
+DRAFT_MH = {"draft": {}, "mixture": {"proposal": "mixture"}, "start": {"cut": "start", "early_reject": "eps"}}
+
+
+def draft_mh(**changes) -> DraftMH:
+    values = dict(alpha=2.0, draft_temperature=0.7, num_blocks=3, num_steps=2, cut="current", proposal="draft",
+                  draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-3)
+    return DraftMH(**{**values, **changes})
+
+
+@pytest.mark.parametrize("changes", DRAFT_MH.values(), ids=DRAFT_MH)
+@pytest.mark.parametrize("blend", [pytest.param(NoBlend(), id="none", marks=pytest.mark.slow),
+                                   pytest.param(BLEND, id="draft")])
+def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, reference, blend, changes):
+    sampler = draft_mh(**changes)
+    batched, alone = (run(qwen3, chains(sampler), blend, slots=slots) for slots in (8, 1))
+    if not changes.get("early_reject"):
+        same_as_reference(batched, sampler, reference(blend))
+    for tag in batched:
+        if rows_do_not_depend_on_the_batch():
+            assert batched[tag].result.trace == alone[tag].result.trace
+        assert batched[tag].cost == alone[tag].cost
+    assert sum(done.result.moved for done in batched.values())
+
+
+def test_draft_refine_is_reference(qwen3, reference):
+    """With early rejection, since it changes no decision."""
+    sampler = DraftRefine(alpha=2.0, start_temperature=0.7, proposal_temperature=1.0, num_blocks=2, num_steps=3,
+                          cut="confidence", floor=0.1, early_reject="exact")
+    few = [entry for entry in chains(sampler) if entry[0] % 5 < 2]
+    results = {tag: done.result for tag, done in run(qwen3, few, NoBlend(), slots=8).items()}
+    assert sum(result.moved for result in results.values())
+    assert sum(result.abandoned for result in results.values())
+    for tag, chain in list(chains(sampler))[:2]:
+        same(results[tag], reference(NoBlend()).run(chain))
+
+
+def early():
+    return list(chains(SAMPLERS["power_mh_early"]))
+
+
+@pytest.fixture(scope="module")
+def as_they_are(qwen3):
+    """Results of chains with 8 slots and default options, drawn once."""
+    return functools.cache(lambda make: run(qwen3, make()))
+
+
+@pytest.mark.parametrize(("slots", "options"), [
+    pytest.param(1, {}, marks=pytest.mark.slow), (3, {"steps_between_checks": 3}), (16, {"read_ahead": 0}),
+    (8, {"skip_identical": False}), (8, {"whole_blocks": False})])
+def test_slots_and_switches_change_nothing(qwen3, as_they_are, slots, options):
+    tolerance = 0.0 if rows_do_not_depend_on_the_batch() and "whole_blocks" not in options else TOLERANCE
+    for make in (redraws, early):
+        expected, other = as_they_are(make), run(qwen3, make()[::-1], slots=slots, **options)
+        for tag, done in expected.items():
+            same(other[tag].result, done.result, tolerance)
+            if not options.keys() & {"skip_identical", "whole_blocks"}:
+                assert other[tag].cost == done.cost
+        assert sum(done.cost.blocks_drafted for done in expected.values()) > 0
+        if "whole_blocks" in options and make is redraws:
+            assert sum(d.cost.target_forwards for d in expected.values()) < sum(
+                d.cost.target_forwards for d in other.values())
+
+
+@pytest.mark.parametrize("source", ["blend", pytest.param("draft_mh", marks=pytest.mark.slow)])
+def test_recurrent_layers(source):
+    """Draws from the draft go token by token there, whatever `whole_blocks` says."""
+    model = random_model("qwen3_5")
+    parts = LanguageModel(model, stop_ids=STOPS)
+    blend, sampler = (BLEND, SAMPLERS["power_mh"]) if source == "blend" else (NoBlend(), draft_mh())
+    reference = RememberingReference(model, parts, blend, drafter("dflash", parts, model))
+    same_as_reference(run(model, chains(sampler), blend, snapshot_every=8), sampler, reference)

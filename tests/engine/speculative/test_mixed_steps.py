@@ -1,0 +1,169 @@
+"""Draws from the draft and draws by a decoder in a batch: the answers are those of plain decoding and of separate batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.rng import Key
+from dflash_mcmc.runner import build
+from dflash_mcmc.types import ChainResult, Trajectory
+from tests.engine.batching.test_batched import BLENDS, HORIZON, PROMPTS, STOPS, TOLERANCE, chains, same, same_as_reference
+from tests.engine.speculative.test_block_grid import draft_mh
+from tests.engine.speculative.test_speculator import drafter, match, reject
+from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
+
+MIXTURE = draft_mh(proposal="mixture", num_steps=3)
+NUM_DRAFTED = 4
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+def run(model, todo, decoder, blend="none", slots=8, uses_draft=True, num_pages=0, **options):
+    parts = LanguageModel(model, stop_ids=STOPS)
+    drafts = drafter("dflash", parts, model)
+    engine = BatchedEngine(parts, BLENDS[blend], slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
+                           decoder.speculation(drafts) if decoder else None, drafts if uses_draft else None, num_pages)
+    return {done.tag: done for done in engine.run(todo)}
+
+
+def decisions(done):
+    return [(entry["cut"], entry["proposal_length"], entry["decision"]) for entry in done.result.trace]
+
+
+def total(done, name):
+    return sum(getattr(each.cost, name) for each in done.values())
+
+
+@pytest.mark.parametrize(("decoder", "blend", "slots", "options"), [
+    (match(), "none", 8, {}), (match(0.8), "layer_final", 3, {"steps_between_checks": 2}),
+    (match(), "layer", 8, {"join_steps": False}), (match(0.8), "none", 8, {"whole_blocks": False}),
+    pytest.param(match(), "none", 1, {"keep_current": False, "batch_scores": False}, marks=pytest.mark.slow),
+    pytest.param(match(), "layer", 8, {"reuse_prefix": False, "read_ahead": 0}, marks=pytest.mark.slow)])
+def test_a_mixture_by_match_is_the_plain_one(qwen3, decoder, blend, slots, options):
+    plain = run(qwen3, chains(MIXTURE), None, blend)
+    decoded = run(qwen3, chains(MIXTURE), decoder, blend, slots, **options)
+    for tag, done in plain.items():
+        same(decoded[tag].result, done.result)
+        assert decisions(decoded[tag]) == decisions(done)
+        assert decoded[tag].cost.tokens_drawn == done.cost.tokens_drawn
+    assert sum(done.result.moved for done in plain.values())
+    assert total(decoded, "tokens_drafted") == NUM_DRAFTED * total(decoded, "blocks_verified") > 0
+    if options.keys() <= {"steps_between_checks", "join_steps"}:  # without the decoder's, the sampler's blocks remain
+        assert total(decoded, "blocks_drafted") - total(decoded, "blocks_verified") == total(plain, "blocks_drafted") > 0
+    assert total(plain, "blocks_verified") == total(plain, "tokens_drafted") == 0
+
+
+def test_a_mixture_by_match_is_reference(qwen3):
+    parts = LanguageModel(qwen3, stop_ids=STOPS)
+    reference = RememberingReference(qwen3, parts, BLENDS["layer"], drafter("dflash", parts, qwen3))
+    same_as_reference(run(qwen3, chains(MIXTURE), match(), "layer"), MIXTURE, reference)
+
+
+@pytest.mark.parametrize(("decoder", "slots", "order", "options"), [
+    (match(), 3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {"join_steps": False}), (reject(), 3, None, {"join_steps": False}),
+    (reject(verification="block"), 16, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], {"read_ahead": 0}),
+    (reject(), 8, None, {"num_pages": 120}),
+    pytest.param(match(0.8), 8, None, {"steps_between_checks": 3}, marks=pytest.mark.slow)])
+def test_slots_order_and_switches_change_nothing(qwen3, decoder, slots, order, options):
+    """A forward that both kinds of rows share gives each row the numbers of one of its own."""
+    expected, todo = run(qwen3, chains(MIXTURE), decoder), list(chains(MIXTURE))
+    other = run(qwen3, [todo[number] for number in order or range(len(todo))], decoder, slots=slots, **options)
+    tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
+    for tag, done in expected.items():
+        same(other[tag].result, done.result, tolerance)
+        assert other[tag].cost == done.cost
+
+
+def drawn(number):
+    """A chain that draws from the target alone, if its number is even, or from the draft alone, also from inside blocks."""
+    key, path = Key(6).fold_in(number), Trajectory.start(PROMPTS[number % len(PROMPTS)])
+    source = "draft" if number % 2 else "base"
+    parts = [(yield Draw(path, HORIZON, SamplingParams(0.8), key.fold_in(0), source))]
+    for part in range(1, 4):
+        start = parts[-1].prefix(min(parts[-1].length, 3 * part - 1))
+        parts.append((yield Draw(start, HORIZON, SamplingParams(0.8, top_k=20), key.fold_in(part), source)))
+    return ChainResult(Trajectory(path.prompt, *(np.concatenate([getattr(each, name) for each in parts])
+                                               for name in ("tokens", "log_p", "log_q", "interval"))))
+
+
+@pytest.mark.parametrize("options", [{}, {"join_steps": False}, {"whole_blocks": False}], ids=["joined", "apart", "by_token"])
+def test_each_kind_of_rows_draws_as_it_does_alone(qwen3, options):
+    """By rejection, whose tokens depend on the draft: the rows beside a row change neither its drafts nor its verdicts."""
+    mixed = run(qwen3, [(number, drawn(number)) for number in range(10)], reject(), **options)
+    targets = run(qwen3, [(number, drawn(number)) for number in range(0, 10, 2)], reject(), uses_draft=False)
+    drafts = run(qwen3, [(number, drawn(number)) for number in range(1, 10, 2)], None, **options)
+    assert total(targets, "tokens_kept") > 0
+    tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
+    for tag, done in (targets | drafts).items():
+        same(mixed[tag].result, done.result, tolerance)
+        verified = done.cost.blocks_drafted if tag in targets else 0
+        assert mixed[tag].cost == done.cost._replace(blocks_verified=verified)
+
+
+def test_a_trace_has_the_blocks_of_the_decoder(qwen3):
+    done = run(qwen3, chains(MIXTURE), reject(trace=True))
+    assert sum(len(each.walk) for each in done.values()) > 0
+    for each in done.values():
+        assert len(each.walk) == each.cost.blocks_verified
+        assert sum(min(block["accepted"], block["gained"]) for block in each.walk) == each.cost.tokens_kept
+
+
+def test_penalties_in_draws_from_the_draft_go_token_by_token(qwen3):
+    """Beside draws by the decoder, whose rows they leave as they are."""
+    def chain(number):
+        params = SamplingParams(0.8, repetition_penalty=1.0 + number % 2)
+        return ChainResult((yield Draw(Trajectory.start(PROMPTS[number]), HORIZON, params, Key(number),
+                                       "draft" if number % 2 else "base")))
+
+    mixed, plain = (run(qwen3, [(number, chain(number)) for number in range(5)], decoder) for decoder in (match(), None))
+    for tag, done in plain.items():
+        same(mixed[tag].result, done.result)
+        assert (mixed[tag].cost.tokens_drafted > 0) == (tag % 2 == 0)
+
+
+def test_two_drafters_are_refused(qwen3):
+    parts = LanguageModel(qwen3, stop_ids=STOPS)
+    with pytest.raises(ValueError, match="given two drafters"):
+        BatchedEngine(parts, BLENDS["none"], 2, 40, Options(), None, match().speculation(drafter("dflash", parts, qwen3)),
+                      drafter("dflash", parts, qwen3))
+
+
+@pytest.mark.parametrize("decoder", [match(), reject()], ids=["match", "rejection"])
+def test_recurrent_layers(decoder):
+    """Draws from the draft go token by token there."""
+    model = random_model("qwen3_5")
+    plain, decoded = (run(model, list(chains(MIXTURE))[:6], each, snapshot_every=4) for each in (None, decoder))
+    apart = run(model, list(chains(MIXTURE))[:6], decoder, slots=2, snapshot_every=64)
+    for tag, done in decoded.items():
+        if decoder.keeps_tokens():
+            same(done.result, plain[tag].result)
+        same(apart[tag].result, done.result, 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE)
+    assert total(decoded, "blocks_verified") > 0
+
+
+def test_the_embedded_pair_draws_the_plain_mixture(make_config):
+    """Here the decoder keeps most of what the draft proposes."""
+    given = ("sampler=draft_mh", "draft=tiny", "sampler.proposal=mixture", "sampler.num_blocks=4", "dataset.limit=8",
+             "dataset.max_new_tokens=24")
+    results = {}
+    for name in ("plain", "speculative_match"):
+        config = make_config(*given, f"decoder={name}")
+        model, problems = config.model.load("cpu"), config.dataset.problems()[:8]
+        prompts = build.prompts(config, model, problems)
+        engine = build.slots_engine(config, model, max(map(len, prompts.values())), 8)
+        results[name] = {done.tag: done for done in engine.run(
+            (p.id, build.chain(config, config.sampler, p.id, 0, prompts[p.id])) for p in problems)}
+    plain, decoded = results["plain"], results["speculative_match"]
+    for tag, done in plain.items():
+        same(decoded[tag].result, done.result)
+        assert decisions(decoded[tag]) == decisions(done)
+    assert total(decoded, "tokens_kept") > total(decoded, "blocks_verified")
+    assert total(decoded, "target_forwards") < total(plain, "target_forwards")

@@ -1,0 +1,323 @@
+"""Estimates against published arithmetic, against the engine where it must agree exactly, and against real runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.__main__ import main
+from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.live_chain import LiveChain
+from dflash_mcmc.forcing import sequences
+from dflash_mcmc.forcing.branches import Tree
+from dflash_mcmc.probe import Probe
+from dflash_mcmc.registry import components
+from dflash_mcmc.rng import Key
+from dflash_mcmc.runner import build, cost
+from dflash_mcmc.sampler import Sampler
+from tests.probes import measured
+from tests.runs import execute
+from tests.targets import random_model
+
+PS = ("condition=ps", "sampler.early_reject=off", "hardware.skip_identical=false")
+FULL = ("assumed.answer_length=1", "assumed.prompt_length=100")
+
+
+# (blocks, block length, steps) -> decoded tokens; with the prefixes read anew for each proposal. From the design's table for
+# prompts of 100 tokens and no stop id, which counts all of a prompt where the engine feeds its last token with the first step.
+@pytest.mark.parametrize(("blocks", "block", "steps", "decoded", "read_anew"), [
+    (16, 64, 2, 9_744, 30_912), (16, 192, 10, 133_712, 304_832), (4, 192, 10, 10_388, 25_520), (4, 192, 2, 2_692, 6_960)])
+def test_full_length_answers_cost_what_the_closed_form_says(make_config, blocks, block, steps, decoded, read_anew):
+    setting = (*PS, *FULL, f"sampler.num_blocks={blocks}", f"sampler.num_steps={steps}",
+               f"dataset.max_new_tokens={blocks * block}")
+    assert cost.token_forwards(make_config(*setting)) == pytest.approx(99 + decoded)
+    draws = blocks * (1 + steps)
+    anew = cost.token_forwards(make_config(*setting, "hardware.reuse_prefix=false"))
+    assert anew == pytest.approx(read_anew - draws)
+
+
+def test_redrawn_is_the_mean_over_all_cuts(make_config):
+    horizon, blocks, steps, length = 24, 4, 3, 15
+    for cut, places in (("current", lambda state, stage: range(state)), ("horizon", lambda state, stage: range(stage))):
+        config = make_config(*PS, f"sampler.cut={cut}", f"sampler.num_blocks={blocks}", f"sampler.num_steps={steps}",
+                             f"dataset.max_new_tokens={horizon}")
+        cost = config.sampler.expected_cost(length, horizon)
+        expected = sum(steps * np.mean([max(min(stage, length) - place, 0) for place in places(min(stage, length), stage)])
+                       for stage in (6, 12, 18, 24))
+        assert cost.proposed == pytest.approx(expected)
+        assert cost.extended == length
+
+
+def test_chain_that_returns_makes_the_steps_of_the_stages_up_to_its_end(make_config):
+    short = (*PS, "sampler.num_blocks=4", "sampler.num_steps=2", "dataset.max_new_tokens=40")
+    on, back = (make_config(*short, f"sampler.after_eos={kind}").sampler.expected_cost(15, 40)
+                for kind in ("continue", "return"))
+    assert on.proposed == 2 * (11 + 16 + 16 + 16) / 2
+    assert back.proposed == 2 * (11 + 16) / 2
+    published = make_config(*short, "sampler.rule=published").sampler.expected_cost(15, 40)
+    assert published == back
+
+
+def test_without_stop_ids_the_engine_counts_exactly_this(make_config):
+    """Greedy, temperature and power_mh without steps have one cost; with steps the cuts decide, whose mean is the estimate."""
+    horizon, prompt, count = 24, np.arange(5, 16), 40
+    model = LanguageModel(random_model())
+    model.stop_ids = ()
+    measured = {}
+    for name, overrides in {"greedy": ("sampler=greedy",), "temperature": ("sampler=temperature",),
+                            "no steps": (*PS, "sampler.num_steps=0"), "steps": PS}.items():
+        blocks = () if "sampler" in overrides[0] else ("sampler.num_blocks=4",)
+        config = make_config(*overrides, *blocks, f"dataset.max_new_tokens={horizon}", "assumed.answer_length=1",
+                             f"assumed.prompt_length={len(prompt)}")
+        engine = BatchedEngine(model, NoBlend(), 32, len(prompt) + horizon, Options(skip_identical=False))
+        done = list(engine.run((n, config.sampler.chain(prompt, horizon, Key(3).fold_in(n))) for n in range(count)))
+        measured[name] = (cost.token_forwards(config), done)
+    for name in ("greedy", "temperature", "no steps"):
+        expected, done = measured[name]
+        assert {chain.cost.token_forwards for chain in done} == {len(prompt) - 1 + horizon} == {expected}
+    expected, done = measured["steps"]
+    stages = (6, 12, 18, 24)
+    for chain in done:
+        redrawn = sum(entry["block"] * 6 - entry["cut"] for entry in chain.result.trace)
+        assert chain.cost.token_forwards == len(prompt) - 1 + horizon + redrawn
+    variance = 2 * sum((stage**2 - 1) / 12 for stage in stages)  # of uniform cuts, two steps a stage
+    mean = np.mean([chain.cost.token_forwards for chain in done])
+    assert abs(mean - expected) < 4 * (variance / count) ** 0.5
+
+
+def run_of(make_config, *overrides):
+    """(configuration with the measured lengths assumed, records, token-forwards a sample) of a run over 12 problems."""
+    config = make_config(*overrides, "dataset.limit=12")
+    folder = execute(config).folder
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    prompts = build.prompts(config, config.model.load("cpu"), config.dataset.problems())
+    config.assumed.prompt_length = np.mean([len(prompt) for prompt in prompts.values()])
+    config.assumed.answer_length = np.mean([record["num_tokens"] for record in records]) / config.dataset.max_new_tokens
+    return config, records, np.mean([record["token_forwards"] for record in records])
+
+
+@pytest.mark.parametrize("overrides", [
+    ("condition=greedy",), ("condition=temp",), *(
+        pytest.param((*PS, "sampler.num_blocks=4", *other), marks=pytest.mark.slow)
+        for other in ((), ("sampler.cut=horizon",), ("sampler.after_eos=return",), ("hardware.reuse_prefix=false",)))])
+def test_runs_of_the_embedded_model_cost_what_is_estimated_from_their_mean_length(make_config, overrides):
+    config, _, measured = run_of(make_config, *overrides)
+    assert cost.token_forwards(config) == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.slow
+def test_the_plan_of_draft_refine_has_the_blocks_that_its_stages_draft(make_config):
+    """Only the extension of each stage takes forwards of the draft. A step can shorten a state: it is extended again."""
+    config, records, _ = run_of(make_config, "sampler=draft_refine", "draft=tiny", "sampler.cut=current",
+                                "sampler.num_blocks=4", "sampler.num_steps=1")
+    measured = np.mean([record["blocks_drafted"] for record in records])
+    assert 0.5 * measured < cost.draft_blocks(config) <= measured
+
+
+def test_savings_are_estimated_from_their_measured_shares(make_config):
+    config, records, measured = run_of(make_config, "condition=ps", "sampler.num_blocks=8", "sampler.proposal_temperature=1")
+    assert config.sampler.early_reject == "exact"
+    tried = [entry for record in records for entry in record["trace"]]
+    rejected = [entry for entry in tried if entry["decision"] in ("reject", "abandon")]
+    kept = sum(entry["proposal_length"] - entry["cut"] for entry in tried if entry["decision"] in ("accept", "identical"))
+    lost = sum(entry["length"] - entry["cut"] for entry in rejected)
+    drawn_of_lost = sum(entry["proposal_length"] - entry["cut"] for entry in rejected)
+    proposed = sum(record["tokens_drawn"] + record["tokens_skipped"] - record["num_tokens"] for record in records)
+    config.assumed.acceptance, config.assumed.abandoned_at = kept / (kept + lost), drawn_of_lost / lost
+    config.assumed.identical = sum(record["tokens_skipped"] for record in records) / proposed
+    assert 0 < config.assumed.identical < 1
+    assert config.assumed.abandoned_at < 0.9
+    assert cost.token_forwards(config) == pytest.approx(measured, rel=0.25)
+    config.assumed.acceptance = config.assumed.abandoned_at = 1.0
+    config.assumed.identical = 0.0
+    assert cost.token_forwards(config) > 1.4 * measured
+
+
+class Metered(NamedTuple):
+    """What the target and the draft were given, in tokens and in blocks."""
+
+    token_forwards: list[int]
+    draft_blocks: list[int]
+
+
+@pytest.fixture
+def metered(monkeypatch) -> Metered:
+    """Counts the tokens that every part of a probe reads: the engine's meter, whole sequences, and branches."""
+    found = Metered([], [])
+    read, drafted, branches, of_chain = sequences.read, sequences.drafted, Tree.read, LiveChain.charge
+
+    def reading(model, tokens, *others, **settings):
+        found.token_forwards.append(tokens.numel())
+        return read(model, tokens, *others, **settings)
+
+    def drafting(draft, model, features, tokens, lengths, anchors, *others):
+        found.draft_blocks.append(anchors.numel())
+        return drafted(draft, model, features, tokens, lengths, anchors, *others)
+
+    def branching(tree, parents, tokens):
+        found.token_forwards.append(len(tokens))
+        return branches(tree, parents, tokens)
+
+    def charging(chain, number, **amounts):
+        found.token_forwards.append(amounts.get("token_forwards", 0))
+        found.draft_blocks.append(amounts.get("blocks_drafted", 0))
+        return of_chain(chain, number, **amounts)
+
+    monkeypatch.setattr(sequences, "read", reading)
+    monkeypatch.setattr(sequences, "drafted", drafting)
+    monkeypatch.setattr(Tree, "read", branching)
+    monkeypatch.setattr(LiveChain, "charge", charging)
+    return found
+
+
+PROBED = ("draft=tiny", "dataset.limit=3", "dataset.max_new_tokens=64")
+"""Prompts of 43, 47 and 59 tokens, with solutions of 22, 47 and 55."""
+
+
+def mean_length(records: list[dict]) -> float:
+    """Mean length of the answers in a probe's records; that of the solutions where the records do not have it."""
+    parts = [part for record in records for part in record.get("cells", [record])]
+    return float(np.mean([part.get("num_tokens", (22 + 47 + 55) / 3) for part in parts]))
+
+
+MIXING = ("probe=mixing", "sampler.early_reject=off", "sampler.num_blocks=4", "sampler.num_steps=2")
+
+
+VERIFYING = ("probe=sampled_verify", "sampler=temperature", "probe.temperatures=[1.0]", "probe.faults=[]",
+             "probe.long_tokens=32", "probe.agent_tokens=300", "probe.agent_answer=8", "probe.agent_runs=1")
+
+
+# The factors of draft_mh are larger: a rejected proposal of the draft may be longer than the states of the chain.
+@pytest.mark.parametrize(("overrides", "factor"), [
+    (("probe=layer_rank",), 1.15), (("probe=logit_blend", "probe.answers=greedy"), 1.15), (("probe=deep_readout",), 1.15),
+    (("probe=speculative_mcmc", "probe.timed_rows=2"), 1.4),
+    (("probe=speculative_mcmc", "probe.timed_rows=0", "probe.num_samples=8", "probe.share_prefixes=false"), 1.15),
+    (("probe=difficulty", "sampler=best_of_n", "sampler.num_candidates=3"), 1.15),
+    ((*MIXING, "sampler=draft_mh", "probe.alphas=[1,4]", "hardware.skip_identical=false"), 1.5),
+    ((*MIXING, "sampler=draft_mh", "sampler.proposal=mixture"), 1.5),
+    ((*MIXING, "sampler=power_mh", "blend=draft", "hardware.skip_identical=false"), 1.3)])
+def test_units_of_probes_cost_what_is_estimated_for_their_lengths(make_config, metered, overrides, factor):
+    config = make_config(*PROBED, *overrides)
+    count = len(config.probe.units(config))
+    config.assumed.prompt_length = (43 + 47 + 59) / 3
+    config.assumed.answer_length = mean_length(measured(config)) / config.dataset.max_new_tokens
+    expected = config.probe.expected_cost(config)
+    for wanted, parts in zip(expected, metered, strict=True):
+        assert 1 / factor < wanted * count / sum(parts) < factor
+
+
+def test_sampled_verify_costs_more_than_plain_decoding_by_its_drafted_tokens(make_config, metered):
+    config = make_config(*PROBED, *VERIFYING)
+    count = len(config.probe.units(config))
+    config.assumed.prompt_length = (43 + 47 + 59) / 3
+    config.assumed.answer_length = mean_length(measured(config)) / config.dataset.max_new_tokens
+    assert 1.0 < sum(metered.token_forwards) / (config.probe.expected_cost(config).token_forwards * count) < 2.5
+
+
+def test_every_probe_and_every_sampler_has_an_estimate():
+    for group, base in (("probe", Probe), ("sampler", Sampler)):
+        lacking = [name for name, found in components(group).items()
+                   if not found.cls.is_null and found.cls.expected_cost is base.expected_cost]
+        assert lacking == []
+
+
+def told(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "dry_run=true"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    """The numbers of each row of a printed table, by its first column."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return {first: [cell.replace(",", "") for cell in others] for first, *others in rows[2:]}
+
+
+def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
+    for place in ("model.hf.HFModel.load", "store.folder.RunStore.open", "run.loop.execute"):
+        monkeypatch.setattr(f"dflash_mcmc.{place}", lambda *_, **__: pytest.fail("a dry run"))
+    text = told(capsys, "experiment=demo", "condition=temp", "num_chains=3", "hardware.tokens_per_second=1000")
+    assert cells(text) == {"temp": ["192", "176", "33754", "0.01"]}  # 192 * (99 + 0.6 * 128)
+    assert "hours: at hardware.tokens_per_second=1000" in text
+    guess = ("experiment=demo", "condition=temp", "num_chains=3", "assumed.tokens_per_second=2000")
+    assert cells(text := told(capsys, *guess)) == {"temp": ["192", "176", "33754", "0.00"]}
+    assert "hours: at assumed.tokens_per_second=2000, a guess" in text
+    assert cells(told(capsys, *guess, "hardware.tokens_per_second=1")) == {"temp": ["192", "176", "33754", "9.38"]}
+    text = told(capsys, "sweep=steps", "experiment=demo")
+    assert "3 jobs" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_total_is_the_sum_and_one_run_counts_once(capsys):
+    rows = cells(text := told(capsys, "-m", "sampler=greedy,temperature", "sampler.alpha=2,4", "dataset.limit=10"))
+    assert {label: (left_out, samples) for label, (left_out, samples, *_) in rows.items()} == {
+        "sampler=greedy": ("sampler.alpha", "10"), "sampler=temperature sampler.alpha=2": ("", "10"),
+        "sampler=temperature sampler.alpha=4": ("", "10"), "total": ("", "30")}
+    assert int(rows["total"][3]) == pytest.approx(sum(int(row[3]) for row in itertools.islice(rows.values(), 3)), abs=2)
+    assert "the same run as another point: 1" in text
+    assert "hardware.tokens_per_second" in text
+
+
+def test_what_is_not_known_is_not_guessed_and_nothing_costs_nothing(capsys, monkeypatch):
+    monkeypatch.setattr("dflash_mcmc.sampler.draft_mh.DraftMH.expected_cost", Sampler.expected_cost)
+    rows = cells(text := told(capsys, "sampler=draft_mh", "draft=tiny", "dataset.limit=10"))
+    assert next(iter(rows.values())) == ["10", "no estimate", "no estimate", "no estimate"]
+    assert "no estimate: sampler=draft_mh does not give one" in text
+    assert "problems: 10 of 300 in dataset=arith, by dataset.limit" in text
+    rows = cells(text := told(capsys, "probe=rejection_sampling"))
+    assert "counted in chunks; it evaluates no model" in text
+    assert "problems" not in text
+    assert next(iter(rows.values())) == ["100", "0", "0", "0.00"]
+
+
+def test_forwards_of_the_draft_have_a_column_where_there_are_any(capsys):
+    rows = cells(text := told(capsys, "-m", "probe=layer_rank", "draft=none,tiny", "dataset.limit=4"))
+    assert "forwards of the draft" in text
+    assert next(iter(rows.values()))[-1] == "0"
+    assert int(rows["total"][-1]) == pytest.approx(4 * (76.8 - 3.5) / 8, abs=1)
+
+
+def test_shares_that_cannot_be_are_refused(capsys):
+    for field in ("answer_length=0", "acceptance=1.5", "identical=-1"):
+        with pytest.raises(SystemExit) as ended:
+            main([f"assumed.{field}", "dry_run=true"])
+        assert ended.value.code == 2
+        assert f"assumed.{field.partition('=')[0]}: given" in capsys.readouterr().err
+
+
+def test_published_dataset_is_counted_without_reading_it(capsys, monkeypatch):
+    monkeypatch.setattr("dflash_mcmc.dataset.inputs.sources.Benchmark.rows", lambda *_: pytest.fail("read"))
+    assert cells(told(capsys, "dataset=gsm8k", "condition=greedy"))["greedy"][0] == "1319"
+    shards = ("dataset.shards=[39]", "dataset.num_shards=40")
+    assert cells(told(capsys, "dataset=math500", "condition=greedy", *shards))["greedy"][0] == "12"
+    assert cells(told(capsys, "dataset=math500", "condition=greedy", "dataset.ids=[a,b,b]"))["greedy"][0] == "2"
+
+
+def test_dry_runs_of_probes_read_no_published_dataset_and_no_hub(capsys, monkeypatch):
+    monkeypatch.setattr("dflash_mcmc.dataset.inputs.sources.Benchmark.rows", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", lambda *_, **__: pytest.fail("downloaded"))
+    shared = ("model=hf", "model.path=some/model", "dataset=gsm8k", "num_chains=2", "draft=dflash", "draft.path=some/draft")
+    rows = cells(told(capsys, "-m", "probe=layer_rank,difficulty", *shared))
+    assert [row[1] for row in rows.values()] == ["1319", "2638", str(1319 + 2638)]
+    verified = told(capsys, "probe=sampled_verify", "sampler=temperature", "probe.agent_runs=4", *shared)
+    assert [row[0] for row in cells(verified).values()] == [str(1319 * 3 + 4)]
+
+
+@pytest.mark.parametrize("name", ["layer_rank", "difficulty", "sampled_verify"])  # the others inherit what these have
+def test_number_of_units_is_that_of_the_units(make_config, name):
+    more = ("sampler=temperature",) if name == "sampled_verify" else ()
+    config = make_config(f"probe={name}", "draft=tiny", "dataset.limit=3", "num_chains=2", *more)
+    assert config.probe.num_units(config) == len(config.probe.units(config))

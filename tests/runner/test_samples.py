@@ -1,0 +1,457 @@
+"""A run: resumed, extended, killed and shared ones end in the same records as an uninterrupted one, but for times."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random  # noqa: TID251  (moments to kill at are no part of an experiment)
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.runner import loop
+from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.lines import CHECKSUM
+from dflash_mcmc.store.records import RECORDS
+from tests import processes
+from tests.conftest import ROOT
+from tests.runs import execute
+from tests.targets import rows_do_not_depend_on_the_batch
+
+TIMES = ("seconds", "share_seconds", "prefill_seconds", "grade_seconds")
+QUICK = ("condition=ps", "sampler.num_blocks=4", "sampler.num_steps=1", "dataset.max_new_tokens=48")
+WHOLE = ("dataset.limit=8", "num_chains=2")
+NUM_WHOLE = 16
+
+
+def records_of(folder: Path) -> dict[tuple[str, int], dict]:
+    """Records by problem and chain, without times and checksums, which depend on them. Fails on a repeated one."""
+    found = {}
+    for path in folder.glob("records*.jsonl"):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            key = (record["problem"], record["chain"])
+            assert key not in found
+            found[key] = {name: value for name, value in record.items() if name not in (*TIMES, CHECKSUM)}
+    return found
+
+
+def same(a: dict, b: dict) -> None:
+    """Everything equal; floating-point numbers to the last bit, where the machine's arithmetic allows it."""
+    if rows_do_not_depend_on_the_batch():
+        assert a == b
+        return
+    assert a.keys() == b.keys()
+    for key in a:
+        assert _without_floats(a[key]) == _without_floats(b[key])
+        assert a[key]["log_p"] == pytest.approx(b[key]["log_p"], abs=1e-4)
+
+
+def _without_floats(node):
+    if isinstance(node, dict):
+        return {name: _without_floats(value) for name, value in node.items() if not isinstance(value, float)}
+    return [_without_floats(value) for value in node] if isinstance(node, list) else node
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Records of one run in one go, over 8 problems with 2 chains."""
+    folder = tmp_path_factory.mktemp("whole")
+    _finish(folder)
+    return records_of(folder_of(folder))
+
+
+def _finish(folder: Path, *overrides: str) -> None:
+    with _start(folder, *(overrides or WHOLE)) as run:
+        _, told = run.communicate(timeout=300)
+        assert run.returncode == 0, told
+
+
+def _start(folder: Path, *overrides: str) -> processes.Program:
+    return processes.start(["-m", "dflash_mcmc", "experiment=demo", *QUICK, *overrides], folder)
+
+
+def test_folder_holds_what_it_should(make_config, tmp_path):
+    result = execute(make_config(*QUICK, "dataset.limit=3"))
+    assert {p.name for p in result.folder.iterdir()} == {"config.yaml", "run.json", RECORDS, "problems.jsonl", "summary.json",
+                                                         "lock"}
+    run = json.loads((result.folder / "run.json").read_text())
+    session = run["sessions"][0]
+    assert run["identity"]["sampler.alpha"] == 4.0
+    assert session["packages"]["torch"]
+    assert session["device"]
+    assert session["command"]
+    if (ROOT / ".git").exists():
+        assert len(session["commit"]) == 40
+        assert session["dirty"] in (True, False)
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert summary == result.summary
+    for name in ("condition", "num_problems", "correct", "accuracy", "accuracy_low", "accuracy_high", "mean_tokens",
+                 "mean_seconds", "acceptance", "moved_rate", "token_forwards"):
+        assert name in summary
+    record = json.loads((result.folder / RECORDS).read_text().splitlines()[0])
+    assert record["verdict"] in ("correct", "wrong", "no_answer")
+    assert len(record["tokens"]) == record["num_tokens"]
+    assert record["tokens_drawn"] >= record["num_tokens"]
+    assert record["token_forwards"] >= record["tokens_drawn"]
+    assert len(record["trace"]) == record["proposals"] == 4
+    assert 0 < record["prefill_seconds"] < record["share_seconds"]
+    assert record["grade_seconds"] >= 0
+    parts = summary["mean_prefill_seconds"] + summary["mean_draw_seconds"]
+    assert parts == pytest.approx(summary["mean_share_seconds"], abs=1e-5)
+    assert "num_steps: 1" in (result.folder / "config.yaml").read_text()
+
+
+def test_complete_run_draws_nothing_and_loads_no_model(make_config, monkeypatch):
+    first = execute(make_config(*QUICK, "dataset.limit=3"))
+    monkeypatch.setattr("dflash_mcmc.model.hf.HFModel.load", lambda *_: pytest.fail("loaded a model"))
+    second = execute(make_config(*QUICK, "dataset.limit=3"))
+    assert (first.num_new, second.num_new) == (3, 0)
+    assert first.summary == second.summary
+
+
+def test_fewer_problems_than_recorded_is_told(make_config, command, tmp_path):
+    execute(make_config("sampler=greedy", "dataset.limit=4"))
+    assert execute(make_config("sampler=greedy", "dataset.limit=3")).num_beyond == 1
+    done = command("dflash_mcmc", "sampler=greedy", "dataset.limit=2", "tracker=none", f"paths.outputs={tmp_path}")
+    assert "2 recorded samples that were not requested are counted as well" in done.stdout
+
+
+def test_problems_with_one_id_are_refused(make_config, tmp_path):
+    row = {"problem": "q", "answer": "1", "level": 1, "subject": "s", "unique_id": "x"}
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
+    with pytest.raises(UserError, match="the id 'x' occurs twice"):
+        execute(make_config("dataset=math500", f"dataset.path={tmp_path}/rows.jsonl", "dataset.max_new_tokens=16"))
+
+
+def test_outputs_that_cannot_be_made_are_one_line(make_config, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"paths.outputs: cannot write to"):
+        execute(make_config("dataset.limit=1", f"paths.outputs={tmp_path / 'file'}"))
+
+
+def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupted):
+    first = execute(make_config(*QUICK, "dataset.limit=5"))
+    second = execute(make_config(*QUICK, "dataset.limit=8"))
+    third = execute(make_config(*QUICK, *WHOLE))
+    assert first.folder == second.folder == third.folder
+    assert (first.num_new, second.num_new, third.num_new) == (5, 3, 8)
+    same(records_of(third.folder), uninterrupted)
+    run = json.loads((third.folder / "run.json").read_text())
+    assert len(run["sessions"]) == 3
+
+
+@pytest.mark.parametrize("slots", [3, pytest.param(64, marks=pytest.mark.slow)])
+def test_number_of_slots_changes_nothing(make_config, uninterrupted, slots):
+    result = execute(make_config(*QUICK, *WHOLE, f"hardware.num_slots={slots}"))
+    same(records_of(result.folder), uninterrupted)
+
+
+SWITCHES = ("hardware.skip_identical=false", "hardware.read_ahead=0", "sampler.early_reject=off",
+            "hardware.steps_between_checks=3")
+COSTS = ("tokens_drawn", "target_forwards", "token_forwards", "tokens_skipped", "abandoned", "trace")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switches", [SWITCHES])  # each alone: tests/engine/batching/test_batched.py
+def test_switches_change_only_the_cost(make_config, uninterrupted, switches):
+    result = execute(make_config(*QUICK, *WHOLE, *switches))
+    slim = [{key: {name: value for name, value in record.items() if name not in COSTS} for key, record in records.items()}
+            for records in (records_of(result.folder), uninterrupted)]
+    same(*slim)
+
+
+def launch(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
+    """`accelerate launch` on CPUs."""
+    accelerate = Path(sys.executable).parent / "accelerate"
+    return subprocess.run(
+        [accelerate, "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m",
+         "dflash_mcmc", "experiment=demo", *QUICK, *overrides], cwd=folder, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "ACCELERATE_USE_CPU": "true"})
+
+
+def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninterrupted):
+    command = ["-m", "dflash_mcmc", "experiment=demo", *QUICK, "num_chains=2"]
+    ranks = processes.start_ranks(2, [*command, "dataset.limit=6"], tmp_path)
+    told = [rank.communicate(300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+    assert ["12 new samples" in output and "| condition" in output for output, _ in told] == [True, False]
+    assert "| condition" not in told[1][0]
+    folder = folder_of(tmp_path)
+    assert all(path.read_text() for path in (folder / RECORDS, folder / "records.1.jsonl"))
+    assert json.loads((folder / "summary.json").read_text())["num_samples"] == 12
+    _finish(tmp_path)  # what one process adds, and
+    same(records_of(folder), uninterrupted)
+    again = [rank.communicate(300)[0] for rank in processes.start_ranks(2, [*command, "dataset.limit=8"], tmp_path)]
+    assert ["already complete, nothing drawn" in told for told in again] == [True, False]
+    same(records_of(folder), uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_mistake_in_a_launch_is_told_once(tmp_path):
+    done = launch(tmp_path, "sampler.alpha=-1")
+    assert done.returncode != 0
+    assert done.stderr.count("error: sampler.alpha: given -1.0") == 1
+
+
+def test_a_mistake_is_left_to_the_first_process_to_tell(monkeypatch, capsys):
+    """A launcher ends all processes with the first that goes: one that told nothing and went took the message with it."""
+    entrypoint, told = importlib.import_module("dflash_mcmc.__main__"), []
+    # Not time.sleep itself: threads of other tests, as a tracker's, sleep too.
+    monkeypatch.setattr(entrypoint, "sleep", lambda seconds: told.append((seconds, capsys.readouterr().err)))
+    for rank, waited in (("1", [(60.0, "")]), ("0", [])):
+        told.clear()
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as ended:
+            entrypoint.main(["sampler.alpha=-1"])
+        assert ended.value.code == 2
+        assert told == waited
+        assert "error: sampler.alpha: given -1.0" in capsys.readouterr().err
+
+
+def test_a_launch_submits_no_grid(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module("dflash_mcmc.__main__").main(["-m", "experiment=demo", "hydra/launcher=slurm"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: hydra/launcher: given slurm in a launch of 2 processes; allowed: in one")
+
+
+def test_a_sample_without_numbers_is_an_error_record(make_config, monkeypatch, capsys):
+    """A digit whose embedding is no number: chains that meet it end, the others go on, none is drawn again."""
+    from dflash_mcmc.model.hf import HFModel
+
+    load = HFModel.load
+
+    def spoilt(self, device):
+        model = load(self, device)
+        seven = int(model.encode("7")[0])
+        model.decoder.get_input_embeddings().register_forward_hook(
+            lambda module, given, output: output.masked_fill((given[0] == seven)[..., None], float("nan")))
+        return model
+
+    sound = execute(make_config(*QUICK, "dataset.limit=20", "sampler.num_blocks=1"))
+    monkeypatch.setattr(HFModel, "load", spoilt)
+    try:
+        result = execute(make_config(*QUICK, "dataset.limit=20", "sampler.num_blocks=1", "seed=2"))
+    finally:
+        from dflash_mcmc.model import hf
+
+        hf._load.cache_clear()
+    records = records_of(result.folder).values()
+    failed = [record for record in records if record["verdict"] == "not_drawn"]
+    assert 0 < len(failed) < 20
+    assert all("not numbers" in record["reason"] and not record["tokens"] for record in failed)
+    assert result.summary["not_drawn"] == len(failed)
+    assert f"{len(failed)} of 20 samples could not be drawn" in capsys.readouterr().err
+    assert sound.summary["not_drawn"] == 0
+    monkeypatch.undo()
+    assert execute(make_config(*QUICK, "dataset.limit=20", "sampler.num_blocks=1", "seed=2")).num_new == 0
+
+
+def test_slots_that_do_not_fit_are_refused_before_anything_is_written(make_config, tmp_path):
+    with pytest.raises(UserError, match=r"hardware\.num_slots: given 32; allowed: at most .* MB are keys and values"):
+        execute(make_config(*QUICK, "dataset.limit=40", "hardware.memory_gb=0.05"))
+    assert not list(tmp_path.glob("default/*"))
+    planned = execute(make_config(*QUICK, "dataset.limit=3", "hardware.memory_gb=0.05", "hardware.num_slots=null"))
+    run = json.loads((planned.folder / "run.json").read_text())
+    assert run["sessions"][0]["engine"]["utilisation"] > 0.9
+
+
+def test_chains_of_a_problem_differ_and_seeds_differ(make_config, uninterrupted):
+    pairs = [(uninterrupted[problem, 0]["tokens"], uninterrupted[problem, 1]["tokens"])
+             for problem, chain in uninterrupted if chain == 0]
+    assert sum(a != b for a, b in pairs) > len(pairs) / 2
+    other = execute(make_config(*QUICK, "dataset.limit=8", "seed=1"))
+    tokens = [record["tokens"] for record in records_of(other.folder).values()]
+    assert sum(tokens[n] != pairs[n][0] for n in range(8)) > 4
+
+
+def test_torn_last_line_is_drawn_again(make_config, uninterrupted):
+    result = execute(make_config(*QUICK, *WHOLE))
+    path = result.folder / RECORDS
+    whole = path.read_bytes()
+    for cut in (1, 100):
+        path.write_bytes(whole[:-cut])
+        again = execute(make_config(*QUICK, *WHOLE))
+        assert again.num_new == 1
+        same(records_of(result.folder), uninterrupted)
+
+
+@pytest.mark.slow
+def test_the_same_command_twice_shares_the_work(tmp_path, uninterrupted):
+    """Both end with the whole run; each sample is drawn by one of them."""
+    commands = [_start(tmp_path, *WHOLE, "hardware.num_slots=2") for _ in range(2)]
+    for command in commands:
+        _, told = command.communicate(timeout=300)
+        assert command.returncode == 0, told
+    folder = folder_of(tmp_path)
+    same(records_of(folder), uninterrupted)
+    assert all(path.read_text() for path in (folder / RECORDS, folder / "records.1.jsonl"))
+    assert len(json.loads((folder / "run.json").read_text())["sessions"]) == 2
+    assert json.loads((folder / "summary.json").read_text())["num_samples"] == NUM_WHOLE
+
+
+def test_what_a_killed_process_had_begun_the_other_one_draws(tmp_path, uninterrupted):
+    first, second = (_start(tmp_path, *WHOLE, "hardware.num_slots=4") for _ in range(2))
+    _wait_for_records(tmp_path, 2, first)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    _, told = second.communicate(timeout=300)
+    assert second.returncode == 0, told
+    same(records_of(folder_of(tmp_path)), uninterrupted)
+
+
+def test_what_others_leave_at_the_end_is_drawn(make_config, monkeypatch):
+    """When everything else is done, two samples are still another process's; a look later it is gone."""
+    config = make_config(*QUICK, "dataset.limit=4")
+    claim, others, looks = RunStore.claim, {problem.id for problem in config.dataset.problems()[1:3]}, []
+
+    def look(self):
+        looks.append(len(self._store.records))
+        assert len(looks) < 5
+        others.clear()
+
+    monkeypatch.setattr(RunStore, "claim", lambda self, key: key[0] not in others and claim(self, key))
+    monkeypatch.setattr(loop._Loop, "_look", look)
+    result = execute(config)
+    assert (result.num_new, result.num_left, result.summary["num_samples"]) == (4, 0, 4)
+    assert looks == [2]
+
+
+def test_a_shard_leaves_what_others_draw_and_the_last_one_summarises(make_config, monkeypatch, tmp_path):
+    """The first finds a sample claimed by another process, and goes; the other's death leaves it to the next."""
+    config = make_config(*QUICK, "dataset.limit=3")
+    claim = RunStore.claim
+    monkeypatch.setenv("DFLASH_MCMC_SHARD", "1/2")
+    with monkeypatch.context() as held:
+        held.setattr(RunStore, "claim", lambda self, wanted: wanted[0] != held_by_another and claim(self, wanted))
+        held_by_another = config.dataset.problems()[1].id
+        result = execute(config)
+    assert (result.num_new, result.num_left, result.summary) == (2, 1, {})
+    assert not (result.folder / "summary.json").exists()
+    again = execute(config)
+    assert (again.num_new, again.num_left, again.summary["num_samples"]) == (1, 0, 3)
+    assert (result.folder / "summary.json").exists()
+
+
+def test_store_failure_stops_the_run(make_config, monkeypatch):
+    def full(self, record):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(RunStore, "append", full)
+    with pytest.raises(OSError, match="disk full"):
+        execute(make_config(*QUICK, "dataset.limit=2"))
+
+
+def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterrupted):
+    with _start(tmp_path, *WHOLE, "hardware.num_slots=4") as run:
+        _wait_for_records(tmp_path, 2, run)
+        os.kill(run.pid, signal.SIGINT)
+        try:
+            _, told = run.communicate(timeout=120)
+        finally:
+            run.kill()
+    assert run.returncode == 130
+    assert "run the same command again" in told
+    assert "Traceback" not in told
+    folder = folder_of(tmp_path)
+    assert 2 <= len(records_of(folder)) < NUM_WHOLE
+    _finish(tmp_path)
+    same(records_of(folder), uninterrupted)
+
+
+def kill_and_continue(tmp_path: Path, moments: list[tuple[int, float]]) -> list[int]:
+    """Kills a run again and again, each time so many seconds after its k-th new record, and lets it end.
+
+    Returns the number of records that lay there after each kill.
+    """
+    found = [0]
+    for new, delay in moments:
+        with _start(tmp_path, *LONG, "hardware.num_slots=4") as run:
+            _wait_for_records(tmp_path, found[-1] + new, run)
+            time.sleep(delay)
+            os.killpg(run.pid, signal.SIGKILL)
+            run.communicate()
+        (records,) = (tmp_path / "outputs/demo").glob(f"power_mh-*/{RECORDS}")
+        found.append(records.read_bytes().count(b"\n"))
+    _finish(tmp_path, *LONG)
+    return found[1:]
+
+
+def folder_of(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "outputs/demo").glob("power_mh-*")
+    return folder
+
+
+LONG = ("dataset.limit=24", "num_chains=2", "dataset.max_new_tokens=128", "sampler.num_blocks=8")
+NUM_LONG = 48
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_long(tmp_path_factory):
+    """Records of one run in one go, over 24 problems with 2 chains."""
+    folder = tmp_path_factory.mktemp("long")
+    _finish(folder, *LONG)
+    return records_of(folder_of(folder))
+
+
+@pytest.mark.slow
+def test_killed_at_some_moments_it_ends_in_the_same_records(tmp_path, uninterrupted_long):
+    found = kill_and_continue(tmp_path, [(1, 0.0), (4, 0.05)])
+    assert all(0 < number < NUM_LONG for number in found)
+    same(records_of(folder_of(tmp_path)), uninterrupted_long)
+    assert json.loads((folder_of(tmp_path) / "summary.json").read_text())["num_samples"] == NUM_LONG
+
+
+@pytest.mark.slow
+def test_killed_at_20_random_moments_it_ends_in_the_same_records(tmp_path, uninterrupted_long):
+    chances = random.Random(0)
+    found = kill_and_continue(tmp_path, [(1, chances.uniform(0.0, 0.3)) for _ in range(20)])
+    assert len(found) == 20
+    assert sum(0 < number < NUM_LONG for number in found) >= 10
+    same(records_of(folder_of(tmp_path)), uninterrupted_long)
+
+
+def _wait_for_records(folder: Path, count: int, run: processes.Program) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and run.poll() is None:
+        found = list((folder / "outputs/demo").glob(f"power_mh-*/{RECORDS}"))
+        if found and found[0].read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.02)
+    if run.poll() == 0:
+        return  # it has ended: a late kill
+    pytest.fail(f"the run did not record {count} samples: exit code {run.poll()}")
+
+
+def test_a_run_that_a_later_process_of_a_launch_drew_alone_is_described(make_config, monkeypatch):
+    """In a sweep it can be ahead of the first, which then finds nothing to draw."""
+    config = make_config(*QUICK, "dataset.limit=2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    folder = execute(config).folder
+    assert json.loads((folder / "run.json").read_text())["sessions"]
+    monkeypatch.setenv("RANK", "0")
+    assert execute(config).summary["num_samples"] == 2
+    assert (folder / "config.yaml").is_file()
+
+
+def test_of_two_shards_that_end_together_one_summarises(make_config, monkeypatch):
+    """The other's last record comes behind this one's last look at it, and ahead of its own end."""
+    config = make_config(*QUICK, "dataset.limit=3")
+    whole = execute(config)
+    (whole.folder / "summary.json").unlink()
+    lines = (whole.folder / RECORDS).read_bytes().splitlines(keepends=True)
+    (whole.folder / RECORDS).write_bytes(lines[0])
+    monkeypatch.setenv("DFLASH_MCMC_SHARD", "0/2")
+    monkeypatch.setattr(loop._Loop, "run", lambda self: (whole.folder / RECORDS).open("ab").write(b"".join(lines[1:])))
+    result = execute(config)
+    assert (result.num_left, result.summary) == (0, whole.summary)
+    assert (whole.folder / "summary.json").exists()

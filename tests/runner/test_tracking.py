@@ -1,0 +1,238 @@
+"""What a run tells its tracker: every record and the summary, once, whatever ended the starts between; and a readable name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from statsmodels.stats.proportion import proportion_confint
+
+from dflash_mcmc.config import command as cli
+from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.runner.tracking import RunningAccuracy, readable_name, tags
+from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.tracker.jsonl import JsonlWriter
+from tests import processes
+from tests.conftest import ROOT
+from tests.runner.test_samples import QUICK
+from tests.runs import execute
+
+GREEDY = ("experiment=demo", "condition=greedy", "dataset.limit=3")
+KILLED = """
+import os, signal, sys, time
+from dflash_mcmc import __main__
+from dflash_mcmc.runner import tracking
+
+def killed(*given):
+    time.sleep(float(os.environ.get("PAUSE", "0")))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+tracking.Tracking.complete = killed
+__main__.main(sys.argv[1:])
+"""
+"""A run that is killed between its last record and the summary that its tracker gets, PAUSE seconds behind the former."""
+
+
+def told(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(folder: Path) -> list[int]:
+    return [line["step"] for line in told(folder) if "step" in line]
+
+
+def summaries(folder: Path) -> list[dict]:
+    return [line["summary"] for line in told(folder) if "summary" in line]
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """A function behind which loading a model fails the test."""
+    return lambda: monkeypatch.setattr("dflash_mcmc.model.hf.HFModel.load", lambda *_: pytest.fail("loaded a model"))
+
+
+def test_killed_before_the_summary_it_is_told_by_the_next_start(make_config, tmp_path, no_model):
+    done = processes.run(["-c", KILLED, *GREEDY, "tracker=jsonl", f"paths.outputs={tmp_path}"], tmp_path,
+                         PYTHONPATH=str(ROOT))
+    assert done.returncode == -9
+    (folder,) = (tmp_path / "demo").iterdir()
+    assert (steps(folder), summaries(folder)) == ([1, 2, 3], [])
+    no_model()
+    for _ in range(2):
+        result = execute(make_config(*GREEDY, "tracker=jsonl"))
+        assert result.num_new == 0
+        assert (steps(folder), summaries(folder)) == ([1, 2, 3], [result.summary])
+
+
+def test_a_tracker_that_is_new_to_a_run_is_told_all_of_it(make_config, no_model):
+    folder = execute(make_config(*GREEDY)).folder
+    assert "tracked" not in (folder / "run.json").read_text()
+    no_model()
+    result = execute(make_config(*GREEDY, "tracker=jsonl"))
+    assert steps(folder) == [1, 2, 3]
+    assert summaries(folder) == [result.summary]
+    for end in ("", "_low", "_high"):
+        assert told(folder)[2][f"running/accuracy{end}"] == pytest.approx(result.summary[f"accuracy{end}"])
+
+
+def test_it_is_told_before_what_is_drawn_then(make_config):
+    folder = execute(make_config(*GREEDY)).folder
+    for _ in range(2):
+        execute(make_config(*GREEDY, "tracker=jsonl", "dataset.limit=5"))
+        assert steps(folder) == [1, 2, 3, 4, 5]
+        assert [summary["num_samples"] for summary in summaries(folder)] == [5]
+
+
+@pytest.mark.parametrize("fails", ["summary", "publish", "finish"])
+def test_what_a_tracker_failed_to_take_it_is_told_again(make_config, monkeypatch, fails, no_model, capsys):
+    def fail(self, *given):
+        raise OSError("quota")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(JsonlWriter, fails, fail)
+        result = execute(make_config(*GREEDY, "tracker=jsonl"))
+    assert result.summary["num_samples"] == 3
+    assert "quota" in capsys.readouterr().err
+    no_model()
+    execute(make_config(*GREEDY, "tracker=jsonl"))
+    assert steps(result.folder) == [1, 2, 3]
+    assert summaries(result.folder)[-1] == result.summary
+    count = len(told(result.folder))
+    execute(make_config(*GREEDY, "tracker=jsonl"))
+    assert len(told(result.folder)) == count
+
+
+def test_a_tracker_that_did_not_start_is_told_from_the_first_record_later(make_config, monkeypatch):
+    def fail(self, info):
+        raise OSError("no server")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("dflash_mcmc.tracker.jsonl.JsonlTracker.start", fail)
+        folder = execute(make_config(*GREEDY, "tracker=jsonl")).folder
+    execute(make_config(*GREEDY, "tracker=jsonl", "dataset.limit=4"))
+    assert steps(folder) == [1, 2, 3, 4]
+
+
+HOLDS = """
+import pathlib, sys
+from dflash_mcmc.store.folder import RunStore
+with RunStore.open(pathlib.Path(sys.argv[1])) as store:
+    print(store.lead(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_end_of_another_process_that_leads_is_not_waited_for(make_config, monkeypatch, capsys):
+    """It may have been asked for far more of the run. What the tracker lacks then is told by the next start."""
+    monkeypatch.setattr("dflash_mcmc.runner.tracking._LEAVE_SECONDS", 0.1)
+    folder = execute(make_config(*GREEDY)).folder
+    with subprocess.Popen([sys.executable, "-c", HOLDS, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          cwd=ROOT) as other:
+        assert other.stdout.readline() == b"True\n"
+        (folder / "summary.json").unlink()
+        result = execute(make_config(*GREEDY, "tracker=jsonl"))
+        other.stdin.close()
+    assert json.loads((folder / "summary.json").read_text()) == result.summary
+    assert not (folder / "metrics.jsonl").exists()
+    assert "another process is still working on this run and logs it to the tracker" in capsys.readouterr().err
+    execute(make_config(*GREEDY, "tracker=jsonl"))
+    assert summaries(folder) == [result.summary]
+
+
+def test_the_tracker_hears_how_a_run_ended(make_config, monkeypatch):
+    codes = []
+    monkeypatch.setattr(JsonlWriter, "finish", lambda self, exit_code: codes.append(exit_code))
+    execute(make_config(*GREEDY, "tracker=jsonl"))
+    monkeypatch.setattr(RunStore, "append", lambda self, record: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        execute(make_config(*GREEDY, "tracker=jsonl", "dataset.limit=4"))
+    assert codes == [0, 1]
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_run(tmp_path):
+    command = ["-m", "dflash_mcmc", "experiment=demo", *QUICK, "dataset.limit=6", "tracker=jsonl"]
+    for rank in processes.start_ranks(2, command, tmp_path):
+        _, errors = rank.communicate(300)
+        assert rank.returncode == 0, errors[-3000:]
+    (folder,) = (tmp_path / "outputs/demo").iterdir()
+    assert (folder / "records.1.jsonl").read_text()
+    assert steps(folder) == list(range(1, 7))
+    (summary,) = summaries(folder)
+    assert summary["num_samples"] == 6
+    assert told(folder)[5]["running/accuracy"] == pytest.approx(summary["accuracy"])
+
+
+def test_running_accuracy_counts_problems():
+    running = RunningAccuracy()
+    assert running.metrics() == {}
+    running.add({"rank": 3})  # of a probe
+    assert running.metrics() == {}
+    verdicts = ["correct", "wrong", "correct", "no_answer", "correct"]
+    for number, verdict in enumerate(verdicts):
+        running.add({"problem": str(number), "verdict": verdict})
+    low, high = proportion_confint(3, 5, method="wilson")
+    once = running.metrics()
+    assert once == pytest.approx({"running/accuracy": 0.6, "running/accuracy_low": low, "running/accuracy_high": high})
+    for number, verdict in enumerate(verdicts):  # the same again: chains that agree say no more of other problems
+        running.add({"problem": str(number), "verdict": verdict})
+    assert running.metrics() == pytest.approx(once)
+
+
+@pytest.fixture
+def named():
+    """(name, tags) of the job of a command line."""
+    def of(*overrides: str) -> tuple[str, tuple[str, ...]]:
+        (job,) = cli.check_command(list(overrides)).jobs
+        return readable_name(job), tags(job)
+
+    return of
+
+
+@pytest.mark.parametrize(("overrides", "name"), [
+    (("condition=ps",), "ps"),
+    (("condition=ps", "sampler.alpha=2"), "ps alpha=2"),
+    (("condition=ps", "++sampler.alpha=4", "seed=1"), "ps alpha=4 seed=1"),  # as it stands there, also where it is the default
+    (("experiment=demo", "condition=blend_ps", "blend.beta=0.1", "dataset.limit=3", "hardware.num_slots=4", "num_chains=2"),
+     "blend_ps beta=0.1"),  # what changes no output tells no runs apart
+    (("sampler=temperature", "sampler.temperature=0.7", "model=tiny"), "temperature temperature=0.7 model=tiny"),
+    (("condition=ps", "decoder=speculative_match", "draft=tiny"), "ps decoder=speculative_match draft=tiny"),
+    (("sampler=greedy", "decoder=speculative_match", "draft=tiny"), "dflash_greedy_speculative_match draft=tiny"),
+    (("sampler=greedy", f"dataset.prompt='{'x' * 60} {{question}}'"), f"greedy prompt=…{'x' * 27} {{question}}'"),
+    (("condition=ps", "model=hf", f"model.path={PACKAGE}/assets/tiny", "dataset.max_new_tokens=64"),
+     "ps model=tiny max_new_tokens=64"),  # a folder by its name
+    (("probe=rejection_sampling", "seed=2"), "rejection_sampling seed=2"),
+])
+def test_names_say_what_the_command_line_set(named, overrides, name):
+    assert named(*overrides)[0] == name
+
+
+def test_tags_are_the_words_of_the_command_line(named, make_config):
+    assert set(named("condition=blend_ps")[1]) == {"model=tiny", "blend=layer", "sampler=power_mh", "dataset=arith"}
+    assert set(named("probe=rejection_sampling")[1]) <= {"probe=rejection_sampling", "model=tiny", "dataset=arith"}
+
+
+def test_without_a_command_line_the_name_is_the_label(make_config):
+    config = make_config("condition=ps", "sampler.alpha=2")
+    assert readable_name(Job(config)) == config.label() == "ps"
+
+
+def test_a_run_of_a_sweep_of_the_tracker_is_told_all_of_what_another_was_told(make_config, monkeypatch, no_model):
+    """`wandb agent` gives each of its points a run of its own, also one that was drawn before."""
+    from dflash_mcmc.tracker.jsonl import JsonlTracker
+    from dflash_mcmc.tracker.wandb import WandbTracker
+
+    folder = execute(make_config(*GREEDY, "tracker=jsonl")).folder
+    no_model()
+    monkeypatch.setattr(JsonlTracker, "key", WandbTracker.key, raising=False)
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    monkeypatch.setenv("WANDB_RUN_ID", "of-the-sweep")
+    execute(make_config(*GREEDY, "tracker=jsonl"))
+    assert steps(folder) == [1, 2, 3, 1, 2, 3]
+    assert len(summaries(folder)) == 2
+    execute(make_config(*GREEDY, "tracker=jsonl"))
+    assert len(summaries(folder)) == 2

@@ -1,0 +1,181 @@
+"""Training a draft: a resumed run ends with the same weights, the loss falls, and the result is loaded like any draft."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.draft.network.dflash import checkpoint
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.train import accepted, draft, loop, networks, responses
+from dflash_mcmc.train.networks import FAMILIES as NETWORKS
+from dflash_mcmc.train.prompts import questions
+from dflash_mcmc.train.recipe import compose, identity_of
+from tests.conftest import ROOT
+from tests.targets import FAMILIES, random_model
+
+SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "num_threads=1", "prompts.num=12", "prompts.held_out=2",
+         "responses.max_new_tokens=16", "shape.num_layers=1", "shape.intermediate_size=32", "anchors=3", "loss_gamma=4")
+
+
+def evaluations(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
+    whole = draft.train(plan(f"paths.outputs={tmp_path / 'whole'}"))
+    stopped = plan(f"paths.outputs={tmp_path / 'stopped'}")
+    optimise, write, calls = loop.optimise, responses._write, []
+
+    def stop_at_once(piece, drawn):
+        raise KeyboardInterrupt
+
+    def stop_at_fourth(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return optimise(*arguments)
+
+    def refuse(*arguments):
+        raise AssertionError("responses are drawn again")
+
+    monkeypatch.setattr(responses, "_write", stop_at_once)
+    with pytest.raises(KeyboardInterrupt):
+        draft.train(stopped)
+    monkeypatch.setattr(responses, "_write", write)
+    monkeypatch.setattr(loop, "optimise", stop_at_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        draft.train(stopped)
+    monkeypatch.setattr(responses, "_draw", refuse)
+    continued = draft.train(stopped)
+    assert len(calls) == 8  # first run: 3 and the stopped one; second run, from the checkpoint at 2: 4
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (whole, continued))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert evaluations(whole) == evaluations(continued)
+
+
+def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
+    made = plan("steps=40", "evaluate_every=20", "learning_rate=0.01", f"export={tmp_path / 'there'}", "tracker=jsonl")
+    folder = draft.train(made)
+    assert folder == tmp_path / "there"
+    (run,) = (tmp_path / "train").glob("draft-*")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    figures = [line for line in lines if "tau_0" in line]
+    assert [line["step"] for line in figures] == [20, 40]
+    assert figures[1]["loss"] < figures[0]["loss"] - 0.5
+    assert all(1.0 <= line[name] <= 16.0 for line in figures for name in ("tau_0", "tau_1"))
+    assert [line["step"] for line in lines if "train/loss" in line] == [10, 20, 30, 40]
+    loaded = checkpoint.load(folder, None, "cpu")
+    trained = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
+    assert all(torch.equal(value, trained[name].bfloat16()) for name, value in loaded.state_dict().items())
+    config = json.loads((folder / "config.json").read_text())
+    assert config["training"]["steps"] == 40
+    assert config["training"]["held_out_tau"] == figures[1]["tau_0"]
+    assert config["dflash_config"]["target_layer_ids"] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [("target=p_alpha", "alpha=2", "precision=float32"),
+                                       pytest.param(("target=p", "rows_at_once=3"), marks=pytest.mark.slow)])
+def test_the_loss_falls_for_distributions(plan, overrides):
+    folder = draft.train(plan("steps=20", "evaluate_every=10", "learning_rate=0.01", *overrides))
+    first, second = evaluations(folder)
+    assert second["loss"] < first["loss"] - 0.3
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_weights_of_one(plan, tmp_path):
+    small = ("steps=2", "precision=float32", "evaluate_every=2")
+    alone = load_file(draft.train(plan(*small)) / "model.safetensors")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+               "--main_process_port", "0", "-m", "dflash_mcmc.train", "draft=tiny", *SMALL, *small, "export=both"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    both = load_file(tmp_path / "both" / "model.safetensors")
+    assert all(torch.allclose(alone[name].float(), both[name].float(), rtol=0.02, atol=2e-4) for name in alone)
+
+
+def test_shipped_draft_has_the_recipe_and_a_high_accepted_length(tmp_path):
+    plan = compose("tiny", ["prompts.num=8", "prompts.held_out=15"])
+    folder, target = PACKAGE / "assets/tiny_draft", plan.model.load("cpu")
+    shipped = checkpoint.load(folder, torch.float32, "cpu")
+    assert shipped.shape == dataclasses.replace(draft.shape_of(plan, target), dtype=torch.bfloat16)
+    trained = json.loads((folder / "config.json").read_text())["training"]
+    recipe = identity_of(compose("tiny", []))
+    assert {name: trained[name] for name in recipe} == recipe
+    held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
+    tokens, forwards = accepted.count(shipped, target, held_out, 15, 16)
+    assert tokens / forwards > 3.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_open_fields_of_the_shape_are_the_targets(plan, family):
+    model = LanguageModel(random_model(family))
+    shape = draft.shape_of(plan("shape.mask_token_id=9", "shape.target_layers=[0,1]", "shape.intermediate_size=null"), model)
+    key_heads = 4 if family == "gpt2" else 2
+    assert (shape.hidden_size, shape.num_heads, shape.num_key_heads, shape.head_dim) == (32, 4, key_heads, 8)
+    assert (shape.target_layers, shape.mask_token_id, shape.intermediate_size) == (
+        (0, 1), 9, 128 if family == "gpt2" else 48)
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (["shape.target_layers=[0,2]", "shape.mask_token_id=9"], "shape.target_layers: given [0, 2]; allowed: layers from 0 to 1"),
+    (["shape.target_layers=[0]", "shape.mask_token_id=61"], "shape: the draft has mask_token_id 61; allowed: an id below 61"),
+    (["shape.target_layers=[0]"], "shape.mask_token_id: given None; allowed: an id"),
+    (["shape.target_layers=[0]", "shape.mask_token_id=9", "shape.num_heads=3"], "shape.num_heads: given 3; allowed: a mult"),
+])
+def test_a_shape_that_does_not_fit_the_target_is_an_error_of_one_line(plan, overrides, message):
+    with pytest.raises(UserError) as caught:
+        draft.shape_of(plan(*overrides), LanguageModel(random_model()))
+    assert message in str(caught.value)
+
+
+def test_too_long_responses_are_an_error_before_sampling(plan):
+    with pytest.raises(UserError) as caught:
+        draft.train(plan("responses.max_new_tokens=1024"))
+    assert "responses.max_new_tokens: given 1024; allowed: at most" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "least"), [("tiny_dspark", 3.5), ("tiny_dflash2", 3.5)])
+def test_shipped_slotwise_drafts_have_their_recipes(tmp_path, name, least):
+    plan = compose(name, ["prompts.num=8", "prompts.held_out=6"])
+    folder, target = PACKAGE / f"assets/{name}", plan.model.load("cpu")
+    shipped = checkpoint.load(folder, torch.float32, "cpu", NETWORKS[plan.heads.network])
+    assert shipped.shape == dataclasses.replace(draft.shape_of(plan, target), dtype=torch.bfloat16)
+    assert json.loads((folder / "config.json").read_text())["training"] == identity_of(compose(name, []))
+    held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
+    tokens, forwards = accepted.count(shipped, target, held_out, 6, 16)
+    assert tokens / forwards > least
+
+
+@pytest.mark.parametrize("name", ["tiny_dspark", "tiny_dflash2"])
+def test_heads_start_as_dflash(name):
+    """Before the first step a DFlash 2 draft has its backbone's law, and the Markov head adds nothing."""
+    plan = compose(name, [])
+    target = plan.model.load("cpu")
+    made = draft.new_draft(draft.shape_of(plan, target), target, 0, NETWORKS[plan.heads.network].network)
+    networks.start_from(made, plan.heads)
+    base, hidden = torch.randn(1, 2, 512, generator=torch.Generator().manual_seed(0)), torch.ones(1, 2, 128)
+    found = made.along(base, hidden, torch.tensor([[3, 4]]))
+    assert torch.equal(torch.where(torch.isfinite(found), found, base), base)
+    backbone = load_file(PACKAGE / "assets/tiny_draft/model.safetensors")
+    assert all(torch.equal(made.state_dict()[tensor].bfloat16(), value) for tensor, value in backbone.items())
+
+
+def test_heads_are_checked():
+    with pytest.raises(UserError, match=r"heads.top_k: given None; allowed: a whole number >= 1 with heads"):
+        compose("tiny_dflash2", ["heads.top_k=null"])
+    with pytest.raises(UserError, match=r"target: given 'p'; allowed: tokens with heads.network=dspark"):
+        compose("tiny_dspark", ["target=p"])

@@ -1,0 +1,125 @@
+"""The configuration of a draft's training: every mistake is an error of one line before a model is loaded."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+
+import pytest
+
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.fields import ROLES, spec_of
+from dflash_mcmc.train.prompts import questions
+from dflash_mcmc.train.recipe import DraftPlan, Heads, Prompts, Responses, Shape, compose, identity_of, run_folder
+from tests.refusals import refused
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (["steps=-1"], "steps: given -1; allowed: a whole number >= 0"),
+    (["stpes=3"], "stpes: unknown field (did you mean 'steps'?)"),
+    (["shape.num_layer=3"], "shape.num_layer: unknown field (did you mean 'num_layers'?)"),
+    (["learning_rate=fast"], "learning_rate: given 'fast'; allowed: a number > 0"),
+    (["target=q"], "target: given 'q'; allowed: one of 'tokens', 'p', 'p_alpha'"),
+    (["target=p_alpha", "alpha=0"], "alpha: given 0.0; allowed: a number > 0"),
+    (["precision=int8"], "precision: given 'int8'; allowed: one of 'float32', 'bfloat16'"),
+    (["shape.block_size=1"], "shape.block_size: given 1; allowed: a whole number >= 2"),
+    (["shape.block_size=12"], "loss_gamma: given None; allowed: a number > 0"),
+    (["shape.head_dim=31"], "shape.head_dim: given 31; allowed: an even number"),
+    (["shape.num_features=8"], "shape.num_features: given 8; allowed: at most 7"),
+    (["shape.target_layers=[1,7]"], "shape.target_layers: given [1, 7]; allowed: different layers from 0 to 6"),
+    (["shape.target_layers=[1,1]"], "shape.target_layers: given [1, 1]; allowed: different layers"),
+    (["responses.temperatures=[1,-1]"], "responses.temperatures: given [1.0, -1.0]; allowed: a list of numbers >= 0"),
+    (["responses.held_out=[]"], "responses.held_out: given []"),
+    (["prompts.template=hello"], "prompts.template: given 'hello'; allowed: a text with {question} in it"),
+    (["prompts.path=/no/such/file"], "prompts.path: given '/no/such/file'; allowed: a JSON Lines file that exists"),
+    (["prompts.num=null"], "prompts.num: given None; allowed: a whole number >= 1"),
+    (["model.path=/no/such/folder"], "model.path: given '/no/such/folder'"),
+    (["model=tyni"], "model: unknown option 'tyni'; allowed: "),
+    (["hardware.device=tpu"], "hardware.device: given 'tpu'"),
+])
+def test_mistakes_are_errors_of_one_line(overrides, message):
+    with refused(message):
+        compose("tiny", overrides)
+
+
+def test_any_target_needs_a_path_and_prompts():
+    with pytest.raises(UserError, match=r"prompts\.path: not given"):
+        compose("dflash", ["model=qwen3_4b"])
+    with pytest.raises(UserError, match="draft: given 'none'; allowed: 'tiny', 'tiny_dspark', 'tiny_dflash2', "
+                       "'smollm2', 'dflash'"):
+        compose("none", [])
+
+
+def test_published_recipe(tmp_path):
+    (tmp_path / "questions.jsonl").write_text("{}\n")
+    plan = compose("dflash", ["model=qwen3_4b", f"prompts.path={tmp_path / 'questions.jsonl'}"])
+    assert (plan.anchors, plan.shape.block_size, plan.learning_rate, plan.warmup_fraction) == (512, 16, 6e-4, 0.04)
+    assert (plan.target, plan.max_norm, plan.precision) == ("tokens", 1.0, "bfloat16")
+    assert [compose("tiny", [f"shape.block_size={n}"]).gamma for n in (16, 10, 8)] == [7, 5, 4]
+    assert compose("tiny", ["shape.block_size=12", "loss_gamma=3"]).gamma == 3
+
+
+@pytest.mark.parametrize("cls", [DraftPlan, Shape, Heads, Prompts, Responses])
+def test_every_field_is_classified_and_explained(cls):
+    for field in dataclasses.fields(cls):
+        if field.name not in ("shape", "heads", "prompts", "responses", "model", "hardware", "tracker", "paths"):
+            assert spec_of(field).role in ROLES, field.name
+            assert spec_of(field).help, field.name
+
+
+def changed(plan: DraftPlan, name: str, value: object) -> DraftPlan:
+    plan = copy.deepcopy(plan)
+    parent, _, last = name.rpartition(".")
+    setattr(getattr(plan, parent) if parent else plan, last, value)
+    return plan
+
+
+def test_identity_has_all_that_determines_the_weights(tmp_path):
+    plan = compose("tiny", ["shape.block_size=16"])
+    base = identity_of(plan)
+    for name, value in (("seed", 1), ("shape.num_layers", 7), ("prompts.num", 9), ("responses.temperatures", [0.5]),
+                        ("target", "p"), ("anchors", 3), ("prompt_end", False), ("loss_gamma", 3.0), ("model.chat", False)):
+        assert identity_of(changed(plan, name, value)) != base, name
+    for name, value in (("num_threads", 1), ("evaluate_every", 7), ("export", "there"), ("rows_at_once", 2), ("alpha", 2.0),
+                        ("loss_gamma", 7.0), ("hardware.num_slots", 3)):
+        assert identity_of(changed(plan, name, value)) == base, name
+    sharp = changed(plan, "target", "p_alpha")
+    assert identity_of(changed(sharp, "alpha", 2.0)) != identity_of(sharp)
+    assert run_folder(plan).name.startswith("draft-")
+    file, identities = tmp_path / "questions.jsonl", []
+    for text in ("one", "two"):
+        file.write_text(json.dumps({"question": text}) + "\n")
+        identities.append(identity_of(changed(plan, "prompts.path", str(file))))
+    assert identities[0] != identities[1]
+
+
+def test_generated_questions_differ_from_held_out_ones():
+    plan = compose("tiny", ["prompts.num=40", "prompts.held_out=10"])
+    made = questions(plan)
+    assert (len(made.training), len(made.held_out)) == (40, 10)
+    assert len(set(made.training) | set(made.held_out)) == 50
+    assert questions(compose("tiny", ["prompts.num=50", "prompts.held_out=10"])).training[:40] == made.training
+
+
+def test_questions_of_a_file(tmp_path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps({"problem": f"question {n}"}) + "\n" for n in range(9)))
+    given = [f"prompts.path={file}", "prompts.field=problem", "prompts.held_out=2", "prompts.num=null", "batch_size=3"]
+    assert questions(compose("tiny", given)).training == [f"question {n}" for n in range(7)]
+    assert questions(compose("tiny", [*given, "prompts.num=4"])).held_out == ["question 7", "question 8"]
+    for override, message in (("prompts.num=8", "prompts.num: given 8; allowed: at most 7"),
+                              ("prompts.held_out=9", "prompts.held_out: given 9; allowed: at most 8"),
+                              ("prompts.field=question", f"prompts.path: {file}: line 1 lacks the field 'question'"),
+                              ("batch_size=8", "batch_size: given 8; allowed: at most 7")):
+        with pytest.raises(UserError) as caught:
+            questions(compose("tiny", [*given, override]))
+        assert message in str(caught.value)
+    # The separators of lines of Unicode are characters of a text, and an empty line is no row.
+    file.write_text("\n".join(json.dumps({"problem": f"a\u2028b {n}"}, ensure_ascii=False) + "\n" for n in range(5)), "utf-8")
+    assert questions(compose("tiny", given)).training == [f"a\u2028b {n}" for n in range(3)]
+    for content, message in ((b'{"problem": "\xff"}\n', "prompts.path: cannot read"),
+                             (b'{"problem": 3}\n', "prompts.field: given")):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            questions(compose("tiny", given))

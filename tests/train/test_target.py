@@ -1,0 +1,103 @@
+"""Training the embedded target: a resumed run ends with the same weights, and the checkpoint is loaded like any model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dflash_mcmc.config import command
+from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.train import loop, target
+from tests.runs import execute
+
+SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "problems_per_level=1", "warmup_steps=2", "num_threads=1")
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """A plan of six small steps; further overrides may be given."""
+    def make(*overrides: str) -> target.TrainingPlan:
+        made, choices = command.compose_once("train", [*SMALL, f"paths.outputs={tmp_path}", *overrides], target.TrainingPlan)
+        made.check(choices["model"])
+        return made
+    return make
+
+
+def weights(folder) -> dict:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
+    whole = weights(target.train(plan("evaluate_every=4", f"paths.outputs={tmp_path / 'whole'}")))
+    stopped = plan("evaluate_every=4", f"paths.outputs={tmp_path / 'stopped'}")
+    optimise, calls = loop.optimise, []
+
+    def stop_at_fifth(*arguments):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return optimise(*arguments)
+
+    monkeypatch.setattr(loop, "optimise", stop_at_fifth)
+    with pytest.raises(KeyboardInterrupt):
+        target.train(stopped)
+    continued = weights(target.train(stopped))
+    assert len(calls) == 7  # first run: 4 and the stopped one; second run, from the checkpoint at 4: 2
+    assert whole.keys() == continued.keys()
+    assert all(torch.equal(whole[name], continued[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_the_loss_falls_and_model_path_loads_the_result(plan, make_config):
+    folder = target.train(plan("steps=30", "batch_size=16"))
+    lines = [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(2, 31, 2))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 1.0
+    assert execute(make_config(f"model.path={folder}", "sampler=greedy", "dataset.limit=2")).summary["num_samples"] == 2
+
+
+@pytest.mark.slow
+def test_export_writes_to_the_given_folder(plan, tmp_path):
+    assert target.train(plan(f"export={tmp_path / 'there'}", "steps=2")) == tmp_path / "there"
+    assert (tmp_path / "there" / "model.safetensors").is_file()
+
+
+def test_learning_rate_warms_up_is_constant_and_falls_to_zero(plan):
+    made = plan("steps=100", "warmup_steps=10", "decay_fraction=0.3", "learning_rate=2.0")
+    rates = [target.learning_rate(made, step) for step in range(101)]
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[9:71] == [2.0] * 62
+    assert rates[85] == pytest.approx(1.0)
+    assert rates[100] == 0.0
+    assert sorted(rates[70:], reverse=True) == rates[70:]
+
+
+def test_the_recipe_reproduces_the_shipped_tokenizer():
+    pairs = target.training_pairs(0, 0, 10_000)
+    built = train_tokenizer(pairs)
+    shipped = json.loads((PACKAGE / "assets/tiny/tokenizer.json").read_text())
+    assert json.loads(built)["model"]["vocab"] == shipped["model"]["vocab"]
+
+
+def train_tokenizer(pairs) -> str:
+    from dflash_mcmc.model import tiny
+
+    return tiny.build_tokenizer(text for pair in pairs for text in pair).backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("model=qwen3_4b", "model: given 'qwen3_4b'; allowed: 'tiny'"),
+    ("steps=0", "steps: given 0; allowed: a whole number >= 1"),
+    ("stpes=3", "did you mean 'steps'"),
+    ("learning_rate=fast", "learning_rate: given 'fast'; allowed: a number > 0"),
+])
+def test_mistakes_are_errors_of_one_line(plan, override, message):
+    with pytest.raises(UserError) as caught:
+        plan(override)
+    assert message in str(caught.value)
