@@ -15,8 +15,8 @@ POWERS = [
         ({"alpha": 1.0, "presence_penalty": 0.1}, None))),
     *(("power_mh", {"alpha": 3.0, **options}, power) for options, power in (
         ({}, 3.0), ({"proposal_temperature": 0.7, "repetition_penalty": 1.2}, 3.0), ({"schedule": "adaptive"}, 3.0),
-        ({"early_reject": "eps"}, 3.0), ({"rule": "published"}, None), ({"after_eos": "return"}, None), ({"rescore": True}, None),
-        ({"top_k": 3}, None), ({"top_p": 0.9}, None), ({"min_p": 0.1}, None))),
+        ({"early_reject": "eps"}, 3.0), ({"rule": "published"}, None), ({"after_eos": "return"}, None),
+        ({"rescore": True}, None), ({"top_k": 3}, None), ({"top_p": 0.9}, None), ({"min_p": 0.1}, None))),
     *(("power_smc", {"alpha": 3.0, **options}, power) for options, power in (
         ({"wrapper": "none"}, None), ({"wrapper": "pimh"}, 3.0), ({"wrapper": "csmc"}, 3.0),
         ({"wrapper": "csmc", "top_p": 0.9}, None))),
@@ -84,7 +84,7 @@ def test_the_width_is_the_most_operations_at_once(name, options, width):
 def test_the_field_that_scales_the_cost():
     kinds = components("sampler")
     assert {name: kind.cls().cost_field() for name, kind in kinds.items()} == {
-        "greedy": None, "temperature": "num_chains", "best_of_n": "num_candidates", "lookahead": "num_candidates", "power_mh": "num_steps",
-        "multiple_try": "num_steps", "draft_mh": "num_steps", "draft_refine": "num_steps", "replica_exchange": "num_steps",
-        "power_smc": "num_particles"}
+        "greedy": None, "temperature": "num_chains", "best_of_n": "num_candidates", "lookahead": "num_candidates",
+        "power_mh": "num_steps", "multiple_try": "num_steps", "draft_mh": "num_steps", "draft_refine": "num_steps",
+        "replica_exchange": "num_steps", "power_smc": "num_particles"}
     assert {kinds["power_smc"].cls(wrapper=wrapper).cost_field() for wrapper in ("pimh", "csmc")} == {"num_steps"}
