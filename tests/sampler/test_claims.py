@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.registry import components
+from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
 from dflash_mcmc.types import ExpectedCost
 
 POWERS = [
@@ -88,3 +90,25 @@ def test_the_field_that_scales_the_cost():
         "power_mh": "num_steps", "multiple_try": "num_steps", "draft_mh": "num_steps", "draft_refine": "num_steps",
         "replica_exchange": "num_steps", "power_smc": "num_particles"}
     assert {kinds["power_smc"].cls(wrapper=wrapper).cost_field() for wrapper in ("pimh", "csmc")} == {"num_steps"}
+
+
+TWICE = {"num_blocks": 2, "num_steps": 2}
+CHAINS = [("power_mh", {**TWICE, "early_reject": "off"}), ("power_mh", {**TWICE, "cut": "entropy"}),
+          ("power_mh", {**TWICE, "rule": "published"}), ("power_mh", {**TWICE, "schedule": "adaptive"}),
+          ("multiple_try", {**TWICE, "form": "multiple_try"}), ("multiple_try", {**TWICE, "form": "isir", "early_reject": "off"}),
+          ("replica_exchange", {**TWICE, "local_steps": 2}), ("draft_mh", {**TWICE, "proposal": "draft"}),
+          ("draft_mh", {**TWICE, "proposal": "mixture"}), ("draft_refine", TWICE),
+          ("best_of_n", {"select": "power"}), ("lookahead", {"block_size": 1, "rollout_length": 2}), ("temperature", {}),
+          ("power_smc", {"wrapper": "pimh", "num_steps": 2, "block_size": 1}),
+          ("power_smc", {"wrapper": "csmc", "num_steps": 2, "block_size": 1, "resampling": "multinomial", "cut": "current"})]
+
+
+@pytest.mark.parametrize(("name", "options"), CHAINS, ids=str)
+def test_no_two_choices_of_a_chain_share_a_random_number(name, options):
+    """The first 200 branches of the enumeration of a chain, which refuses a second use of a key."""
+    engine = TabularEngine(TabularModel(3, (0,), seed=3), draft=TabularDraft(3, 1, seed=9))
+    sampler, enumerator = components("sampler")[name].cls(**options), Enumerator()
+    for _ in range(200):
+        engine.run(sampler.chain(PROMPT, 4, EnumeratedKey(enumerator)))
+        if not enumerator.next_branch():
+            break

@@ -11,7 +11,7 @@ import pytest
 from dflash_mcmc.blend.draft import DraftBlend
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.kernel.metropolis import ROUNDING
+from dflash_mcmc.kernel import ROUNDING
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_refine import DraftRefine

@@ -8,7 +8,7 @@ import pytest
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, decide
+from dflash_mcmc.kernel import ROUNDING, MetropolisStep, decide
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.multiple_try import MultipleTry
 from dflash_mcmc.testing import PROMPT, balance_error, invariance_error, power_target, score, transition_matrix

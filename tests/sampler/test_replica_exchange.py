@@ -11,7 +11,7 @@ import pytest
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.kernel.metropolis import ROUNDING
+from dflash_mcmc.kernel import ROUNDING
 from dflash_mcmc.ops import Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.replica_exchange import ReplicaExchange, Rungs
