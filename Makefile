@@ -138,11 +138,11 @@ golden: $(READY)  ## the stored runs again, compared to the last bit on the mach
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.runs compare $(NAMES)
 
 bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
-	$(BIN)/python -m dflash_mcmc.bench
+	$(BIN)/python -m tests.bench
 
 bench-gpu: $(READY)  ## rates, CUDA graphs and peak memory on a GPU at the shape of Qwen3-4B with random weights (minutes)
 	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU: PyTorch finds none here")'
-	$(BIN)/python -m dflash_mcmc.bench 'subjects=[qwen3_4b]' 'parts=[n]' mid_slots=64 waves=2
+	$(BIN)/python -m tests.bench 'subjects=[qwen3_4b]' 'parts=[n]' mid_slots=64 waves=2
 
 lint: $(READY)  ## style, types and errors that can be seen without running
 	$(BIN)/ruff check dflash_mcmc docs launchers tests
