@@ -95,7 +95,8 @@ def test_the_field_that_scales_the_cost():
 TWICE = {"num_blocks": 2, "num_steps": 2}
 CHAINS = [("power_mh", {**TWICE, "early_reject": "off"}), ("power_mh", {**TWICE, "cut": "entropy"}),
           ("power_mh", {**TWICE, "rule": "published"}), ("power_mh", {**TWICE, "schedule": "adaptive"}),
-          ("multiple_try", {**TWICE, "form": "multiple_try"}), ("multiple_try", {**TWICE, "form": "isir", "early_reject": "off"}),
+          ("multiple_try", {**TWICE, "form": "multiple_try"}),
+          ("multiple_try", {**TWICE, "form": "isir", "early_reject": "off"}),
           ("replica_exchange", {**TWICE, "local_steps": 2}), ("draft_mh", {**TWICE, "proposal": "draft"}),
           ("draft_mh", {**TWICE, "proposal": "mixture"}), ("draft_refine", TWICE),
           ("best_of_n", {"select": "power"}), ("lookahead", {"block_size": 1, "rollout_length": 2}), ("temperature", {}),
