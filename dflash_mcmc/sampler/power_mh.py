@@ -16,9 +16,22 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import cuts
-from dflash_mcmc.kernel.cost import doubling, doubling_cost, mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, stage_horizon, trace_entry
+from dflash_mcmc.kernel import (
+    ROUNDING,
+    MetropolisStep,
+    check_blocks,
+    cut_bound,
+    cut_probabilities,
+    decide,
+    doubling,
+    doubling_cost,
+    log_cut_ratio,
+    mh_cost,
+    num_places,
+    result,
+    stage_horizon,
+    trace_entry,
+)
 from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -40,7 +53,7 @@ class PowerMH(Sampler):
     law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws a new suffix from q up to
     L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over the whole suffix.
     g is log n(x) - log n(y) if the cut was chosen among the n(x) places of x (|x| without a `cut_grid`), 0 if it was chosen
-    among all places up to the horizon, and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/cuts.py`).
+    among all places up to the horizon, and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/`).
 
     With `schedule=adaptive` the horizon of a stage is twice that before, and the last stage follows as soon as the answer has
     ended. Every stage before the last is start-up: its steps leave their own pi_k invariant, but how many are made depends on
@@ -246,10 +259,10 @@ class PowerMH(Sampler):
         if self.rule == "published":
             horizon = path.length
         if self.cut == "entropy":
-            cut = key.fold_in("cut").categorical(cuts.probabilities(path, self.entropy_power))
+            cut = key.fold_in("cut").categorical(cut_probabilities(path, self.entropy_power))
         else:
             reach = horizon if self.cut == "horizon" else path.length
-            cut = self.cut_grid * key.fold_in("cut").integer(cuts.places(reach, self.cut_grid))
+            cut = self.cut_grid * key.fold_in("cut").integer(num_places(reach, self.cut_grid))
         if cut >= path.length:
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
@@ -274,9 +287,9 @@ class PowerMH(Sampler):
             return None
         margin = -math.log(self.epsilon) if self.early_reject == "eps" else ROUNDING * self.alpha * (horizon - cut)
         # A proposal of n tokens has at least n / cut_grid places.
-        most, length = 0.0, self.cut_grid * cuts.places(path.length, self.cut_grid) if self.cut == "current" else None
+        most, length = 0.0, self.cut_grid * num_places(path.length, self.cut_grid) if self.cut == "current" else None
         if self.cut == "entropy":
-            most, length = cuts.bound(path, cut, self.entropy_power)
+            most, length = cut_bound(path, cut, self.entropy_power)
         return Floor(log_uniform, self.alpha, self.log_weight(path, cut, None) - most, length, margin)
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
@@ -291,8 +304,8 @@ class PowerMH(Sampler):
     def log_cut(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """g: log of the probability of this cut in the proposal, minus that in the state."""
         if self.cut == "entropy":
-            return cuts.log_ratio(path, proposal, cut, self.entropy_power)
-        here, there = (cuts.places(state.length, self.cut_grid) for state in (path, proposal))
+            return log_cut_ratio(path, proposal, cut, self.entropy_power)
+        here, there = (num_places(state.length, self.cut_grid) for state in (path, proposal))
         return math.log(here / there) if self.cut == "current" else 0.0
 
     def log_weight(self, path: Trajectory, start: int, stop: int | None) -> float:

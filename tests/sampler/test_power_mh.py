@@ -254,6 +254,7 @@ def test_eps_without_its_margin_errs_by_more():
 def test_eps_reports_its_bound():
     result = engine_of((0,)).run(make(early_reject="eps", epsilon=1e-3, num_steps=3).chain(PROMPT, 4, Key(0)))
     assert result.law_error == pytest.approx(6e-3)
+    assert engine_of((0,)).run(make(early_reject="eps", epsilon=0.6, num_steps=3).chain(PROMPT, 4, Key(0))).law_error == 1.0
     assert engine_of((0,)).run(make(early_reject="exact").chain(PROMPT, 4, Key(0))).law_error == 0.0
 
 
