@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
@@ -10,7 +11,7 @@ READY := $(VENV)/.ready
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(READY)  ## make .venv with everything that is needed (once)
+install: $(READY)  ## make .venv with everything that is needed, tests and documentation included (once)
 
 # A new release of a package must not break a checkout. The wheel has bounds alone (pyproject.toml).
 PINS := .ci/constraints.txt
@@ -18,10 +19,18 @@ PINS := .ci/constraints.txt
 # $(call pin,PYTHON,FILE) writes the versions of an environment. PyTorch's own packages differ between CPU and GPU.
 pin = (head -n 1 $(2); $(1) -m pip freeze --exclude-editable | sed -E '/^(nvidia|cuda|triton)/d; s/[+].*//') > $(2).new && mv $(2).new $(2)
 
-$(READY): pyproject.toml $(PINS)
+# A demo needs the package alone. Tests, types and documentation add their packages when one of them is asked for. pip prints a
+# line and a bar for each package.
+$(BASE): pyproject.toml $(PINS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	@echo "Making $(VENV) and installing what a run needs (PyTorch is the largest part; minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable .
+	@touch $@
+
+$(READY): $(BASE)
+	@echo "Installing what tests and documentation need beside it"
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable '.[dev]'
 	@touch $@
 
 newest: $(READY)  ## the newest packages in .venv; their versions become those of `make install` when the tests pass with them
@@ -29,10 +38,10 @@ newest: $(READY)  ## the newest packages in .venv; their versions become those o
 	$(call pin,$(BIN)/python,$(PINS))
 	@touch $(READY)
 
-demo: $(READY)  ## six conditions on the embedded model and problems, and their table (minutes)
+demo: $(BASE)  ## six conditions on the embedded model and problems, and their table (minutes)
 	$(BIN)/python -m dflash_mcmc -m experiment=demo condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
 
-report: $(READY)  ## the demo's runs as a page: outputs/demo/report/report.html
+report: $(BASE)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
 real: $(READY)  ## six conditions on a pretrained model, SmolLM2-135M-Instruct, which is downloaded (93 MB), and their report (minutes)
@@ -51,12 +60,12 @@ RUNS ?= $(wildcard outputs/demo)
 dashboard: $(READY)  ## the comparison page in your W&B account, with the report of RUNS (the demo's where it was run)
 	$(BIN)/python launchers/dashboard.py $(RUNS)
 
-probes: $(READY)  ## every probe on the embedded pair: tables and figures below outputs/probes (minutes)
+probes: $(BASE)  ## every probe on the embedded pair: tables and figures below outputs/probes (minutes)
 	$(BIN)/python -m dflash_mcmc -m experiment=probes probe=speculative_mcmc,deep_readout,difficulty
 	$(BIN)/python -m dflash_mcmc experiment=probes probe=mixing sampler.num_steps=4  # for ESS, which needs 20 in its window
 	$(BIN)/python -m dflash_mcmc -m experiment=probes probe=layer_rank,logit_blend probe.hard_below=0.1
 
-equal-cost: $(READY)  ## samplers and votes at two budgets on the embedded model, and their report (tens of minutes)
+equal-cost: $(BASE)  ## samplers and votes at two budgets on the embedded model, and their report (tens of minutes)
 	$(BIN)/python -m dflash_mcmc sweep=equal_cost condition=greedy,temp,ps,mtm,isir model=tiny dataset=arith tracker=none \
 	  name=equal_cost dataset.limit=150 budget=800,1600 pilot_problems=16 assumed.answer_length=0.37 assumed.prompt_length=57
 	$(BIN)/python -m dflash_mcmc.report outputs/equal_cost
@@ -138,11 +147,11 @@ golden: $(READY)  ## the stored runs again, compared to the last bit on the mach
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.runs compare $(NAMES)
 
 bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
-	$(BIN)/python -m dflash_mcmc.bench
+	$(BIN)/python -m tests.bench
 
 bench-gpu: $(READY)  ## rates, CUDA graphs and peak memory on a GPU at the shape of Qwen3-4B with random weights (minutes)
 	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU: PyTorch finds none here")'
-	$(BIN)/python -m dflash_mcmc.bench 'subjects=[qwen3_4b]' 'parts=[n]' mid_slots=64 waves=2
+	$(BIN)/python -m tests.bench 'subjects=[qwen3_4b]' 'parts=[n]' mid_slots=64 waves=2
 
 lint: $(READY)  ## style, types and errors that can be seen without running
 	$(BIN)/ruff check dflash_mcmc docs launchers tests
@@ -151,7 +160,7 @@ lint: $(READY)  ## style, types and errors that can be seen without running
 house: $(READY)  ## the layout in numbers, and their limits
 	$(BIN)/python -m tests.house --check
 
-options: $(READY)  ## every option of every configuration group
+options: $(BASE)  ## every option of every configuration group
 	@$(BIN)/python -m dflash_mcmc.catalogue
 
 docs: $(READY)  ## the documentation, in site/index.html
@@ -160,7 +169,7 @@ docs: $(READY)  ## the documentation, in site/index.html
 docs-pictures: $(READY)  ## the pictures of the documentation, by the commands that its pages show (minutes)
 	$(BIN)/python docs/pictures.py
 
-train: $(READY)  ## train the embedded model again (an hour)
+train: $(BASE)  ## train the embedded model again (an hour)
 	$(BIN)/python -m dflash_mcmc.train model=tiny
 
 clean:  ## remove .venv and caches; runs in outputs/ stay

@@ -7,7 +7,7 @@ The names of `dflash_mcmc.api` and the classes of all components are attributes 
 imported when it is used. `__init__.pyi` lists them for editors and type checkers.
 """
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"
 __all__ = ["ConfigError", "Engine", "Sample", "UserError", "compare", "component", "read", "run", "sample"]
 
 import importlib

@@ -4,7 +4,7 @@
 - `reference/probe-tables.md`: the columns of the probes' tables;
 - `reference/python/MODULE.md`: the public modules, from their docstrings (by mkdocstrings);
 - `reference/package.md`: every file of the package with the first line of its docstring;
-- `about/lab-notebook.md`, `about/changelog.md`, `about/contributing.md`: LOG.md, CHANGELOG.md and CONTRIBUTING.md.
+- `about/changelog.md`, `about/contributing.md`: CHANGELOG.md and CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dflash_mcmc.probe.columns import meanings_of  # noqa: E402
 from dflash_mcmc.registry import GROUPS, components  # noqa: E402
 
 MODULES = ("api", "types", "ops", "rng", "fields", "registry", "errors", "testing")
-PAGES = {"about/lab-notebook.md": "LOG.md", "about/changelog.md": "CHANGELOG.md", "about/contributing.md": "CONTRIBUTING.md"}
+PAGES = {"about/changelog.md": "CHANGELOG.md", "about/contributing.md": "CONTRIBUTING.md"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

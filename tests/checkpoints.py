@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 import dflash_mcmc as dm
-from dflash_mcmc.bench import random_weights
 from dflash_mcmc.draft.network.dflash import checkpoint
 from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from tests.bench import random_weights
 from tests.targets import random_model
 
 _LIKELY = 4

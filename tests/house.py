@@ -10,6 +10,10 @@
     recurring classes    class names, without leading underscores, that two files define
     optional hooks       hasattr() and getattr() with a default on a component of a configuration
     typed records        parameters for records of samples that are not typed as `Record`
+    circles              files that import each other at run time, imports inside functions included
+    arrows up            imports of a higher room (`tests/imports.py` has the order of the rooms)
+    born late            attributes that a class sets first outside `__init__`
+    small files          files under 60 lines with a single importer
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tabulate import tabulate
+
+from tests import imports
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dflash_mcmc"
@@ -159,6 +165,12 @@ def figures() -> list[Figure]:
     lengths = sorted((length, f"{path.relative_to(ROOT)}: {name}") for path, tree in parsed.items()
                      for name, length in functions(tree))
     files = sorted((lines(path), str(path.relative_to(ROOT))) for path in parsed)
+    modules = imports.names_of(PACKAGE)
+    edges = imports.graph(modules, parsed)
+    circles = [module for circle in imports.circles(edges) for module in circle]
+    arrows = imports.arrows_up(edges)
+    late = [f"{path.relative_to(PACKAGE)}: {name}" for path, tree in parsed.items() for name in imports.born_late(tree)]
+    small = imports.small_with_one_importer(edges, {module: lines(path) for module, path in modules.items()})
     by_room = Counter(room(path) or "root" for path in called)
     found = {check: [line for path, tree in parsed.items() for line in check(path, tree)]
              for check in (probe_branches, leaf_names, optional_hooks, dict_records)}
@@ -173,7 +185,11 @@ def figures() -> list[Figure]:
         Figure("optional hooks", len(found[optional_hooks]), 0, tuple(found[optional_hooks])),
         Figure("records as dictionaries", len(found[dict_records]), None, tuple(found[dict_records])),
         Figure("recurring classes", len(recurring), 0, tuple(recurring)),
-        Figure("longest file", files[-1][0], 300, (files[-1][1],)),
+        Figure("circles", len(circles), 0, tuple(circles)),
+        Figure("arrows up", len(arrows), 2, tuple(arrows)),
+        Figure("born late", len(late), 0, tuple(late)),
+        Figure("small files", len(small), None, tuple(small)),
+        Figure("longest file", files[-1][0], 500, (files[-1][1],)),
         Figure("longest function", lengths[-1][0], 60, (lengths[-1][1],)),
         Figure("median function", lengths[len(lengths) // 2][0], None),
         Figure("files", len(parsed), None),

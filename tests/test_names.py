@@ -65,7 +65,7 @@ def test_command_line_starts_without_heavy_libraries():
     assert not imported & HEAVY
 
 
-@pytest.mark.parametrize("module", ["dflash_mcmc.train.__main__", "dflash_mcmc.bench.__main__"])
+@pytest.mark.parametrize("module", ["dflash_mcmc.train.__main__", "tests.bench.__main__"])
 def test_help_imports_no_heavy_library(module):
     imported = modules_after(f"import {module} as command; command._main(['--help'])")
     assert module in imported

@@ -12,13 +12,13 @@ import pytest
 import torch
 import transformers
 
-from dflash_mcmc.bench import assisted, at_size, decoders, equal_chains, measure, published, random_checkpoint, serving
-from dflash_mcmc.bench.__main__ import Bench, main, table
-from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.draft.network.dflash import checkpoint
 from dflash_mcmc.draft.network.dflash.network import DFlash
 from dflash_mcmc.draft.network.dflash.shape import DFlashShape
 from dflash_mcmc.rng import Key
+from tests.bench import assisted, at_size, decoders, equal_chains, measure, published, random_checkpoint, serving
+from tests.bench.__main__ import Bench, main, table
+from tests.bench.subject import subject_of
 
 pytestmark = pytest.mark.usefixtures("random_weights")
 SMALL = measure.Sizes(slots=2, waves=1, loop_chains=1, blocks=2, most_slots=2, decoder_slots=(1, 2), decoder_chains=2)
@@ -40,7 +40,7 @@ def drafted(tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_part_writes_its_rows(command, tmp_path):
-    done = command("dflash_mcmc.bench", "subjects=[tiny]", "parts=[a,c,f,j]", "tiny_slots=4", "most_slots=4", "waves=1",
+    done = command("tests.bench", "subjects=[tiny]", "parts=[a,c,f,j]", "tiny_slots=4", "most_slots=4", "waves=1",
                    "loop_chains=1", "blocks=2", "decoder_chains=2", timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads((tmp_path / "outputs/bench.json").read_text())
@@ -77,7 +77,7 @@ def test_help_lists_the_fields(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         main()
     printed = capsys.readouterr().out
-    assert "python -m dflash_mcmc.bench subjects=[tiny]" in printed
+    assert "python -m tests.bench subjects=[tiny]" in printed
     for field in dataclasses.fields(Bench):
         assert field.name in printed
     assert "whole number >= 16: number of new tokens of the models other than the embedded one" in printed

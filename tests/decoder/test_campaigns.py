@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative import faults
 from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
+from tests.bench.subject import subject_of
 from tests.campaigns import chi_square, drawn, exact_law, random_drafter, swapped, two_histograms, two_means
 from tests.engine.speculative.test_speculator import match, reject
 from tests.targets import random_model

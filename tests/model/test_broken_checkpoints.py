@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import dflash_mcmc as dm
-from dflash_mcmc.bench import random_weights
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.draft.network.dflash import checkpoint as drafts
@@ -19,6 +18,7 @@ from dflash_mcmc.draft.network.dflash.shape import DFlashShape
 from dflash_mcmc.model.files import weight_files
 from dflash_mcmc.model.files.stop_ids import stop_ids_of
 from dflash_mcmc.runner import preflight
+from tests.bench import random_weights
 from tests.refusals import refused
 from tests.runs import execute
 

@@ -80,8 +80,8 @@ class Process:
 
     def run(self, sampler_name: str, steps: int, count: int) -> dict[str, Any]:
         """Runs a sampler on a number of chains, after a short run that is not measured."""
-        from dflash_mcmc.bench.measure import power_mh, temperature
         from dflash_mcmc.rng import Key
+        from tests.bench.measure import power_mh, temperature
 
         alpha = {} if self.horizon < LONG else {"alpha": ALPHA}
         sampler = temperature(0.7) if sampler_name == "temperature" else power_mh(num_blocks=4, num_steps=steps, **alpha)

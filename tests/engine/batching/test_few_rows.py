@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.engine.batching import few_rows, few_rows_bits, fused_norms, joint_product, piecewise_product
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.piecewise_product import PiecewiseProduct
 from dflash_mcmc.rng import Key
+from tests.bench.subject import subject_of
 from tests.engine.batching.test_batched import power_mh, temperature
 from tests.targets import random_model
 

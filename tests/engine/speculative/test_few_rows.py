@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from dflash_mcmc.api.choices import component
-from dflash_mcmc.bench.subject import subject_of
 from dflash_mcmc.blend.draft import DraftBlend
 from dflash_mcmc.engine.batching import few_rows, few_rows_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
@@ -20,6 +19,7 @@ from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import NgramDrafter, SelfDrafter
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.greedy import Greedy
+from tests.bench.subject import subject_of
 from tests.engine.batching.test_batched import power_mh, temperature
 from tests.engine.speculative.test_block_grid import draft_mh
 from tests.engine.speculative.test_speculator import match, reject

@@ -7,9 +7,6 @@ from typing import Any
 
 import torch
 
-from dflash_mcmc.bench import decoders, random_weights
-from dflash_mcmc.bench.measure import PLAIN, Decoding, Sizes, power_mh, run, temperature
-from dflash_mcmc.bench.subject import Subject, random_prompts
 from dflash_mcmc.draft import Draft
 from dflash_mcmc.draft.network.dflash.config import default_target_layers
 from dflash_mcmc.draft.network.dflash.shape import DFlashShape
@@ -19,6 +16,9 @@ from dflash_mcmc.engine.batching.plan import predict
 from dflash_mcmc.engine.batching.workload import Workload
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.sampler import Sampler
+from tests.bench import decoders, random_weights
+from tests.bench.measure import PLAIN, Decoding, Sizes, power_mh, run, temperature
+from tests.bench.subject import Subject, random_prompts
 
 _TARGET: dict[str, Any] = dict(
     vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128,

@@ -1,7 +1,7 @@
 """Writes a checkpoint with random weights, for runs at the shape of a model whose weights are not here.
 
-    python -m dflash_mcmc.bench.random_checkpoint outputs/random/target --config Qwen3-4B/config.json --tokenizer Qwen3-4B
-    python -m dflash_mcmc.bench.random_checkpoint outputs/random/draft --config Qwen3-4B-DFlash-b16/config.json
+    python -m tests.bench.random_checkpoint outputs/random/target --config Qwen3-4B/config.json --tokenizer Qwen3-4B
+    python -m tests.bench.random_checkpoint outputs/random/draft --config Qwen3-4B-DFlash-b16/config.json
 
 Time and memory are those of the real model. Texts, acceptance and accuracy mean nothing.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from dflash_mcmc.bench import random_weights
 from dflash_mcmc.draft.network.dflash import checkpoint
 from dflash_mcmc.draft.network.dflash.config import read_shape
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.process import program
+from tests.bench import random_weights
 
 _DRAFT = "DFlashDraftModel"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    parser = program.OneLineParser("python -m dflash_mcmc.bench.random_checkpoint",
+    parser = program.OneLineParser("python -m tests.bench.random_checkpoint",
                                    description="Writes a checkpoint with random weights.")
     parser.add_argument("folder", type=Path, help="the new folder")
     parser.add_argument("--config", type=Path, required=True, metavar="FILE",

@@ -12,8 +12,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Measurement, Sizes, joined, power_mh, run, temperature
-from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.draft import Draft
@@ -22,6 +20,8 @@ from dflash_mcmc.draft.self import SelfDraft
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.greedy import Greedy
+from tests.bench.measure import PLAIN, TURNS, Decoding, Measurement, Sizes, joined, power_mh, run, temperature
+from tests.bench.subject import Subject
 
 _PLAIN_TEMPERATURE = 0.25
 """The only temperature for a subject without a draft."""

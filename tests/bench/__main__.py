@@ -1,7 +1,7 @@
 """Measures the engine's speed and memory. The results are printed as tables and written to bench.json.
 
-    python -m dflash_mcmc.bench                               all parts (half an hour on two cores)
-    python -m dflash_mcmc.bench subjects=[tiny] parts=[a,c]   two parts, for the embedded model
+    python -m tests.bench                               all parts (half an hour on two cores)
+    python -m tests.bench subjects=[tiny] parts=[a,c]   two parts, for the embedded model
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def bench(plan: Bench) -> Path:
     """Runs the parts, prints the table of each part when it is finished, and returns the path of the JSON file."""
     import torch
 
-    from dflash_mcmc.bench.measure import Sizes
-    from dflash_mcmc.bench.parts import PARTS
-    from dflash_mcmc.bench.subject import subject_of
+    from tests.bench.measure import Sizes
+    from tests.bench.parts import PARTS
+    from tests.bench.subject import subject_of
 
     machine = {"processor": cpu_model() or platform.processor(), "cores": torch.get_num_threads(),
                "python": platform.python_version(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}

@@ -16,14 +16,14 @@ import transformers
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from dflash_mcmc.bench.measure import PLAIN, TURNS, Decoding, Sizes, result_of, run, temperature
-from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.draft.network.dflash.network import DFlash
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.sampler.greedy import Greedy
+from tests.bench.measure import PLAIN, TURNS, Decoding, Sizes, result_of, run, temperature
+from tests.bench.subject import Subject
 
 _RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 

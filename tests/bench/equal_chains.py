@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from dflash_mcmc.bench.measure import Sizes, temperature
-from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.engine.batching import few_rows
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.rng import Key
+from tests.bench.measure import Sizes, temperature
+from tests.bench.subject import Subject
 
 _TURNS = 3
 """Each case has so many turns, of which the fastest counts: other programs only make a turn slower."""

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.ops import Draw, Operation, drive
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.types import Trajectory
+from tests.bench.subject import Subject
 
 
 class Spent(NamedTuple):

@@ -9,13 +9,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from dflash_mcmc.bench.measure import Sizes
-from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.lines import to_line
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import records_file
+from tests.bench.measure import Sizes
+from tests.bench.subject import Subject
 
 _CLAIMS, _PROCESSES = 2000, (1, 4)
 _RUN = ("experiment=demo", "condition=ps", "sampler.num_blocks=8", "dataset.limit=240", "tracker=none", "hardware.num_slots=4")

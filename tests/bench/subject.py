@@ -89,7 +89,7 @@ def subject_of(name: str, mid_horizon: int, draft: str | None = "", outputs: str
         outputs: the folder with the models that were fetched.
     """
     if name == "qwen3_4b":
-        from dflash_mcmc.bench.at_size import qwen3_4b
+        from tests.bench.at_size import qwen3_4b
 
         return qwen3_4b(mid_horizon)
     if name in REAL:

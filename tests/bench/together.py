@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from dflash_mcmc.bench.measure import Sizes, temperature
-from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.slot_memory import SlotMemory
 from dflash_mcmc.ops import Chain, Draw, SamplingParams, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.bench.measure import Sizes, temperature
+from tests.bench.subject import Subject
 
 _PARTICLES, _TOKENS, _BLOCK, _CANDIDATES, _REPEATS = 32, 128, 16, 8, 3
 

@@ -9,8 +9,6 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from dflash_mcmc.bench.measure import Sizes
-from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import DEFAULTS
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
@@ -20,6 +18,8 @@ from dflash_mcmc.probe.speculative_mcmc import SpeculativeMCMC
 from dflash_mcmc.probe.speculative_mcmc.timing import Timing
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.bench.measure import Sizes
+from tests.bench.subject import Subject
 
 _SAMPLES, _ALPHA, _TIMED_ROWS = 100, 4.0, 8
 """Defaults of the probe."""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.blend import Blend
 from dflash_mcmc.decoder import Decoder
 from dflash_mcmc.draft import Draft
@@ -21,6 +20,7 @@ from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.types import ChainResult
+from tests.bench.subject import Subject
 
 TURNS = 2
 """Number of turns of each case, where several cases take turns."""

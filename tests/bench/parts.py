@@ -14,9 +14,6 @@ import torch
 from tqdm import tqdm
 from transformers import DynamicCache, GenerationConfig
 
-from dflash_mcmc.bench import assisted, at_size, decoders, equal_chains, measure, probes, published, serving, sharing, together
-from dflash_mcmc.bench.measure import Measurement, Sizes, power_mh, run, temperature
-from dflash_mcmc.bench.subject import Subject, subject_of
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.cache_argument import cache_argument
@@ -24,6 +21,9 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.plan import predict
 from dflash_mcmc.engine.batching.workload import Workload
 from dflash_mcmc.rng import Key
+from tests.bench import assisted, at_size, decoders, equal_chains, measure, probes, published, serving, sharing, together
+from tests.bench.measure import Measurement, Sizes, power_mh, run, temperature
+from tests.bench.subject import Subject, subject_of
 
 _OFF = Options(read_ahead=0, reuse_prefix=False, keep_current=False, skip_identical=False)
 _REPEATS = 20

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from dflash_mcmc.api import LoadedEngine, component
-from dflash_mcmc.bench.measure import Sizes
-from dflash_mcmc.bench.subject import Subject
 from dflash_mcmc.sampler import Sampler
+from tests.bench.measure import Sizes
+from tests.bench.subject import Subject
 
 _CLIENTS = (1, 8, 64)
 _TURNS = 3
