@@ -172,6 +172,8 @@ def test_labels_cannot_break_the_page(tmp_path):
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt; | {question}" in page
     assert r"\<script>alert(1)\</script> \| {question}" in markdown
+    assert r"compared with a\|b\<i>" in markdown
+    assert re.search(r"(?<!\\)<", markdown) is None
 
 
 def test_the_report_of_a_folder_that_cannot_be_written_is_one_line(document, tmp_path):
