@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 from dflash_mcmc.catalogue import options  # noqa: E402
 from dflash_mcmc.config.schema import Config  # noqa: E402
 from dflash_mcmc.fields import has_spec, spec_of  # noqa: E402
+from dflash_mcmc.probe.columns import meanings_of  # noqa: E402
 from dflash_mcmc.registry import GROUPS, components  # noqa: E402
 
 MODULES = ("api", "types", "ops", "rng", "fields", "registry", "errors", "testing")
@@ -100,9 +101,10 @@ def probes_page() -> str:
              "of `x`. An empty cell, or null, means that there is no number. A part of a name in braces varies. Shares are "
              "from 0 to 1, and `log` is the natural logarithm.", ""]
     for component in components("probe").values():
-        if component.cls.meanings:
+        meanings = meanings_of(component.cls.columns())
+        if meanings:
             lines += [f"## {component.name}", "", component.summary, ""]
-        for table, columns in component.cls.meanings.items():
+        for table, columns in meanings.items():
             title = "values of the summary" if table == "values" else f"`{table}`"
             lines += [f"### {component.name}: {title}", "", "| column | meaning |", "|---|---|"]
             lines += [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
