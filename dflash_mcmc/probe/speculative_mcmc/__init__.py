@@ -192,7 +192,8 @@ class SpeculativeMCMC(ProblemProbe):
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
         options = config.hardware.options()
-        timing = Timing(options, model, drafter, self.timed_rows, 1.0 / self.alpha) if self.timed_rows else None
+        timing = (Timing(options, model, drafter, self.timed_rows, 1.0 / self.alpha, PROPOSALS)
+                  if self.timed_rows else None)
         begun = time.perf_counter()
         for unit, answer in answers(config, model, work, "greedy"):
             key = Key(config.seed).fold_in("speculative_mcmc", unit.problem)
