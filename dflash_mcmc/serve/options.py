@@ -34,10 +34,20 @@ class ServeOptions:
                                             ge=1)
     max_choices: int = runtime("most answers that a request may ask for, over all its prompts", ge=1)
     max_width: int = runtime("most draws that a chain of a request may ask for together, such as particles", ge=1)
+    max_steps: int = runtime("largest num_steps of a sampler that a request may ask for", ge=1)
     max_waiting: int = runtime("answers that wait for a slot or are drawn; more get status 429", ge=1)
+    max_prompt_characters: int | None = runtime("characters of all texts of a request, before they are tokenized; null takes 64 "
+                                                "for each token of the longest prompt", ge=1)
     max_body_bytes: int = runtime("longest body of a request; longer ones get status 413", ge=1024)
+    max_held_bytes: int = runtime("bodies of all requests that are being read; more get status 503", ge=1024)
     body_seconds: float = runtime("time in which a client must have sent the body of a request", gt=0)
     header_seconds: float = runtime("time in which a client must have sent the header of a request", gt=0)
+    stalled_seconds: float = runtime("time without a step of the engine, while answers wait, after which /health fails", gt=0)
+    allowed_hosts: list[str] = runtime(  # noqa: RUF009
+        "names in the headers Host and Origin besides those of this machine and the address that a request came to; ['*'] "
+        "allows all")
+    special_tokens_in_text: bool = runtime("whether the name of a special token in a message becomes the token; false leaves "
+                                           "it text")
     request_seconds: float = runtime("time for the answers to a request, after which their chains end with status 504", gt=0)
 
 
