@@ -68,8 +68,8 @@ def _read(prompt: Prompt) -> Conversation | np.ndarray:
     if not isinstance(prompt, np.ndarray) and isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
         turns = turns_of([dict(turn) if isinstance(turn, Mapping) else turn for turn in prompt])
         if turns is None or not is_answerable(turns):
-            raise ConfigError("prompts", prompt, f"messages with role ({', '.join(ROLES)}) and content, a text, of which the last is a "
-                              "user's")
+            raise ConfigError("prompts", prompt, f"messages with role ({', '.join(ROLES)}) and content, a text, of "
+                              "which the last is a user's")
         return Conversation(turns)
     tokens = array_of(prompt)
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":

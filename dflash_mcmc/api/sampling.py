@@ -16,8 +16,8 @@ from dflash_mcmc.api.samples import Sample, of_chain, of_long
 from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset.inputs import stops
-from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.engine.batching.prompt_encoder import id_bound
+from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import UserError
 
 if TYPE_CHECKING:

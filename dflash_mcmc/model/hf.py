@@ -169,8 +169,9 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
     log.set_verbosity_error()  # instead of transformers' table of missing weights, the error has one line
     try:
         with torch.random.fork_rng(devices=[]):  # transformers draws missing weights
-            model, loading = _pretrained(transformers.AutoModelForCausalLM, path, revision, **changed, output_loading_info=True,
-                                         dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+            model, loading = _pretrained(
+                transformers.AutoModelForCausalLM, path, revision, **changed, output_loading_info=True,
+                dtype=dtype if dtype == "auto" else getattr(torch, dtype))
     finally:
         log.set_verbosity(before)
     _check_weights(path, loading)
@@ -185,8 +186,8 @@ def _check_weights(path: str, loading: Mapping[str, Collection[Any]]) -> None:
     """
     for what, names, allowed in (
             ("lacks weights of its config.json", loading["missing_keys"], "a checkpoint with every weight"),
-            ("has weights that its config.json has no place for", loading["unexpected_keys"], "the config.json of these weights"),
-            ("has weights of other shapes than its config.json", loading["mismatched_keys"], "the config.json of these weights")):
+            ("has weights that its config.json has no place for", loading["unexpected_keys"], "their own config.json"),
+            ("has weights of other shapes than its config.json", loading["mismatched_keys"], "their own config.json")):
         if names:
             listed = sorted(str(name[0] if isinstance(name, tuple) else name) for name in names)
             more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""

@@ -83,8 +83,8 @@ class Gate:
     def _refusal(self, scope: dict[str, Any]) -> Refused | None:
         """Why a request is refused whatever its path: a web page of another site may have sent it.
 
-        A page can send texts and forms to every address without asking, but no JSON (CORS). A name that its owner points at this
-        machine (DNS rebinding) lets a page read answers, and is in Host.
+        A page can send texts and forms to every address without asking, but no JSON (CORS). A name that its owner points at
+        this machine (DNS rebinding) lets a page read answers, and is in Host.
         """
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         for name, header in (("Host", headers.get(b"host", "")), ("Origin", headers.get(b"origin"))):

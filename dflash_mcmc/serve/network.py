@@ -50,8 +50,9 @@ def listening(host: str, port: int) -> socket.socket:
 class PatientProtocol(H11Protocol):
     """Closes a connection whose header does not come, and answers a client that has ended its side of the connection.
 
-    Such a client waits for its answer, or it is gone; the end that it sends looks the same. Therefore it gets an interim answer
-    (status 100) from time to time, which every client of HTTP/1.1 passes over. A client that is gone resets the connection.
+    Such a client waits for its answer, or it is gone; the end that it sends looks the same. Therefore it gets an interim
+    answer (status 100) from time to time, which every client of HTTP/1.1 passes over. A client that is gone resets the
+    connection.
     """
 
     header_seconds = 10.0

@@ -36,8 +36,8 @@ class ServeOptions:
     max_width: int = runtime("most draws that a chain of a request may ask for together, such as particles", ge=1)
     max_steps: int = runtime("largest num_steps of a sampler that a request may ask for", ge=1)
     max_waiting: int = runtime("answers that wait for a slot or are drawn; more get status 429", ge=1)
-    max_prompt_characters: int | None = runtime("characters of all texts of a request, before they are tokenized; null takes 64 "
-                                                "for each token of the longest prompt", ge=1)
+    max_prompt_characters: int | None = runtime("characters of all texts of a request, before they are tokenized; null takes "
+                                                "64 for each token of the longest prompt", ge=1)
     max_body_bytes: int = runtime("longest body of a request; longer ones get status 413", ge=1024)
     max_held_bytes: int = runtime("bodies of all requests that are being read; more get status 503", ge=1024)
     body_seconds: float = runtime("time in which a client must have sent the body of a request", gt=0)

@@ -142,7 +142,8 @@ def test_slow_clients_hold_up_nobody():
     """200 clients send a part of a header or of a body, and 20 do not read their answers."""
     with serving("condition=greedy", "serve.header_seconds=3", "serve.body_seconds=3") as (process, port):
         threading.Thread(target=process.stderr.read, daemon=True).start()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+        head = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 50\r\n\r\n{")
         slow = [socket.create_connection(("127.0.0.1", port), timeout=120) for _ in range(200)]
         for number, connection in enumerate(slow):
             connection.sendall(head if number % 2 else head[:10])

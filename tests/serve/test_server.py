@@ -91,6 +91,12 @@ def running() -> Iterator[Running]:
     found.stop()
 
 
+def head_of(length: int) -> bytes:
+    """The header of a request whose body has so many bytes."""
+    return (f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n").encode()
+
+
 def samples(prompt: object, chat: bool, **changes) -> list[dm.Sample]:
     """What Python draws with the values of OVERRIDES."""
     sampler = dm.PowerMH(**{"num_blocks": 4, "num_steps": 2, **changes.pop("fields", {})})
@@ -234,9 +240,7 @@ def test_a_client_that_ends_its_side_gets_its_answer_and_health_fails_while_no_s
     body = json.dumps({"prompt": QUESTION, "max_tokens": 8}).encode()
     with socket.create_connection(("127.0.0.1", running.port)) as connection:
         with running.held():
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + KEY.encode()
-                               + b"\r\nContent-Type: application/json\r\nContent-Length: " + str(len(body)).encode()
-                               + b"\r\n\r\n" + body)
+            connection.sendall(head_of(len(body)) + body)
             connection.shutdown(socket.SHUT_WR)
             while not running.service.workers.counts[0]:
                 time.sleep(0.001)
@@ -274,8 +278,7 @@ def test_a_client_that_goes_frees_its_slots(running):
     """The chains of the request would make two million steps."""
     body = json.dumps({"prompt": QUESTION, "n": 4, "sampler": {"num_steps": 500_000}}).encode()
     with socket.create_connection(("127.0.0.1", running.port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + KEY.encode()
-                           + b"\r\nContent-Type: application/json\r\nContent-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
+        connection.sendall(head_of(len(body)) + body)
         while running.service.workers.counts[1] < 4:
             time.sleep(0.01)
     assert running.idle()
@@ -297,7 +300,7 @@ def test_a_full_queue_and_a_late_answer(running, monkeypatch, caplog):
 def test_slow_clients_are_let_go(running, monkeypatch):
     monkeypatch.setattr(running.server.config.http_protocol_class, "header_seconds", 0.5)
     monkeypatch.setattr(running.service.options, "body_seconds", 0.5)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 50\r\n\r\n".encode()
+    head = head_of(50)
     for sent, answer in ((b"POST /v1", b""), (b"", b""), (head + b"{", b"HTTP/1.1 408")):
         with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
             connection.sendall(sent)

@@ -157,7 +157,8 @@ def _specials_in(tokenizer: Any, value: object) -> list[str]:
     added = getattr(tokenizer, "added_tokens_decoder", {})
     names = {token.content for token in added.values() if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return sorted((name for name in names if name and json.dumps(name, ensure_ascii=False)[1:-1] in text), key=len, reverse=True)
+    there = [name for name in names if name and json.dumps(name, ensure_ascii=False)[1:-1] in text]
+    return sorted(there, key=len, reverse=True)
 
 
 def _with_plain_names(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, enable_thinking: bool,
