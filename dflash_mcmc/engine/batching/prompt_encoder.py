@@ -72,8 +72,8 @@ def encode(tokenizer: Any, text: str, add_special_tokens: bool, positions: int |
     _check_length(tokenizer, text, positions)
     tokens = np.array(ids_of(tokenizer, text, add_special_tokens), dtype=np.int64)
     if vocab_size is not None and len(tokens) and tokens.max() >= vocab_size:
-        raise UserError(f"model.path: given a tokenizer of {id_bound(tokenizer)} tokens, which gives the id {tokens.max()} for "
-                        f"a prompt; allowed: ids from 0 to {vocab_size - 1}, the model's vocabulary")
+        raise UserError(f"model.path: given a tokenizer of {id_bound(tokenizer)} tokens, which gives the id {tokens.max()} "
+                        f"for a prompt; allowed: ids from 0 to {vocab_size - 1}, the model's vocabulary")
     return tokens
 
 
