@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import components
-from dflash_mcmc.report.runs import Run
+from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.chains import affordable, aggregated
 from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import PairedOutcomes, outcomes
+from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, outcomes
 from dflash_mcmc.statistics.rules import PowerVote, Vote
-from dflash_mcmc.statistics.shares import accuracy_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Combined, Cost, Outcome
