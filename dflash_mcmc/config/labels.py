@@ -1,8 +1,8 @@
 """Labels of runs, such as `temp temperature=1.5`: the condition, and the fields that differ from the condition's defaults.
 
 The defaults are those of the classes, with the values that the options in `conf/` and the run's experiment set. Values are
-compared in their canonical form, as in the identity. A configuration in memory and the same configuration in `config.yaml` have
-the same label.
+compared in their canonical form, as in the identity. A configuration in memory and the same one in `config.yaml` have the same
+label.
 """
 
 from __future__ import annotations
