@@ -77,6 +77,14 @@ def after_thinking(text: str) -> str | None:
     return None if _OPEN in tail else tail
 
 
+def continued(prompt: str, text: str) -> str:
+    """A text for a grader: with `<think>` before it if the prompt ends with that, as some chat templates make it end.
+
+    The thinking of such a text is unfinished as long as it has no `</think>`.
+    """
+    return _OPEN + text if prompt.rstrip().endswith(_OPEN) else text
+
+
 def cut(text: str, until: Sequence[str]) -> str:
     """The text up to the first occurrence of one of the texts `until`."""
     ends = [place for end in until if (place := text.find(end)) >= 0]

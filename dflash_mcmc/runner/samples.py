@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.grading import check_golds, label
+from dflash_mcmc.grading import check_golds, extraction, label
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, UNDRAWN
 from dflash_mcmc.process import stopping
 from dflash_mcmc.runner import build, cost, fitting
@@ -131,7 +131,8 @@ class SampleWorker(Worker[Record]):
                 else:
                     self._grading[done.tag] = done
                     text = self._engine.model.decode(done.result.trajectory.tokens)
-                    self._pool.submit(done.tag, text, self._problems[done.tag[0]].problem.answer)
+                    problem, prompt, _ = self._problems[done.tag[0]]
+                    self._pool.submit(done.tag, extraction.continued(self._engine.model.decode(prompt), text), problem.answer)
             yield from self.ready()
         yield from self.ready(wait=True)
 

@@ -14,6 +14,7 @@ import numpy as np
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
+from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.difficulty.meanings import MEANINGS
@@ -120,7 +121,8 @@ def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem],
                 else:
                     answer = done.result.trajectory
                     measured[unit] = along(answer)
-                    pool.submit(unit, engine.model.decode(answer.tokens), problem.answer)
+                    prompt, text = engine.model.decode(answer.prompt), engine.model.decode(answer.tokens)
+                    pool.submit(unit, continued(prompt, text), problem.answer)
             yield from decided()
         yield from decided(wait=True)
     finally:
