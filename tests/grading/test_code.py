@@ -130,6 +130,15 @@ def test_a_program_cannot_use_up_the_process_limit_of_another():
     patient.close()
 
 
+def test_a_launcher_that_is_killed_from_outside_is_started_again(pool, monkeypatch):
+    from dflash_mcmc.grading.code.sandbox import Ended, Sandbox
+
+    lost = [Ended(False, "lost", "SIGKILL")] * 5
+    monkeypatch.setattr(Sandbox, "run", lambda *given: lost.pop() if lost else Ended(True, "tests"))
+    first, second = (grades(pool, [("    return a + b", ADD)])[0] for _ in range(2))
+    assert (first.verdict, first.rule, first.reason, second.verdict) == ("ungradable", "lost", "SIGKILL", "correct")
+
+
 def test_execution_must_be_allowed():
     cli.prepare()
     with pytest.raises(UserError, match=r"grader\.allow_execution: given False; allowed: true"):

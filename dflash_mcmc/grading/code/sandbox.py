@@ -59,7 +59,8 @@ class Ended(NamedTuple):
 
     passed: bool
     word: str
-    """tests (passed), timeout, syntax_error, missing_definition, failed_test, raised, exited (called exit early) or killed."""
+    """tests (passed), timeout, syntax_error, missing_definition, failed_test, raised, exited (called exit early), killed, or
+    lost (something else killed the launcher, so that nothing is known of the program)."""
     detail: str = ""
     """Name of the exception or signal, or the exit code."""
 
@@ -185,8 +186,10 @@ def _ended(code: int, report: str, nonce: str, timed_out: bool) -> Ended:
         return Ended(False, "timeout")
     if code == 0 and secrets.compare_digest(report.encode(), nonce.encode()):
         return Ended(True, "tests")
-    if code - 128 in set(signal.Signals) or code < 0:
-        return Ended(False, "killed", signal.Signals(code - 128 if code > 0 else -code).name)
+    if code < 0:  # the launcher itself, which a program in a namespace cannot reach
+        return Ended(False, "lost", signal.Signals(-code).name)
+    if code - 128 in set(signal.Signals):
+        return Ended(False, "killed", signal.Signals(code - 128).name)
     word, _, detail = report.removeprefix("!").partition("!")[0].partition(" ")
     if report.startswith("!") and word in ("syntax_error", "missing_definition", "failed_test", "raised"):
         return Ended(False, word, detail)

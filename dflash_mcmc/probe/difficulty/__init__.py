@@ -121,8 +121,8 @@ def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem],
                 else:
                     answer = done.result.trajectory
                     measured[unit] = along(answer)
-                    prompt, text = engine.model.decode(answer.prompt), engine.model.decode(answer.tokens)
-                    pool.submit(unit, continued(prompt, text), problem.answer)
+                    text = engine.model.decode(answer.tokens)
+                    pool.submit(unit, continued(build.ending(engine.model, answer.prompt), text), problem.answer)
             yield from decided()
         yield from decided(wait=True)
     finally:
