@@ -132,7 +132,8 @@ class SampleWorker(Worker[Record]):
                     self._grading[done.tag] = done
                     text = self._engine.model.decode(done.result.trajectory.tokens)
                     problem, prompt, _ = self._problems[done.tag[0]]
-                    self._pool.submit(done.tag, extraction.continued(build.ending(self._engine.model, prompt), text), problem.answer)
+                    text = extraction.continued(build.ending(self._engine.model, prompt), text)
+                    self._pool.submit(done.tag, text, problem.answer)
             yield from self.ready()
         yield from self.ready(wait=True)
 

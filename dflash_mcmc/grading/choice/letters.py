@@ -18,8 +18,8 @@ from dflash_mcmc.grading.limits import MAX_LENGTH
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")
 _STATED = re.compile(r"(?:answer|choice|option)[*_]*(?:\s+(?:choice|option))?(?:\s+(?:is|would\s+be|must\s+be|:)|\s*[:=])\s*:?"
                    r"(?:\s*(?:the\s+)?(?:option|choice|letter)\b)?", re.IGNORECASE)
-_PREFIX = re.compile(r"(?:the\s+)?(?:(?:final|correct|right|best)\s+)?(?:option|choice|answer|letter)\s*(?:is\b|[:=])?\s*(?=\W*[A-Za-z]\b)",
-                     re.IGNORECASE)
+_PREFIX = re.compile(r"(?:the\s+)?(?:(?:final|correct|right|best)\s+)?(?:option|choice|answer|letter)"
+                     r"\s*(?:is\b|[:=])?\s*(?=\W*[A-Za-z]\b)", re.IGNORECASE)
 _CONFIRMED = r"(?i:option|choice|answer)\s+[*_(]*([{letters}])[*_)]*\s+(?i:is\s+(?:the\s+)?(?:correct|right|true|best))\b"
 _DENIED = re.compile(r"(?P<denial>(?:\bnot|n['’]t|\bcannot|\bnever)\s+(?:be|think|believe|mean|say|true|the\s+case)\b)"
                      r"|[.,;!?\n]+", re.IGNORECASE)
@@ -62,7 +62,7 @@ def _of_box(box: str, letters: str) -> set[str] | None:
     text = _PREFIX.sub("", _WRAPPED.sub(r"\1", box).replace("\\ ", " ").strip(_MARKS.replace("(", "") + "\\"), count=1)
     if len(text.strip(_MARKS)) == 1:
         return _named(text, letters) or None
-    label = rf"(?:\(([{letters}{letters.lower()}])\)|([{letters}])(?=[.):]|\W*$))(?![.:]?[A-Za-z0-9'’])[.):]?[*_$]*"
+    label = rf"(?:\(([{letters}{letters.lower()}])\)|([{letters}])(?:[.):]|(?=\W*$)))(?![A-Za-z0-9'’])[*_$]*"
     begins = re.match(rf"[*_$(]*{label}(?!\s*[=<>^+\-−])", text)
     listed = re.match(rf"[*_$(]*[{letters}][*_$)]*[.:]?{_NEXT}[*_$(]*[{letters}](?![A-Za-z0-9'’])", text)
     if listed:

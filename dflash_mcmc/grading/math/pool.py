@@ -52,12 +52,13 @@ class _Process:
 
         context = multiprocessing.get_context("spawn")
         self._pipe, other_end = context.Pipe()
-        self.process = context.Process(target=worker.serve, args=(other_end, worker.start, memory_gib, os.getpid()), daemon=True)
+        self.process = context.Process(target=worker.serve, args=(other_end, worker.start, memory_gib, os.getpid()),
+                                       daemon=True)
         self.process.start()
         other_end.close()
 
     def reply(self, seconds: float) -> Any:
-        """The next reply. Raises Died, TimeoutError (and kills the worker), or the exception of the function that was called."""
+        """The next reply. Raises Died, TimeoutError (and kills the worker), or the exception of the called function."""
         try:
             if self._pipe.poll(seconds):
                 value, error = self._pipe.recv()

@@ -188,7 +188,8 @@ def test_other_processes_are_invisible_and_own_ones_end_with_the_program(found, 
 ESCAPES = {
     "setsid": "c.prctl(1, 0, 0, 0, 0)\ntry_to(os.setsid)",
     "setpgid": "c.prctl(1, 0, 0, 0, 0)\ntry_to(lambda: os.setpgid(0, 0))",
-    "double fork": "for _ in range(2):\n    if os.fork():\n        os._exit(0)\n    try_to(os.setsid)\n    c.prctl(1, 0, 0, 0, 0)",
+    "double fork": "for _ in range(2):\n    if os.fork():\n        os._exit(0)\n"
+                   "    try_to(os.setsid)\n    c.prctl(1, 0, 0, 0, 0)",
     "fork bomb": "while True:\n    try:\n        os.fork()\n        try_to(os.setsid)\n    except OSError:\n        pass",
     "comet": "while True:\n    try:\n        if os.fork():\n            os._exit(0)\n        try_to(os.setsid)\n"
              "    except OSError:\n        pass",

@@ -112,7 +112,8 @@ def _close(found, right):
     if isinstance(right, list):
         return isinstance(found, list) and len(found) == len(right) and all(map(_close, found, right))
     if isinstance(right, dict):
-        return isinstance(found, dict) and found.keys() == right.keys() and all(_close(found[key], right[key]) for key in right)
+        return isinstance(found, dict) and found.keys() == right.keys() and all(
+            _close(found[key], value) for key, value in right.items())
     if isinstance(right, float) and isinstance(found, (int, float)):
         return found == right or math.isclose(found, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
     return found == right
