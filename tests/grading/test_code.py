@@ -83,7 +83,7 @@ TESTED = {
     "stdin, verdict": (STDIN, "import os, sys\nos.write(int(sys.argv[1]), b'x')", "raised"),
     "stdin, crash": (STDIN, "import ctypes\nctypes.string_at(0)", "killed"),
     "digits": (json.dumps({"inputs": [""], "outputs": ["1" + "0" * 5000]}), "print(10 ** 5000)", "tests"),
-    "digits, input": (json.dumps({"inputs": ["1" + "0" * 5000], "outputs": ["4"]}), "print(int(input()) % 7)", "tests"),
+    "digits, input": (json.dumps({"inputs": ["1" + "0" * 5000], "outputs": ["2"]}), "print(int(input()) % 7)", "tests"),
     "reals": (json.dumps({"inputs": [""], "outputs": ["0.333333333333"]}), "print('%.6f' % (1 / 3))", "tests"),
     "reals, far": (json.dumps({"inputs": [""], "outputs": ["0.333333333333"]}), "print('%.4f' % (1 / 3))", "failed_test"),
     "integers are exact": (json.dumps({"inputs": [""], "outputs": ["100000000"]}), "print(100000001)", "failed_test"),

@@ -13,10 +13,11 @@ The program is on stdin, for the interpreter in the sandbox. SETTINGS is a JSON 
 - `name`: a secret prefix of messages from the launcher itself.
 
 There are three processes. The first one creates the namespaces, which needs privileges, and waits. The second one is process
-1 of its namespace and only reaps: when it ends, the kernel ends every process of the namespace, whatever session, group or parent
-the process has chosen. The third one becomes the interpreter. SIGTERM ends the second process, and the first one waits until
-the namespace is empty. Without namespaces all processes are one group, which seccomp lets none of them leave; SIGTERM ends the
-group. If the walls cannot be set up, the launcher writes the reason after `name` to `verdict`, and the program is not run.
+1 of its namespace and only reaps: when it ends, the kernel ends every process of the namespace, whatever session, group or
+parent the process has chosen. The third one becomes the interpreter. SIGTERM ends the second process, and the first one waits
+until the namespace is empty. Without namespaces all processes are one group, which seccomp lets none of them leave; SIGTERM
+ends the group. If the walls cannot be set up, the launcher writes the reason after `name` to
+`verdict`, and the program is not run.
 """
 
 import ctypes
