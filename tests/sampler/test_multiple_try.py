@@ -152,6 +152,16 @@ def test_the_floor_compares_a_try_with_the_state(cut):
     assert sampler._floor(path, 6, 1, None, 2) is None
 
 
+@pytest.mark.parametrize(("taken", "any_complete", "outcome"), [
+    (2, True, ((2, 1), -3.0, "accept")), (1, True, ((1, 0), -1.0, "identical")),
+    (0, True, ((1, 0), -1.0, "reject")), (0, False, ((1, 0), -1.0, "abandon"))])
+def test_a_step_of_isir_reports_the_try_that_it_took_or_else_the_best(taken, any_complete, outcome):
+    path, *drawn = (score(ENGINE, tokens, make().law(), "blended") for tokens in ((1, 0), (1, 0), (2, 1)))
+    step = make()._taken(path, drawn, 1, taken, np.array([0.0, -1.0, -3.0]), any_complete)
+    assert (tuple(step.trajectory.tokens.tolist()), step.log_ratio, step.decision) == outcome
+    assert step.proposal_length == 2
+
+
 def test_abandoned_tries_are_a_share():
     """The record has the mean over steps of the share of tries that a step abandoned."""
     engine, seen = TabularEngine(TabularModel(4, (0,), seed=3, scale=2.0)), set()

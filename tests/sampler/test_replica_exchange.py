@@ -199,6 +199,16 @@ def test_a_swap_carries_states_with_their_origin():
     assert seen == set(orders)
 
 
+def test_a_state_that_stays_keeps_its_origin():
+    sampler, moved = make(), set()
+    for seed in range(20):
+        ladder = rungs_at(THREE, sampler, [(1, 2), (2, 1)])._replace(born=(1, 0))
+        after, steps = THREE.run(sampler.local_step(ladder, 2, Key(seed)))
+        assert after.born == tuple(rung if step.moved else 1 - rung for rung, step in enumerate(steps))
+        moved |= {step.moved for step in steps}
+    assert moved == {True, False}
+
+
 def test_a_result_has_log_q_of_the_output_rung():
     """A state that was drawn on another rung too."""
     for output in (1, 2):
