@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid.launcher import Slurm
@@ -44,8 +44,8 @@ class Point:
 
     label: str
     overrides: list[str]
-    choices: dict[str, str]
-    """The chosen option of each group."""
+    choices: dict[str, Any]
+    """The chosen option of each group, or None."""
     digest: str
     """The hash of the run's identity."""
     folder: str
