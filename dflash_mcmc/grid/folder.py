@@ -120,8 +120,8 @@ class Grid:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"])) or "the file"
-            raise UserError(f"{path}: cannot be read as a grid: {field}: given {shown(first['input'])}; allowed: {first['msg']}"
-                            ) from error
+            raise UserError(f"{path}: cannot be read as a grid: {field}: given {shown(first['input'])}; allowed: "
+                            f"{first['msg']}") from error
         if not grid.points or any(not 0 <= job.point < len(grid.points) for job in grid.jobs):
             raise UserError(f"{path}: cannot be read as a grid: has no points, or jobs of other points")
         return grid

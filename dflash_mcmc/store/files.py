@@ -61,7 +61,8 @@ def make_folder(folder: Path, field: str) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{field}: cannot make {folder}: {error.strerror}; allowed: a folder that can be written to") from error
+        raise UserError(f"{field}: cannot make {folder}: {error.strerror}; allowed: a folder that can be "
+                        "written to") from error
     return made
 
 
@@ -77,8 +78,8 @@ def remove_empty(folders: Iterable[Path]) -> None:
 def refuse_link(path: Path) -> None:
     """Raises UserError for a link: what a run writes or cuts must be in its own folder."""
     if path.is_symlink():
-        raise UserError(f"{path}: is a link to {os.readlink(path)!r:.80}; allowed: a regular file, which a run may change; put "
-                        "a copy of the file here")
+        raise UserError(f"{path}: is a link to {os.readlink(path)!r:.80}; allowed: a regular file, which a run may change; "
+                        "put a copy of the file here")
 
 
 def open_to_extend(path: Path) -> IO[bytes]:

@@ -20,7 +20,8 @@ ALLOWED = {  # of OTHERS, for each field; the fields that are not here take none
     "ended": (True,), "log_p": (-1, 1.5, 10**40), "log_q": (-1, 1.5, 10**40), "law_error": (1.5,), "seconds": (1.5,),
     "share_seconds": (1.5,), "walls": ([],), "tokens": ([],), "trace": ([],)}
 _FILES = ("records.jsonl", "records.1.jsonl", "lock", "run.json", "config.yaml", "summary.json", "attempts.jsonl")
-_SHAPES = ("{}", "[]", "null", '"x"', "5", "[" * 100_000, '{"a":' * 300 + "1" + "}" * 300, '{"identity": {}, "sessions": [{}]}',
+_SHAPES = ("{}", "[]", "null", '"x"', "5", "[" * 100_000, '{"a":' * 300 + "1" + "}" * 300,
+           '{"identity": {}, "sessions": [{}]}',
            '{"identity": 5, "sessions": [{}]}', '{"identity": {"seed": 0}, "sessions": 5}',
            '{"identity": {"seed": 0}, "sessions": [5]}', '{"identity": {"sampler": []}, "sessions": [{"started": 5}]}',
            '{"jsonl": 5}', '{"jsonl": {"lines": {"x": "y"}}}', '{"condition": [], "num_samples": "x"}')
