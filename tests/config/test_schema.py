@@ -177,8 +177,8 @@ def test_the_identity_leaves_out_a_field_that_is_off():
     class Extended:
         """Fields of a component and one that was added later."""
 
-        old: float = identity("always there")
-        added: float = identity("changes nothing at 0", off=0.0)
+        old: float = identity(1.0, "always there")
+        added: float = identity(0.0, "changes nothing at 0", off=0.0)
 
     assert identity_values(Extended(old=1.0, added=0.0)) == {"old": 1.0}
     assert identity_values(Extended(old=0.0, added=0.5)) == {"old": 0.0, "added": 0.5}

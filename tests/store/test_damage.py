@@ -18,8 +18,7 @@ from dflash_mcmc.grading.again import regrade
 from dflash_mcmc.regrade import grader_config
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.build import build
-from dflash_mcmc.report.locate import run_folders
-from dflash_mcmc.report.runs import read
+from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.runs import listed
 from dflash_mcmc.runs import table as runs_table
 from dflash_mcmc.store import locks

@@ -99,9 +99,9 @@ class Difficulty(ProblemProbe):
     token. `draft.block_size=2` measures the first slot alone.
     """
 
-    num_folds: int = runtime("folds of the cross-validation by problem that turns signals into probabilities; affects the "
+    num_folds: int = runtime(5, "folds of the cross-validation by problem that turns signals into probabilities; affects the "
                              "summary alone", ge=2)
-    num_bins: int = runtime("bins with equally many cases, in which probabilities are compared with outcomes; affects the "
+    num_bins: int = runtime(10, "bins with equally many cases, in which probabilities are compared with outcomes; affects the "
                             "summary alone", ge=2)
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
