@@ -110,6 +110,6 @@ class JudgeGrader(Grader):
         if not self.prompt.endswith(".jinja") or "\n" in self.prompt:
             return self.prompt
         try:
-            return Path(self.prompt).read_text(encoding="utf-8")
+            return Path(self.prompt).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise ConfigError("grader.prompt", self.prompt, "a Jinja text, or a .jinja file that exists") from error
