@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.errors import UnknownName, UserError, did_you_mean
+from dflash_mcmc.errors import UnknownName, UserError, did_you_mean, shortened
 from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, spec_of, types_of
 from dflash_mcmc.registry import GROUPS, load_all, name_of
 from dflash_mcmc.statistics.rules import Vote
@@ -80,7 +80,7 @@ class Config:
     name: str = runtime("default", "name of the experiment, its folder and its group in the tracker; letters, digits, . _ -")
     condition: Condition = dataclasses.field(default_factory=Condition)
     seed: int = identity(0, "seed of all randomness")
-    num_chains: int = runtime(1, "number of samples of each problem; may be raised later", ge=1)
+    num_chains: int = runtime(1, "number of samples of each problem; may be raised later", ge=1, le=1_000_000)
     aggregate: Any = runtime(None, "one answer per problem from all its chains, as a row in the table: majority, power, "
                              "softsat, answer_power, or log_p = the likeliest; a list gives a row for each, and a search "
                              "maximises the first; null = no aggregate")
@@ -196,6 +196,7 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
 
 def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) -> UnknownName:
     """The error for a key that no schema has; `elsewhere` are fields and options that the user may have meant."""
+    name = shortened(name)
     parent, _, last = name.rpartition(".")
     fields = ", ".join(known) or f"nothing, with this {parent}"
     hint = did_you_mean(last, known)
