@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 from dflash_mcmc.catalogue import options  # noqa: E402
 from dflash_mcmc.config.schema import Config  # noqa: E402
-from dflash_mcmc.fields import has_spec, spec_of  # noqa: E402
+from dflash_mcmc.fields import has_spec, shown_default, spec_of  # noqa: E402
+from dflash_mcmc.probe.columns import meanings_of  # noqa: E402
 from dflash_mcmc.registry import GROUPS, components  # noqa: E402
 
 MODULES = ("api", "types", "ops", "rng", "fields", "registry", "errors", "testing")
@@ -78,7 +79,7 @@ def run_page() -> str:
     for name, cls in _nested(Config):
         lines += [f"## {name}", "", *_docstring(cls), "", *([] if _nested(cls) else _fields(cls))]
     values = (ROOT / "conf/config.yaml").read_text().partition("\n# Hydra itself")[0].strip()
-    lines += ["## Values", "", "```yaml", values, "```"]
+    lines += ["## Options of a run", "", "```yaml", values, "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -100,9 +101,10 @@ def probes_page() -> str:
              "of `x`. An empty cell, or null, means that there is no number. A part of a name in braces varies. Shares are "
              "from 0 to 1, and `log` is the natural logarithm.", ""]
     for component in components("probe").values():
-        if component.cls.meanings:
+        meanings = meanings_of(component.cls.columns())
+        if meanings:
             lines += [f"## {component.name}", "", component.summary, ""]
-        for table, columns in component.cls.meanings.items():
+        for table, columns in meanings.items():
             title = "values of the summary" if table == "values" else f"`{table}`"
             lines += [f"### {component.name}: {title}", "", "| column | meaning |", "|---|---|"]
             lines += [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
@@ -141,11 +143,12 @@ def _option(group: str, name: str, meaning: str, file: Path) -> list[str]:
 
 def _fields(cls: type) -> list[str]:
     types = typing.get_type_hints(cls)
-    rows = [(field.name, spec_of(field)) for field in dataclasses.fields(cls) if has_spec(field)]
+    rows = [(field.name, spec_of(field), shown_default(field)) for field in dataclasses.fields(cls) if has_spec(field)]
     if not rows:
         return ["No fields.", ""]
-    lines = ["| field | kind | allowed | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{name}` | {spec.role} | {_cell(spec.describe(types[name]))} | {_cell(spec.help)} |" for name, spec in rows]
+    lines = ["| field | kind | default | allowed | meaning |", "|---|---|---|---|---|"]
+    lines += [f"| `{name}` | {spec.role} | `{default}` | {_cell(spec.describe(types[name]))} | {_cell(spec.help)} |"
+              for name, spec, default in rows]
     return [*lines, ""]
 
 
