@@ -33,6 +33,20 @@ def grid(make_grid, make_config) -> Grid:
     return grid
 
 
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("points", [{}], "points.0.label: given {}"), ("points", 5, "points: given 5"), ("points", [], "has no points"),
+    ("jobs", [{"id": 1}], "jobs.0.id: given 1"), ("launcher", {"cpus": "x"}, "launcher"), ("token", None, "token: given None"),
+    ("name", json.loads("[" * 300 + "]" * 300), "recursion limit")])
+def test_a_grid_file_of_a_wrong_shape_is_one_line(make_grid, name, value, message):
+    path = make_grid().folder / "grid.json"
+    good = json.loads(path.read_text())
+    for content in (json.dumps({**good, name: value}), "{}", "[]", "[" * 100_000):
+        path.write_text(content)
+        with pytest.raises(UserError, match=message if content.startswith('{"') else "grid.json: ") as error:
+            Grid.read(path.parent)
+        assert len(str(error.value).splitlines()) == 1
+
+
 def rows(shown: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if line.startswith("| seed")]
 
@@ -85,7 +99,7 @@ def test_a_job_that_slurm_has_forgotten_is_not_live(grid, slurm_commands):
 
 
 def test_folders_of_grids_are_no_runs(grid):
-    from dflash_mcmc.report.locate import run_folders
+    from dflash_mcmc.report.reading import run_folders
 
     found = run_folders([grid.folder.parents[1]])
     assert sorted(run.folder.name for run in found) == ["seed=0", "seed=1"]
