@@ -16,6 +16,7 @@ from dflash_mcmc.api.samples import Sample, of_chain, of_long
 from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset.inputs import stops
+from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import UserError
 
@@ -147,7 +148,7 @@ class LoadedEngine:
         config = configuration({"sampler": "greedy", "blend": blend, "draft": draft}, {})
         config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
         target = self._target
-        pairs = scoring.pairs_of(prompts, answers, len(target.tokenizer), target.max_positions)
+        pairs = scoring.pairs_of(prompts, answers, id_bound(target.tokenizer), target.max_positions)
         longest = max(len(pair.prompt) for pair in pairs)
         config.dataset.max_new_tokens = max(map(scoring.length_of, pairs)) - longest  # the positions after the longest prompt
         chains = ((number, scoring.chain(pair)) for number, pair in enumerate(pairs))
@@ -237,7 +238,7 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
         tokenizer: the tokenizer of a loaded model; None otherwise.
         prompts: texts; conversations, each a list of messages with `role` and `content`; or token ids, which are used as they
             are. In order, or by id.
-        sampler: a component, such as `dm.PowerMH(alpha=4)`, or a name; None takes `power_mh` with the values of `conf/`.
+        sampler: a component, such as `dm.PowerMH(alpha=4)`, or a name; None takes `power_mh`.
         blend: a component or a name; None leaves the target as it is.
         decoder: a component or a name; None decodes token by token.
         draft: a component or a name, for a decoder, blend or sampler that needs one.

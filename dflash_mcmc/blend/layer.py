@@ -26,11 +26,11 @@ class LayerBlend(Blend):
     for every real beta, because all logits are finite and softmax normalises them.
     """
 
-    beta: float = identity("share of the layer's logits; below 0 the blend moves away from the layer", ge=-10, le=1)
-    layer: int = identity("0-based decoder layer; negative counts from the end (-3 is 33 of 36)")
-    layers: list[int] | None = identity("several decoder layers, whose logits are averaged, instead of blend.layer; "  # noqa: RUF009
+    beta: float = identity(0.05, "share of the layer's logits; below 0 the blend moves away from the layer", ge=-10, le=1)
+    layer: int = identity(-3, "0-based decoder layer; negative counts from the end (-3 is 33 of 36)")
+    layers: list[int] | None = identity(None, "several decoder layers, whose logits are averaged, instead of blend.layer; "
                                         "null = blend.layer alone", off=None)
-    norm: str = identity("norm of the layer's hidden state before the head: none, as published; final = the model's "
+    norm: str = identity("none", "norm of the layer's hidden state before the head: none, as published; final = the model's "
                          "final norm", choices=("none", "final"))
 
     def check(self, config: Config) -> None:
@@ -58,11 +58,11 @@ class LayerBlend(Blend):
                 raise ConfigError("blend.layer", self.layer, f"-{num_layers} to {num_layers - 1} (the model has {num_layers} "
                                   "layers)")
             return (self.layer % num_layers,)
-        found = {layer % num_layers for layer in self.layers if -num_layers <= layer < num_layers}
-        if not found or len(found) < len(self.layers):
+        layers = {layer % num_layers for layer in self.layers if -num_layers <= layer < num_layers}
+        if not layers or len(layers) < len(self.layers):
             raise ConfigError("blend.layers", self.layers, f"different layers from -{num_layers} to {num_layers - 1} (the "
                               f"model has {num_layers} layers)")
-        return tuple(sorted(found))
+        return tuple(sorted(layers))
 
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """(1 - beta) * last + beta * (mean of the layers), in the precision of the arguments; any shape."""

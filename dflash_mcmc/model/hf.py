@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
-from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Files, Model
 from dflash_mcmc.model.files.checkpoint import Checkpoint
 from dflash_mcmc.model.files.precision import PRECISIONS
@@ -28,24 +29,26 @@ if TYPE_CHECKING:
 _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 """Classes of tokenizers, by `model_type`, that `transformers.AutoTokenizer` takes where tokenizer_config.json names them."""
 
+_MOST_NAMED = 4
+"""Names of weights in an error."""
+
 
 @register("model", "hf")
 @dataclass(slots=True, kw_only=True)
 class HFModel(Model):
     """Any transformers causal language model: a folder, or a name on the hub."""
 
-    path: str = runtime("folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; its content is part of the "
+    path: str = runtime(MISSING, "folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; its content is part of the "
                         "identity, but its location is not")
-    revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("precision of weights and activations; auto = the checkpoint's own",
+    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
+    dtype: str = identity("auto", "precision of weights and activations; auto = the checkpoint's own",
                           choices=("auto", *PRECISIONS))
-    head_copy: bool | None = runtime("keep a float32 copy of the head's weights; false multiplies the checkpoint's own, with "
-                                     "float32 sums too; null = true on a CPU, where it is faster")
-    chat: bool = identity("format the prompt with the tokenizer's chat template; false sends the bare text")
-    enable_thinking: bool = identity("passed to the chat template; false closes the think block of Qwen3")
-    rope_scaling: Any = identity(  # noqa: RUF009
-        "parameters of the rotary embedding in place of the checkpoint's, such as {rope_type:yarn,factor:4.0}; null = the "
-        "checkpoint's own", off=None)
+    head_copy: bool | None = runtime(None, "keep a float32 copy of the head's weights; false multiplies the checkpoint's own, "
+                                     "with float32 sums too; null = true on a CPU, where it is faster")
+    chat: bool = identity(True, "format the prompt with the tokenizer's chat template; false sends the bare text")
+    enable_thinking: bool = identity(False, "passed to the chat template; false closes the think block of Qwen3")
+    rope_scaling: Any = identity(None, "parameters of the rotary embedding in place of the checkpoint's, such as "
+                                 "{rope_type:yarn,factor:4.0}; null = the checkpoint's own", off=None)
 
     def check(self, config: Config) -> None:
         """Checks that the folder exists if the path looks like a folder. Raises ConfigError."""
@@ -161,9 +164,34 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
     tokenizer = _tokenizer(path, revision)
     changed = {} if rope is None else {"config": _configuration(path, revision, rope)}
     # Without a name, transformers takes sdpa, or eager for a model with attention sinks or a soft-cap.
-    model = _pretrained(transformers.AutoModelForCausalLM, path, revision, **changed,
-                        dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+    log, before = transformers.utils.logging, transformers.utils.logging.get_verbosity()
+    log.set_verbosity_error()  # instead of transformers' table of missing weights, the error has one line
+    try:
+        with torch.random.fork_rng(devices=[]):  # transformers draws missing weights
+            model, loading = _pretrained(
+                transformers.AutoModelForCausalLM, path, revision, **changed, output_loading_info=True,
+                dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+    finally:
+        log.set_verbosity(before)
+    _check_weights(path, loading)
     return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy)
+
+
+def _check_weights(path: str, loading: Mapping[str, Collection[Any]]) -> None:
+    """Raises UserError unless the files have every weight of the model, and no others.
+
+    transformers fills a missing weight with random numbers, and leaves out one that the configuration has no place for. What a
+    family ties, computes or never loads (a head that is the embedding, `inv_freq`) is not in its `loading` information.
+    """
+    for what, names, allowed in (
+            ("lacks weights of its config.json", loading["missing_keys"], "a checkpoint with every weight"),
+            ("has weights that its config.json has no place for", loading["unexpected_keys"], "their own config.json"),
+            ("has weights of other shapes than its config.json", loading["mismatched_keys"], "their own config.json")):
+        if names:
+            listed = sorted(str(name[0] if isinstance(name, tuple) else name) for name in names)
+            more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+            raise UserError(f"model.path: given {path!r}, which {what}: {', '.join(listed[:_MOST_NAMED])}{more}; allowed: "
+                            f"{allowed}")
 
 
 def _configuration(path: str, revision: str | None, rope: str | None) -> Any:

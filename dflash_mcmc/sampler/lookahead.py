@@ -39,14 +39,16 @@ class Lookahead(Sampler):
     rollouts that are too short is the same.
     """
 
-    alpha: float = identity("power of p^alpha, which the law approximates", ge=SMALLEST, le=LARGEST)
-    num_candidates: int = identity("candidates for each block", ge=2)
-    num_rollouts: int = identity("rollouts after each candidate", ge=1)
-    rollout_length: int = identity("tokens of a rollout; 0 weighs candidates by themselves", ge=0)
-    block_size: int = identity("tokens of a block", ge=1)
-    temperature: float | None = identity("temperature of candidates and rollouts; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
-    top_k: int = identity("candidates and rollouts keep the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity("candidates and rollouts keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+    alpha: float = identity(4.0, "power of p^alpha, which the law approximates", ge=SMALLEST, le=LARGEST)
+    num_candidates: int = identity(4, "candidates for each block", ge=2)
+    num_rollouts: int = identity(2, "rollouts after each candidate", ge=1)
+    rollout_length: int = identity(16, "tokens of a rollout; 0 weighs candidates by themselves", ge=0)
+    block_size: int = identity(8, "tokens of a block", ge=1)
+    temperature: float | None = identity(None, "temperature of candidates and rollouts; null takes 1/alpha", ge=SMALLEST,
+                                         le=LARGEST)
+    top_k: int = identity(0, "candidates and rollouts keep the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity(1.0, "candidates and rollouts keep the smallest set with at least this mass; 1 keeps all", gt=0,
+                            le=1)
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
@@ -93,9 +95,9 @@ class Lookahead(Sampler):
 
     def _ahead(self, candidates: Sequence[Trajectory], horizon: int, key: Key) -> Steps[np.ndarray]:
         """Log of the mean weight of each candidate's rollouts, float64 (K,); 0 for a complete candidate."""
-        found = np.zeros(len(candidates))
+        log_means = np.zeros(len(candidates))
         if not self.rollout_length:
-            return found
+            return log_means
         rolled = [(number, rollout) for number, candidate in enumerate(candidates) if not candidate.complete(horizon)
                   for rollout in range(self.num_rollouts)]
         drawn = yield Together(tuple(
@@ -105,8 +107,8 @@ class Lookahead(Sampler):
         for (number, _), rollout in zip(rolled, drawn, strict=True):
             weights.setdefault(number, []).append(self._weight(rollout, candidates[number].length))
         for number, log_weights in weights.items():
-            found[number] = particles.log_mean(np.array(log_weights))
-        return found
+            log_means[number] = particles.log_mean(np.array(log_weights))
+        return log_means
 
     def _weight(self, path: Trajectory, start: int) -> float:
         """W: sum of alpha * log p - log q over the tokens from `start` on."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.errors import UserError
 
 _MARK, _BYTE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")
@@ -53,7 +54,7 @@ def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
         tokenizer: of `transformers`.
         vocab_size: ids of the model, of which some may have no token.
     """
-    names = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, len(tokenizer)))))
+    names = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, id_bound(tokenizer)))))
     added = tokenizer.added_tokens_decoder
     specials = {number: token.content for number, token in added.items() if token.special}
     specials.update({number: names[number] for number in tokenizer.all_special_ids if number < len(names)})

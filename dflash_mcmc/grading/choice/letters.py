@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import Extraction, after_thinking, cut, last_box
 from dflash_mcmc.grading.limits import MAX_LENGTH
+from dflash_mcmc.grading.verdicts import CORRECT, NO_ANSWER, UNSUPPORTED, WRONG, timed
+from dflash_mcmc.types import Grade
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")
 _STATED = re.compile(r"(?:answer|choice|option)[*_]*(?:\s+(?:choice|option))?(?:\s+(?:is|would\s+be|must\s+be|:)|\s*[:=])\s*:?"
                    r"(?:\s*(?:the\s+)?(?:option|choice|letter)\b)?", re.IGNORECASE)
+_PREFIX = re.compile(r"(?:the\s+)?(?:(?:final|correct|right|best)\s+)?(?:option|choice|answer|letter)"
+                     r"\s*(?:is\b|[:=])?\s*(?=\W*[A-Za-z]\b)", re.IGNORECASE)
 _CONFIRMED = r"(?i:option|choice|answer)\s+[*_(]*([{letters}])[*_)]*\s+(?i:is\s+(?:the\s+)?(?:correct|right|true|best))\b"
 _DENIED = re.compile(r"(?P<denial>(?:\bnot|n['’]t|\bcannot|\bnever)\s+(?:be|think|believe|mean|say|true|the\s+case)\b)"
                      r"|[.,;!?\n]+", re.IGNORECASE)
@@ -48,7 +52,24 @@ def _box(answer: str, letters: str) -> _Chosen | None:
     box = last_box(answer)
     if box is not None and len(box) > MAX_LENGTH:
         return None, "length"
-    return None if box is None else _only(_named(_WRAPPED.sub(r"\1", box), letters), "box")
+    chosen = None if box is None else _of_box(box, letters)
+    return None if chosen is None else _only(chosen, "box")
+
+
+def _of_box(box: str, letters: str) -> set[str] | None:
+    r"""The letters of a box that is a letter, begins with a labelled one (`B. Paris`), or lists some; None for other content.
+
+    A letter within other content, as in `D = 5`, may be a variable.
+    """
+    text = _PREFIX.sub("", _WRAPPED.sub(r"\1", box).replace("\\ ", " ").strip(_MARKS.replace("(", "") + "\\"), count=1)
+    if len(text.strip(_MARKS)) == 1:
+        return _named(text, letters) or None
+    label = rf"(?:\(([{letters}{letters.lower()}])\)|([{letters}])(?:[.):]|(?=\W*$)))(?![A-Za-z0-9'’])[*_$]*"
+    begins = re.match(rf"[*_$(]*{label}(?!\s*[=<>^+\-−])", text)
+    listed = re.match(rf"[*_$(]*[{letters}][*_$)]*[.:]?{_NEXT}[*_$(]*[{letters}](?![A-Za-z0-9'’])", text)
+    if listed:
+        return set(re.findall(_LETTER.format(letters=letters), text))
+    return {(begins.group(1) or begins.group(2)).upper()} if begins else None
 
 
 def _hashes(answer: str, letters: str) -> _Chosen | None:
@@ -73,7 +94,9 @@ def _last_letter(answer: str, letters: str) -> _Chosen | None:
 
 def gold_letter(gold: str, letters: str) -> str:
     """The letter of a gold answer. Raises UserError if it names no letter or several."""
-    letter = final_letter(rf"\boxed{{{gold}}}", letters)[0]
+    text = _WRAPPED.sub(r"\1", gold)
+    named = _of_box(gold, letters) or _named(text, letters)
+    letter = named.pop() if len(named) == 1 and len(gold) <= MAX_LENGTH else None
     if letter is None:
         raise UserError(f"grader=choice: given the gold answer {gold[:60]!r}; allowed: one of the letters {letters}")
     return letter
@@ -139,3 +162,30 @@ def _only(found: set[str], rule: str) -> _Chosen:
 PLACES: dict[str, Callable[[str, str], _Chosen | None]] = {
     "boxed": _box, "hashes": _hashes, "answer_is": _statement, "last_line": _last_line, "last_letter": _last_letter}
 """The places by extraction rule. Each takes an answer and the letters, and returns None if the answer lacks the place."""
+
+
+class LetterPool:
+    """Grades texts by the letter that they choose. Call `submit`, then `finished`, as with the other pools."""
+
+    def __init__(self, letters: str, extraction: Extraction = AUTO):
+        self._letters, self._extraction = letters, extraction
+        self._decided: list[tuple[Hashable, Grade]] = []
+
+    def submit(self, tag: Hashable, text: str, gold: str) -> None:
+        """Grades a text. Raises UserError if the gold answer names no letter or several."""
+        graded, seconds = timed(self._graded, text, gold)
+        self._decided.append((tag, graded._replace(grade_seconds=seconds)))
+
+    def _graded(self, text: str, gold: str) -> Grade:
+        right = gold_letter(gold, self._letters)
+        letter, rule = final_letter(text, self._letters, self._extraction)
+        missing = UNSUPPORTED if rule == "length" else NO_ANSWER
+        return Grade(missing if letter is None else CORRECT if letter == right else WRONG, letter, rule)
+
+    def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
+        """Yields (tag, grade) for every submitted text that was not yielded yet."""
+        while self._decided:
+            yield self._decided.pop(0)
+
+    def close(self) -> None:
+        """Does nothing: there are no processes to stop."""
