@@ -169,12 +169,12 @@ class Cluster:
             self._check(name)
         return set(self.node_states().values()) == {"idle"}
 
-    def wait_until(self, predicate: Callable[[], Any], what: str = "the condition") -> Any:
+    def wait_until(self, predicate: Callable[[], Any], what: str = "the condition", seconds: float = HANG) -> Any:
         """Polls until the predicate is true, and returns its value. Raises TimeoutError that shows the nodes and jobs."""
-        end = time.monotonic() + HANG
+        end = time.monotonic() + seconds
         while not (value := predicate()):
             if time.monotonic() > end:
-                raise TimeoutError(f"waited {HANG} s for {what}: {self.node_states()}, {self.jobs()}")
+                raise TimeoutError(f"waited {seconds} s for {what}: {self.node_states()}, {self.jobs()}")
             time.sleep(0.1)
         return value
 

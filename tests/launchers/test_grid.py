@@ -46,18 +46,18 @@ class Submitter:
         """The newest grid in its current state."""
         return find([], self.folder / "outputs")[0]
 
-    def wait(self) -> None:
+    def wait(self, seconds: float = HANG) -> None:
         """Waits until no job waits or runs, including requeued jobs."""
-        self.cluster.wait_until(lambda: not self.live(), "the grid's jobs to end")
+        self.cluster.wait_until(lambda: not self.live(), "the grid's jobs to end", seconds)
 
     def live(self) -> list[str]:
         """Ids of the grid's jobs that wait or run."""
         ids = {job.id for job in self.grid().jobs}
         return [job for job in self.cluster.live() if job in ids]
 
-    def wait_for_records(self, count: int) -> None:
+    def wait_for_records(self, count: int, seconds: float = HANG) -> None:
         """Waits until the run of the only point has at least `count` records."""
-        self.cluster.wait_until(lambda: len(keys(self.records()[0])) >= count, f"{count} records")
+        self.cluster.wait_until(lambda: len(keys(self.records()[0])) >= count, f"{count} records", seconds)
 
     def records(self) -> list[list[dict]]:
         """The records of every point."""

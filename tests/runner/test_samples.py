@@ -172,7 +172,8 @@ def launch(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
     accelerate = Path(sys.executable).parent / "accelerate"
     return subprocess.run(
         [accelerate, "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m",
-         "dflash_mcmc", "experiment=demo", *QUICK, *overrides], cwd=folder, capture_output=True, text=True, timeout=processes.HANG,
+         "dflash_mcmc", "experiment=demo", *QUICK, *overrides],
+        cwd=folder, capture_output=True, text=True, timeout=processes.HANG,
         env={**os.environ, "ACCELERATE_USE_CPU": "true"})
 
 
